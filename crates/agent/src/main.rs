@@ -1,0 +1,2 @@
+//! Ringdown: agent.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Ringdown: cli.
+fn main() {}

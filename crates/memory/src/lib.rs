@@ -1,0 +1,1 @@
+//! Ringdown: memory.
