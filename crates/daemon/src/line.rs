@@ -1,0 +1,151 @@
+//! What the control plane asks of the data plane: lines with their names, addresses, rules and counts.
+//!
+//! The control plane knows the data plane only through [`LineWorker`]. The daemon implements it with the worker
+//! that moves bytes; tests implement it with a table in memory.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// Everything that the worker must know to open the line of one VM. It has been validated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineSpec {
+    /// Name of the VM.
+    pub name: String,
+    /// Context identifier of the guest.
+    pub cid: u32,
+    /// Where the VMM connects: the vhost-user socket.
+    pub vhost_user: PathBuf,
+    /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach.
+    pub host: PathBuf,
+}
+
+/// Permission for circuits from one VM to another. `None` stands for any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowRule {
+    /// Name of the VM that dials.
+    pub from: Option<String>,
+    /// Name of the VM that is called.
+    pub to: Option<String>,
+    /// Port that is called.
+    pub port: Option<u32>,
+}
+
+/// What the worker knows about a line at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineStatus {
+    /// Name of the VM.
+    pub name: String,
+    /// Context identifier of the guest.
+    pub cid: u32,
+    /// A VMM is connected to the vhost-user socket.
+    pub attached: bool,
+    /// The guest's driver runs its rings.
+    pub driver_ready: bool,
+    /// Open circuits.
+    pub circuits: u32,
+    /// What has happened on the line since it was opened.
+    pub counters: Counters,
+}
+
+/// What has happened on a line since it was opened. Every count only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Counters {
+    /// Circuits that were opened, by either side.
+    pub circuits_opened: u64,
+    /// Dials that were refused, by either side.
+    pub circuits_refused: u64,
+    /// Circuits that ended with a reset.
+    pub circuits_reset: u64,
+    /// Payload that the guest sent, in bytes.
+    pub bytes_from_guest: u64,
+    /// Payload that the guest received, in bytes.
+    pub bytes_to_guest: u64,
+    /// Packets that the guest sent.
+    pub packets_from_guest: u64,
+    /// Packets that the guest received.
+    pub packets_to_guest: u64,
+    /// Packets of the guest that were dropped because they were not valid.
+    pub packets_invalid: u64,
+}
+
+/// A guest's connection to the agent's port of the host, handed over by the worker.
+#[derive(Debug)]
+pub struct AgentArrival {
+    /// Name of the VM whose line it came over.
+    pub vm: String,
+    /// The guest's port. Only a privileged process of the guest can use one below 1024.
+    pub source_port: u32,
+    /// The bytes of the circuit. It ends when the circuit ends.
+    pub stream: UnixStream,
+}
+
+/// Why a line could not be opened or closed.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// Somebody listens on the socket already.
+    #[error("somebody else listens on {}: choose another path", path.display())]
+    AddressInUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket cannot be made in its directory.
+    #[error("cannot make a socket at {}: {error}", path.display())]
+    Directory {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A line has this name already.
+    #[error(
+        "a VM named {name:?} exists already: choose another name, or remove it with `ringdown vm rm {name}`"
+    )]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// A line has this context identifier already.
+    #[error(
+        "CID {cid} belongs to another VM already: choose another, or leave it out and one is assigned"
+    )]
+    DuplicateCid {
+        /// The context identifier.
+        cid: u32,
+    },
+    /// No line has this name.
+    #[error("there is no VM named {name:?}: `ringdown vm ls` shows those that exist")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The system refused something else.
+    #[error("the line could not be opened or closed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The data plane as the control plane sees it. Every method may be called from any thread and returns soon.
+pub trait LineWorker: Send + Sync + 'static {
+    /// Opens a line. Its sockets listen when this returns.
+    ///
+    /// # Errors
+    /// [`LineError`] says which socket or name stands in the way. Nothing of the line remains then.
+    fn add_line(&self, spec: LineSpec) -> Result<(), LineError>;
+
+    /// Closes a line: resets its circuits and removes its sockets.
+    ///
+    /// # Errors
+    /// [`LineError::Unknown`] when no line has this name.
+    fn remove_line(&self, name: &str) -> Result<(), LineError>;
+
+    /// The lines and their state, in any order.
+    fn lines(&self) -> Vec<LineStatus>;
+
+    /// Replaces the rules that allow circuits between VMs. Without a rule nothing is allowed.
+    fn set_rules(&self, rules: Vec<AllowRule>);
+
+    /// Closes every line, removes every socket and ends the worker's threads.
+    fn stop(&self);
+}
