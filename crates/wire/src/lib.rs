@@ -1,4 +1,5 @@
 //! Byte formats that cross a boundary of trust, and nothing else: no I/O, no state beyond a parser's own,
 //! no allocation that the other side can grow.
 
+pub mod agent;
 pub mod vsock;
