@@ -1,1 +1,56 @@
-//! Ringdown: switch.
+//! The switch operator: decisions, and nothing else.
+//!
+//! In the manual exchange an operator answered a light, plugged two lines together, and stayed out of the
+//! conversation. [`Switch`] does the same for virtual machines. It is told what happened ([`Event`]) and at what
+//! [`Time`], and answers with what to do ([`Action`]). It holds the directory of lines, the policy, the state and
+//! the credit of every circuit, and every limit; it never sees payload, a descriptor, a thread, a lock or a clock.
+//! The same events at the same times give the same actions, so that every corner of the protocol can be
+//! simulated in microseconds.
+//!
+//! # Theory of operation
+//!
+//! A *circuit* joins two [`Side`]s, the caller's and the callee's; each end is a guest on some line, or a program
+//! on the host. It carries two *flows*, one a direction. A flow counts bytes three times, always modulo 2^32 as the
+//! virtio specification does (virtio 1.2, section 5.10.6.3):
+//!
+//! ```text
+//!   source --received--> [what the device holds for us] --delivered--> destination --acknowledged--> consumed
+//! ```
+//!
+//! *received* is what the source has handed over, *delivered* what has reached the destination's ring or socket,
+//! and *acknowledged* what the destination has consumed. `received - delivered` bytes are in the device's keeping;
+//! they are never more than the flow's *grant*, which is reserved when the circuit is set up and never exceeded by
+//! the credit that the source is shown. So memory is bounded before the first byte is sent, not after the last.
+//!
+//! Packets towards a guest are not queued: what a guest has to be told is a set of flags, and the number in a header is
+//! taken when the header is written. [`Switch::next_for`] asks what to send next to a line that has room. A thousand
+//! credit updates that find no room are one flag.
+//!
+//! Between two guests the credit runs end to end: the numbers that one guest announces are shown to the other,
+//! capped by the grant. The switch adds no acknowledgement of its own.
+
+mod circuit;
+mod config;
+mod counters;
+mod egress;
+mod end;
+mod event;
+mod flow;
+mod host;
+mod line;
+mod packet;
+mod policy;
+mod reason;
+mod switch;
+
+pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, Side};
+pub use config::Limits;
+pub use counters::Counters;
+pub use event::{Action, Direction, Event, Sent, Time, Transmit};
+pub use line::{AddLineError, LineId, LineReport};
+pub use policy::{Policy, Rule};
+pub use reason::Reason;
+pub use switch::Switch;
+
+#[cfg(test)]
+mod tests;

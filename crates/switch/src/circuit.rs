@@ -1,0 +1,151 @@
+//! A circuit: two ends and the flows between them.
+
+use wire::vsock::SocketType;
+
+use crate::end::End;
+use crate::flow::Flow;
+use crate::{LineId, Reason, Time};
+
+/// The number of a circuit. Numbers are used again; the generation tells one use from the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CircuitId {
+    /// Position in a table, small and dense.
+    pub index: u32,
+    /// Which use of that position.
+    pub generation: u32,
+}
+
+/// A side of a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// The side that dialled.
+    Caller,
+    /// The side that was dialled.
+    Callee,
+}
+
+impl Side {
+    /// The other side.
+    pub fn other(self) -> Side {
+        match self {
+            Side::Caller => Side::Callee,
+            Side::Callee => Side::Caller,
+        }
+    }
+
+    /// 0 for the caller, 1 for the callee.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// How far a circuit has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CircuitState {
+    /// The callee has yet to answer.
+    Dialling,
+    /// Both ends know each other.
+    Open,
+    /// At least one end is gone.
+    Closing,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Circuit {
+    pub(crate) id: CircuitId,
+    pub(crate) socket_type: SocketType,
+    pub(crate) answered: bool,
+    pub(crate) ends: [End; 2],
+    /// By the side that sends.
+    pub(crate) flows: [Flow; 2],
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) opened_at: Time,
+    /// Why it was cut short, if it was: what the log and the host program are told.
+    pub(crate) reason: Option<Reason>,
+}
+
+/// What a circuit waits for, one thing at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deadline {
+    pub(crate) at: Time,
+    pub(crate) kind: DeadlineKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeadlineKind {
+    /// The callee's answer.
+    Handshake,
+    /// The guest's confirmation that the circuit is over.
+    Linger,
+    /// A receiver's answer to the question what it has consumed, after this many unanswered ones.
+    CreditPoll { asked: u32 },
+}
+
+impl Circuit {
+    pub(crate) fn end(&self, side: Side) -> &End {
+        &self.ends[side.index()]
+    }
+
+    pub(crate) fn end_mut(&mut self, side: Side) -> &mut End {
+        &mut self.ends[side.index()]
+    }
+
+    /// The flow that `side` sends.
+    pub(crate) fn flow_from(&mut self, side: Side) -> &mut Flow {
+        &mut self.flows[side.index()]
+    }
+
+    /// The flow that `side` receives.
+    pub(crate) fn flow_to(&mut self, side: Side) -> &mut Flow {
+        &mut self.flows[side.other().index()]
+    }
+
+    /// The side where a program of the host is, if there is one.
+    pub(crate) fn host_side(&self) -> Option<Side> {
+        [Side::Caller, Side::Callee]
+            .into_iter()
+            .find(|side| self.end(*side).is_host())
+    }
+
+    pub(crate) fn state(&self) -> CircuitState {
+        if self.ends[0].gone || self.ends[1].gone {
+            CircuitState::Closing
+        } else if self.answered {
+            CircuitState::Open
+        } else {
+            CircuitState::Dialling
+        }
+    }
+}
+
+/// One end of a circuit, for a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndReport {
+    /// The guest's line; none for a program on the host.
+    pub line: Option<LineId>,
+    /// Context identifier; 2 for the host.
+    pub cid: u32,
+    /// Port.
+    pub port: u32,
+    /// Bytes in our keeping that this end has sent.
+    pub kept_bytes: u32,
+    /// Bytes this end may still be sent before it must make room.
+    pub credit_bytes: u32,
+}
+
+/// A circuit, for a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CircuitReport {
+    /// Its number.
+    pub id: CircuitId,
+    /// Its type.
+    pub socket_type: SocketType,
+    /// How far it has come.
+    pub state: CircuitState,
+    /// When it was set up.
+    pub opened_at: Time,
+    /// The side that dialled.
+    pub caller: EndReport,
+    /// The side that was dialled.
+    pub callee: EndReport,
+}

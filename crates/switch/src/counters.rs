@@ -1,0 +1,26 @@
+//! What has been counted on a line.
+
+use crate::Reason;
+
+/// Counters of one line since it was added. All only grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Packets that the guest sent.
+    pub packets_from_guest: u64,
+    /// Packets that were sent to the guest.
+    pub packets_to_guest: u64,
+    /// Payload that the guest sent, in bytes.
+    pub bytes_from_guest: u64,
+    /// Payload that was sent to the guest, in bytes.
+    pub bytes_to_guest: u64,
+    /// Circuits set up, by either side.
+    pub circuits_opened: u64,
+    /// Packets dropped because their source was not the line's own context identifier.
+    pub spoofed: u64,
+    /// Packets dropped because nothing could be made of them.
+    pub malformed: u64,
+    /// Resets that were due for packets without a circuit and were dropped, as too many were waiting.
+    pub resets_dropped: u64,
+    /// Dials refused and circuits cut short, by [`Reason::index`].
+    pub ended: [u64; Reason::ALL.len()],
+}

@@ -1,0 +1,250 @@
+//! What to send to a guest next: one round a line, in which every circuit with something to send has its turn.
+
+use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+
+use crate::circuit::{Deadline, DeadlineKind};
+use crate::event::{Action, Sent, Time, Transmit};
+use crate::switch::Actions;
+use crate::{CircuitId, LineId, Reason, Side, Switch};
+
+/// After this many unanswered questions, a silent receiver is asked no more often than every 2^7 poll intervals.
+const MAX_POLL_BACKOFF: u32 = 7;
+
+impl Switch {
+    /// What to send to this line now, if anything. The caller has room for at least one packet.
+    pub fn next_for(
+        &mut self,
+        now: Time,
+        line_id: LineId,
+        actions: &mut Vec<Action>,
+    ) -> Option<Transmit> {
+        let line = self.line_mut(line_id)?;
+        if let Some(reset) = line.orphans.pop_front() {
+            line.counters.packets_to_guest += 1;
+            return Some(Transmit::Control(reset));
+        }
+        loop {
+            let line = self.line_mut(line_id)?;
+            let waiting = *line.round.front()?;
+            let index = self.find(waiting.circuit);
+            let found = index.and_then(|index| {
+                self.next_control(now, index, waiting.side, actions)
+                    .or_else(|| self.next_data(now, index, waiting.side))
+            });
+            let line = self.line_mut(line_id)?;
+            match found {
+                Some(control @ Transmit::Control(_)) => {
+                    line.counters.packets_to_guest += 1;
+                    return Some(control);
+                }
+                Some(data @ Transmit::Data { .. }) => {
+                    // Its turn is used; the next circuit's comes before its next.
+                    line.round.rotate_left(1);
+                    return Some(data);
+                }
+                None => {
+                    line.round.pop_front();
+                    if let Some(index) = index
+                        && let Some(circuit) = self.circuits.get_mut(index)
+                    {
+                        circuit.end_mut(waiting.side).queued = false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there may be something to send to this line.
+    pub fn has_work(&self, line: LineId) -> bool {
+        self.lines
+            .get(line.0 as usize)
+            .is_some_and(|line| !line.orphans.is_empty() || !line.round.is_empty())
+    }
+
+    /// Data that [`Transmit::Data`] asked for has been put into the guest's ring.
+    pub fn transmitted(&mut self, now: Time, sent: Sent, actions: &mut Vec<Action>) {
+        let Sent {
+            circuit: id,
+            from,
+            len,
+            straight,
+            packets,
+        } = sent;
+        let Some(index) = self.find(id) else { return };
+        let circuit = &mut self.circuits[index];
+        let flow = circuit.flow_from(from);
+        flow.pass(straight);
+        if !flow.deliver(len - straight) {
+            return self.kill(now, index, Reason::HostFailed, actions);
+        }
+        flow.count_packets(packets);
+        let line = circuit.end(from.other()).line();
+        if let Some(line) = line.and_then(|line| self.line_mut(line)) {
+            line.counters.packets_to_guest += u64::from(packets);
+            line.counters.bytes_to_guest += u64::from(len);
+        }
+        if let Some(Deadline {
+            kind: DeadlineKind::CreditPoll { .. },
+            ..
+        }) = self.circuits[index].deadline
+        {
+            self.set_deadline(index, None);
+        }
+        self.settle(now, index, actions);
+    }
+
+    /// A header to the guest at `side`, with the numbers of this moment, which thereby have been shown.
+    fn header_to(&mut self, index: usize, side: Side, operation: Operation, flags: u32) -> Header {
+        let circuit = &mut self.circuits[index];
+        let (buf_alloc, fwd_cnt) = circuit.flow_from(side).show();
+        let end = circuit.end(side);
+        let peer = circuit.end(side.other());
+        Header {
+            src_cid: u64::from(peer.cid()),
+            dst_cid: u64::from(end.cid()),
+            src_port: peer.port,
+            dst_port: end.port,
+            len: 0,
+            socket_type: circuit.socket_type as u16,
+            operation: operation as u16,
+            flags,
+            buf_alloc,
+            fwd_cnt,
+        }
+    }
+
+    /// The next packet without payload for the guest at `side`.
+    fn next_control(
+        &mut self,
+        now: Time,
+        index: usize,
+        side: Side,
+        actions: &mut Actions,
+    ) -> Option<Transmit> {
+        let circuit = &mut self.circuits[index];
+        let nothing_waits = circuit.flow_to(side).kept() == 0;
+        let end = circuit.end_mut(side);
+        if end.gone {
+            return None;
+        }
+        let outbox = &mut end.outbox;
+        let (operation, flags) = if std::mem::take(&mut outbox.request) {
+            (Operation::Request, 0)
+        } else if std::mem::take(&mut outbox.response) {
+            (Operation::Response, 0)
+        } else if outbox.reset {
+            let header = self.header_to(index, side, Operation::Reset, 0);
+            self.detach(index, side);
+            self.settle_after_reset(now, index, actions);
+            return Some(Transmit::Control(header));
+        } else if std::mem::take(&mut outbox.credit_request) {
+            (Operation::CreditRequest, 0)
+        } else if std::mem::take(&mut outbox.credit_update) {
+            (Operation::CreditUpdate, 0)
+        } else if outbox.shutdown & !end.told != 0 {
+            // That no more is received may be said at once; that no more is sent, only behind the last byte.
+            let sayable = if nothing_waits {
+                outbox.shutdown
+            } else {
+                outbox.shutdown & !SHUTDOWN_SEND
+            };
+            let flags = sayable & !end.told;
+            if flags == 0 {
+                return None;
+            }
+            end.told |= flags;
+            outbox.shutdown &= !flags;
+            (
+                Operation::Shutdown,
+                flags & (SHUTDOWN_RECEIVE | SHUTDOWN_SEND),
+            )
+        } else {
+            return None;
+        };
+        Some(Transmit::Control(
+            self.header_to(index, side, operation, flags),
+        ))
+    }
+
+    fn settle_after_reset(&mut self, now: Time, index: usize, actions: &mut Actions) {
+        let circuit = &self.circuits[index];
+        if circuit.ends.iter().all(|end| end.gone) {
+            self.release(index, actions);
+        } else {
+            self.settle(now, index, actions);
+        }
+    }
+
+    /// A turn of data for the guest at `side`.
+    fn next_data(&mut self, now: Time, index: usize, side: Side) -> Option<Transmit> {
+        let quantum = self.limits.quantum_bytes;
+        let circuit = self.circuits.get_mut(index)?;
+        let id = circuit.id;
+        let from = side.other();
+        if !circuit.answered || circuit.end(side).gone {
+            return None;
+        }
+        let readable = circuit.end(from).readable;
+        let flow = circuit.flow_from(from);
+        if (flow.kept() == 0 && !readable) || flow.refused {
+            return None;
+        }
+        let budget = flow.credit().min(quantum);
+        let packets = flow.packet_credit();
+        if budget > 0 && packets > 0 {
+            let header = self.header_to(index, side, Operation::Data, 0);
+            return Some(Transmit::Data {
+                circuit: id,
+                from,
+                budget,
+                packets,
+                header,
+            });
+        }
+        if budget > 0 && circuit.deadline.is_none() {
+            // The receiver has room for bytes but perhaps not for packets, and has no reason of its own to say
+            // what it has consumed: ask.
+            let at = now + self.limits.credit_poll;
+            self.set_deadline(
+                index,
+                Some(Deadline {
+                    at,
+                    kind: DeadlineKind::CreditPoll { asked: 0 },
+                }),
+            );
+            return Some(Transmit::Control(self.header_to(
+                index,
+                side,
+                Operation::CreditRequest,
+                0,
+            )));
+        }
+        None
+    }
+
+    /// A receiver has not answered: ask again, less and less often.
+    pub(crate) fn poll_credit(
+        &mut self,
+        now: Time,
+        index: usize,
+        asked: u32,
+        actions: &mut Actions,
+    ) {
+        let wait = self.limits.credit_poll * (1 << (asked + 1).min(MAX_POLL_BACKOFF));
+        self.set_deadline(
+            index,
+            Some(Deadline {
+                at: now + wait,
+                kind: DeadlineKind::CreditPoll { asked: asked + 1 },
+            }),
+        );
+        for side in [Side::Caller, Side::Callee] {
+            let circuit = &mut self.circuits[index];
+            let waits = circuit.flow_to(side).kept() > 0 || circuit.end(side.other()).readable;
+            if waits && circuit.end(side).line().is_some() {
+                circuit.end_mut(side).outbox.credit_request = true;
+                self.enqueue(index, side, actions);
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! One end of a circuit, and what a guest there has yet to be told.
+
+use crate::LineId;
+
+/// Who is at an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Party {
+    /// A guest on this line, under this context identifier.
+    Guest { line: LineId, cid: u32 },
+    /// A program on the host.
+    Host,
+    /// A guest whose line has been removed while the last bytes it sent were still being delivered.
+    Departed { cid: u32 },
+}
+
+/// An end of a circuit.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) party: Party,
+    pub(crate) port: u32,
+    /// Nothing comes from or goes to this end any more.
+    pub(crate) gone: bool,
+    /// Shutdown flags that the guest has sent.
+    pub(crate) heard: u32,
+    /// Shutdown flags that the guest has been sent.
+    pub(crate) told: u32,
+    pub(crate) outbox: Outbox,
+    /// Waiting in its line's round.
+    pub(crate) queued: bool,
+    /// The host program's socket may have something to read.
+    pub(crate) readable: bool,
+}
+
+/// What a guest has to be told, as flags: each at most once, in a fixed order, with numbers taken when it is sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Outbox {
+    pub(crate) request: bool,
+    pub(crate) response: bool,
+    pub(crate) credit_update: bool,
+    pub(crate) credit_request: bool,
+    /// Shutdown flags to send.
+    pub(crate) shutdown: u32,
+    pub(crate) reset: bool,
+}
+
+impl End {
+    pub(crate) fn new(party: Party, port: u32) -> End {
+        End {
+            party,
+            port,
+            gone: false,
+            heard: 0,
+            told: 0,
+            outbox: Outbox::default(),
+            queued: false,
+            readable: false,
+        }
+    }
+
+    pub(crate) fn is_host(&self) -> bool {
+        self.party == Party::Host
+    }
+
+    /// The context identifier by which the other end knows this one.
+    pub(crate) fn cid(&self) -> u32 {
+        match self.party {
+            Party::Guest { cid, .. } | Party::Departed { cid } => cid,
+            Party::Host => wire::vsock::HOST_CID,
+        }
+    }
+
+    pub(crate) fn line(&self) -> Option<LineId> {
+        match self.party {
+            Party::Guest { line, .. } => Some(line),
+            Party::Host | Party::Departed { .. } => None,
+        }
+    }
+}

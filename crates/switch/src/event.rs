@@ -1,0 +1,242 @@
+//! What the switch is told, and what it answers.
+
+use std::time::Duration;
+
+use wire::vsock::{Header, SocketType};
+
+use crate::{CircuitId, LineId, Reason, Side};
+
+/// A moment, as the time since some start that the caller has chosen. It never goes backwards.
+pub type Time = Duration;
+
+/// Something that happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The guest's driver has set its rings up afresh: it knows of no circuit.
+    LineUp {
+        /// Whose driver.
+        line: LineId,
+        /// Whether it takes SEQPACKET sockets.
+        seqpacket: bool,
+    },
+    /// The guest is gone, or has forgotten its circuits: the VMM went away or the device was reset.
+    LineDown {
+        /// Whose guest.
+        line: LineId,
+    },
+    /// A guest sent a packet. Its payload, if any, is kept by the device until the actions say what becomes of it.
+    Packet {
+        /// Where it came in.
+        line: LineId,
+        /// The header, copied out of guest memory; `len` bytes of payload are known to follow.
+        header: Header,
+    },
+    /// A program on the host wants to reach a port of a guest.
+    HostDial {
+        /// The guest's line.
+        line: LineId,
+        /// The guest's port.
+        port: u32,
+        /// The type of socket that the program uses.
+        socket_type: SocketType,
+        /// The caller's own name for this attempt, given back in the answer.
+        token: u64,
+    },
+    /// The dial that [`Action::DialHost`] asked for has succeeded, or failed for this reason.
+    HostDialed {
+        /// The circuit.
+        circuit: CircuitId,
+        /// Whether a program on the host has taken the call.
+        result: Result<(), Reason>,
+    },
+    /// The host program's socket may have something to read: data or the end of data.
+    HostReadable {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// The host program's socket has been read empty.
+    HostDrained {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// Bytes that a host program sent are in the device's keeping (a message, which is read as a whole).
+    HostStored {
+        /// The circuit.
+        circuit: CircuitId,
+        /// How many bytes.
+        len: u32,
+    },
+    /// The host program has sent its last byte, and it has been read.
+    HostFinished {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// The host program takes no more data. What was kept for it has been thrown away by the device.
+    HostRefused {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// The host program is gone before the guest answered its dial.
+    HostGone {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// Bytes have reached the host program's socket.
+    Delivered {
+        /// The circuit.
+        circuit: CircuitId,
+        /// How many bytes.
+        len: u32,
+    },
+    /// The device ends this circuit: it cannot go on.
+    Kill {
+        /// The circuit.
+        circuit: CircuitId,
+        /// Why.
+        reason: Reason,
+    },
+    /// Time has passed: [`Switch::poll_at`](crate::Switch::poll_at) is reached.
+    Tick,
+}
+
+/// A direction of a host program's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// What the host program sends: `SHUT_RD` on our side.
+    Read,
+    /// What the host program receives: `SHUT_WR` on our side.
+    Write,
+}
+
+/// Something to do. Actions are carried out in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The payload of the packet just handled goes to the other end of the circuit, behind what is kept for it.
+    Forward {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The side that sent it.
+        from: Side,
+    },
+    /// Dial the host program that listens for this port of this line, and report [`Event::HostDialed`].
+    DialHost {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The guest that calls.
+        line: LineId,
+        /// The port it calls.
+        port: u32,
+        /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program.
+        source_port: u32,
+        /// The type of socket to dial with.
+        socket_type: SocketType,
+    },
+    /// The dial with this token has become a circuit; the guest has yet to answer.
+    HostDialing {
+        /// The caller's name for the attempt.
+        token: u64,
+        /// The circuit from now on.
+        circuit: CircuitId,
+    },
+    /// The dial with this token is refused at once.
+    HostDialRefused {
+        /// The caller's name for the attempt.
+        token: u64,
+        /// Why.
+        reason: Reason,
+    },
+    /// The guest has accepted the host program's dial: say so, and begin to read from it.
+    HostAccepted {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The host program's port, as the guest sees it.
+        port: u32,
+    },
+    /// The guest will not accept the host program's dial: say why and close.
+    HostRejected {
+        /// The circuit.
+        circuit: CircuitId,
+        /// Why.
+        reason: Reason,
+    },
+    /// Shut one direction of the host program's socket. Everything kept for it has been delivered.
+    HostShutdown {
+        /// The circuit.
+        circuit: CircuitId,
+        /// Which direction.
+        direction: Direction,
+    },
+    /// Close the host program's socket and forget what is kept for it.
+    HostClose {
+        /// The circuit.
+        circuit: CircuitId,
+        /// Whether the circuit was cut short: then the host program should see an error where its kind of socket
+        /// can show one.
+        reset: bool,
+    },
+    /// Forget what is kept from this side: it cannot be delivered any more.
+    Discard {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The side it came from.
+        from: Side,
+    },
+    /// There is something to send to this line: ask [`Switch::next_for`](crate::Switch::next_for).
+    Wake {
+        /// The line.
+        line: LineId,
+    },
+    /// The circuit is over on both ends; its number will be used again.
+    Released {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// For the log: a guest's dial was refused, or a circuit was cut short.
+    Report {
+        /// The line that asked for it.
+        line: LineId,
+        /// Its port.
+        source_port: u32,
+        /// The context identifier it addressed.
+        destination_cid: u32,
+        /// The port it addressed.
+        destination_port: u32,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// What to send to a guest next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transmit {
+    /// This header, without payload. It counts as sent.
+    Control(Header),
+    /// Data of this circuit. Afterwards [`Switch::transmitted`](crate::Switch::transmitted) must be told how much.
+    Data {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The side that sent the data; the line asked about is on the other.
+        from: Side,
+        /// Send no more than this many bytes now.
+        budget: u32,
+        /// Use no more than this many packets now.
+        packets: u32,
+        /// The header of every packet of this turn, but for `len` and `flags`.
+        header: Header,
+    },
+}
+
+/// What was done about a [`Transmit::Data`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// The circuit.
+    pub circuit: CircuitId,
+    /// The side that the data came from.
+    pub from: Side,
+    /// Payload put into the guest's ring, in bytes.
+    pub len: u32,
+    /// How much of it was never in the device's keeping, but came straight from a host program's socket, in bytes.
+    pub straight: u32,
+    /// In how many packets.
+    pub packets: u32,
+}

@@ -1,0 +1,124 @@
+//! A VM's attachment to the switch, as the switch knows it.
+
+use std::collections::VecDeque;
+
+use thiserror::Error;
+use wire::vsock::Header;
+
+use crate::{Counters, Limits, Side};
+
+/// The number of a line. Numbers are used again after a line is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LineId(pub u32);
+
+/// Why a line cannot be added.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AddLineError {
+    /// The context identifier is reserved.
+    #[error("CID {0} is reserved; a VM's CID is from 3 to 4294967294")]
+    ReservedCid(u32),
+    /// The context identifier is taken.
+    #[error("CID {cid} already belongs to VM \"{name}\"")]
+    CidTaken {
+        /// The identifier.
+        cid: u32,
+        /// Who has it.
+        name: String,
+    },
+    /// The name is taken.
+    #[error("there is already a VM named \"{0}\"")]
+    NameTaken(String),
+}
+
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) cid: u32,
+    pub(crate) up: bool,
+    /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
+    pub(crate) seqpacket: bool,
+    pub(crate) counters: Counters,
+    /// Ends of circuits on this line that may have something to send, in turn; each at most once.
+    pub(crate) round: VecDeque<Waiting>,
+    /// Resets for packets without a circuit, at most `Limits::orphan_resets`.
+    pub(crate) orphans: VecDeque<Header>,
+    pub(crate) circuits: u32,
+    pub(crate) half_open: u32,
+    /// What the grants of this line's flows add up to, in bytes.
+    pub(crate) granted_bytes: u64,
+    /// The next port to give to a host program that dials this guest.
+    pub(crate) next_port: u32,
+}
+
+/// An end in its line's round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    pub(crate) circuit: crate::CircuitId,
+    pub(crate) side: Side,
+}
+
+/// The ports that host programs get: above those that Linux gives out by itself at random, so that they are seen to be
+/// the host's.
+const FIRST_HOST_PORT: u32 = 1 << 30;
+
+impl Line {
+    pub(crate) fn new(name: String, cid: u32) -> Line {
+        Line {
+            name,
+            cid,
+            up: false,
+            seqpacket: false,
+            counters: Counters::default(),
+            round: VecDeque::new(),
+            orphans: VecDeque::new(),
+            circuits: 0,
+            half_open: 0,
+            granted_bytes: 0,
+            next_port: FIRST_HOST_PORT,
+        }
+    }
+
+    /// Reserves up to `wanted_bytes` for a flow. While the line's share lasts, each flow gets at most half of what is
+    /// left, so that the last bytes of the share are never gone and every flow gets at least the minimum.
+    pub(crate) fn reserve(&mut self, wanted_bytes: u32, limits: &Limits) -> u32 {
+        let left = limits.line_grant_bytes.saturating_sub(self.granted_bytes);
+        let half = u32::try_from(left / 2).unwrap_or(u32::MAX);
+        let grant = wanted_bytes.min(half).max(limits.min_grant_bytes);
+        self.granted_bytes += u64::from(grant);
+        grant
+    }
+
+    pub(crate) fn release(&mut self, grant: u32) {
+        self.granted_bytes = self.granted_bytes.saturating_sub(u64::from(grant));
+    }
+
+    /// The next port for a host program. The caller checks that it is free.
+    pub(crate) fn take_port(&mut self) -> u32 {
+        let port = self.next_port;
+        self.next_port = if port >= u32::MAX - 1 {
+            FIRST_HOST_PORT
+        } else {
+            port + 1
+        };
+        port
+    }
+}
+
+/// A line, for a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineReport {
+    /// Its number.
+    pub id: LineId,
+    /// The VM's name.
+    pub name: String,
+    /// The VM's context identifier.
+    pub cid: u32,
+    /// Whether the guest's driver is running.
+    pub up: bool,
+    /// Circuits, in any state.
+    pub circuits: u32,
+    /// Credit reserved, in bytes: the most that could be kept for this line.
+    pub granted_bytes: u64,
+    /// What has been counted.
+    pub counters: Counters,
+}

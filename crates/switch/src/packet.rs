@@ -1,0 +1,394 @@
+//! What guests send (virtio 1.2, section 5.10.6).
+
+use wire::vsock::{
+    HOST_CID, Header, Operation, SEQPACKET_END_OF_MESSAGE, SEQPACKET_END_OF_RECORD, SHUTDOWN_BOTH,
+    SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType,
+};
+
+use crate::end::{End, Party};
+use crate::event::{Action, Time};
+use crate::flow::Ending;
+use crate::switch::{Actions, EndKey};
+use crate::{LineId, Reason, Side, Switch};
+
+impl Switch {
+    /// A packet from a guest: find its circuit, believe its numbers where they can be true, and act on its operation.
+    pub(crate) fn packet(
+        &mut self,
+        now: Time,
+        line_id: LineId,
+        header: Header,
+        actions: &mut Actions,
+    ) {
+        let Some(line) = self.line_mut(line_id) else {
+            return;
+        };
+        if !line.up {
+            return;
+        }
+        line.counters.packets_from_guest += 1;
+        // The line is known by its socket; what the packet claims about its source must agree.
+        if header.src_cid != u64::from(line.cid) {
+            line.counters.spoofed += 1;
+            return;
+        }
+        let Ok(peer_cid) = u32::try_from(header.dst_cid) else {
+            line.counters.malformed += 1;
+            return;
+        };
+        let operation = Operation::from_wire(header.operation);
+        let Some(socket_type) = SocketType::from_wire(header.socket_type) else {
+            line.counters.malformed += 1;
+            return self.answer_with_reset(line_id, &header, actions);
+        };
+        let key = EndKey {
+            line: line_id,
+            port: header.src_port,
+            peer_cid,
+            peer_port: header.dst_port,
+        };
+        match (operation, self.by_end.get(&key).copied()) {
+            (Some(Operation::Request), known) => {
+                if let Some((index, side)) = known {
+                    // The guest's ports are in use for a circuit that it has already forgotten.
+                    self.guest_gone(now, index as usize, side, Reason::PeerReset, actions);
+                }
+                self.request(now, line_id, key, socket_type, &header, actions);
+            }
+            (_, Some((index, side))) => {
+                self.known(
+                    now,
+                    index as usize,
+                    side,
+                    operation,
+                    socket_type,
+                    &header,
+                    actions,
+                );
+            }
+            (Some(Operation::Reset), None) => {}
+            (_, None) => self.answer_with_reset(line_id, &header, actions),
+        }
+    }
+
+    /// A packet of a circuit that exists.
+    #[allow(clippy::too_many_arguments)] // One packet, taken apart once.
+    fn known(
+        &mut self,
+        now: Time,
+        index: usize,
+        side: Side,
+        operation: Option<Operation>,
+        socket_type: SocketType,
+        header: &Header,
+        actions: &mut Actions,
+    ) {
+        if operation == Some(Operation::Reset) {
+            let reason = if self.circuits[index].answered {
+                Reason::PeerReset
+            } else {
+                Reason::GuestRefused
+            };
+            return self.guest_gone(now, index, side, reason, actions);
+        }
+        if socket_type != self.circuits[index].socket_type {
+            return self.kill(now, index, Reason::ProtocolViolation, actions);
+        }
+        if self.announced(index, side, header, actions).is_err() {
+            return self.kill(now, index, Reason::CreditViolation, actions);
+        }
+        let answered = self.circuits[index].answered;
+        match operation {
+            Some(Operation::Response) if !answered && side == Side::Callee => {
+                self.answered(index, actions)
+            }
+            Some(Operation::Data) if answered => self.data(now, index, side, header, actions),
+            Some(Operation::Shutdown) if answered => {
+                self.shutdown(now, index, side, header.flags, actions)
+            }
+            Some(Operation::CreditUpdate) => self.pass_credit(index, side, actions),
+            Some(Operation::CreditRequest) => self.credit_wanted(index, side, actions),
+            _ => self.kill(now, index, Reason::ProtocolViolation, actions),
+        }
+    }
+
+    /// Takes in the credit fields, which every packet carries.
+    fn announced(
+        &mut self,
+        index: usize,
+        side: Side,
+        header: &Header,
+        actions: &mut Actions,
+    ) -> Result<(), ()> {
+        let circuit = &mut self.circuits[index];
+        let flow = circuit.flow_to(side);
+        if !flow
+            .announce(header.buf_alloc, header.fwd_cnt)
+            .map_err(|_| ())?
+        {
+            return Ok(());
+        }
+        if flow.window() > flow.grant() {
+            self.regrant(index, side.other());
+        }
+        // There may be room now for what waits, and the sender may want to know.
+        let circuit = &mut self.circuits[index];
+        let waits = circuit.flow_to(side).kept() > 0 || circuit.end(side.other()).readable;
+        let sender_starves = circuit.answered && circuit.flow_to(side).update_is_due();
+        if waits {
+            self.enqueue(index, side, actions);
+        }
+        if sender_starves {
+            self.queue_credit_update(index, side.other(), actions);
+        }
+        Ok(())
+    }
+
+    /// The receiver offers more than was reserved for what `from` sends: reserve more, within the limits.
+    fn regrant(&mut self, index: usize, from: Side) {
+        let limits = self.limits;
+        let circuit = &mut self.circuits[index];
+        let Some(line) = circuit.end(from).line() else {
+            return;
+        };
+        let flow = circuit.flow_from(from);
+        let (old, wanted) = (flow.grant(), flow.wanted_grant(&limits));
+        if wanted <= old {
+            return;
+        }
+        let Some(line) = self.line_mut(line) else {
+            return;
+        };
+        let extra = line.reserve(wanted - old, &limits);
+        if extra > wanted - old {
+            line.release(extra);
+            return;
+        }
+        self.circuits[index].flow_from(from).set_grant(old + extra);
+    }
+
+    /// A guest dials.
+    fn request(
+        &mut self,
+        now: Time,
+        line_id: LineId,
+        key: EndKey,
+        socket_type: SocketType,
+        header: &Header,
+        actions: &mut Actions,
+    ) {
+        let callee = match self.callee(line_id, key.peer_cid, key.peer_port, socket_type) {
+            Ok(party) => End::new(party, key.peer_port),
+            Err(reason) => return self.refuse_request(line_id, header, reason, actions),
+        };
+        let Some(line) = self.line_mut(line_id) else {
+            return;
+        };
+        let caller = End::new(
+            Party::Guest {
+                line: line_id,
+                cid: line.cid,
+            },
+            key.port,
+        );
+        let to_guest = !callee.is_host();
+        let index = self.open(now, socket_type, caller, callee);
+        let circuit = &mut self.circuits[index];
+        let _ = circuit.flow_to(Side::Caller).announce(header.buf_alloc, 0);
+        if to_guest {
+            self.regrant(index, Side::Callee);
+            let circuit = &mut self.circuits[index];
+            circuit.end_mut(Side::Callee).outbox.request = true;
+            self.enqueue(index, Side::Callee, actions);
+        } else {
+            actions.push(Action::DialHost {
+                circuit: circuit.id,
+                line: line_id,
+                port: key.peer_port,
+                source_port: key.port,
+                socket_type,
+            });
+        }
+    }
+
+    /// Who is called, if the call may be made.
+    fn callee(
+        &self,
+        from: LineId,
+        cid: u32,
+        port: u32,
+        socket_type: SocketType,
+    ) -> Result<Party, Reason> {
+        let caller = &self.lines[from.0 as usize];
+        if caller.circuits >= self.limits.circuits {
+            return Err(Reason::CircuitLimit);
+        }
+        if caller.half_open >= self.limits.half_open {
+            return Err(Reason::HalfOpenLimit);
+        }
+        if cid == HOST_CID {
+            return Ok(Party::Host);
+        }
+        let line = self.line_by_cid(cid).ok_or(Reason::UnknownCid)?;
+        let callee = &self.lines[line.0 as usize];
+        if line == from || !self.policy.allows(&caller.name, &callee.name, port) {
+            return Err(Reason::Denied);
+        }
+        if !callee.up {
+            return Err(Reason::NotRunning);
+        }
+        if socket_type == SocketType::SeqPacket && !callee.seqpacket {
+            return Err(Reason::Unsupported);
+        }
+        if callee.circuits >= self.limits.circuits {
+            return Err(Reason::CircuitLimit);
+        }
+        if callee.half_open >= self.limits.half_open {
+            return Err(Reason::HalfOpenLimit);
+        }
+        Ok(Party::Guest { line, cid })
+    }
+
+    fn refuse_request(
+        &mut self,
+        line_id: LineId,
+        header: &Header,
+        reason: Reason,
+        actions: &mut Actions,
+    ) {
+        if let Some(line) = self.line_mut(line_id) {
+            line.counters.ended[reason.index()] += 1;
+        }
+        actions.push(Action::Report {
+            line: line_id,
+            source_port: header.src_port,
+            // It was matched against the directory, so it fits, or it matched nothing.
+            destination_cid: header.dst_cid as u32,
+            destination_port: header.dst_port,
+            reason,
+        });
+        self.answer_with_reset(line_id, header, actions);
+    }
+
+    /// A reset for a packet that belongs to no circuit. It is a courtesy, so more than a limit are dropped.
+    fn answer_with_reset(&mut self, line_id: LineId, header: &Header, actions: &mut Actions) {
+        let limit = self.limits.orphan_resets;
+        let Some(line) = self.line_mut(line_id) else {
+            return;
+        };
+        if line.orphans.len() >= limit {
+            line.counters.resets_dropped += 1;
+            return;
+        }
+        line.orphans.push_back(Header {
+            src_cid: header.dst_cid,
+            dst_cid: header.src_cid,
+            src_port: header.dst_port,
+            dst_port: header.src_port,
+            socket_type: header.socket_type,
+            operation: Operation::Reset as u16,
+            ..Header::default()
+        });
+        actions.push(Action::Wake { line: line_id });
+    }
+
+    /// The guest that was called has accepted.
+    fn answered(&mut self, index: usize, actions: &mut Actions) {
+        self.close_handshake(index);
+        let circuit = &mut self.circuits[index];
+        let port = circuit.end(Side::Caller).port;
+        match circuit.end(Side::Caller).party {
+            Party::Host => actions.push(Action::HostAccepted {
+                circuit: circuit.id,
+                port,
+            }),
+            Party::Guest { .. } => {
+                circuit.end_mut(Side::Caller).outbox.response = true;
+                self.enqueue(index, Side::Caller, actions);
+            }
+            Party::Departed { .. } => {}
+        }
+    }
+
+    fn data(
+        &mut self,
+        now: Time,
+        index: usize,
+        side: Side,
+        header: &Header,
+        actions: &mut Actions,
+    ) {
+        let circuit = &mut self.circuits[index];
+        let id = circuit.id;
+        let to_host = circuit.end(side.other()).is_host();
+        let line = circuit.end(side).line();
+        let known_flags = match circuit.socket_type {
+            SocketType::SeqPacket => SEQPACKET_END_OF_MESSAGE | SEQPACKET_END_OF_RECORD,
+            SocketType::Stream => 0,
+        };
+        let flow = circuit.flow_from(side);
+        if flow.end != Ending::Open || header.flags & !known_flags != 0 {
+            return self.kill(now, index, Reason::ProtocolViolation, actions);
+        }
+        if flow.receive(header.len).is_err() {
+            return self.kill(now, index, Reason::CreditViolation, actions);
+        }
+        if flow.refused {
+            // The sender has been told, and sent before it heard.
+            flow.discard();
+            flow.acknowledge_all();
+            return;
+        }
+        if let Some(line) = line.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_from_guest += u64::from(header.len);
+        }
+        actions.push(Action::Forward {
+            circuit: id,
+            from: side,
+        });
+        if !to_host {
+            self.enqueue(index, side.other(), actions);
+        }
+    }
+
+    fn shutdown(&mut self, now: Time, index: usize, side: Side, flags: u32, actions: &mut Actions) {
+        let circuit = &mut self.circuits[index];
+        circuit.end_mut(side).heard |= flags & SHUTDOWN_BOTH;
+        if flags & SHUTDOWN_SEND != 0 && circuit.flow_from(side).end == Ending::Open {
+            circuit.flow_from(side).end = Ending::Finishing;
+        }
+        if flags & SHUTDOWN_RECEIVE != 0 {
+            // What is kept for it stays: the guest may have shut down before it read.
+            if circuit.end(side).heard == SHUTDOWN_BOTH || circuit.flow_to(side).kept() == 0 {
+                self.refuse(index, side, actions);
+            }
+        }
+        self.settle(now, index, actions);
+    }
+
+    /// The receiver at `side` announced room of its own accord: the sender has asked or needs it.
+    fn pass_credit(&mut self, index: usize, side: Side, actions: &mut Actions) {
+        if self.circuits[index].flow_to(side).has_news() {
+            self.queue_credit_update(index, side.other(), actions);
+        }
+    }
+
+    fn credit_wanted(&mut self, index: usize, side: Side, actions: &mut Actions) {
+        let other = side.other();
+        if self.circuits[index].end(other).line().is_some() && !self.circuits[index].end(other).gone
+        {
+            // Only the receiver knows; its answer is passed on as any announcement is.
+            self.circuits[index].end_mut(other).outbox.credit_request = true;
+            self.enqueue(index, other, actions);
+        }
+        self.queue_credit_update(index, side, actions);
+    }
+
+    pub(crate) fn queue_credit_update(&mut self, index: usize, side: Side, actions: &mut Actions) {
+        let end = self.circuits[index].end_mut(side);
+        if !end.gone && !end.is_host() {
+            end.outbox.credit_update = true;
+            self.enqueue(index, side, actions);
+        }
+    }
+}

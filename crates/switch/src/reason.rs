@@ -1,0 +1,95 @@
+//! Why a dial was refused or a circuit cut short.
+
+use thiserror::Error;
+
+/// A reason, in words that a person can act upon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error)]
+pub enum Reason {
+    /// Nothing listens on the host side.
+    #[error("no listener on the host for this port")]
+    NoListener,
+    /// The listener on the host has the other type of socket.
+    #[error("the host's listener has another socket type (stream and seqpacket do not mix)")]
+    WrongType,
+    /// The listener on the host did not take the call in time.
+    #[error("the host's listener did not accept in time: its backlog is full")]
+    BacklogFull,
+    /// The host side failed in another way.
+    #[error("the host's side of the call failed")]
+    HostFailed,
+    /// No VM has this context identifier.
+    #[error("no VM has this context identifier")]
+    UnknownCid,
+    /// The policy has no rule that allows it.
+    #[error("no rule allows it")]
+    Denied,
+    /// The VM is known, but no guest driver is running there.
+    #[error("the VM is not running, or its guest has not started its vsock driver")]
+    NotRunning,
+    /// The guest's driver does not offer this type of socket.
+    #[error("the guest does not offer this socket type")]
+    Unsupported,
+    /// The guest refused: nothing listens on the port.
+    #[error("the guest refused: nothing listens on that port")]
+    GuestRefused,
+    /// The guest did not answer in time.
+    #[error("the guest did not answer in time")]
+    TimedOut,
+    /// The VM has as many circuits as it may.
+    #[error("the VM has as many circuits as its limit allows")]
+    CircuitLimit,
+    /// The VM has as many unanswered dials as it may.
+    #[error("the VM has as many unanswered dials as its limit allows")]
+    HalfOpenLimit,
+    /// One end sent a reset.
+    #[error("reset by the peer")]
+    PeerReset,
+    /// The line of one end went down.
+    #[error("the VM at the other end went away")]
+    LineDown,
+    /// A packet that makes no sense in the circuit's state.
+    #[error("a packet broke the protocol")]
+    ProtocolViolation,
+    /// More data than the credit allowed, or an acknowledgement of data never sent.
+    #[error("a packet broke the rules of credit")]
+    CreditViolation,
+    /// Guest memory could not be used.
+    #[error("the guest's memory could not be read or written")]
+    MemoryFault,
+    /// A message is larger than the other side can ever take.
+    #[error("the message is larger than the receiver's buffer")]
+    MessageTooLong,
+    /// The operator ended it.
+    #[error("ended by the operator")]
+    Operator,
+}
+
+impl Reason {
+    /// Every reason, in the order of [`Reason::index`].
+    pub const ALL: [Reason; 19] = [
+        Reason::NoListener,
+        Reason::WrongType,
+        Reason::BacklogFull,
+        Reason::HostFailed,
+        Reason::UnknownCid,
+        Reason::Denied,
+        Reason::NotRunning,
+        Reason::Unsupported,
+        Reason::GuestRefused,
+        Reason::TimedOut,
+        Reason::CircuitLimit,
+        Reason::HalfOpenLimit,
+        Reason::PeerReset,
+        Reason::LineDown,
+        Reason::ProtocolViolation,
+        Reason::CreditViolation,
+        Reason::MemoryFault,
+        Reason::MessageTooLong,
+        Reason::Operator,
+    ];
+
+    /// A small number, for tables of counters.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
