@@ -57,9 +57,9 @@ pub enum InputError {
         /// What was found.
         path: PathBuf,
     },
-    /// The path is empty or has a zero byte in it.
+    /// The path is empty, or has something in it that a message or JSON could not carry.
     #[error(
-        "{path:?} is not a path for a socket: give the path of a file in a directory that exists"
+        "{path:?} is not a path for a socket: give the path of a file, in UTF-8, in a directory that exists"
     )]
     NotAPath {
         /// What was found.
@@ -236,7 +236,7 @@ pub fn parse_peer(text: &str) -> Result<Option<String>, InputError> {
 /// exists is not looked at.
 pub fn check_socket_path(path: &Path) -> Result<(), InputError> {
     let bytes = path.as_os_str().as_encoded_bytes();
-    if bytes.is_empty() || bytes.contains(&0) || path.file_name().is_none() {
+    if bytes.contains(&0) || path.file_name().is_none() || path.to_str().is_none() {
         return Err(InputError::NotAPath {
             path: path.to_owned(),
         });

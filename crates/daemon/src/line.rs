@@ -3,11 +3,10 @@
 //! The control plane knows the data plane only through [`LineWorker`]. The daemon implements it with the worker
 //! that moves bytes; tests implement it with a table in memory.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-
-use serde::Serialize;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,26 +49,9 @@ pub struct LineStatus {
     pub counters: Counters,
 }
 
-/// What has happened on a line since it was opened. Every count only grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Counters {
-    /// Circuits that were opened, by either side.
-    pub circuits_opened: u64,
-    /// Dials that were refused, by either side.
-    pub circuits_refused: u64,
-    /// Circuits that ended with a reset.
-    pub circuits_reset: u64,
-    /// Payload that the guest sent, in bytes.
-    pub bytes_from_guest: u64,
-    /// Payload that the guest received, in bytes.
-    pub bytes_to_guest: u64,
-    /// Packets that the guest sent.
-    pub packets_from_guest: u64,
-    /// Packets that the guest received.
-    pub packets_to_guest: u64,
-    /// Packets of the guest that were dropped because they were not valid.
-    pub packets_invalid: u64,
-}
+/// What has happened on a line since it was opened, by name. Every count only grows. The worker chooses the names
+/// from a fixed set, such as `bytes_from_guest`.
+pub type Counters = BTreeMap<&'static str, u64>;
 
 /// A guest's connection to the agent's port of the host, handed over by the worker.
 #[derive(Debug)]

@@ -1,0 +1,21 @@
+//! The control API: HTTP/1.1 and JSON on a UNIX socket that only the daemon's user may connect to.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/health` | 200 [`Health`](types::Health) |
+//! | `GET /v1/vms` | 200 [`VmList`](types::VmList) |
+//! | `POST /v1/vms` with [`NewVm`](types::NewVm) | 201 [`VmStatus`](types::VmStatus); its sockets listen |
+//! | `GET /v1/vms/NAME` | 200 [`VmStatus`](types::VmStatus) |
+//! | `GET /v1/vms/NAME?wait=ready&timeout_ms=N` | the same once its agent is there; 504 when the time is over |
+//! | `DELETE /v1/vms/NAME` | 204 |
+//!
+//! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
+
+mod problem;
+mod routes;
+mod serve;
+pub mod types;
+
+pub use problem::Kind;
+pub use routes::{MAX_BODY_LEN, router};
+pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, serve};

@@ -1,0 +1,157 @@
+//! Failures of requests, and how they look as problem details (RFC 9457).
+
+use std::fmt;
+
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+
+use super::types::{PROBLEM_MEDIA_TYPE, Problem, VmState};
+use crate::control::ControlError;
+use crate::input::InputError;
+use crate::line::LineError;
+use crate::runtime::RuntimeError;
+
+/// A kind of problem. Its slug ends the URI in the `type` member and never changes its meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request is not what this API understands.
+    InvalidRequest,
+    /// There is no such resource.
+    NoSuchResource,
+    /// The resource has no such method.
+    MethodNotAllowed,
+    /// No VM has this name.
+    UnknownVm,
+    /// Something belongs to another VM already.
+    Conflict,
+    /// A socket cannot be made where it should be.
+    SocketUnavailable,
+    /// The VM did not become ready in the time given.
+    NotReady,
+    /// The daemon failed.
+    Internal,
+}
+
+impl Kind {
+    /// The kind as a URI.
+    pub fn uri(self) -> String {
+        format!("urn:ringdown:problem:{}", self.slug())
+    }
+
+    fn slug(self) -> &'static str {
+        match self {
+            Kind::InvalidRequest => "invalid-request",
+            Kind::NoSuchResource => "no-such-resource",
+            Kind::MethodNotAllowed => "method-not-allowed",
+            Kind::UnknownVm => "unknown-vm",
+            Kind::Conflict => "conflict",
+            Kind::SocketUnavailable => "socket-unavailable",
+            Kind::NotReady => "not-ready",
+            Kind::Internal => "internal",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Kind::InvalidRequest => "The request is not valid",
+            Kind::NoSuchResource => "There is no such resource",
+            Kind::MethodNotAllowed => "The resource has no such method",
+            Kind::UnknownVm => "There is no such VM",
+            Kind::Conflict => "It belongs to another VM",
+            Kind::SocketUnavailable => "A socket cannot be made",
+            Kind::NotReady => "The VM is not ready",
+            Kind::Internal => "The daemon failed",
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Kind::InvalidRequest => StatusCode::BAD_REQUEST,
+            Kind::NoSuchResource | Kind::UnknownVm => StatusCode::NOT_FOUND,
+            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::Conflict => StatusCode::CONFLICT,
+            Kind::SocketUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
+            Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
+            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// A failed request on its way to the client.
+#[derive(Debug)]
+pub struct Failure {
+    kind: Kind,
+    detail: String,
+    state: Option<VmState>,
+}
+
+impl Failure {
+    /// A failure of this kind, with what was wrong in words.
+    pub fn new(kind: Kind, detail: impl fmt::Display) -> Failure {
+        Failure {
+            kind,
+            detail: detail.to_string(),
+            state: None,
+        }
+    }
+}
+
+impl From<ControlError> for Failure {
+    fn from(error: ControlError) -> Failure {
+        let kind = match &error {
+            ControlError::Input(input) => input_kind(input),
+            ControlError::Unknown { .. } | ControlError::Line(LineError::Unknown { .. }) => {
+                Kind::UnknownVm
+            }
+            ControlError::Runtime(RuntimeError::System { .. }) => Kind::Internal,
+            ControlError::Runtime(_) => Kind::SocketUnavailable,
+            ControlError::Line(LineError::AddressInUse { .. } | LineError::Directory { .. }) => {
+                Kind::SocketUnavailable
+            }
+            ControlError::Line(
+                LineError::DuplicateName { .. } | LineError::DuplicateCid { .. },
+            ) => Kind::Conflict,
+            ControlError::Line(LineError::Io(_)) | ControlError::Lost => Kind::Internal,
+            ControlError::NotReady { .. } => Kind::NotReady,
+        };
+        let state = match &error {
+            ControlError::NotReady { state, .. } => Some(*state),
+            _ => None,
+        };
+        Failure {
+            kind,
+            detail: error.to_string(),
+            state,
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = self.kind.status();
+        let problem = Problem {
+            kind: self.kind.uri(),
+            title: self.kind.title().to_owned(),
+            status: status.as_u16(),
+            detail: self.detail,
+            state: self.state,
+        };
+        (
+            status,
+            [(CONTENT_TYPE, PROBLEM_MEDIA_TYPE)],
+            axum::Json(problem),
+        )
+            .into_response()
+    }
+}
+
+fn input_kind(error: &InputError) -> Kind {
+    match error {
+        InputError::DuplicateName { .. }
+        | InputError::DuplicateCid { .. }
+        | InputError::DuplicatePath { .. } => Kind::Conflict,
+        InputError::TooMany { .. } => Kind::Conflict,
+        _ => Kind::InvalidRequest,
+    }
+}

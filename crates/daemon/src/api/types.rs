@@ -1,0 +1,148 @@
+//! What goes over the control socket, as JSON. Both sides use these types; a client ignores members that it does not
+//! know, and the daemon refuses them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The media type of [`Problem`] (RFC 9457, section 6.1).
+pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
+
+/// The longest wait that one request may ask for, in milliseconds.
+pub const MAX_WAIT_MS: u64 = 60 * 60 * 1000;
+
+/// The wait of a request that asks for readiness and gives no `timeout_ms`, in milliseconds.
+pub const DEFAULT_WAIT_MS: u64 = 30 * 1000;
+
+/// The body of `POST /v1/vms`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewVm {
+    /// Name of the VM.
+    pub name: String,
+    /// Context identifier; left out, the lowest free one from 3 up is assigned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cid: Option<u64>,
+    /// Absolute path of the vhost-user socket; left out, `NAME.vhost` in the runtime directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<PathBuf>,
+    /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<PathBuf>,
+}
+
+/// How far a VM has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmState {
+    /// No VMM has connected to the vhost-user socket.
+    Waiting,
+    /// A VMM is connected; the guest's driver has not started.
+    Attached,
+    /// The guest's vsock driver runs; the agent has not called.
+    Booted,
+    /// The guest's agent is there.
+    Ready,
+}
+
+impl VmState {
+    /// The state in one word, as in the JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            VmState::Waiting => "waiting",
+            VmState::Attached => "attached",
+            VmState::Booted => "booted",
+            VmState::Ready => "ready",
+        }
+    }
+
+    /// What it means, for a sentence that begins with the VM's name.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            VmState::Waiting => "no VMM is attached to its vhost-user socket",
+            VmState::Attached => "a VMM is attached, but the guest's vsock driver has not started",
+            VmState::Booted => "the guest has booted, but its ringdown-agent is not there",
+            VmState::Ready => "its agent is ready",
+        }
+    }
+}
+
+impl fmt::Display for VmState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.word())
+    }
+}
+
+/// What a guest's agent said about itself and its guest. It is the guest's word and nothing more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentInfo {
+    /// Name and version of the agent.
+    pub software: String,
+    /// Host name of the guest.
+    pub hostname: String,
+    /// Identifier of this boot of the guest.
+    pub boot_id: String,
+    /// What the agent can do, by name.
+    #[serde(default)]
+    pub capabilities: Vec<String>,
+}
+
+/// A VM as the daemon sees it now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmStatus {
+    /// Name of the VM.
+    pub name: String,
+    /// Context identifier of the guest.
+    pub cid: u32,
+    /// How far it has come.
+    pub state: VmState,
+    /// Where the VMM connects.
+    pub vhost_user: PathBuf,
+    /// Where programs of the host connect.
+    pub host: PathBuf,
+    /// What its agent said, while it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentInfo>,
+    /// Open circuits.
+    pub circuits: u32,
+    /// What has happened on its line, by name.
+    #[serde(default)]
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The answer to `GET /v1/vms`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmList {
+    /// The VMs, by name.
+    pub vms: Vec<VmStatus>,
+}
+
+/// The answer to `GET /v1/health`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// Version of the daemon.
+    pub version: String,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// How many VMs there are.
+    pub vms: usize,
+}
+
+/// Why a request failed, as problem details (RFC 9457).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The kind of problem, as a URI that names and does not lead anywhere.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The kind in words, the same each time.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What was wrong this time, and the remedy.
+    pub detail: String,
+    /// The state of the VM that the request waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<VmState>,
+}

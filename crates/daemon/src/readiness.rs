@@ -1,0 +1,212 @@
+//! Which guests are ready: those whose agent has called the host and stays on the line.
+//!
+//! The worker hands over every connection that a guest makes to the agent's port of the host. Here it must come
+//! from a privileged port, which an ordinary program of the guest cannot use, and say hello in time. Then the VM is
+//! ready for as long as the connection lasts. A VM has at most one connection that is being greeted and one that
+//! has been; the newest wins, because a guest that has rebooted calls again before the old connection is known dead.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use wire::agent::FIRST_UNPRIVILEGED_PORT;
+
+use crate::api::types::AgentInfo;
+use crate::hello::greet;
+use crate::line::AgentArrival;
+
+/// How long an agent may take from its connection to the end of its hello.
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many connections may wait to be looked at. The worker resets those that find no room.
+pub const MAX_WAITING_ARRIVALS: usize = 64;
+
+/// The guests that are ready.
+#[derive(Debug)]
+pub struct Readiness {
+    agents: Mutex<Agents>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Agents {
+    by_vm: HashMap<String, Entry>,
+    /// Number of the last arrival, over all VMs.
+    arrivals: u64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// The connection that is being greeted.
+    greeting: Option<Attendant>,
+    /// The connection that makes the VM ready.
+    ready: Option<(Attendant, AgentInfo)>,
+}
+
+/// The task that looks after one connection.
+#[derive(Debug)]
+struct Attendant {
+    number: u64,
+    task: AbortHandle,
+}
+
+impl Drop for Attendant {
+    /// Hangs up. A task that has just ended is not affected.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Default for Readiness {
+    fn default() -> Readiness {
+        Readiness {
+            agents: Mutex::default(),
+            changes: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Readiness {
+    /// What the agent of a VM said, while it is there.
+    pub fn agent(&self, vm: &str) -> Option<AgentInfo> {
+        let agents = self.agents();
+        let (_, info) = agents.by_vm.get(vm)?.ready.as_ref()?;
+        Some(info.clone())
+    }
+
+    /// A receiver that sees each change of readiness after this call.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Forgets a VM that has been removed and hangs up on its agent.
+    pub fn forget(&self, vm: &str) {
+        self.agents().by_vm.remove(vm);
+        self.tell();
+    }
+
+    /// Looks at arrivals until nobody can send one any more.
+    pub async fn run(self: Arc<Self>, mut arrivals: mpsc::Receiver<AgentArrival>) {
+        while let Some(arrival) = arrivals.recv().await {
+            self.clone().admit(arrival);
+        }
+    }
+
+    fn admit(self: Arc<Self>, arrival: AgentArrival) {
+        let AgentArrival {
+            vm,
+            source_port,
+            stream,
+        } = arrival;
+        if source_port >= FIRST_UNPRIVILEGED_PORT {
+            tracing::warn!(
+                vm,
+                source_port,
+                "hung up on an unprivileged program that called the agent's port"
+            );
+            return;
+        }
+        let stream = match stream
+            .set_nonblocking(true)
+            .and_then(|()| UnixStream::from_std(stream))
+        {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::error!(vm, %error, "cannot watch the connection of an agent");
+                return;
+            }
+        };
+        // The lock is held until the attendant is in place, so that its task finds it there.
+        let mut agents = self.agents();
+        agents.arrivals += 1;
+        let number = agents.arrivals;
+        let task = tokio::spawn(self.clone().attend(vm.clone(), number, stream)).abort_handle();
+        agents.by_vm.entry(vm).or_default().greeting = Some(Attendant { number, task });
+    }
+
+    /// Greets one agent and stays with it until it hangs up.
+    async fn attend(self: Arc<Self>, vm: String, number: u64, mut stream: UnixStream) {
+        let greeted = tokio::time::timeout(HELLO_TIMEOUT, greet(&mut stream)).await;
+        match greeted {
+            Ok(Ok(info)) => self.arrive(&vm, number, info),
+            Ok(Err(error)) => {
+                tracing::warn!(vm, %error, "hung up on an agent that did not say hello")
+            }
+            Err(_) => tracing::warn!(
+                vm,
+                ?HELLO_TIMEOUT,
+                "hung up on an agent that did not say hello in time"
+            ),
+        }
+        if self.is_ready_by(&vm, number) {
+            // Nothing more is expected: an agent's next word is its end, and a talker is hung up on.
+            match stream.read(&mut [0; 1]).await {
+                Ok(0) => tracing::info!(vm, "the agent has left"),
+                Ok(_) => tracing::warn!(vm, "hung up on an agent that talked after its hello"),
+                Err(error) => tracing::info!(vm, %error, "the agent's connection broke"),
+            }
+        }
+        // Closed before the change is told, so that whoever sees the change sees the end of the connection too.
+        drop(stream);
+        self.leave(&vm, number);
+    }
+
+    /// Marks a VM ready and hangs up on the agent that was there before, unless a newer one has arrived.
+    fn arrive(&self, vm: &str, number: u64, info: AgentInfo) {
+        if let Some(entry) = self.agents().by_vm.get_mut(vm) {
+            if let Some(attendant) = entry
+                .greeting
+                .take_if(|attendant| attendant.number == number)
+            {
+                tracing::info!(
+                    vm,
+                    hostname = info.hostname,
+                    software = info.software,
+                    "the guest is ready"
+                );
+                entry.ready = Some((attendant, info));
+            }
+        }
+        self.tell();
+    }
+
+    fn is_ready_by(&self, vm: &str, number: u64) -> bool {
+        let agents = self.agents();
+        let ready = agents.by_vm.get(vm).and_then(|entry| entry.ready.as_ref());
+        ready.is_some_and(|(attendant, _)| attendant.number == number)
+    }
+
+    fn leave(&self, vm: &str, number: u64) {
+        {
+            let mut agents = self.agents();
+            let Some(entry) = agents.by_vm.get_mut(vm) else {
+                return;
+            };
+            entry
+                .greeting
+                .take_if(|attendant| attendant.number == number);
+            entry
+                .ready
+                .take_if(|(attendant, _)| attendant.number == number);
+            if entry.greeting.is_none() && entry.ready.is_none() {
+                agents.by_vm.remove(vm);
+            }
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.changes
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn agents(&self) -> MutexGuard<'_, Agents> {
+        // Nothing panics while it holds the lock in the middle of a change, so what is inside is whole.
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

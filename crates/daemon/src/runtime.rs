@@ -1,0 +1,301 @@
+//! The runtime directory, its lock, and the sockets that a dead daemon left behind.
+//!
+//! One daemon owns a runtime directory. It holds an advisory lock on a file there for as long as it lives, which
+//! the kernel releases however it dies. So a socket found by the owner of the lock belongs to nobody who lives, or
+//! to another program; a dial tells which: a socket that nobody listens on refuses it.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, FlockOperation};
+
+/// The socket of the control API.
+pub fn control_socket(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("control.sock")
+}
+
+/// The file whose lock says that a daemon lives. It stays when the daemon ends: removing it would let two daemons
+/// lock two files of one name.
+pub fn lock_file(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("lock")
+}
+
+/// Why a directory or a socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The directory is not there.
+    #[error("the directory {} does not exist: create it with `mkdir -p {}`, or name another{}", path.display(), path.display(), by(option))]
+    MissingDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// The option that names another one.
+        option: &'static str,
+    },
+    /// There is something else of this name.
+    #[error("{} is not a directory: name another{}", path.display(), by(option))]
+    NotADirectory {
+        /// What is not a directory.
+        path: PathBuf,
+        /// The option that names another one.
+        option: &'static str,
+    },
+    /// The directory may not be written by this user.
+    #[error("no permission to create sockets in {}: make it writable for uid {uid}, or name another{}", path.display(), by(option))]
+    Unwritable {
+        /// The directory.
+        path: PathBuf,
+        /// The user that this process runs as.
+        uid: u32,
+        /// The option that names another one.
+        option: &'static str,
+    },
+    /// Another daemon owns the runtime directory.
+    #[error(
+        "another ringdown daemon{} serves {} already: use that one (`ringdown vm ls`), end it, or name another runtime directory with --runtime-dir",
+        process(*pid),
+        path.display()
+    )]
+    SecondDaemon {
+        /// The runtime directory.
+        path: PathBuf,
+        /// The other daemon's process, if it is known.
+        pid: Option<u32>,
+    },
+    /// Somebody listens on the socket.
+    #[error("another program listens on {}: end it, or choose another path", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A file, a directory or something else stands where the socket should be.
+    #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
+    NotASocket {
+        /// What stands there.
+        path: PathBuf,
+    },
+    /// The system refused something else.
+    #[error("{what} {}: {error}", path.display())]
+    System {
+        /// What was tried, in words.
+        what: &'static str,
+        /// What it was tried on.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// The lock on a runtime directory. Dropping it gives the directory free.
+#[derive(Debug)]
+pub struct RuntimeLock {
+    _file: File,
+}
+
+/// Makes the runtime directory with mode 0700 if its parent is there, and checks that sockets can be made in it.
+///
+/// # Errors
+/// [`RuntimeError`] when it cannot be made, is no directory, or is not writable.
+pub fn prepare_directory(path: &Path) -> Result<(), RuntimeError> {
+    const OPTION: &str = "--runtime-dir";
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            // The parent explains most failures: it is not there, is no directory, or may not be written.
+            if let Some(parent) = path.parent() {
+                check_directory(parent, OPTION)?;
+            }
+            return Err(RuntimeError::System {
+                what: "cannot create",
+                path: path.to_owned(),
+                error,
+            });
+        }
+    }
+    check_directory(path, OPTION)
+}
+
+/// Checks that a socket could be made in a directory. `option` is named in the remedy.
+///
+/// # Errors
+/// [`RuntimeError`] when it is missing, is no directory, or is not writable.
+pub fn check_directory(path: &Path, option: &'static str) -> Result<(), RuntimeError> {
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_dir() => {
+            return Err(RuntimeError::NotADirectory {
+                path: path.to_owned(),
+                option,
+            });
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(RuntimeError::MissingDirectory {
+                path: path.to_owned(),
+                option,
+            });
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            return Err(RuntimeError::NotADirectory {
+                path: path.to_owned(),
+                option,
+            });
+        }
+        Err(error) => {
+            return Err(RuntimeError::System {
+                what: "cannot use",
+                path: path.to_owned(),
+                error,
+            });
+        }
+    }
+    match rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS) => {
+            let uid = rustix::process::geteuid().as_raw();
+            Err(RuntimeError::Unwritable {
+                path: path.to_owned(),
+                uid,
+                option,
+            })
+        }
+        Err(error) => Err(RuntimeError::System {
+            what: "cannot use",
+            path: path.to_owned(),
+            error: error.into(),
+        }),
+    }
+}
+
+impl RuntimeLock {
+    /// Takes the lock of a runtime directory, and leaves this process's id in its file for others to read.
+    ///
+    /// # Errors
+    /// [`RuntimeError::SecondDaemon`] when a living daemon has it.
+    pub fn acquire(runtime_dir: &Path) -> Result<RuntimeLock, RuntimeError> {
+        let path = lock_file(runtime_dir);
+        let failed = |error| RuntimeError::System {
+            what: "cannot lock",
+            path: path.clone(),
+            error,
+        };
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600);
+        // A link left by somebody else must not make us write into a file of theirs.
+        options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+        let mut file = options.open(&path).map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(RuntimeError::SecondDaemon {
+                    path: runtime_dir.to_owned(),
+                    pid: read_pid(&mut file),
+                });
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        let write_pid = |file: &mut File| -> io::Result<()> {
+            file.set_len(0)?;
+            file.rewind()?;
+            writeln!(file, "{}", std::process::id())
+        };
+        write_pid(&mut file).map_err(failed)?;
+        Ok(RuntimeLock { _file: file })
+    }
+}
+
+/// Makes room for a socket: removes one that nobody listens on any more. Returns whether there was one.
+///
+/// # Errors
+/// [`RuntimeError::InUse`] when somebody listens there, [`RuntimeError::NotASocket`] when it is something else;
+/// neither is touched.
+pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
+    let system = |what, error| RuntimeError::System {
+        what,
+        path: path.to_owned(),
+        error,
+    };
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {}
+        Ok(_) => {
+            return Err(RuntimeError::NotASocket {
+                path: path.to_owned(),
+            });
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(system("cannot look at", error)),
+    }
+    match dial_without_waiting(path) {
+        // A full backlog means that somebody listens, however slowly; so does a socket of another type.
+        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => {
+            return Err(RuntimeError::InUse {
+                path: path.to_owned(),
+            });
+        }
+        Err(rustix::io::Errno::CONNREFUSED) => {}
+        Err(error) => return Err(system("cannot tell who listens on", error.into())),
+    }
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(system("cannot remove the stale socket", error)),
+    }
+}
+
+/// Listens on a socket that only this user may connect to. A stale socket is taken over, and the log says so.
+///
+/// # Errors
+/// Those of [`remove_stale_socket`], and what the system says to binding.
+pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
+    let system = |what, error| RuntimeError::System {
+        what,
+        path: path.to_owned(),
+        error,
+    };
+    if remove_stale_socket(path)? {
+        tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
+    }
+    let listener = UnixListener::bind(path).map_err(|error| system("cannot listen on", error))?;
+    // The process's umask made it private from the start where it could; this holds for embedders too.
+    let private = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path, private).map_err(|error| system("cannot protect", error))?;
+    Ok(listener)
+}
+
+/// Dials a socket and hangs up. A plain `connect` would wait for room in a full backlog.
+fn dial_without_waiting(path: &Path) -> Result<(), rustix::io::Errno> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    drop(UnixStream::from(socket));
+    Ok(())
+}
+
+fn read_pid(file: &mut File) -> Option<u32> {
+    // A process id has at most ten digits; whatever else is in the file is not one.
+    let mut text = String::new();
+    file.take(16).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn process(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})"))
+        .unwrap_or_default()
+}
+
+fn by(option: &str) -> String {
+    format!(" with {option}")
+}
