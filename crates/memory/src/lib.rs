@@ -1,1 +1,48 @@
-//! Ringdown: memory.
+//! Memory that another party can write: guest regions, virtqueues, and the copies between them and sockets.
+//!
+//! This is the one room of the house with `unsafe` code in it. Everything it offers to the others is safe to call,
+//! whatever the guest, its virtual machine monitor (VMM) or the caller does:
+//!
+//! - [`guest`] maps the regions that a VMM hands over and copies bytes in, out, and from guest to guest.
+//! - [`queue`] is the device side of a split virtqueue (virtio 1.2, section 2.7).
+//! - [`io`] lets a socket read from, and write to, guest memory without a copy of ours in between.
+//! - [`fault`] keeps the process alive when a region's file is truncated under it.
+//! - `driver`, behind the feature of that name, plays the guest in user space for tests, fuzzers and benches.
+//!
+//! # Why the rings are written here
+//!
+//! There are good libraries for guest memory and for virtqueues (`vm-memory`, `virtio-queue`). They are not used, because
+//! the rings are what this project exists for: completions out of order and published in batches, chains that stay
+//! parked in the guest, a hostile layout reported with its numbers, no allocation and no lock per packet.
+//!
+//! # Racing bytes
+//!
+//! A guest can write to its memory at any time, also while we read it. Rust's memory model has no word for a writer
+//! outside the program; within it, an unsynchronised read beside a write is a data race. What is done about it, as in
+//! `vm-memory`:
+//!
+//! - No slice and no reference to guest memory is ever made, so that the compiler is never told that such bytes stay
+//!   as they are. There are raw pointers, and for the fields of the rings an atomic that lives for a single access.
+//! - Every field of a ring is read once, atomically, into a private variable; what was checked is what is used.
+//! - Payload moves with the primitives behind `memcpy` and `memmove`, or in the kernel. Either may see a mixture of old and
+//!   new bytes; nothing is concluded from them, since what arrives in private memory is plain bytes, for which every
+//!   value is valid. A compiler fence on either side of the copy keeps the optimiser from reading the source again
+//!   where the program reads its copy.
+//!
+//! What remains is a race in the letter between our copy and the guest's write, with a writer that the compiler cannot
+//! see; its outcome is some bytes, and it is the guest that gets them wrong.
+//!
+//! # Ownership of the mapping
+//!
+//! A region is unmapped when nothing refers to it any more: a queue and a snapshot of the memory hold it by reference count.
+//! Removing a region from a memory therefore never pulls a page from under somebody.
+
+#[cfg(feature = "driver")]
+pub mod driver;
+pub mod fault;
+pub mod guest;
+pub mod io;
+pub mod queue;
+
+mod area;
+mod region;

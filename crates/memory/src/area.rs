@@ -1,0 +1,100 @@
+//! A checked stretch of shared memory with the field accesses that a ring needs.
+//!
+//! Every access is one atomic load or store of a little-endian field. An offset outside the area, or off its alignment, is a
+//! mistake of this crate's and panics: offsets are computed from private values only.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::region::Region;
+
+/// A part of one region. Holds the region mapped.
+#[derive(Debug)]
+pub(crate) struct Area {
+    base: NonNull<u8>,
+    /// In bytes.
+    len: usize,
+    _region: Arc<Region>,
+}
+
+// SAFETY: the memory belongs to no thread, the region it lies in is kept mapped, and every access is atomic.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+macro_rules! accessors {
+    ($load:ident, $store:ident, $integer:ty, $atomic:ty) => {
+        #[inline]
+        #[allow(dead_code)] // Some are for the driver's side only.
+        pub(crate) fn $load(&self, offset: usize, ordering: Ordering) -> $integer {
+            let field = self.place(offset, size_of::<$integer>()).as_ptr().cast();
+            // SAFETY: the place is mapped for as long as `self` lives, aligned, and inside the area; others access it at any
+            // time, which an atomic allows.
+            let field = unsafe { <$atomic>::from_ptr(field) };
+            <$integer>::from_le(field.load(ordering))
+        }
+
+        #[inline]
+        #[allow(dead_code)]
+        pub(crate) fn $store(&self, offset: usize, value: $integer, ordering: Ordering) {
+            let field = self.place(offset, size_of::<$integer>()).as_ptr().cast();
+            // SAFETY: as for the load.
+            let field = unsafe { <$atomic>::from_ptr(field) };
+            field.store(value.to_le(), ordering);
+        }
+    };
+}
+
+impl Area {
+    /// The `len` bytes from a front-end address in this region, if they are inside. The address of the memory here must be a
+    /// multiple of eight for 64-bit fields, and so on; `alignment` says which multiple is demanded.
+    pub(crate) fn new(
+        region: &Arc<Region>,
+        frontend_address: u64,
+        len: usize,
+        alignment: usize,
+    ) -> Result<Area, Refusal> {
+        let (base, left) = region
+            .at_frontend(frontend_address)
+            .ok_or(Refusal::Outside)?;
+        if left < len {
+            return Err(Refusal::Outside);
+        }
+        if base.addr().get() % alignment != 0 {
+            return Err(Refusal::Misaligned);
+        }
+        Ok(Area {
+            base,
+            len,
+            _region: Arc::clone(region),
+        })
+    }
+
+    accessors!(load_u16, store_u16, u16, AtomicU16);
+    accessors!(load_u32, store_u32, u32, AtomicU32);
+    accessors!(load_u64, store_u64, u64, AtomicU64);
+
+    #[inline]
+    fn place(&self, offset: usize, field_len: usize) -> NonNull<u8> {
+        assert!(
+            offset < self.len && self.len - offset >= field_len,
+            "field at {offset} outside an area of {}",
+            self.len
+        );
+        // SAFETY: the offset was just found to lie inside the area, which lies inside one mapping.
+        let place = unsafe { self.base.add(offset) };
+        assert!(
+            place.addr().get() % field_len == 0,
+            "field at {offset} is not aligned to its size {field_len}"
+        );
+        place
+    }
+}
+
+/// Why a place cannot be an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Outside,
+    Misaligned,
+}
