@@ -4,8 +4,11 @@
 pub mod api;
 pub mod config;
 pub mod control;
+#[cfg(any(test, feature = "test-support"))]
+pub mod fake;
 mod hello;
 pub mod input;
 pub mod line;
 pub mod readiness;
 pub mod runtime;
+pub mod serve;
