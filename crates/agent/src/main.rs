@@ -1,2 +1,76 @@
-//! Ringdown: agent.
-fn main() {}
+//! `ringdown-agent`: see `--help`.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use agent::launch;
+use agent::server::Server;
+use agent::transport::Endpoint;
+
+const HELP: &str = "\
+ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
+
+Usage: ringdown-agent [--listen ENDPOINT]
+
+  --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
+  --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
+                       For a machine without vsock, and for trying a client out.
+  --version            print the version
+  --help               print this text
+
+Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
+start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen.
+";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let first = arguments.next();
+    if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
+        return launch::run(arguments.collect());
+    }
+    let endpoint = match parse(first, arguments) {
+        Ok(Request::Serve(endpoint)) => endpoint,
+        Ok(Request::Print(text)) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match Server::new(endpoint).run() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("ringdown-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Request {
+    Serve(Endpoint),
+    Print(String),
+}
+
+fn parse(
+    first: Option<OsString>,
+    mut rest: impl Iterator<Item = OsString>,
+) -> Result<Request, String> {
+    let Some(first) = first else {
+        return Ok(Request::Serve(Endpoint::Vsock));
+    };
+    let request = match first.to_str() {
+        Some("--listen") => {
+            let value = rest.next().ok_or("--listen expects vsock or unix:PATH")?;
+            Request::Serve(Endpoint::parse(&value)?)
+        }
+        Some("--version") => Request::Print(format!("{}\n", agent::guest::SOFTWARE)),
+        Some("--help" | "-h") => Request::Print(HELP.to_owned()),
+        _ => return Err(format!("unexpected argument {first:?}")),
+    };
+    match rest.next() {
+        Some(extra) => Err(format!("unexpected argument {extra:?}")),
+        None => Ok(request),
+    }
+}

@@ -1,0 +1,164 @@
+//! What the agent knows about its guest, and the environment that commands begin with.
+//!
+//! The binary is static, so the C library's name services are not there: `/etc/passwd` is read directly.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use wire::agent::{CAPABILITY_EXEC, Hello, MAX_HOSTNAME_LEN};
+
+/// The agent's name and version, as hellos carry it.
+pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"));
+
+/// The search path of commands when the agent itself was started without one.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The most that is read of `/etc/passwd`, in bytes.
+const MAX_PASSWD_LEN: u64 = 1024 * 1024;
+
+/// The hello of this guest.
+pub fn hello() -> Hello {
+    let mut hostname = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    if hostname.len() > MAX_HOSTNAME_LEN {
+        hostname.clear();
+    }
+    Hello {
+        boot_id: boot_id(),
+        hostname,
+        capabilities: vec![CAPABILITY_EXEC.to_owned()],
+        ..Hello::new(SOFTWARE)
+    }
+}
+
+fn boot_id() -> String {
+    let text = read_limited(Path::new("/proc/sys/kernel/random/boot_id"), 64).unwrap_or_default();
+    String::from_utf8_lossy(&text).trim().to_owned()
+}
+
+fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// A line of `/etc/passwd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// The name to log in with.
+    pub name: OsString,
+    /// The home directory.
+    pub home: PathBuf,
+    /// The shell.
+    pub shell: OsString,
+}
+
+impl User {
+    /// The user that runs the agent: from `/etc/passwd`, or what root usually is where there is no such line.
+    pub fn current() -> User {
+        let passwd = read_limited(Path::new("/etc/passwd"), MAX_PASSWD_LEN).unwrap_or_default();
+        let uid = rustix::process::getuid();
+        User::find(&passwd, uid.as_raw()).unwrap_or_else(|| User {
+            name: if uid.is_root() {
+                "root".into()
+            } else {
+                uid.as_raw().to_string().into()
+            },
+            home: if uid.is_root() {
+                "/root".into()
+            } else {
+                "/".into()
+            },
+            shell: "/bin/sh".into(),
+        })
+    }
+
+    /// The first line of `passwd` with this user identifier.
+    fn find(passwd: &[u8], uid: u32) -> Option<User> {
+        let uid = uid.to_string();
+        passwd.split(|byte| *byte == b'\n').find_map(|line| {
+            let fields: Vec<&[u8]> = line.split(|byte| *byte == b':').collect();
+            let &[name, _, id, _, _, home, shell] = fields.as_slice() else {
+                return None;
+            };
+            if id != uid.as_bytes() {
+                return None;
+            }
+            let text = |bytes: &[u8], default: &str| {
+                OsString::from_vec(if bytes.is_empty() {
+                    default.as_bytes().to_vec()
+                } else {
+                    bytes.to_vec()
+                })
+            };
+            Some(User {
+                name: text(name, "root"),
+                home: PathBuf::from(text(home, "/")),
+                shell: text(shell, "/bin/sh"),
+            })
+        })
+    }
+
+    /// The directory to start in: the home directory, or the root where there is none.
+    pub fn start_directory(&self) -> &Path {
+        if self.home.is_dir() {
+            &self.home
+        } else {
+            Path::new("/")
+        }
+    }
+
+    /// The variables that each command begins with.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let path = std::env::var_os("PATH").filter(|path| !path.is_empty());
+        vec![
+            ("PATH", path.unwrap_or_else(|| DEFAULT_PATH.into())),
+            ("HOME", self.home.clone().into_os_string()),
+            ("USER", self.name.clone()),
+            ("LOGNAME", self.name.clone()),
+            ("SHELL", self.shell.clone()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_found_in_passwd() {
+        let passwd = b"broken line\nroot:x:0:0:root:/root:/bin/bash\nweb:x:33:33::/var/www:\nother:x:33:33::/:/bin/sh\n";
+        let root = User {
+            name: "root".into(),
+            home: "/root".into(),
+            shell: "/bin/bash".into(),
+        };
+        assert_eq!(User::find(passwd, 0), Some(root));
+        let web = User {
+            name: "web".into(),
+            home: "/var/www".into(),
+            shell: "/bin/sh".into(),
+        };
+        assert_eq!(User::find(passwd, 33), Some(web));
+        assert_eq!(User::find(passwd, 3), None);
+        assert_eq!(User::find(b"", 0), None);
+    }
+
+    #[test]
+    fn the_hello_obeys_the_protocol() {
+        let hello = hello();
+        assert!(hello.can(CAPABILITY_EXEC));
+        assert_eq!(
+            hello.boot_id.len(),
+            36,
+            "a boot identifier is a UUID: {:?}",
+            hello.boot_id
+        );
+        wire::agent::Frame::Hello(hello).to_bytes(0).unwrap();
+    }
+}

@@ -1,0 +1,17 @@
+//! The guest's side of Ringdown: it says to the host that the guest is ready, and runs commands for it.
+//!
+//! The agent is one static binary with threads and blocking waits, and no runtime: a thread that accepts
+//! ([`server`]), a thread that keeps the host informed ([`uplink`]), and a thread for each operation ([`session`]),
+//! of which there are at most [`server::MAX_OPERATIONS`]. It needs no files, and of the system only `/proc`, and
+//! `/dev/pts` for terminals.
+
+pub mod command;
+pub mod guest;
+pub mod launch;
+mod outgoing;
+mod relay;
+pub mod server;
+pub mod session;
+mod stream;
+pub mod transport;
+pub mod uplink;

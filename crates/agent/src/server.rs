@@ -1,0 +1,174 @@
+//! Accepting the host's connections.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use wire::agent::{ErrorKind, ErrorReport};
+
+use crate::session::{Options, serve, tell};
+use crate::transport::{Endpoint, Listener};
+use crate::uplink;
+
+/// The most operations at a time. Each has a thread and, at worst, about half a MiB of buffers.
+pub const MAX_OPERATIONS: usize = 64;
+
+/// The stack of an operation's thread, in bytes.
+const STACK_SIZE: usize = 256 * 1024;
+
+/// The wait between attempts to listen while there is no vsock, at first and at most.
+const LISTEN_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// The wait after an error of accept that says the system is short of something.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// The agent.
+#[derive(Debug)]
+pub struct Server {
+    endpoint: Endpoint,
+    options: Arc<Options>,
+    active: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// An agent that will listen there.
+    pub fn new(endpoint: Endpoint) -> Server {
+        Server {
+            endpoint,
+            options: Arc::new(Options::new()),
+            active: Arc::new(AtomicUsize::new(0)),
+        }
+    }
+
+    /// Listen and serve, for ever. On vsock, a device or module that is not there yet is waited for.
+    ///
+    /// # Errors
+    /// It cannot listen and waiting would not help.
+    pub fn run(&self) -> io::Result<Infallible> {
+        let listener = self.listen()?;
+        eprintln!("ringdown-agent: listening on {}", self.describe());
+        if self.endpoint == Endpoint::Vsock {
+            let hello = self.options.hello.clone();
+            std::thread::Builder::new()
+                .name("uplink".into())
+                .spawn(move || uplink::run(&hello))?;
+        }
+        loop {
+            match listener.accept() {
+                Ok(connection) => self.start(connection),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    eprintln!("ringdown-agent: {error}")
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // A peer that went away while it waited, or no descriptors: neither ends the agent.
+                    eprintln!("ringdown-agent: cannot accept a connection: {error}");
+                    std::thread::sleep(ACCEPT_BACKOFF);
+                }
+            }
+        }
+    }
+
+    fn listen(&self) -> io::Result<Listener> {
+        let (mut backoff, max_backoff) = LISTEN_BACKOFF;
+        let mut said = false;
+        loop {
+            let error = match Listener::open(&self.endpoint) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => error,
+            };
+            let errno = rustix::io::Errno::from_io_error(&error);
+            let may_come = matches!(
+                errno,
+                Some(rustix::io::Errno::AFNOSUPPORT | rustix::io::Errno::NODEV)
+            );
+            if self.endpoint != Endpoint::Vsock || !may_come {
+                let message = format!("cannot listen on {}: {error}", self.describe());
+                return Err(io::Error::new(error.kind(), message));
+            }
+            if !said {
+                eprintln!(
+                    "ringdown-agent: there is no vsock in this guest yet ({error}); waiting for it"
+                );
+                said = true;
+            }
+            std::thread::sleep(backoff);
+            backoff = (backoff * 2).min(max_backoff);
+        }
+    }
+
+    fn describe(&self) -> String {
+        match &self.endpoint {
+            Endpoint::Vsock => format!("vsock port {}", wire::agent::PORT),
+            Endpoint::Unix(path) => path.display().to_string(),
+        }
+    }
+
+    fn start(&self, connection: OwnedFd) {
+        let Some(slot) = Slot::take(&self.active, MAX_OPERATIONS) else {
+            let message = format!(
+                "{MAX_OPERATIONS} operations run in this guest already, which is the limit"
+            );
+            // The socket is new, so its buffer has room: the accepting thread does not wait here.
+            let _ = crate::session::greet(&connection, &self.options.hello, Instant::now());
+            tell(
+                &connection,
+                &ErrorReport::new(ErrorKind::Busy, message),
+                Instant::now(),
+            );
+            return;
+        };
+        let options = Arc::clone(&self.options);
+        let serve = move || {
+            let _slot = slot;
+            if let Err(stop) = serve(&connection, &options) {
+                eprintln!("ringdown-agent: an operation ended early: {stop}");
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("operation".into())
+            .stack_size(STACK_SIZE)
+            .spawn(serve);
+        if let Err(error) = thread {
+            eprintln!("ringdown-agent: cannot start a thread: {error}");
+        }
+    }
+}
+
+/// One of a limited number of places; given back when dropped.
+#[derive(Debug)]
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(active: &Arc<AtomicUsize>, limit: usize) -> Option<Slot> {
+        active
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+                (count < limit).then_some(count + 1)
+            })
+            .ok()
+            .map(|_| Slot(Arc::clone(active)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_slots_as_the_limit_says() {
+        let active = Arc::new(AtomicUsize::new(0));
+        let mut slots: Vec<Slot> = (0..3).map(|_| Slot::take(&active, 3).unwrap()).collect();
+        assert!(Slot::take(&active, 3).is_none());
+        slots.pop();
+        assert!(Slot::take(&active, 3).is_some(), "a slot comes back");
+    }
+}

@@ -1,0 +1,174 @@
+//! One operation for the host, from its hello to the command's exit.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use wire::agent::{
+    CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
+    OPERATION_CHANNEL, negotiate,
+};
+
+use crate::command::Running;
+use crate::relay::Relay;
+use crate::stream::{receive, send_all, wait};
+
+/// How long a host may take from connecting to asking for an operation.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the agent waits for the host to close the connection after the last frame, so that nothing that is on its
+/// way is cut off by closing first.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// What sessions have in common.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What to say to the host.
+    pub hello: Hello,
+    /// The agent's own executable, which is started again for commands on terminals.
+    pub launcher: PathBuf,
+    /// How long the host may take to ask for an operation.
+    pub handshake_timeout: Duration,
+}
+
+impl Options {
+    /// What a running agent uses.
+    pub fn new() -> Options {
+        Options {
+            hello: crate::guest::hello(),
+            // The kernel's own link: it stays right when the file is replaced or removed.
+            launcher: PathBuf::from("/proc/self/exe"),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options::new()
+    }
+}
+
+/// Why a session ended without a command's exit being delivered.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The host is not there any more.
+    #[error("the host closed the connection or does not answer: {0}")]
+    HostGone(io::Error),
+    /// The host was told this.
+    #[error("{}", .0.message)]
+    Report(ErrorReport),
+}
+
+/// Serve one operation on a connected stream socket, and end whatever was started if the host goes away.
+///
+/// # Errors
+/// Why no exit of a command was delivered; for the log.
+pub fn serve(socket: &OwnedFd, options: &Options) -> Result<(), Stop> {
+    rustix::io::ioctl_fionbio(socket, true).map_err(|error| Stop::HostGone(error.into()))?;
+    let mut decoder = Decoder::new();
+    let deadline = Instant::now() + options.handshake_timeout;
+    let started = ask(socket, &mut decoder, options, deadline)
+        .and_then(|request| Running::start(&request, &options.launcher).map_err(Stop::Report));
+    let result = match started {
+        Ok(command) => {
+            let mut relay = Relay::new(socket, decoder, command);
+            let result = relay.run();
+            if let Err(stop) = &result {
+                relay.abandon(stop);
+            }
+            result
+        }
+        Err(Stop::Report(report)) => {
+            tell(socket, &report, Instant::now() + LINGER);
+            Err(Stop::Report(report))
+        }
+        Err(stop) => Err(stop),
+    };
+    if !matches!(result, Err(Stop::HostGone(_))) {
+        linger(socket, Instant::now() + LINGER);
+    }
+    result
+}
+
+/// Tell the host why there will be no operation, as far as it listens.
+pub(crate) fn tell(socket: &OwnedFd, report: &ErrorReport, deadline: Instant) {
+    if let Ok(bytes) = Frame::Error(report.clone()).to_bytes(OPERATION_CHANNEL) {
+        let _ = send_all(socket, &bytes, deadline);
+    }
+}
+
+/// Say hello.
+pub(crate) fn greet(socket: &OwnedFd, hello: &Hello, deadline: Instant) -> io::Result<()> {
+    let bytes = Frame::Hello(hello.clone())
+        .to_bytes(CONNECTION_CHANNEL)
+        .map_err(io::Error::other)?;
+    send_all(socket, &bytes, deadline)
+}
+
+/// Exchange hellos and learn what to do.
+fn ask(
+    socket: &OwnedFd,
+    decoder: &mut Decoder,
+    options: &Options,
+    deadline: Instant,
+) -> Result<ExecStart, Stop> {
+    greet(socket, &options.hello, deadline).map_err(Stop::HostGone)?;
+    let refuse = |kind, message: String| Stop::Report(ErrorReport::new(kind, message));
+    let mut greeted = false;
+    loop {
+        let Some((channel, frame)) = decoder
+            .next_frame()
+            .map_err(|error| refuse(ErrorKind::Protocol, error.to_string()))?
+        else {
+            receive(socket, decoder, deadline).map_err(Stop::HostGone)?;
+            continue;
+        };
+        match frame {
+            Frame::Hello(hello) if !greeted && channel == CONNECTION_CHANNEL => {
+                if negotiate(&options.hello, &hello).is_none() {
+                    let message = format!(
+                        "the agent speaks protocol versions {} to {}, {} speaks {} to {}: update the older one",
+                        options.hello.protocol_min,
+                        options.hello.protocol_max,
+                        hello.software,
+                        hello.protocol_min,
+                        hello.protocol_max
+                    );
+                    return Err(refuse(ErrorKind::Version, message));
+                }
+                greeted = true;
+            }
+            Frame::ExecStart(request) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(request);
+            }
+            _ if !greeted => {
+                return Err(refuse(
+                    ErrorKind::Protocol,
+                    "the first frame is not a hello".to_owned(),
+                ));
+            }
+            _ => {
+                return Err(refuse(
+                    ErrorKind::Protocol,
+                    "the frame after hello asks for nothing".to_owned(),
+                ));
+            }
+        }
+    }
+}
+
+/// Wait for the host to close, discarding what it still sends.
+fn linger(socket: &OwnedFd, deadline: Instant) {
+    let mut discarded = [0; 16 * 1024];
+    loop {
+        match rustix::io::read(socket, &mut discarded) {
+            Ok(0) => return,
+            Ok(_) | Err(rustix::io::Errno::INTR) if Instant::now() < deadline => {}
+            Err(rustix::io::Errno::AGAIN) if wait(socket, PollFlags::IN, deadline).is_ok() => {}
+            _ => return,
+        }
+    }
+}

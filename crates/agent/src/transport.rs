@@ -1,0 +1,173 @@
+//! Where the agent listens, and how it reaches the host.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
+use rustix::net::SocketFlags;
+use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
+
+/// The context identifier of the host, as its guests see it.
+const HOST_CID: u32 = 2;
+
+/// Any context identifier: this guest, in an address to bind to.
+const ANY_CID: u32 = u32::MAX;
+
+/// The lowest source port that the agent dials from. Those below stay free for well-known services.
+const FIRST_SOURCE_PORT: u32 = 512;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// Where the agent listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Vsock port [`PORT`], for the host.
+    Vsock,
+    /// A UNIX socket, for root and the agent's own user.
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// An endpoint as it is written on the command line: `vsock` or `unix:PATH`.
+    ///
+    /// # Errors
+    /// What was expected, in words.
+    pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
+        match text.as_bytes() {
+            b"vsock" => Ok(Endpoint::Vsock),
+            [b'u', b'n', b'i', b'x', b':', path @ ..] if !path.is_empty() => {
+                Ok(Endpoint::Unix(PathBuf::from(OsStr::from_bytes(path))))
+            }
+            _ => Err(format!("--listen expects vsock or unix:PATH, not {text:?}")),
+        }
+    }
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    is_vsock: bool,
+}
+
+impl Listener {
+    /// Listen at an endpoint. A UNIX socket whose owner is gone is replaced.
+    ///
+    /// # Errors
+    /// The system's reason; for vsock also that its module is not loaded yet (`EAFNOSUPPORT`).
+    pub fn open(endpoint: &Endpoint) -> io::Result<Listener> {
+        match endpoint {
+            Endpoint::Vsock => {
+                let socket = vsock_socket()?;
+                nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, PORT))?;
+                rustix::net::listen(&socket, BACKLOG)?;
+                Ok(Listener {
+                    socket,
+                    is_vsock: true,
+                })
+            }
+            Endpoint::Unix(path) => {
+                let address = rustix::net::SocketAddrUnix::new(path)?;
+                let new = || {
+                    let (family, kind) = (
+                        rustix::net::AddressFamily::UNIX,
+                        rustix::net::SocketType::STREAM,
+                    );
+                    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
+                };
+                let socket = new()?;
+                match rustix::net::bind(&socket, &address) {
+                    Err(rustix::io::Errno::ADDRINUSE) => {
+                        if rustix::net::connect(new()?, &address)
+                            != Err(rustix::io::Errno::CONNREFUSED)
+                        {
+                            return Err(io::ErrorKind::AddrInUse.into());
+                        }
+                        std::fs::remove_file(path)?;
+                        rustix::net::bind(&socket, &address)?;
+                    }
+                    bound => bound?,
+                }
+                // Nobody can connect before it listens, so the mode is right from the first connection on.
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+                rustix::net::listen(&socket, BACKLOG)?;
+                Ok(Listener {
+                    socket,
+                    is_vsock: false,
+                })
+            }
+        }
+    }
+
+    /// Wait for the next connection that comes from the host (or, on a UNIX socket, from root or the agent's user).
+    ///
+    /// # Errors
+    /// The system's reason; `PermissionDenied` for a connection of somebody else, which is closed.
+    pub fn accept(&self) -> io::Result<OwnedFd> {
+        let connection =
+            rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        if self.is_vsock {
+            let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
+            if peer.cid() != HOST_CID {
+                return Err(refused(&format!(
+                    "context identifier {} is not the host",
+                    peer.cid()
+                )));
+            }
+        } else {
+            let peer = rustix::net::sockopt::socket_peercred(&connection)?.uid;
+            if !peer.is_root() && peer != rustix::process::geteuid() {
+                return Err(refused(&format!(
+                    "user {} is neither root nor the agent's user",
+                    peer.as_raw()
+                )));
+            }
+        }
+        Ok(connection)
+    }
+}
+
+fn refused(reason: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("a connection is refused: {reason}"),
+    )
+}
+
+/// Dial the host's port [`PORT`] from a privileged port, which proves to the host that this is no ordinary program.
+///
+/// # Errors
+/// The system's reason: no vsock device yet, nobody listens, no privileged port free or allowed.
+pub fn dial_host() -> io::Result<OwnedFd> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for port in (FIRST_SOURCE_PORT..FIRST_UNPRIVILEGED_PORT)
+        .rev()
+        .filter(|port| *port != PORT)
+    {
+        let socket = vsock_socket()?;
+        match nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port)) {
+            Ok(()) => {
+                nix::sys::socket::connect(socket.as_raw_fd(), &VsockAddr::new(HOST_CID, PORT))?;
+                rustix::io::ioctl_fionbio(&socket, true)?;
+                return Ok(socket);
+            }
+            Err(nix::errno::Errno::EADDRINUSE) => last = nix::errno::Errno::EADDRINUSE.into(),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(last)
+}
+
+fn vsock_socket() -> io::Result<OwnedFd> {
+    Ok(nix::sys::socket::socket(
+        AddressFamily::Vsock,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?)
+}

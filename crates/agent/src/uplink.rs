@@ -1,0 +1,90 @@
+//! The connection by which the host knows that this guest is ready.
+//!
+//! The agent dials the host as soon as it listens, both say hello, and the connection stays open. When it breaks (the
+//! host's daemon was restarted, the guest was moved), the agent dials again.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, negotiate};
+
+use crate::session::{HANDSHAKE_TIMEOUT, greet};
+use crate::stream::receive;
+use crate::transport;
+
+/// The wait after the first failure; each further one doubles it.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+/// The longest wait between two attempts: what a restarted daemon may have to wait for a guest.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// A connection without a word for that long is still fine: only its end matters.
+const IDLE: Duration = Duration::from_secs(24 * 3600);
+
+/// Keep the host informed, for ever.
+pub(crate) fn run(hello: &Hello) -> ! {
+    let mut backoff = FIRST_BACKOFF;
+    let mut last_problem = String::new();
+    loop {
+        let problem = match transport::dial_host().and_then(|socket| announce(&socket, hello)) {
+            Ok(ended) => {
+                backoff = FIRST_BACKOFF;
+                format!("the connection to the host ended: {ended}")
+            }
+            Err(error) => {
+                format!("cannot tell the host that this guest is ready: {error}; trying again")
+            }
+        };
+        // Said once, not every few seconds for as long as there is no host.
+        if problem != last_problem {
+            eprintln!("ringdown-agent: {problem}");
+            last_problem = problem;
+        }
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(MAX_BACKOFF);
+    }
+}
+
+/// Exchange hellos on a connection to the host, then hold it until it ends: why it did.
+///
+/// # Errors
+/// The hellos did not get through.
+pub fn announce(socket: &OwnedFd, hello: &Hello) -> io::Result<io::Error> {
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    greet(socket, hello, deadline)?;
+    let mut decoder = Decoder::new();
+    let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+    loop {
+        match decoder
+            .next_frame()
+            .map_err(|error| invalid(error.to_string()))?
+        {
+            Some((CONNECTION_CHANNEL, Frame::Hello(theirs))) => {
+                if negotiate(hello, &theirs).is_none() {
+                    return Err(invalid(format!(
+                        "{} speaks another protocol version",
+                        theirs.software
+                    )));
+                }
+                break;
+            }
+            Some((_, Frame::Error(report))) => return Err(io::Error::other(report.message)),
+            Some(_) => return Err(invalid("the host's first frame is not a hello".to_owned())),
+            None => receive(socket, &mut decoder, deadline)?,
+        }
+    }
+    eprintln!("ringdown-agent: the host knows that this guest is ready");
+    loop {
+        match decoder.next_frame() {
+            Ok(Some((_, Frame::Error(report)))) => return Ok(io::Error::other(report.message)),
+            Ok(Some(_)) => return Ok(invalid("an unexpected frame from the host".to_owned())),
+            Err(error) => return Ok(invalid(error.to_string())),
+            Ok(None) => {}
+        }
+        match receive(socket, &mut decoder, Instant::now() + IDLE) {
+            Err(error) if error.kind() != io::ErrorKind::TimedOut => return Ok(error),
+            _ => {}
+        }
+    }
+}
