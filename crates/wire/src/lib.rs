@@ -2,4 +2,5 @@
 //! no allocation that the other side can grow.
 
 pub mod agent;
+pub mod connect;
 pub mod vsock;

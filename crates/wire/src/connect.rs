@@ -1,0 +1,150 @@
+//! The handshake on a VM's host socket, as Firecracker made it common: the program sends `CONNECT <port>\n`, and is
+//! answered `OK <host port>\n`; from then on the socket is the circuit. A refusal is `ERR <reason>\n`, and the socket
+//! is closed.
+
+use std::fmt;
+
+/// The longest request, in bytes with its line feed: `CONNECT 4294967295` and some room for spaces.
+pub const MAX_REQUEST_LEN: usize = 32;
+
+/// What the first bytes on a host socket say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing is wrong yet, and nothing is complete.
+    Partial,
+    /// A request for this port, which takes up this many bytes. What follows belongs to the circuit.
+    Connect {
+        /// The guest's port.
+        port: u32,
+        /// The request's length in bytes, its line feed included.
+        len: usize,
+    },
+    /// This is no request.
+    Invalid(RequestError),
+}
+
+/// What is wrong with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestError {
+    /// Another word than `CONNECT`.
+    Verb,
+    /// Not a port.
+    Port,
+    /// No line feed among the first [`MAX_REQUEST_LEN`] bytes.
+    TooLong,
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            RequestError::Verb => "expected \"CONNECT <port>\"",
+            RequestError::Port => "expected a port from 0 to 4294967294 after CONNECT",
+            RequestError::TooLong => "expected \"CONNECT <port>\" and a line feed within 32 bytes",
+        })
+    }
+}
+
+const VERB: &[u8] = b"CONNECT ";
+
+impl Request {
+    /// Reads the request at the start of `bytes`, which may go on beyond it, or end before it does.
+    pub fn parse(bytes: &[u8]) -> Request {
+        let verb = &bytes[..bytes.len().min(VERB.len())];
+        if !VERB.starts_with(verb) {
+            return Request::Invalid(RequestError::Verb);
+        }
+        let line = &bytes[..bytes.len().min(MAX_REQUEST_LEN)];
+        let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
+            return match line.len() < MAX_REQUEST_LEN {
+                true => Request::Partial,
+                false => Request::Invalid(RequestError::TooLong),
+            };
+        };
+        // A line feed inside the verb would not have been a prefix of it, so the verb is whole here.
+        match parse_port(&line[VERB.len()..end]) {
+            Some(port) => Request::Connect { port, len: end + 1 },
+            None => Request::Invalid(RequestError::Port),
+        }
+    }
+}
+
+/// A decimal port between optional spaces, with an optional carriage return at the end, as lenient as Firecracker.
+fn parse_port(bytes: &[u8]) -> Option<u32> {
+    let digits = bytes.trim_ascii();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let port = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    // The highest number is VMADDR_PORT_ANY, which nobody can be reached at.
+    (port != u32::MAX).then_some(port)
+}
+
+/// The answer to a request that was granted.
+pub fn accepted(host_port: u32) -> String {
+    format!("OK {host_port}\n")
+}
+
+/// The answer to a request that was refused. The reason is one line of words.
+pub fn refused(reason: impl fmt::Display) -> String {
+    format!("ERR {reason}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_request_ends_at_its_line_feed_and_what_follows_is_payload() {
+        assert_eq!(Request::parse(b"CONNECT 1234\nhello"), Request::Connect { port: 1234, len: 13 });
+        assert_eq!(Request::parse(b"CONNECT 0\n"), Request::Connect { port: 0, len: 10 });
+        assert_eq!(Request::parse(b"CONNECT 22\r\n"), Request::Connect { port: 22, len: 12 });
+        assert_eq!(
+            Request::parse(b"CONNECT 4294967294\n\n"),
+            Request::Connect { port: u32::MAX - 1, len: 19 }
+        );
+    }
+
+    #[test]
+    fn a_request_may_arrive_in_any_pieces() {
+        let whole = b"CONNECT 5432\n";
+        for end in 0..whole.len() {
+            assert_eq!(Request::parse(&whole[..end]), Request::Partial, "{end} bytes");
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused_as_soon_as_it_is_seen() {
+        for bytes in [&b"G"[..], b"GET / HTTP/1.1", b"connect 1\n", b"CONNECT\n", b"\n", b"CONNECTS 1\n"] {
+            assert_eq!(Request::parse(bytes), Request::Invalid(RequestError::Verb), "{bytes:?}");
+        }
+        for bytes in [&b"CONNECT \n"[..], b"CONNECT x\n", b"CONNECT -1\n", b"CONNECT +1\n", b"CONNECT 1 2\n", b"CONNECT 4294967295\n", b"CONNECT 99999999999\n"] {
+            assert_eq!(Request::parse(bytes), Request::Invalid(RequestError::Port), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_request_is_as_long_as_stated() {
+        let mut bytes = b"CONNECT ".to_vec();
+        bytes.resize(MAX_REQUEST_LEN - 2, b' ');
+        bytes.push(b'7');
+        assert_eq!(Request::parse(&bytes), Request::Partial);
+        bytes.push(b'\n');
+        assert_eq!(bytes.len(), MAX_REQUEST_LEN);
+        assert_eq!(Request::parse(&bytes), Request::Connect { port: 7, len: MAX_REQUEST_LEN });
+        bytes.insert(8, b' ');
+        assert_eq!(Request::parse(&bytes), Request::Invalid(RequestError::TooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_get_an_answer_that_stays(bytes in proptest::collection::vec(any::<u8>(), 0..64), cut in 0usize..64) {
+            let answer = Request::parse(&bytes);
+            let shorter = Request::parse(&bytes[..cut.min(bytes.len())]);
+            // Once something has been said, more bytes do not unsay it.
+            if shorter != Request::Partial {
+                prop_assert_eq!(shorter, answer);
+            }
+        }
+    }
+}
