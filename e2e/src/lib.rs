@@ -1,1 +1,45 @@
-//! Scenarios with real guests.
+//! The harness of the scenarios: real guests in QEMU, and the real daemon beside them.
+//!
+//! A scenario boots a [`Guest`] with a kernel and an initramfs that `cargo xtask images` made, starts a [`Daemon`],
+//! and asks the guest to run shell lines over a control channel of its own ([`control`]), a virtio-serial port that
+//! has nothing to do with Ringdown, so that a fault in Ringdown never hides what the guest saw.
+//!
+//! What a scenario may rely on:
+//! - Nothing outlives the test process, however it ends: every child is killed by the kernel when the process dies
+//!   ([`spawn`]), and the scratch directory is removed by a caretaker that waits for the process to be gone.
+//! - A guest that panics, or a QEMU that exits, fails the wait for it at once, with the end of the console's log.
+//! - KVM is used only where a probe guest booted with it ([`accelerator`]); emulation otherwise. So no scenario may
+//!   judge absolute time.
+//! - Guests are expensive. Tests of one file share them: see [`Shared`].
+
+pub mod accelerator;
+pub mod control;
+mod daemon;
+mod guest;
+pub mod images;
+pub mod protocol;
+mod qmp;
+mod shared;
+pub mod spawn;
+
+pub use control::{CommandSpec, Output};
+pub use daemon::{Daemon, DaemonSpec, ringdown_program};
+pub use guest::{BOOT_DEADLINE_S, Guest, GuestSpec};
+pub use images::Kernel;
+pub use qmp::Qmp;
+pub use shared::{Shared, SharedGuard, ShowLogs};
+
+/// How many lines of a console or daemon log are shown when a test fails.
+pub const LOG_TAIL_LINES: usize = 80;
+
+/// The last `line_count` lines of the file at `path`, or a sentence that says why they cannot be shown.
+pub fn log_tail(path: &std::path::Path, line_count: usize) -> String {
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(line_count)..].join("\n")
+        }
+        Err(error) => format!("({} cannot be read: {error})", path.display()),
+    }
+}

@@ -1,2 +1,43 @@
-//! Tasks of the project: images, tidy, demo.
-fn main() {}
+//! Tasks of the project: guest images, tidy checks.
+
+mod images;
+mod progress;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Tasks of the Ringdown project.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Make the guest images for tests and the demonstration; what is up to date stays.
+    Images(images::ImagesArguments),
+    /// Say whether guests can use KVM here, by booting one with it, and what is used instead.
+    Accelerator,
+    /// Check the rules of the house that the compiler does not know.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments.task {
+        Task::Images(arguments) => images::run(&arguments),
+        Task::Accelerator => e2e::accelerator::choose().map(|choice| println!("{choice}")),
+        Task::Tidy => tidy::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

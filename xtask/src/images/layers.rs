@@ -1,0 +1,153 @@
+//! What is in each layer of an initramfs.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::cpio::Archive;
+use super::programs;
+
+/// The packages of the layer `tools`; their dependencies come with them.
+pub const TOOLS_PACKAGES: &[&str] = &[
+    "ncat",
+    "openssh-client",
+    "openssh-server",
+    "openssh-sftp-server",
+    "socat",
+];
+
+/// What the layer `tools` takes from those packages.
+const TOOLS_PATHS: &[&str] = &[
+    "etc/ssh/moduli",
+    "usr/bin/ncat",
+    "usr/bin/scp",
+    "usr/bin/sftp",
+    "usr/bin/socat",
+    "usr/bin/ssh",
+    "usr/bin/ssh-keygen",
+    "usr/lib/openssh/sftp-server",
+    "usr/sbin/sshd",
+];
+
+const INIT: &[u8] = include_bytes!("../../guest/init");
+const INITTAB: &[u8] = include_bytes!("../../guest/inittab");
+const START_AGENT: &[u8] = include_bytes!("../../guest/agent");
+const SSHD_CONFIGURATION: &[u8] = include_bytes!("../../guest/sshd_config");
+const VSOCK_SSHD: &[u8] = include_bytes!("../../guest/vsock-sshd");
+
+const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\n\
+    sshd:x:101:65534:sshd:/run/sshd:/usr/sbin/nologin\n\
+    user:x:1000:1000:user:/home/user:/bin/sh\n\
+    nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
+const GROUP: &[u8] = b"root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n";
+const SHADOW: &[u8] = b"root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n\
+    user:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n";
+
+/// Everything in this file that shapes a layer, for its fingerprint.
+pub fn base_recipe() -> Vec<&'static [u8]> {
+    vec![INIT, INITTAB, START_AGENT, PASSWD, GROUP, SHADOW]
+}
+
+/// Everything in this file that shapes the layer `tools`, for its fingerprint.
+pub fn tools_recipe() -> Vec<&'static [u8]> {
+    let mut recipe = vec![SSHD_CONFIGURATION, VSOCK_SSHD];
+    recipe.extend(TOOLS_PATHS.iter().map(|path| path.as_bytes()));
+    recipe
+}
+
+/// The layer `base`: busybox with all its names, the boot scripts, and the control program.
+pub fn base(busybox_root: &Path, control: &[u8]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for directory in [
+        "dev",
+        "proc",
+        "sys",
+        "run",
+        "var",
+        "mnt",
+        "usr/bin",
+        "usr/sbin",
+        "usr/lib",
+        "usr/lib64",
+    ] {
+        archive.directory(directory, 0o755)?;
+    }
+    archive.directory("root", 0o700)?;
+    archive.directory("tmp", 0o1777)?;
+    for (link, target) in [
+        ("bin", "usr/bin"),
+        ("sbin", "usr/sbin"),
+        ("lib", "usr/lib"),
+        ("lib64", "usr/lib64"),
+    ] {
+        archive.symlink(link, target)?;
+    }
+    // The kernel opens it before any filesystem is mounted.
+    archive.character_device("dev/console", 0o600, 5, 1)?;
+
+    let busybox = busybox_root.join("bin/busybox");
+    let content =
+        std::fs::read(&busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    ensure!(
+        programs::is_static(&content)?,
+        "{} is not a static program",
+        busybox.display()
+    );
+    archive.file("usr/bin/busybox", 0o755, &content)?;
+    for applet in busybox_applets(&busybox)? {
+        if applet != "busybox" {
+            archive.symlink(&format!("usr/bin/{applet}"), "busybox")?;
+        }
+    }
+    archive.symlink("usr/sbin/init", "../bin/busybox")?;
+    archive.symlink("usr/sbin/modprobe", "../bin/busybox")?;
+
+    archive.file("init", 0o755, INIT)?;
+    archive.file("etc/inittab", 0o644, INITTAB)?;
+    archive.file("etc/passwd", 0o644, PASSWD)?;
+    archive.file("etc/group", 0o644, GROUP)?;
+    archive.file("etc/shadow", 0o600, SHADOW)?;
+    archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n::1 localhost\n")?;
+    archive.file("usr/lib/ringdown/control", 0o755, control)?;
+    archive.file("usr/lib/ringdown/agent", 0o755, START_AGENT)?;
+    archive.finish()
+}
+
+/// The layer `agent`: Ringdown's agent and nothing else.
+pub fn agent(agent: &[u8]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.file("usr/bin/ringdown-agent", 0o755, agent)?;
+    archive.finish()
+}
+
+/// The layer `tools`: foreign clients and servers, from packages unpacked at `root`.
+pub fn tools(root: &Path) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    programs::add_programs(&mut archive, root, TOOLS_PATHS)?;
+    archive.file("etc/ssh/sshd_config", 0o644, SSHD_CONFIGURATION)?;
+    archive.file("usr/bin/vsock-sshd", 0o755, VSOCK_SSHD)?;
+    archive.finish()
+}
+
+/// The names that busybox answers to, by its own word.
+fn busybox_applets(busybox: &Path) -> Result<Vec<String>> {
+    let output = Command::new(busybox)
+        .arg("--list")
+        .output()
+        .with_context(|| {
+            format!(
+                "cannot run {} (guests are for x86-64 only)",
+                busybox.display()
+            )
+        })?;
+    ensure!(
+        output.status.success(),
+        "{} --list failed",
+        busybox.display()
+    );
+    Ok(String::from_utf8(output.stdout)?
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
