@@ -1,1 +1,40 @@
-//! The command line of Ringdown.
+//! The command line of Ringdown. The tree of commands is data here, so that manual pages and completions can be
+//! made from it; `main` only hands over the process's arguments.
+//!
+//! Exit codes: 0 for success, 2 when the words were wrong, 1 when what they asked for failed. `exec` ends with the
+//! code of the guest's command.
+
+mod arguments;
+mod client;
+mod commands;
+mod failure;
+mod qemu;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+/// The tree of commands.
+pub fn command() -> clap::Command {
+    arguments::Arguments::command()
+}
+
+/// Does what the arguments ask for; the first is the program's name. Messages go to standard error.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match arguments::Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and the version are such errors too. Where they cannot be written, nothing can be said.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(failure::USAGE));
+        }
+    };
+    match commands::run(arguments) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}

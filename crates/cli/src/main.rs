@@ -1,2 +1,7 @@
-//! Ringdown: cli.
-fn main() {}
+//! The `ringdown` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run(std::env::args_os())
+}

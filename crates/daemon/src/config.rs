@@ -92,7 +92,7 @@ pub enum ConfigError {
         error: InputError,
     },
     /// The file could not be read.
-    #[error("cannot read the configuration file {}: {error}", path.display())]
+    #[error("cannot read the configuration file {}: {error}; check the path, or leave --config out", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,

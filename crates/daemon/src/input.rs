@@ -281,10 +281,6 @@ fn reserved_cid(cid: &str) -> &'static str {
 
 fn nearest_key(key: &str, valid: &[&str]) -> String {
     nearest(key, valid)
-        .map(|candidate| format!(", did you mean {candidate:?}?"))
+        .map(|candidate| format!("did you mean {candidate:?}? "))
         .unwrap_or_default()
-}
-
-fn valid_keys(valid: &[&str]) -> String {
-    format!("the keys that may stand here are {}", valid.join(", "))
 }

@@ -1,1 +1,465 @@
+use std::path::{Path, PathBuf};
 
+use super::*;
+use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
+use crate::line::AllowRule;
+
+fn file(text: &str) -> Result<Config, ConfigError> {
+    parse_file(text, "ringdown.toml", Path::new("/etc/ringdown"))
+}
+
+fn refusal(text: &str) -> String {
+    file(text).expect_err(text).to_string()
+}
+
+fn vm(text: &str) -> Result<VmRequest, String> {
+    parse_vm_option(text, Path::new("/srv"))
+        .map(|vm| vm.value)
+        .map_err(|error| error.to_string())
+}
+
+fn rule(from: Option<&str>, to: Option<&str>, port: Option<u32>) -> AllowRule {
+    AllowRule {
+        from: from.map(str::to_owned),
+        to: to.map(str::to_owned),
+        port,
+    }
+}
+
+/// The plan of `--vm` options in the runtime directory `/run/ringdown`.
+fn plan(options: &[&str]) -> Result<Plan, String> {
+    let mut config = Config::default();
+    for text in options {
+        config
+            .vms
+            .push(parse_vm_option(text, Path::new("/srv")).map_err(|error| error.to_string())?);
+    }
+    Plan::from_config(PathBuf::from("/run/ringdown"), &config).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_file_says_everything_that_can_be_said() {
+    let config = file(
+        r#"
+        runtime-dir = "state"
+
+        [[vm]]
+        name = "web"
+        cid = 0x10
+        vhost-user = "/run/web.vhost"
+        host = "web.sock"
+
+        [[vm]]
+        name = "db"
+
+        [[allow]]
+        from = "web"
+        to = "db"
+        port = 5_432
+
+        [[allow]]
+        from = "*"
+        to = "*"
+        port = "*"
+        "#,
+    )
+    .unwrap();
+    assert_eq!(
+        config.runtime_dir.as_deref(),
+        Some(Path::new("/etc/ringdown/state"))
+    );
+    let web = VmRequest {
+        name: "web".to_owned(),
+        cid: Some(16),
+        vhost_user: Some("/run/web.vhost".into()),
+        host: Some("/etc/ringdown/web.sock".into()),
+    };
+    assert_eq!(config.vms[0].value, web);
+    assert_eq!(config.vms[0].place, "ringdown.toml: line 4, column 9");
+    let db = VmRequest {
+        name: "db".to_owned(),
+        cid: None,
+        vhost_user: None,
+        host: None,
+    };
+    assert_eq!(config.vms[1].value, db);
+    let rules: Vec<_> = config.rules.into_iter().map(|rule| rule.value).collect();
+    assert_eq!(
+        rules,
+        [
+            rule(Some("web"), Some("db"), Some(5432)),
+            rule(None, None, None)
+        ]
+    );
+}
+
+#[test]
+fn an_empty_file_is_a_configuration() {
+    assert_eq!(file("").unwrap(), Config::default());
+}
+
+#[test]
+fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
+    let long_name = format!("[[vm]]\nname = \"{}\"", "a".repeat(MAX_NAME_LEN + 1));
+    let table = [
+        (
+            "vms = 1",
+            "line 1, column 1: unknown key \"vms\": did you mean \"vm\"? the keys",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\ncdi = 3",
+            "line 3, column 1: unknown key \"cdi\": did you mean \"cid\"? ",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nvhost_user = \"x\"",
+            "did you mean \"vhost-user\"? ",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\ncolour = 3",
+            "unknown key \"colour\": the keys that may stand here are name, cid, vhost-user, host",
+        ),
+        (
+            "[[allow]]\nfrom = \"*\"\nto = \"*\"\nprot = 1",
+            "line 4, column 1: unknown key \"prot\": did you mean \"port\"? ",
+        ),
+        (
+            "[[vm]]\ncid = 3",
+            "line 1, column 1: this [[vm]] has no \"name\": add name = \"web\"",
+        ),
+        (
+            "[[vm]]\nname = 3",
+            "line 2, column 8: \"name\" must be a string, found integer",
+        ),
+        (
+            "[[vm]]\nname = \"Web\"",
+            "line 2, column 8: \"Web\" cannot be the name of a VM: use 1 to 63",
+        ),
+        ("[[vm]]\nname = \"\"", "cannot be the name of a VM"),
+        (
+            "[[vm]]\nname = \"-web\"",
+            "starting with a letter or a digit",
+        ),
+        (&long_name, "cannot be the name of a VM"),
+        (
+            "[[vm]]\nname = \"web\"\ncid = 0",
+            "line 3, column 7: CID 0 cannot be given to a guest (it means the hypervisor): use a number from 3 to 4294967294",
+        ),
+        ("[[vm]]\nname = \"web\"\ncid = 1", "it means loopback"),
+        ("[[vm]]\nname = \"web\"\ncid = 2", "it means the host"),
+        ("[[vm]]\nname = \"web\"\ncid = 4294967295", "it means any"),
+        (
+            "[[vm]]\nname = \"web\"\ncid = 4294967296",
+            "CID 4294967296 cannot be given",
+        ),
+        ("[[vm]]\nname = \"web\"\ncid = -1", "CID -1 cannot be given"),
+        (
+            "[[vm]]\nname = \"web\"\ncid = \"3\"",
+            "\"cid\" must be a number, found string",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nhost = \"\"",
+            "line 3, column 8: \"\" is not a path for a socket",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nhost = \"..\"",
+            "is not a path for a socket",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nhost = \"a\\u0000b\"",
+            "is not a path for a socket",
+        ),
+        (
+            "vm = 3",
+            "line 1, column 6: \"vm\" must be a list of tables, written [[…]], found integer",
+        ),
+        (
+            "[vm]\nname = \"web\"",
+            "\"vm\" must be a list of tables, written [[…]], found table",
+        ),
+        ("vm = [3]", "\"vm\" must be a list of tables"),
+        (
+            "[[allow]]\nfrom = \"web\"\nto = \"db\"",
+            "this [[allow]] has no \"port\": add port = 5432, or \"*\" for any port",
+        ),
+        ("[[allow]]\nto = \"db\"\nport = 1", "has no \"from\""),
+        ("[[allow]]\nfrom = \"db\"\nport = 1", "has no \"to\""),
+        (
+            "[[allow]]\nfrom = \"We b\"\nto = \"*\"\nport = 1",
+            "line 2, column 8: \"We b\" cannot be the name of a VM",
+        ),
+        (
+            "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = 4294967295",
+            "4294967295 is not a port: use a number from 0 to 4294967294",
+        ),
+        (
+            "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = -1",
+            "-1 is not a port",
+        ),
+        (
+            "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = \"http\"",
+            "\"http\" is not a port",
+        ),
+        (
+            "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = true",
+            "\"port\" must be a number or \"*\", found boolean",
+        ),
+        ("runtime-dir = \"\"", "is not a path"),
+        ("runtime-dir = 3", "\"runtime-dir\" must be a string"),
+        (
+            "[[vm]\nname = 1",
+            "line 1, column 6: this is not valid TOML",
+        ),
+        (
+            "[[vm]]\nname = \"a\"\nname = \"b\"",
+            "line 3, column 1: this is not valid TOML: duplicate key",
+        ),
+        ("x = \"\u{e4}\u{f6}\"\ny =", "line 2, column "),
+    ];
+    for (text, expected) in table {
+        let found = refusal(text);
+        assert!(found.starts_with("ringdown.toml: line "), "{found}");
+        assert!(
+            found.contains(expected),
+            "for {text:?}\nexpected …{expected}…\nfound {found}"
+        );
+    }
+}
+
+#[test]
+fn each_bad_option_is_refused_with_its_words_and_remedy() {
+    let table = [
+        (
+            "",
+            "expected key=value, found \"\": write it like --vm name=web,cid=3",
+        ),
+        ("web", "expected key=value, found \"web\""),
+        ("cid=3", "this VM has no \"name\": add name=web"),
+        ("name=web,", "expected key=value, found \"\""),
+        (
+            "name=web,cdi=3",
+            "--vm name=web,cdi=3: unknown key \"cdi\": did you mean \"cid\"? ",
+        ),
+        ("name=web,name=db", "the key \"name\" is given twice"),
+        ("name=web,cid=two", "CID \"two\" cannot be given"),
+        (
+            "name=web,cid=2",
+            "CID 2 cannot be given to a guest (it means the host)",
+        ),
+        ("name=web,cid=-3", "CID \"-3\" cannot be given"),
+        ("name=we/b", "\"we/b\" cannot be the name of a VM"),
+        ("name=web,host=", "is not a path for a socket"),
+    ];
+    for (text, expected) in table {
+        let found = vm(text).expect_err(text);
+        assert!(
+            found.contains(expected),
+            "for {text:?}\nexpected …{expected}…\nfound {found}"
+        );
+    }
+    let table = [
+        ("from=web,to=db", "this rule has no \"port\""),
+        ("from=web,to=db,port=x", "\"x\" is not a port"),
+        ("from=web,to=db,port=4294967295", "is not a port"),
+        ("from=*,to=d b,port=*", "\"d b\" cannot be the name of a VM"),
+        ("from=*,to=*,prot=*", "did you mean \"port\"? "),
+    ];
+    for (text, expected) in table {
+        let found = parse_allow_option(text).expect_err(text).to_string();
+        assert!(
+            found.contains(expected),
+            "for {text:?}\nexpected …{expected}…\nfound {found}"
+        );
+    }
+}
+
+#[test]
+fn options_say_what_the_file_says() {
+    let found = vm("name=web,cid=7,vhost-user=v,,1,host=/h=1").unwrap();
+    assert_eq!(found.name, "web");
+    assert_eq!(found.cid, Some(7));
+    assert_eq!(found.vhost_user.as_deref(), Some(Path::new("/srv/v,1")));
+    assert_eq!(found.host.as_deref(), Some(Path::new("/h=1")));
+    let any = parse_allow_option("from=*,to=*,port=*").unwrap().value;
+    assert_eq!(any, rule(None, None, None));
+    let one = parse_allow_option("port=0,to=db,from=web").unwrap().value;
+    assert_eq!(one, rule(Some("web"), Some("db"), Some(0)));
+}
+
+#[test]
+fn names_may_have_what_the_rule_says_and_no_more() {
+    for name in [
+        "a",
+        "0",
+        "web-1",
+        "web.example_org",
+        &"a".repeat(MAX_NAME_LEN),
+    ] {
+        assert_eq!(crate::input::check_name(name), Ok(()));
+    }
+    for name in [
+        "",
+        "A",
+        ".a",
+        "_a",
+        "-a",
+        "a b",
+        "a/b",
+        "a\n",
+        "\u{e4}",
+        "a*",
+        &"a".repeat(MAX_NAME_LEN + 1),
+    ] {
+        assert!(
+            crate::input::check_name(name).is_err(),
+            "{name:?} was taken"
+        );
+    }
+}
+
+#[test]
+fn a_path_may_have_107_bytes() {
+    let path = |len: usize| format!("/{}", "p".repeat(len - 1));
+    for len in [MAX_SOCKET_PATH_LEN - 1, MAX_SOCKET_PATH_LEN] {
+        assert!(vm(&format!("name=web,host={}", path(len))).is_ok());
+    }
+    let found = vm(&format!("name=web,host={}", path(MAX_SOCKET_PATH_LEN + 1))).unwrap_err();
+    assert!(
+        found.ends_with("has 108 bytes, and a socket's path may have 107: choose a shorter one"),
+        "{found}"
+    );
+    let found = Plan::from_config(
+        PathBuf::from(path(MAX_SOCKET_PATH_LEN - 5)),
+        &Config {
+            vms: vec![parse_vm_option("name=web", Path::new("/")).unwrap()],
+            ..Config::default()
+        },
+    );
+    assert!(found.unwrap_err().to_string().contains("has 112 bytes"));
+}
+
+#[test]
+fn an_assigned_cid_is_the_lowest_that_nobody_asked_for() {
+    let plan = plan(&["name=a", "name=b,cid=3", "name=c", "name=d,cid=5"]).unwrap();
+    let cids: Vec<u32> = plan.lines().map(|line| line.cid).collect();
+    assert_eq!(cids, [4, 3, 6, 5]);
+}
+
+#[test]
+fn a_cid_stays_while_its_vm_lives_and_is_free_after() {
+    let mut plan = plan(&["name=a", "name=b"]).unwrap();
+    let request = |name: &str| VmRequest {
+        name: name.to_owned(),
+        cid: None,
+        vhost_user: None,
+        host: None,
+    };
+    assert_eq!(plan.add(&request("c")).unwrap().cid, 5);
+    plan.remove("a");
+    assert_eq!(plan.get("b").unwrap().cid, 4);
+    assert_eq!(plan.add(&request("d")).unwrap().cid, 3);
+}
+
+#[test]
+fn paths_default_to_the_runtime_directory() {
+    let plan = plan(&["name=web"]).unwrap();
+    let line = plan.get("web").unwrap();
+    assert_eq!(line.vhost_user, Path::new("/run/ringdown/web.vhost"));
+    assert_eq!(line.host, Path::new("/run/ringdown/web.sock"));
+}
+
+#[test]
+fn what_belongs_to_another_vm_is_refused() {
+    let table: [(&[&str], &str); 7] = [
+        (
+            &["name=web", "name=web"],
+            "--vm name=web: there is a VM named \"web\" already",
+        ),
+        (
+            &["name=web,cid=9", "name=db,cid=9"],
+            "--vm name=db,cid=9: CID 9 belongs to VM \"web\" already",
+        ),
+        (
+            &["name=web,host=/x", "name=db,host=/x"],
+            "the socket /x is used by VM \"web\" already",
+        ),
+        (
+            &["name=web,host=/x", "name=db,vhost-user=/x"],
+            "the socket /x is used by VM \"web\" already",
+        ),
+        (
+            &["name=web,host=/x,vhost-user=/x"],
+            "is used by this VM's vhost-user socket already",
+        ),
+        (
+            &["name=control"],
+            "the socket /run/ringdown/control.sock is used by the control API already",
+        ),
+        (
+            &["name=web,host=/run/ringdown/lock"],
+            "is used by the daemon's lock already",
+        ),
+    ];
+    for (options, expected) in table {
+        let found = plan(options).expect_err(expected);
+        assert!(
+            found.contains(expected),
+            "expected …{expected}…\nfound {found}"
+        );
+    }
+}
+
+#[test]
+fn a_daemon_serves_so_many_vms_and_no_more() {
+    let mut plan = Plan::new(PathBuf::from("/run/ringdown"));
+    let request = |index: usize| VmRequest {
+        name: format!("vm{index}"),
+        cid: None,
+        vhost_user: None,
+        host: None,
+    };
+    for index in 0..MAX_VMS {
+        plan.add(&request(index)).unwrap();
+    }
+    let found = plan.add(&request(MAX_VMS)).unwrap_err().to_string();
+    assert_eq!(found, "too many VMs: at most 1024 fit into one daemon");
+    let text = "[[vm]]\nname = \"a\"\n".repeat(MAX_VMS + 1);
+    assert!(refusal(&text).contains("too many VMs"));
+}
+
+#[test]
+fn a_file_has_a_largest_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ringdown.toml");
+    let comment = |len: u64| format!("#{}", "x".repeat(len as usize - 1));
+    std::fs::write(&path, comment(MAX_FILE_LEN)).unwrap();
+    assert_eq!(read_file(&path).unwrap(), Config::default());
+    std::fs::write(&path, comment(MAX_FILE_LEN + 1)).unwrap();
+    assert!(
+        read_file(&path)
+            .unwrap_err()
+            .to_string()
+            .contains("it is longer than 1048576 bytes")
+    );
+    let missing = read_file(&directory.path().join("none"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        missing.starts_with("cannot read the configuration file "),
+        "{missing}"
+    );
+}
+
+#[test]
+fn the_later_runtime_directory_wins() {
+    let mut config = Config {
+        runtime_dir: Some("/a".into()),
+        ..Config::default()
+    };
+    config.extend(Config::default());
+    assert_eq!(config.runtime_dir.as_deref(), Some(Path::new("/a")));
+    config.extend(Config {
+        runtime_dir: Some("/b".into()),
+        ..Config::default()
+    });
+    assert_eq!(config.runtime_dir.as_deref(), Some(Path::new("/b")));
+}

@@ -1,0 +1,239 @@
+//! The client of the control API: one request per connection, and the calling thread waits for the answer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use daemon::api::types::{NewVm, PROBLEM_MEDIA_TYPE, Problem, VmList, VmStatus};
+use daemon::config::default_runtime_dir;
+use daemon::input::check_name;
+use daemon::runtime::control_socket;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::failure::Failure;
+
+/// How long the daemon may take to answer, beyond what the request asks it to wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The longest answer, in bytes: well above a list of as many VMs as a daemon serves.
+const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
+
+/// Why a request got no answer, or one that says no.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens on the control socket.
+    #[error(
+        "no daemon serves {}: start it with `ringdown serve{}`, or name its directory with --runtime-dir",
+        runtime_dir.display(),
+        if *runtime_dir == default_runtime_dir() { String::new() } else { format!(" --runtime-dir {}", runtime_dir.display()) }
+    )]
+    NoDaemon {
+        /// The runtime directory.
+        runtime_dir: PathBuf,
+    },
+    /// The daemon belongs to another user.
+    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon", socket.display())]
+    Denied {
+        /// The control socket.
+        socket: PathBuf,
+    },
+    /// The daemon said no.
+    #[error("{}", .0.detail)]
+    Problem(Box<Problem>),
+    /// The daemon took too long.
+    #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
+    Silent {
+        /// The control socket.
+        socket: PathBuf,
+    },
+    /// What came back is not an answer of the control API.
+    #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
+    Broken {
+        /// The control socket.
+        socket: PathBuf,
+        /// What was wrong.
+        what: String,
+    },
+    /// This process could not ask.
+    #[error("cannot ask the daemon: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        match &error {
+            // The request was made of the person's words, so it is they that are not valid.
+            ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
+            _ => Failure::failed(error),
+        }
+    }
+}
+
+/// A client of the daemon of one runtime directory.
+#[derive(Debug)]
+pub struct Client {
+    runtime_dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon of this runtime directory, or of the default one. Nothing is connected yet.
+    pub fn new(runtime_dir: Option<&Path>) -> Client {
+        let runtime_dir = runtime_dir.map_or_else(default_runtime_dir, Path::to_owned);
+        Client {
+            socket: control_socket(&runtime_dir),
+            runtime_dir,
+        }
+    }
+
+    /// Adds a VM.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn add(&self, new: &NewVm) -> Result<VmStatus, ClientError> {
+        let body = serde_json::to_vec(new).map_err(io::Error::from)?;
+        self.ask(Method::POST, "/v1/vms", body, ANSWER_TIMEOUT)
+    }
+
+    /// The VMs.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn list(&self) -> Result<VmList, ClientError> {
+        self.ask(Method::GET, "/v1/vms", Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// One VM.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`].
+    pub fn show(&self, name: &str) -> Result<VmStatus, Failure> {
+        check_name(name)?;
+        Ok(self.ask(
+            Method::GET,
+            &format!("/v1/vms/{name}"),
+            Vec::new(),
+            ANSWER_TIMEOUT,
+        )?)
+    }
+
+    /// Removes a VM.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`].
+    pub fn remove(&self, name: &str) -> Result<(), Failure> {
+        check_name(name)?;
+        self.exchange(
+            Method::DELETE,
+            &format!("/v1/vms/{name}"),
+            Vec::new(),
+            ANSWER_TIMEOUT,
+        )?;
+        Ok(())
+    }
+
+    fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &str,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<T, ClientError> {
+        let answer = self.exchange(method, target, body, timeout)?;
+        serde_json::from_slice(&answer).map_err(|error| self.broken(error))
+    }
+
+    fn exchange(
+        &self,
+        method: Method,
+        target: &str,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<Bytes, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let exchange = tokio::time::timeout(timeout, self.exchange_soon(method, target, body));
+            exchange.await.unwrap_or_else(|_| {
+                Err(ClientError::Silent {
+                    socket: self.socket.clone(),
+                })
+            })
+        })
+    }
+
+    async fn exchange_soon(
+        &self,
+        method: Method,
+        target: &str,
+        body: Vec<u8>,
+    ) -> Result<Bytes, ClientError> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| self.unreachable(error))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.broken(error))?;
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header(HOST, "ringdown")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| self.broken(error))?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| self.broken(error))?;
+        self.read(response).await
+    }
+
+    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, ClientError> {
+        let status = response.status();
+        let is_problem = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|value| value == PROBLEM_MEDIA_TYPE);
+        let body = Limited::new(response.into_body(), MAX_ANSWER_LEN)
+            .collect()
+            .await;
+        let body = body.map_err(|error| self.broken(error))?.to_bytes();
+        if status.is_success() {
+            return Ok(body);
+        }
+        if !is_problem {
+            return Err(self.broken(format!("HTTP status {status}")));
+        }
+        let problem = serde_json::from_slice(&body).map_err(|error| self.broken(error))?;
+        Err(ClientError::Problem(Box::new(problem)))
+    }
+
+    fn unreachable(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::NotADirectory => ClientError::NoDaemon {
+                runtime_dir: self.runtime_dir.clone(),
+            },
+            io::ErrorKind::PermissionDenied => ClientError::Denied {
+                socket: self.socket.clone(),
+            },
+            _ => self.broken(error),
+        }
+    }
+
+    fn broken(&self, what: impl ToString) -> ClientError {
+        ClientError::Broken {
+            socket: self.socket.clone(),
+            what: what.to_string(),
+        }
+    }
+}

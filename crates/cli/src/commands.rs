@@ -1,0 +1,42 @@
+//! What each command does.
+
+mod args;
+mod serve;
+mod vm;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::arguments::{Arguments, Command, Vm};
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// Does what the arguments ask for, and returns the exit code.
+///
+/// # Errors
+/// [`Failure`] with the exit code and the message for the person.
+pub fn run(arguments: Arguments) -> Result<u8, Failure> {
+    let client = Client::new(arguments.runtime_dir.as_deref());
+    match arguments.command {
+        Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
+        Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
+        Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
+        Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
+        Command::Args(options) => args::run(&client, &options)?,
+    }
+    Ok(0)
+}
+
+/// Writes to standard output. A reader that has gone away is a failure like any other, not a panic.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
+    print(&format!("{text}\n"))
+}

@@ -1,0 +1,76 @@
+//! `ringdown serve`: the daemon in the foreground.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use daemon::config::{Config, parse_allow_option, parse_vm_option, read_file};
+use daemon::line::{AgentArrival, LineWorker};
+use tokio::sync::mpsc;
+use tracing_subscriber::EnvFilter;
+
+use crate::arguments::Serve;
+use crate::failure::Failure;
+
+/// Runs until a signal ends it.
+///
+/// # Errors
+/// [`Failure`] when it cannot start.
+pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> {
+    start_log(options.log.as_deref())?;
+    let config = configuration(runtime_dir, &options)?;
+    Ok(daemon::serve::serve(
+        &config,
+        Box::new(start_worker),
+        io::stdout(),
+    )?)
+}
+
+fn configuration(runtime_dir: Option<PathBuf>, options: &Serve) -> Result<Config, Failure> {
+    let directory = std::env::current_dir()
+        .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
+    let mut config = options
+        .config
+        .as_deref()
+        .map(read_file)
+        .transpose()?
+        .unwrap_or_default();
+    let vms = options
+        .vm
+        .iter()
+        .map(|text| parse_vm_option(text, &directory));
+    let rules = options.allow.iter().map(|text| parse_allow_option(text));
+    config.extend(Config {
+        runtime_dir,
+        vms: vms.collect::<Result<_, _>>()?,
+        rules: rules.collect::<Result<_, _>>()?,
+    });
+    Ok(config)
+}
+
+/// The data plane is not part of this build yet: the daemon says so instead of serving VMs that nobody could reach.
+fn start_worker(_arrivals: mpsc::Sender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this build has no data plane yet",
+    ))
+}
+
+fn start_log(filter: Option<&str>) -> Result<(), Failure> {
+    let variable = std::env::var("RINGDOWN_LOG")
+        .ok()
+        .filter(|value| !value.is_empty());
+    let filter = filter.or(variable.as_deref()).unwrap_or("info");
+    let parsed = EnvFilter::try_new(filter).map_err(|error| {
+        Failure::usage(format!(
+            "{filter:?} says nothing about what to log: {error}; use info or debug, for instance"
+        ))
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(parsed)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}

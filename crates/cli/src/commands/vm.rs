@@ -1,0 +1,134 @@
+//! `ringdown vm`: the VMs of the running daemon.
+
+use std::path::{Path, PathBuf};
+
+use daemon::api::types::{NewVm, VmStatus};
+use daemon::input::{check_name, check_socket_path, parse_cid};
+
+use super::{print, print_json};
+use crate::arguments::{VmAdd, VmList};
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// `ringdown vm add`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
+    check_name(&options.name)?;
+    let cid = options.cid.as_deref().map(parse_cid).transpose()?;
+    let status = client.add(&NewVm {
+        name: options.name,
+        cid: cid.map(u64::from),
+        vhost_user: options.vhost_user.as_deref().map(socket).transpose()?,
+        host: options.host.as_deref().map(socket).transpose()?,
+    })?;
+    if options.json {
+        return print_json(&status);
+    }
+    print(&format!(
+        "added {name} with CID {cid}\n  VMM:  {vhost_user} (see `ringdown args {name} --vmm qemu`)\n  host: {host}\n",
+        name = status.name,
+        cid = status.cid,
+        vhost_user = status.vhost_user.display(),
+        host = status.host.display(),
+    ))
+}
+
+/// `ringdown vm ls`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
+    let list = client.list()?;
+    if options.json {
+        return print_json(&list);
+    }
+    if list.vms.is_empty() {
+        // On standard error: a script that counts lines counts none.
+        eprintln!("no VMs yet: add one with `ringdown vm add NAME`");
+        return Ok(());
+    }
+    print(&table(&list.vms))
+}
+
+/// The daemon has a working directory of its own, so a path is sent from the root.
+fn socket(path: &Path) -> Result<PathBuf, Failure> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    check_socket_path(&absolute)?;
+    Ok(absolute)
+}
+
+fn table(vms: &[VmStatus]) -> String {
+    let header = ["NAME", "CID", "STATE", "CIRCUITS", "GUEST", "HOST SOCKET"].map(str::to_owned);
+    let rows = vms.iter().map(|vm| {
+        let guest = vm
+            .agent
+            .as_ref()
+            .map_or("-", |agent| agent.hostname.as_str());
+        [
+            vm.name.clone(),
+            vm.cid.to_string(),
+            vm.state.to_string(),
+            vm.circuits.to_string(),
+            guest.to_owned(),
+            vm.host.display().to_string(),
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
+    let mut widths = [0; 6];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use daemon::api::types::{AgentInfo, VmState};
+
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let vm = |name: &str, state, agent| VmStatus {
+            name: name.to_owned(),
+            cid: 3,
+            state,
+            vhost_user: "/r/v".into(),
+            host: "/r/h".into(),
+            agent,
+            circuits: 12,
+            counters: Default::default(),
+        };
+        let agent = AgentInfo {
+            software: String::new(),
+            hostname: "db.example".to_owned(),
+            boot_id: String::new(),
+            capabilities: Vec::new(),
+        };
+        let text = table(&[
+            vm("a", VmState::Waiting, None),
+            vm("database", VmState::Ready, Some(agent)),
+        ]);
+        assert_eq!(
+            text,
+            "NAME      CID  STATE    CIRCUITS  GUEST       HOST SOCKET\n\
+             a         3    waiting  12        -           /r/h\n\
+             database  3    ready    12        db.example  /r/h\n"
+        );
+    }
+}

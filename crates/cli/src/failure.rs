@@ -1,0 +1,67 @@
+//! What the person sees when a command fails, and the exit code that a script sees.
+
+use std::fmt;
+
+use daemon::config::ConfigError;
+use daemon::input::InputError;
+use daemon::serve::ServeError;
+
+/// The exit code when what was asked for failed.
+pub const FAILURE: u8 = 1;
+
+/// The exit code when the words were wrong.
+pub const USAGE: u8 = 2;
+
+/// A command that did not succeed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit code.
+    pub code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// What was asked for failed.
+    pub fn failed(message: impl fmt::Display) -> Failure {
+        Failure {
+            code: FAILURE,
+            message: message.to_string(),
+        }
+    }
+
+    /// The words were wrong.
+    pub fn usage(message: impl fmt::Display) -> Failure {
+        Failure {
+            code: USAGE,
+            message: message.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(error: InputError) -> Failure {
+        Failure::usage(error)
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
+        ServeError::from(error).into()
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Failure {
+        if error.is_usage() {
+            Failure::usage(error)
+        } else {
+            Failure::failed(error)
+        }
+    }
+}
