@@ -97,9 +97,9 @@ pub enum InputError {
     },
     /// A key that means nothing here.
     #[error(
-        "unknown key {key:?}{}: {}",
+        "unknown key {key:?}: {}the keys that may stand here are {}",
         nearest_key(key, valid),
-        valid_keys(valid)
+        valid.join(", ")
     )]
     UnknownKey {
         /// What was found.
