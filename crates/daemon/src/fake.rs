@@ -1,5 +1,9 @@
 //! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
 
+mod daemon;
+
+pub use daemon::{FakeDaemon, start};
+
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;

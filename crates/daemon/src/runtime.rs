@@ -299,3 +299,6 @@ fn process(pid: Option<u32>) -> String {
 fn by(option: &str) -> String {
     format!(" with {option}")
 }
+
+#[cfg(test)]
+mod tests;

@@ -324,3 +324,6 @@ async fn first_signal(
         _ = hangup.recv() => "SIGHUP",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! A whole daemon on a thread of a test, with a fake worker and a runtime directory of its own.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+use super::FakeWorker;
+use crate::config::{Config, parse_allow_option, parse_vm_option};
+use crate::runtime::control_socket;
+use crate::serve::{Daemon, ServeError, StartWorker};
+
+/// How long a test waits for an answer before it fails.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A running daemon. Dropping it ends it.
+#[derive(Debug)]
+pub struct FakeDaemon {
+    directory: TempDir,
+    worker: Arc<FakeWorker>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+impl FakeDaemon {
+    /// Starts a daemon with these `--vm` and `--allow` options. Its sockets listen when this returns.
+    ///
+    /// # Panics
+    /// The options are wrong, or the daemon does not start.
+    pub fn start(vms: &[&str], rules: &[&str]) -> FakeDaemon {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let mut config = Config {
+            runtime_dir: Some(directory.path().to_owned()),
+            ..Config::default()
+        };
+        for text in vms {
+            config
+                .vms
+                .push(parse_vm_option(text, directory.path()).expect("the VM is described well"));
+        }
+        for text in rules {
+            config
+                .rules
+                .push(parse_allow_option(text).expect("the rule is described well"));
+        }
+        let (worker, daemon) = start(&config).expect("the daemon starts");
+        let (end, ended) = oneshot::channel();
+        let run = move || {
+            daemon.run(|| {
+                Ok(async {
+                    // A sender that was dropped ends the daemon as well.
+                    let _ = ended.await;
+                })
+            })
+        };
+        let thread = std::thread::spawn(run);
+        FakeDaemon {
+            directory,
+            worker,
+            end: Some(end),
+            thread: Some(thread),
+        }
+    }
+
+    /// The runtime directory.
+    pub fn runtime_dir(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The worker, to set what the daemon sees.
+    pub fn worker(&self) -> &FakeWorker {
+        &self.worker
+    }
+
+    /// Makes one request of the control API and returns the status and the body.
+    ///
+    /// # Panics
+    /// There is no answer in HTTP in good time.
+    pub fn request(&self, method: &str, target: &str, body: &str) -> (u16, String) {
+        let answer = self.raw_request(&format!(
+            "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        let answer = answer.expect("the daemon answers");
+        let (head, body) = answer
+            .split_once("\r\n\r\n")
+            .expect("the answer has a head");
+        let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
+        (status.expect("the answer has a status"), body.to_owned())
+    }
+
+    /// Sends these bytes to the control socket and returns what comes back until its end.
+    ///
+    /// # Errors
+    /// The connection breaks, or does not end in good time.
+    pub fn raw_request(&self, bytes: &str) -> io::Result<String> {
+        let mut stream = UnixStream::connect(control_socket(self.runtime_dir()))?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.write_all(bytes.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Ends the daemon and returns how it ended.
+    ///
+    /// # Panics
+    /// The daemon panicked.
+    pub fn stop(&mut self) -> Result<(), ServeError> {
+        drop(self.end.take());
+        match self.thread.take() {
+            Some(thread) => thread.join().expect("the daemon does not panic"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // A test that fails tells why itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a daemon with a fake worker, and returns both.
+///
+/// # Errors
+/// Those of [`Daemon::start`].
+pub fn start(config: &Config) -> Result<(Arc<FakeWorker>, Daemon), ServeError> {
+    let slot = Arc::new(Mutex::new(None));
+    let kept = slot.clone();
+    let start_worker: StartWorker = Box::new(move |arrivals| {
+        let worker = Arc::new(FakeWorker::new(arrivals));
+        *kept.lock().expect("nobody panics with the slot") = Some(worker.clone());
+        Ok(worker)
+    });
+    let daemon = Daemon::start(config, start_worker)?;
+    let worker = slot.lock().expect("nobody panics with the slot").take();
+    Ok((
+        worker.expect("a daemon that has started has a worker"),
+        daemon,
+    ))
+}

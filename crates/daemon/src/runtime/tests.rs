@@ -1,0 +1,148 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn the_runtime_directory_is_made_for_this_user_alone() {
+    let parent = temporary();
+    let path = parent.path().join("ringdown");
+    prepare_directory(&path).unwrap();
+    assert_eq!(mode(&path), 0o700);
+    prepare_directory(&path).unwrap();
+}
+
+#[test]
+fn a_runtime_directory_that_cannot_be_is_refused_with_the_remedy() {
+    let parent = temporary();
+    let orphan = parent.path().join("none/ringdown");
+    let found = prepare_directory(&orphan).unwrap_err().to_string();
+    let expected = format!(
+        "the directory {0}/none does not exist: create it with `mkdir -p {0}/none`",
+        parent.path().display()
+    );
+    assert!(found.starts_with(&expected), "{found}");
+    assert!(!orphan.exists());
+
+    let file = parent.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for path in [file.clone(), file.join("ringdown")] {
+        let found = prepare_directory(&path).unwrap_err().to_string();
+        assert!(
+            found.contains("is not a directory: name another with --runtime-dir"),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn one_daemon_at_a_time_has_the_lock() {
+    let directory = temporary();
+    let lock = RuntimeLock::acquire(directory.path()).unwrap();
+    assert_eq!(mode(&lock_file(directory.path())), 0o600);
+    let found = RuntimeLock::acquire(directory.path()).unwrap_err();
+    let RuntimeError::SecondDaemon { pid, .. } = &found else {
+        panic!("{found}")
+    };
+    assert_eq!(*pid, Some(std::process::id()));
+    assert!(found.to_string().contains("--runtime-dir"), "{found}");
+    drop(lock);
+    RuntimeLock::acquire(directory.path()).unwrap();
+}
+
+#[test]
+fn a_lock_file_with_anything_in_it_is_taken_and_never_written_through_a_link() {
+    let directory = temporary();
+    std::fs::write(lock_file(directory.path()), "garbage\n".repeat(1000)).unwrap();
+    let _lock = RuntimeLock::acquire(directory.path()).unwrap();
+    let written = std::fs::read_to_string(lock_file(directory.path())).unwrap();
+    assert_eq!(written, format!("{}\n", std::process::id()));
+
+    let elsewhere = temporary();
+    let target = elsewhere.path().join("target");
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, lock_file(elsewhere.path())).unwrap();
+    assert!(matches!(
+        RuntimeLock::acquire(elsewhere.path()),
+        Err(RuntimeError::System { .. })
+    ));
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
+#[test]
+fn a_stale_socket_is_removed_and_a_living_one_is_not() {
+    let directory = temporary();
+    let path = directory.path().join("web.sock");
+    assert!(!remove_stale_socket(&path).unwrap());
+
+    let listener = UnixListener::bind(&path).unwrap();
+    assert!(matches!(
+        remove_stale_socket(&path),
+        Err(RuntimeError::InUse { .. })
+    ));
+    assert!(path.exists());
+
+    drop(listener);
+    assert!(remove_stale_socket(&path).unwrap());
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_full_backlog_is_somebody_who_listens() {
+    let directory = temporary();
+    let path = directory.path().join("web.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&path).unwrap();
+    assert_eq!(dial_without_waiting(&path), Err(rustix::io::Errno::AGAIN));
+    assert!(matches!(
+        remove_stale_socket(&path),
+        Err(RuntimeError::InUse { .. })
+    ));
+}
+
+#[test]
+fn a_socket_of_another_type_is_somebody_who_listens() {
+    let directory = temporary();
+    let path = directory.path().join("log.sock");
+    let _socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    assert!(matches!(
+        remove_stale_socket(&path),
+        Err(RuntimeError::InUse { .. })
+    ));
+}
+
+#[test]
+fn what_is_not_a_socket_stays() {
+    let directory = temporary();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    for path in [file.as_path(), link.as_path(), directory.path()] {
+        let found = remove_stale_socket(path).unwrap_err();
+        assert!(matches!(found, RuntimeError::NotASocket { .. }), "{found}");
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
+
+#[test]
+fn a_socket_is_private_and_takes_over_from_a_stale_one() {
+    let directory = temporary();
+    let path = directory.path().join("control.sock");
+    drop(listen_privately(&path).unwrap());
+    let _listener = listen_privately(&path).unwrap();
+    assert_eq!(mode(&path), 0o600);
+    assert!(UnixStream::connect(&path).is_ok());
+    assert!(matches!(
+        listen_privately(&path),
+        Err(RuntimeError::InUse { .. })
+    ));
+}

@@ -1,0 +1,163 @@
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use super::*;
+use crate::config::{parse_allow_option, parse_vm_option};
+use crate::fake::{FakeDaemon, start};
+
+fn config(runtime_dir: &Path, vms: &[&str]) -> Config {
+    let mut config = Config {
+        runtime_dir: Some(runtime_dir.to_owned()),
+        ..Config::default()
+    };
+    for text in vms {
+        config.vms.push(parse_vm_option(text, runtime_dir).unwrap());
+    }
+    config
+}
+
+fn refusal(config: &Config) -> ServeError {
+    start(config).err().expect("the daemon does not start")
+}
+
+fn sockets(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "lock")
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_socket_listens_for_this_user_and_is_gone_at_the_end() {
+    let mut daemon = FakeDaemon::start(
+        &["name=web", "name=db,host=other"],
+        &["from=web,to=db,port=*"],
+    );
+    let directory = daemon.runtime_dir().to_owned();
+    let names = ["control.sock", "db.vhost", "other", "web.sock", "web.vhost"];
+    assert_eq!(sockets(&directory), names);
+    for name in names {
+        let path = directory.join(name);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600,
+            "{name}"
+        );
+        UnixStream::connect(&path).unwrap();
+    }
+    assert_eq!(
+        daemon.worker().rules(),
+        [parse_allow_option("from=web,to=db,port=*").unwrap().value]
+    );
+    daemon.stop().unwrap();
+    assert!(daemon.worker().stopped());
+    assert_eq!(sockets(&directory), [""; 0]);
+}
+
+#[test]
+fn a_second_daemon_is_told_of_the_first_and_harms_nothing() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let error = refusal(&config(daemon.runtime_dir(), &["name=db"]));
+    assert!(
+        matches!(
+            error,
+            ServeError::Runtime(RuntimeError::SecondDaemon { .. })
+        ),
+        "{error}"
+    );
+    assert!(!error.is_usage());
+    assert_eq!(daemon.request("GET", "/v1/health", "").0, 200);
+    assert_eq!(
+        sockets(daemon.runtime_dir()),
+        ["control.sock", "web.sock", "web.vhost"]
+    );
+}
+
+#[test]
+fn the_sockets_of_a_dead_daemon_are_taken_over() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["control.sock", "web.sock", "web.vhost"] {
+        drop(UnixListener::bind(directory.path().join(name)).unwrap());
+    }
+    let (_worker, daemon) = start(&config(directory.path(), &["name=web"])).unwrap();
+    for name in ["control.sock", "web.sock", "web.vhost"] {
+        UnixStream::connect(directory.path().join(name)).unwrap();
+    }
+    drop(daemon);
+    assert_eq!(sockets(directory.path()), [""; 0]);
+}
+
+#[test]
+fn a_socket_that_another_program_listens_on_is_left_to_it() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["control.sock", "web.sock", "web.vhost"] {
+        let path = directory.path().join(name);
+        let _other = UnixListener::bind(&path).unwrap();
+        let error = refusal(&config(directory.path(), &["name=db", "name=web"]));
+        let expected = format!(
+            "another program listens on {}: end it, or choose another path",
+            path.display()
+        );
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert_eq!(
+            sockets(directory.path()),
+            [name],
+            "what had been opened is closed again"
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_missing_directory_is_named_with_the_vm_and_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = refusal(&config(directory.path(), &["name=web,host=none/web.sock"]));
+    let missing = directory.path().join("none");
+    let expected = format!(
+        "VM \"web\": the directory {0} does not exist: create it with `mkdir -p {0}`, or name another with host=PATH",
+        missing.display()
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(!error.is_usage());
+}
+
+#[test]
+fn a_collision_is_a_matter_of_words_and_makes_nothing() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("ringdown");
+    let error = refusal(&config(&directory, &["name=web", "name=web"]));
+    assert!(error.is_usage(), "{error}");
+    assert!(!directory.exists());
+}
+
+#[test]
+fn a_runtime_directory_must_leave_room_for_the_control_socket() {
+    let long = Path::new("/tmp").join("r".repeat(100));
+    let error = refusal(&config(&long, &[]));
+    assert!(error.is_usage());
+    assert!(
+        error
+            .to_string()
+            .starts_with("the runtime directory: the path /tmp/rrr"),
+        "{error}"
+    );
+}
+
+#[test]
+fn so_many_rules_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), &[]);
+    config.rules = vec![parse_allow_option("from=*,to=*,port=1").unwrap(); MAX_RULES];
+    start(&config).unwrap();
+    config
+        .rules
+        .push(parse_allow_option("from=*,to=*,port=2").unwrap());
+    let error = refusal(&config);
+    assert_eq!(
+        error.to_string(),
+        "--allow from=*,to=*,port=2: too many rules: at most 4096 fit into one daemon"
+    );
+}
