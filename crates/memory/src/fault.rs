@@ -26,6 +26,9 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
+#[cfg(all(test, not(miri)))]
+mod tests;
+
 /// How many regions one process can have mapped at a time, over all of its virtual machines.
 ///
 /// Room for eight machines with as many regions as one may have, or for over a thousand ordinary ones with two to four.
@@ -56,7 +59,16 @@ pub(crate) struct Registration {
 impl Registration {
     /// Enters a span, in bytes, whose pages are `page_len` bytes long. `None` when the table is full.
     pub(crate) fn new(start: usize, len: usize, page_len: usize) -> Option<Registration> {
-        let slot = SLOTS
+        Registration::enter(&SLOTS, start, len, page_len)
+    }
+
+    fn enter(
+        slots: &'static [Slot],
+        start: usize,
+        len: usize,
+        page_len: usize,
+    ) -> Option<Registration> {
+        let slot = slots
             .iter()
             .find(|slot| !slot.taken.swap(true, Ordering::Acquire))?;
         slot.start.store(start, Ordering::Relaxed);
@@ -98,16 +110,20 @@ struct Slot {
 
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 
-static SLOTS: [Slot; MAX_MAPPINGS] = [const {
-    Slot {
-        taken: AtomicBool::new(false),
-        generation: AtomicUsize::new(0),
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        page_len: AtomicUsize::new(0),
-        poisoned: AtomicBool::new(false),
+static SLOTS: [Slot; MAX_MAPPINGS] = [const { Slot::empty() }; MAX_MAPPINGS];
+
+impl Slot {
+    const fn empty() -> Slot {
+        Slot {
+            taken: AtomicBool::new(false),
+            generation: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            page_len: AtomicUsize::new(0),
+            poisoned: AtomicBool::new(false),
+        }
     }
-}; MAX_MAPPINGS];
+}
 
 /// A span as the handler read it.
 struct Span {
@@ -117,8 +133,8 @@ struct Span {
     page_len: usize,
 }
 
-fn find(address: usize) -> Option<Span> {
-    SLOTS.iter().find_map(|slot| {
+fn find(slots: &'static [Slot], address: usize) -> Option<Span> {
+    slots.iter().find_map(|slot| {
         let generation = slot.generation.load(Ordering::Acquire);
         let span = Span {
             slot,
@@ -175,7 +191,7 @@ extern "C" fn on_bus_error(
     if info.si_code > 0 {
         // SAFETY: for SIGBUS raised by the kernel the address is the field that is filled in.
         let address = unsafe { info.si_addr() }.addr();
-        if let Some(span) = find(address) {
+        if let Some(span) = find(&SLOTS, address) {
             // The mark comes first: who sees the empty memory must be able to see the mark.
             span.slot.poisoned.store(true, Ordering::Release);
             FAULTS.fetch_add(1, Ordering::AcqRel);

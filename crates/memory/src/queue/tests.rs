@@ -1,1 +1,588 @@
+use super::*;
+use crate::driver::{Arena, DriverQueue, RawDescriptor};
+use crate::guest::RegionSpec;
 
+mod hostile;
+mod model;
+#[cfg(not(miri))]
+mod threads;
+
+const PAGE: usize = 4096;
+
+/// A driver and a device over one arena, which the guest sees from [`BASE`] on.
+struct Pair {
+    arena: Arc<Arena>,
+    memory: Arc<GuestMemory>,
+    driver: DriverQueue,
+    queue: Queue,
+    chain: Chain,
+}
+
+const BASE: u64 = 0x10_0000;
+
+impl Pair {
+    fn new(size: u16, event_index: bool, indirect: bool) -> Pair {
+        Pair::starting_at(0, size, event_index, indirect)
+    }
+
+    fn starting_at(index: u16, size: u16, event_index: bool, indirect: bool) -> Pair {
+        let arena = Arc::new(Arena::new(64 * PAGE).unwrap());
+        let memory =
+            Arc::new(GuestMemory::with_regions(vec![arena.region(BASE).unwrap()]).unwrap());
+        let mut driver = DriverQueue::new(Arc::clone(&arena), BASE, size, event_index, indirect);
+        if index != 0 {
+            driver.start_at(index);
+        }
+        let queue = Queue::new(driver.setup(), Arc::clone(&memory)).unwrap();
+        Pair {
+            arena,
+            memory,
+            driver,
+            queue,
+            chain: Chain::default(),
+        }
+    }
+
+    /// Guest memory that nothing else uses.
+    fn buffer(&self, len: u32) -> Range {
+        Range {
+            address: BASE + self.arena.allocate(len as usize, 1) as u64,
+            len,
+        }
+    }
+
+    fn add(&mut self, token: u64) -> bool {
+        let buffer = self.buffer(16);
+        self.driver.add(&[], &[buffer], token).unwrap();
+        self.driver.kick_needed()
+    }
+
+    fn pop(&mut self) -> Option<u16> {
+        self.queue
+            .pop(&mut self.chain)
+            .unwrap()
+            .then_some(self.chain.head)
+    }
+}
+
+#[test]
+fn moves_bytes_both_ways() {
+    let mut pair = Pair::new(8, true, true);
+    let (request, response) = (pair.buffer(10), pair.buffer(10));
+    pair.memory.write(&[request], 0, b"question??").unwrap();
+    pair.driver.add(&[request], &[response], 42).unwrap();
+    assert!(pair.pop().is_none(), "it is not published yet");
+    assert!(pair.driver.kick_needed());
+    assert!(pair.queue.pending().unwrap());
+    let head = pair.pop().unwrap();
+    assert_eq!(
+        (&pair.chain.readable[..], &pair.chain.writable[..]),
+        (&[request][..], &[response][..])
+    );
+    assert!(!pair.queue.pending().unwrap());
+    assert_eq!(
+        (pair.queue.in_flight(), pair.queue.next_available()),
+        (1, 1)
+    );
+
+    let mut question = [0; 10];
+    pair.queue
+        .memory()
+        .read(&pair.chain.readable, 0, &mut question)
+        .unwrap();
+    assert_eq!(&question, b"question??");
+    pair.queue
+        .memory()
+        .write(&pair.chain.writable, 0, b"answer")
+        .unwrap();
+    pair.queue.complete(head, 6);
+    assert_eq!(pair.driver.take_used(), None, "it is not published yet");
+    assert!(pair.queue.publish());
+    assert_eq!(pair.driver.take_used(), Some((42, 6)));
+    assert!(!pair.queue.publish(), "nothing is new");
+}
+
+#[test]
+fn what_is_rewound_comes_again_in_order() {
+    let mut pair = Pair::starting_at(65533, 8, true, false);
+    for token in 0..6 {
+        pair.add(token);
+    }
+    let first: Vec<_> = (0..6).map(|_| pair.pop().unwrap()).collect();
+    assert!(pair.pop().is_none());
+    assert_eq!(pair.queue.next_available(), 3);
+    pair.queue.rewind(0);
+    pair.queue.complete(first[0], 0);
+    pair.queue.rewind(5);
+    assert_eq!(
+        (pair.queue.next_available(), pair.queue.in_flight()),
+        (65534, 0)
+    );
+    assert!(pair.queue.pending().unwrap());
+    let second: Vec<_> = (0..5).map(|_| pair.pop().unwrap()).collect();
+    assert_eq!(second, first[1..]);
+    assert!(pair.pop().is_none());
+}
+
+#[test]
+fn goes_on_where_another_left() {
+    let mut pair = Pair::new(4, true, false);
+    for round in 0..3 {
+        pair.add(round);
+        let head = pair.pop().unwrap();
+        pair.queue.complete(head, 0);
+        pair.queue.publish();
+        assert_eq!(pair.driver.take_used(), Some((round, 0)));
+    }
+    pair.add(7);
+    pair.pop().unwrap();
+    pair.queue.rewind(1);
+
+    let next_available = pair.queue.next_available();
+    assert_eq!(next_available, 3);
+    pair.queue = Queue::new(
+        QueueSetup {
+            next_available,
+            ..pair.driver.setup()
+        },
+        Arc::clone(&pair.memory),
+    )
+    .unwrap();
+    assert!(!pair.queue.is_fresh());
+    let head = pair.pop().unwrap();
+    pair.queue.complete(head, 9);
+    assert!(
+        pair.queue.publish(),
+        "a first time, who knows what the driver saw"
+    );
+    assert_eq!(pair.driver.take_used(), Some((7, 9)));
+}
+
+#[test]
+fn is_fresh_until_something_went_through() {
+    let mut pair = Pair::new(4, true, false);
+    assert!(pair.queue.is_fresh());
+    assert!(pair.pop().is_none());
+    pair.add(1);
+    assert!(pair.queue.pending().unwrap());
+    assert!(pair.queue.is_fresh());
+    pair.pop().unwrap();
+    assert!(!pair.queue.is_fresh());
+    pair.queue.rewind(1);
+    assert!(!pair.queue.is_fresh());
+    // With one index at zero and the other not it goes on.
+    pair.driver.set_used_index(1);
+    assert!(
+        !Queue::new(pair.driver.setup(), Arc::clone(&pair.memory))
+            .unwrap()
+            .is_fresh()
+    );
+    pair.driver.set_used_index(0);
+    let setup = QueueSetup {
+        next_available: 1,
+        ..pair.driver.setup()
+    };
+    assert!(
+        !Queue::new(setup, Arc::clone(&pair.memory))
+            .unwrap()
+            .is_fresh()
+    );
+    assert!(
+        Queue::new(pair.driver.setup(), Arc::clone(&pair.memory))
+            .unwrap()
+            .is_fresh()
+    );
+}
+
+#[test]
+fn event_indices_ask_for_one_notification() {
+    let mut pair = Pair::new(8, true, false);
+    assert!(pair.add(1), "a fresh ring's first chain is announced");
+    assert!(!pair.add(2), "nobody asked for the second");
+    assert!(pair.queue.enable_notifications(), "there is work");
+    while pair.pop().is_some() {}
+    assert!(!pair.queue.enable_notifications());
+    assert!(pair.add(3));
+    assert!(!pair.add(4));
+    while pair.pop().is_some() {}
+    pair.queue.disable_notifications();
+    assert!(!pair.add(5));
+    assert!(pair.queue.enable_notifications());
+}
+
+#[test]
+fn flags_switch_notifications_on_and_off() {
+    let mut pair = Pair::new(8, false, false);
+    assert!(pair.add(1));
+    assert!(pair.add(2));
+    pair.queue.disable_notifications();
+    assert!(!pair.add(3));
+    assert!(pair.queue.enable_notifications(), "there is work");
+    while pair.pop().is_some() {}
+    assert!(!pair.queue.enable_notifications());
+    assert!(pair.add(4));
+    // A queue that goes on knows what its predecessor wrote.
+    pair.queue.disable_notifications();
+    pair.queue = Queue::new(pair.driver.setup(), Arc::clone(&pair.memory)).unwrap();
+    assert!(!pair.add(5));
+    pair.queue.enable_notifications();
+    assert!(pair.add(6));
+}
+
+#[test]
+fn interrupts_come_when_they_are_wanted() {
+    for event_index in [true, false] {
+        let mut pair = Pair::new(8, event_index, false);
+        let done = |pair: &mut Pair, count: u64| {
+            for token in 0..count {
+                pair.add(token);
+                let head = pair.pop().unwrap();
+                pair.queue.complete(head, 0);
+            }
+            pair.queue.publish()
+        };
+        assert!(done(&mut pair, 1));
+        assert!(
+            pair.driver.enable_interrupts(),
+            "there is something to take"
+        );
+        assert!(pair.driver.take_used().is_some());
+        assert!(!pair.driver.enable_interrupts());
+        assert!(done(&mut pair, 3));
+        // With event indices the wish is for one; with flags for all.
+        assert_eq!(done(&mut pair, 1), !event_index);
+        while pair.driver.take_used().is_some() {}
+        pair.driver.disable_interrupts();
+        assert!(!done(&mut pair, 2));
+        while pair.driver.take_used().is_some() {}
+        assert!(!pair.driver.enable_interrupts());
+        assert!(done(&mut pair, 1));
+    }
+}
+
+#[test]
+fn an_event_is_due_when_the_index_passes_it() {
+    let passes = |wanted: u16, old: u16, new: u16| {
+        let mut index = old;
+        let mut passed = false;
+        while index != new {
+            passed |= index == wanted;
+            index = index.wrapping_add(1);
+        }
+        passed
+    };
+    let around = [
+        0_u16, 1, 2, 5, 32767, 32768, 32769, 65530, 65533, 65534, 65535,
+    ];
+    for wanted in around {
+        for old in around {
+            for advance in [0, 1, 2, 3, 7, 100] {
+                let new = old.wrapping_add(advance);
+                assert_eq!(
+                    needs_event(wanted, old, new),
+                    passes(wanted, old, new),
+                    "{wanted} in {old}..{new}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn goes_on_in_other_memory() {
+    let mut pair = Pair::new(4, true, false);
+    pair.add(1);
+    pair.add(2);
+    let first = pair.pop().unwrap();
+    let spare = Arena::new(PAGE).unwrap();
+    let mut more = (*pair.memory).clone();
+    more.add_region(spare.region(0).unwrap()).unwrap();
+    pair.queue.replace_memory(Arc::new(more)).unwrap();
+    assert_eq!(pair.queue.memory().region_count(), 2);
+    pair.pop().unwrap();
+    pair.queue.complete(first, 3);
+    pair.queue.publish();
+    assert_eq!(pair.driver.take_used(), Some((1, 3)));
+
+    let error = pair
+        .queue
+        .replace_memory(Arc::new(GuestMemory::new()))
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            QueueError::AreaOutside {
+                area: "descriptor table",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(pair.queue.memory().region_count(), 2, "unchanged");
+    pair.add(3);
+    assert!(pair.pop().is_some());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the arena's border shows nothing there")]
+fn a_descriptor_may_lie_across_regions() {
+    let arena = Arc::new(Arena::new(8 * PAGE).unwrap());
+    // The guest sees the second half first.
+    let half = 4 * PAGE;
+    let parts = vec![
+        arena.part(0, half, half).unwrap(),
+        arena.part(half as u64, 0, half).unwrap(),
+    ];
+    let memory = Arc::new(GuestMemory::with_regions(parts).unwrap());
+    // The driver believes that the arena starts at the second region; only the addresses of buffers matter here.
+    let mut driver = DriverQueue::new(Arc::clone(&arena), half as u64, 4, true, true);
+    let mut queue = Queue::new(driver.setup(), memory).unwrap();
+    let border = half as u64;
+    driver
+        .add(
+            &[Range {
+                address: border - 100,
+                len: 300,
+            }],
+            &[Range {
+                address: border - 1,
+                len: 2,
+            }],
+            0,
+        )
+        .unwrap();
+    driver.kick_needed();
+    let mut chain = Chain::default();
+    assert!(queue.pop(&mut chain).unwrap());
+    assert_eq!(
+        chain.readable,
+        [
+            Range {
+                address: border - 100,
+                len: 100
+            },
+            Range {
+                address: border,
+                len: 200
+            }
+        ]
+    );
+    assert_eq!(
+        chain.writable,
+        [
+            Range {
+                address: border - 1,
+                len: 1
+            },
+            Range {
+                address: border,
+                len: 1
+            }
+        ]
+    );
+
+    // So may an indirect table, at any address.
+    let table = border - 24;
+    let descriptor = |address: u64, flags, next| {
+        RawDescriptor {
+            address,
+            len: 8,
+            flags,
+            next,
+        }
+        .to_bytes()
+    };
+    let bytes = [
+        descriptor(64, RawDescriptor::NEXT, 2),
+        [0; 16],
+        descriptor(128, RawDescriptor::WRITE, 0),
+    ]
+    .concat();
+    queue
+        .memory()
+        .write(
+            &[Range {
+                address: table,
+                len: 48,
+            }],
+            0,
+            &bytes,
+        )
+        .unwrap();
+    driver.write_descriptor(
+        3,
+        RawDescriptor {
+            address: table,
+            len: 48,
+            flags: RawDescriptor::INDIRECT,
+            next: 0,
+        },
+    );
+    driver.publish_head(3);
+    assert!(queue.pop(&mut chain).unwrap());
+    assert_eq!(
+        chain.readable,
+        [Range {
+            address: 64,
+            len: 8
+        }]
+    );
+    assert_eq!(
+        chain.writable,
+        [Range {
+            address: 128,
+            len: 8
+        }]
+    );
+}
+
+#[test]
+fn refuses_setups_that_cannot_be() {
+    let arena = Arc::new(Arena::new(256 * PAGE).unwrap());
+    let memory = Arc::new(GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap());
+    let base = arena.base();
+    let setup = QueueSetup {
+        size: 4,
+        descriptors: base,
+        available: base + 64,
+        used: base + 128,
+        next_available: 0,
+        event_index: true,
+        indirect: true,
+    };
+    let new = |setup| Queue::new(setup, Arc::clone(&memory));
+    assert_eq!(new(setup).unwrap().size(), 4);
+    for size in [0, 3, 5, 32767, 32769, 65535] {
+        assert_eq!(
+            new(QueueSetup { size, ..setup }).unwrap_err(),
+            QueueError::Size { size }
+        );
+    }
+    let large = QueueSetup {
+        available: base + 0x9_0000,
+        used: base + 0xb_0000,
+        ..setup
+    };
+    for size in [1, 2, 16384, MAX_QUEUE_SIZE] {
+        assert_eq!(new(QueueSetup { size, ..large }).unwrap().size(), size);
+    }
+
+    let misaligned = |setup, expected| {
+        let error = new(setup).unwrap_err();
+        assert!(
+            matches!(error, QueueError::AreaMisaligned { area, .. } if area == expected),
+            "{error}"
+        );
+    };
+    misaligned(
+        QueueSetup {
+            descriptors: base + 8,
+            ..setup
+        },
+        "descriptor table",
+    );
+    misaligned(
+        QueueSetup {
+            available: base + 65,
+            ..setup
+        },
+        "available ring",
+    );
+    misaligned(
+        QueueSetup {
+            used: base + 130,
+            ..setup
+        },
+        "used ring",
+    );
+
+    let outside = |setup, expected| {
+        let error = new(setup).unwrap_err();
+        assert!(
+            matches!(error, QueueError::AreaOutside { area, .. } if area == expected),
+            "{error}"
+        );
+    };
+    let end = base + arena.size() as u64;
+    for (descriptors, available, used) in [(end - 64, end - 14, end - 40), (base, base, base)] {
+        new(QueueSetup {
+            descriptors,
+            available,
+            used: used & !3,
+            ..setup
+        })
+        .unwrap();
+    }
+    for address in [end - 48, end, base - 16, 0, u64::MAX - 15] {
+        outside(
+            QueueSetup {
+                descriptors: address,
+                ..setup
+            },
+            "descriptor table",
+        );
+    }
+    for address in [end - 12, end, base - 2, u64::MAX - 1] {
+        outside(
+            QueueSetup {
+                available: address,
+                ..setup
+            },
+            "available ring",
+        );
+    }
+    for address in [end - 36, end, base - 4, u64::MAX - 3] {
+        outside(
+            QueueSetup {
+                used: address,
+                ..setup
+            },
+            "used ring",
+        );
+    }
+    // Without event indices the rings are two bytes shorter.
+    new(QueueSetup {
+        available: end - 12,
+        used: end - 36,
+        event_index: false,
+        ..setup
+    })
+    .unwrap();
+    outside(
+        QueueSetup {
+            available: end - 10,
+            event_index: false,
+            ..setup
+        },
+        "available ring",
+    );
+    outside(
+        QueueSetup {
+            used: end - 32,
+            event_index: false,
+            ..setup
+        },
+        "used ring",
+    );
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "is given back and is not out")]
+fn giving_back_twice_is_a_mistake() {
+    let mut pair = Pair::new(4, true, false);
+    pair.add(1);
+    let head = pair.pop().unwrap();
+    pair.queue.complete(head, 0);
+    pair.queue.complete(head, 0);
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "is rewound and its chain is not out")]
+fn rewinding_too_far_is_a_mistake() {
+    let mut pair = Pair::new(4, true, false);
+    pair.add(1);
+    pair.pop().unwrap();
+    pair.queue.rewind(2);
+}

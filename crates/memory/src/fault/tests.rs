@@ -1,0 +1,199 @@
+use std::env;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::thread;
+
+use super::*;
+use crate::driver::Arena;
+use crate::guest::{GuestMemory, MemoryError, Range};
+
+const PAGE: usize = 4096;
+
+#[test]
+fn a_truncated_region_is_poisoned_and_only_that_one() {
+    let (lost, kept) = (Arena::new(4 * PAGE).unwrap(), Arena::new(4 * PAGE).unwrap());
+    let memory = |arena: &Arena| GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap();
+    let (lost_memory, kept_memory) = (memory(&lost), memory(&kept));
+    lost_memory
+        .write(&[Range { address: 0, len: 4 }], 0, b"once")
+        .unwrap();
+    assert!(!lost_memory.is_poisoned());
+
+    lost.file().set_len(PAGE as u64).unwrap();
+    // Nothing is lost while nobody touches what is gone.
+    let mut found = [0; 4];
+    lost_memory
+        .read(&[Range { address: 0, len: 4 }], 0, &mut found)
+        .unwrap();
+    assert_eq!(&found, b"once");
+    assert!(!lost_memory.is_poisoned());
+
+    let over_the_end = [Range {
+        address: PAGE as u64 - 2,
+        len: 4,
+    }];
+    assert!(matches!(
+        lost_memory.read(&over_the_end, 0, &mut found),
+        Err(MemoryError::Poisoned)
+    ));
+    assert!(lost_memory.is_poisoned());
+    // Further accesses do no harm, and say so, also where the page is still there.
+    assert!(matches!(
+        lost_memory.write(&over_the_end, 0, b"more"),
+        Err(MemoryError::Poisoned)
+    ));
+    assert!(matches!(
+        lost_memory.read(&[Range { address: 0, len: 4 }], 0, &mut found),
+        Err(MemoryError::Poisoned)
+    ));
+
+    assert!(!kept_memory.is_poisoned());
+    kept_memory.write(&over_the_end, 0, b"fine").unwrap();
+    // A new mapping of the same memory, made long again, starts anew.
+    lost.file().set_len(4 * PAGE as u64).unwrap();
+    let again = memory(&lost);
+    again.write(&over_the_end, 0, b"anew").unwrap();
+    assert!(!again.is_poisoned());
+    assert!(lost_memory.is_poisoned());
+}
+
+#[test]
+fn threads_that_fault_at_once_all_go_on() {
+    let arena = Arena::new(64 * PAGE).unwrap();
+    let memory = GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap();
+    arena.file().set_len(0).unwrap();
+    thread::scope(|scope| {
+        for first in 0..4_u64 {
+            let memory = &memory;
+            scope.spawn(move || {
+                for page in (first..64).step_by(4) {
+                    let result = memory.write(
+                        &[Range {
+                            address: page * PAGE as u64,
+                            len: 1,
+                        }],
+                        0,
+                        &[1],
+                    );
+                    assert!(matches!(result, Err(MemoryError::Poisoned)));
+                }
+            });
+        }
+    });
+    assert!(memory.is_poisoned());
+}
+
+#[test]
+fn the_table_finds_what_is_in_it_and_has_a_last_entry() {
+    static TABLE: [Slot; 3] = [const { Slot::empty() }; 3];
+    let found = |address| find(&TABLE, address).map(|span| (span.start, span.len));
+    assert_eq!(found(0), None);
+    let mut entries: Vec<_> = [1000, 2000, 3000]
+        .map(|start| Registration::enter(&TABLE, start, 100, 10))
+        .into();
+    assert!(entries.iter().all(Option::is_some));
+    assert!(
+        Registration::enter(&TABLE, 4000, 100, 10).is_none(),
+        "three are three"
+    );
+    for start in [1000, 2000, 3000] {
+        let span = Some((start, 100));
+        assert_eq!(
+            [start - 1, start, start + 99, start + 100].map(found),
+            [None, span, span, None]
+        );
+    }
+    entries.remove(1);
+    assert_eq!(found(2000), None);
+    assert!(Registration::enter(&TABLE, 4000, 100, 10).is_some_and(|entry| !entry.is_poisoned()));
+    assert_eq!(found(4000), None, "it was dropped at once");
+    drop(entries);
+    assert_eq!(found(1000), None);
+}
+
+#[test]
+fn a_fault_elsewhere_ends_the_process_as_usual() {
+    assert_eq!(
+        signal_of_child("fault::tests::child_faults_elsewhere"),
+        Some(libc::SIGBUS)
+    );
+}
+
+#[test]
+fn a_signal_that_was_sent_ends_the_process_as_usual() {
+    assert_eq!(
+        signal_of_child("fault::tests::child_is_sent_the_signal"),
+        Some(libc::SIGBUS)
+    );
+}
+
+const CHILD: &str = "RINGDOWN_TEST_CHILD";
+
+/// Runs one test of this file in a process of its own and says by which signal it died.
+fn signal_of_child(name: &str) -> Option<i32> {
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("child is running"),
+        "{output:?}"
+    );
+    output.status.signal()
+}
+
+/// Does something only in a process that [`signal_of_child`] has started.
+#[test]
+fn child_faults_elsewhere() {
+    if env::var_os(CHILD).is_none() {
+        return;
+    }
+    no_core_dump();
+    // A mapping of ours, so that the handler is there, and a foreign one that is truncated.
+    let arena = Arena::new(PAGE).unwrap();
+    let foreign = Arena::new(PAGE).unwrap();
+    let protection = libc::PROT_READ;
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let page = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            PAGE,
+            protection,
+            libc::MAP_SHARED,
+            foreign.file().as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    foreign.file().set_len(0).unwrap();
+    println!("child is running");
+    // SAFETY: the page is mapped. Reading it raises the signal, which is the point.
+    let byte = unsafe { page.cast::<u8>().read_volatile() };
+    println!("{byte} was read, {}", arena.size());
+}
+
+/// As above.
+#[test]
+fn child_is_sent_the_signal() {
+    if env::var_os(CHILD).is_none() {
+        return;
+    }
+    no_core_dump();
+    install().unwrap();
+    println!("child is running");
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
+
+fn no_core_dump() {
+    let limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the limit is valid for the call.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_CORE, &limit) };
+    assert_eq!(result, 0);
+}
