@@ -1,0 +1,511 @@
+//! The control API over a real socket, with a fake worker behind it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wire::agent::{CONNECTION_CHANNEL, Frame, Hello};
+
+use super::types::{MAX_WAIT_MS, VmState, VmStatus};
+use super::*;
+use crate::fake::FakeDaemon;
+
+fn json_of(body: &str) -> Value {
+    serde_json::from_str(body).expect(body)
+}
+
+fn status_of(daemon: &FakeDaemon, target: &str) -> VmStatus {
+    let (status, body) = daemon.request("GET", target, "");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).expect(&body)
+}
+
+/// An agent of a guest that calls from a privileged port and says hello.
+fn agent(daemon: &FakeDaemon, vm: &str, hostname: &str) -> UnixStream {
+    let mut guest = daemon.worker().call_agent_port(vm, 1000);
+    let hello = Hello {
+        hostname: hostname.to_owned(),
+        ..Hello::new("ringdown-agent 0.1.0")
+    };
+    guest
+        .write_all(&Frame::Hello(hello).to_bytes(CONNECTION_CHANNEL).unwrap())
+        .unwrap();
+    guest
+}
+
+/// Waits until the daemon has hung up, and returns what it had said before.
+fn until_hung_up(mut guest: UnixStream) -> Vec<u8> {
+    guest
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut said = Vec::new();
+    match guest.read_to_end(&mut said) {
+        Ok(_) => {}
+        // What the guest had said and nobody read makes the end a reset.
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    said
+}
+
+#[test]
+fn a_vm_is_added_shown_listed_and_removed() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"db","cid":9}"#);
+    assert_eq!(status, 201, "{body}");
+    let directory = daemon.runtime_dir().display();
+    let expected = json!({
+        "name": "db", "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
+        "vhost_user": format!("{directory}/db.vhost"), "host": format!("{directory}/db.sock"),
+    });
+    assert_eq!(json_of(&body), expected);
+    UnixStream::connect(daemon.runtime_dir().join("db.vhost")).unwrap();
+
+    assert_eq!(
+        json_of(&daemon.request("GET", "/v1/vms/db", "").1),
+        expected
+    );
+    let list = json_of(&daemon.request("GET", "/v1/vms", "").1);
+    let names: Vec<_> = list["vms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|vm| vm["name"].clone())
+        .collect();
+    assert_eq!(names, ["db", "web"]);
+    let health = json_of(&daemon.request("GET", "/v1/health", "").1);
+    assert_eq!(
+        health,
+        json!({"version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(), "vms": 2})
+    );
+
+    assert_eq!(
+        daemon.request("DELETE", "/v1/vms/db", ""),
+        (204, String::new())
+    );
+    assert!(!daemon.runtime_dir().join("db.vhost").exists());
+    assert_eq!(daemon.request("DELETE", "/v1/vms/db", "").0, 404);
+    assert_eq!(daemon.request("GET", "/v1/vms/db", "").0, 404);
+    let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"db"}"#);
+    assert_eq!((status, json_of(&body)["cid"].as_u64()), (201, Some(4)));
+}
+
+#[test]
+fn each_bad_request_is_a_problem_that_says_what_to_do() {
+    let daemon = FakeDaemon::start(&["name=web,cid=7"], &[]);
+    let missing = json!({"name": "db", "host": "/nonexistent/db.sock"}).to_string();
+    let long = json!({"name": "db", "host": format!("/{}", "p".repeat(107))}).to_string();
+    let used = json!({"name": "db", "host": daemon.runtime_dir().join("web.sock")}).to_string();
+    let table: Vec<(&str, &str, &str, u16, &str, &str)> = vec![
+        (
+            "POST",
+            "/v1/vms",
+            "",
+            400,
+            "invalid-request",
+            "does not describe a VM",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "[]",
+            400,
+            "invalid-request",
+            "does not describe a VM",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"cdi\":3}",
+            400,
+            "invalid-request",
+            "unknown field `cdi`",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"DB\"}",
+            400,
+            "invalid-request",
+            "cannot be the name of a VM",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"cid\":2}",
+            400,
+            "invalid-request",
+            "it means the host",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"cid\":4294967295}",
+            400,
+            "invalid-request",
+            "it means any",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"host\":\"x\"}",
+            400,
+            "invalid-request",
+            "is relative",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            &long,
+            400,
+            "invalid-request",
+            "has 108 bytes",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"web\"}",
+            409,
+            "conflict",
+            "a VM named \"web\" already",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"cid\":7}",
+            409,
+            "conflict",
+            "CID 7 belongs to VM \"web\" already",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            &used,
+            409,
+            "conflict",
+            "is used by VM \"web\" already",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            &missing,
+            422,
+            "socket-unavailable",
+            "create it with `mkdir -p /nonexistent`",
+        ),
+        (
+            "GET",
+            "/v1/vms/nobody",
+            "",
+            404,
+            "unknown-vm",
+            "no VM named \"nobody\": `ringdown vm ls`",
+        ),
+        (
+            "GET",
+            "/v1/vms/nobody?wait=ready",
+            "",
+            404,
+            "unknown-vm",
+            "no VM named \"nobody\"",
+        ),
+        (
+            "GET",
+            "/v1/vms/web?wait=shutdown",
+            "",
+            400,
+            "invalid-request",
+            "shutdown",
+        ),
+        (
+            "GET",
+            "/v1/vms/web?timeout=3",
+            "",
+            400,
+            "invalid-request",
+            "timeout",
+        ),
+        (
+            "GET",
+            "/v1/vms/web?wait=ready&timeout_ms=-1",
+            "",
+            400,
+            "invalid-request",
+            "",
+        ),
+        (
+            "GET",
+            "/v1/vms/web?wait=ready&timeout_ms=3600001",
+            "",
+            400,
+            "invalid-request",
+            "wait for 3600000 at most",
+        ),
+        (
+            "GET",
+            "/v1/vms/web?wait=ready&timeout_ms=0",
+            "",
+            504,
+            "not-ready",
+            "no VMM is attached",
+        ),
+        (
+            "DELETE",
+            "/v1/vms/nobody",
+            "",
+            404,
+            "unknown-vm",
+            "no VM named \"nobody\"",
+        ),
+        (
+            "GET",
+            "/v2/vms",
+            "",
+            404,
+            "no-such-resource",
+            "nothing is at /v2/vms",
+        ),
+        (
+            "PUT",
+            "/v1/vms",
+            "",
+            405,
+            "method-not-allowed",
+            "/v1/vms does not know PUT",
+        ),
+    ];
+    assert_eq!(MAX_WAIT_MS, 3_600_000);
+    for (method, target, body, status, kind, detail) in table {
+        let answer = daemon.request(method, target, body);
+        let problem = json_of(&answer.1);
+        assert_eq!(answer.0, status, "{method} {target} {body}: {problem}");
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["type"], format!("urn:ringdown:problem:{kind}"));
+        assert!(!problem["title"].as_str().unwrap().is_empty());
+        assert!(
+            problem["detail"].as_str().unwrap().contains(detail),
+            "{method} {target} {body}: {problem}"
+        );
+    }
+    // Nothing of what was refused has stayed.
+    assert_eq!(
+        json_of(&daemon.request("GET", "/v1/health", "").1)["vms"],
+        1
+    );
+}
+
+#[test]
+fn a_problem_has_its_media_type() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let answer = daemon
+        .raw_request("GET /v1/vms/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    assert!(
+        answer.contains("content-type: application/problem+json\r\n"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn a_body_and_a_head_have_their_limits() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let padded = |len: usize| format!("{{\"name\":\"web\"}}{}", " ".repeat(len - 14));
+    assert_eq!(
+        daemon.request("POST", "/v1/vms", &padded(MAX_BODY_LEN)).0,
+        201
+    );
+    let (status, body) = daemon.request("POST", "/v1/vms", &padded(MAX_BODY_LEN + 1));
+    assert_eq!(
+        (status, json_of(&body)["type"].as_str()),
+        (400, Some("urn:ringdown:problem:invalid-request"))
+    );
+
+    let head = |len: usize| {
+        format!(
+            "GET /v1/health HTTP/1.1\r\nConnection: close\r\nX: {}\r\n\r\n",
+            "x".repeat(len)
+        )
+    };
+    assert!(
+        daemon
+            .raw_request(&head(MAX_HEADER_BYTES / 2))
+            .unwrap()
+            .starts_with("HTTP/1.1 200")
+    );
+    let answer = daemon.raw_request(&head(2 * MAX_HEADER_BYTES));
+    // The daemon may have hung up before the client has read the refusal.
+    assert!(answer.is_err() || answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 431")));
+    assert!(
+        daemon
+            .raw_request("garbage\r\n\r\n")
+            .unwrap()
+            .starts_with("HTTP/1.1 400")
+    );
+    assert_eq!(daemon.request("GET", "/v1/health", "").0, 200);
+}
+
+#[test]
+fn the_state_says_how_far_a_vm_has_come() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    for (attached, driver_ready, state) in [
+        (false, false, VmState::Waiting),
+        (true, false, VmState::Attached),
+        (true, true, VmState::Booted),
+    ] {
+        daemon.worker().set_state("web", attached, driver_ready);
+        assert_eq!(status_of(&daemon, "/v1/vms/web").state, state);
+        let (status, body) = daemon.request("GET", "/v1/vms/web?wait=ready&timeout_ms=1", "");
+        assert_eq!(
+            (status, json_of(&body)["state"].as_str()),
+            (504, Some(state.word()))
+        );
+        assert!(body.contains(state.meaning()), "{body}");
+    }
+    let guest = agent(&daemon, "web", "web-guest");
+    let ready = status_of(&daemon, "/v1/vms/web?wait=ready");
+    assert_eq!(ready.state, VmState::Ready);
+    let info = ready.agent.unwrap();
+    assert_eq!(
+        (info.hostname.as_str(), info.software.as_str()),
+        ("web-guest", "ringdown-agent 0.1.0")
+    );
+    drop(guest);
+}
+
+#[test]
+fn who_waits_is_told_when_the_agent_comes() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    std::thread::scope(|scope| {
+        let waiters: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| status_of(&daemon, "/v1/vms/web?wait=ready&timeout_ms=20000")))
+            .collect();
+        // Another VM's agent is not the one that is waited for.
+        let _other = agent(&daemon, "db", "db-guest");
+        status_of(&daemon, "/v1/vms/db?wait=ready");
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        let _guest = agent(&daemon, "web", "web-guest");
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap().agent.unwrap().hostname, "web-guest");
+        }
+    });
+}
+
+#[test]
+fn the_daemon_says_hello_too_and_the_vm_is_ready_while_the_agent_stays() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let mut guest = agent(&daemon, "web", "web-guest");
+    status_of(&daemon, "/v1/vms/web?wait=ready");
+    let mut decoder = wire::agent::Decoder::new();
+    let hello = loop {
+        let count = guest.read(decoder.space()).unwrap();
+        assert_ne!(count, 0, "the daemon hung up");
+        decoder.advance(count);
+        match decoder.next_frame().unwrap() {
+            Some((CONNECTION_CHANNEL, Frame::Hello(hello))) => break hello,
+            Some(other) => panic!("expected a hello, found {other:?}"),
+            None => {}
+        }
+    };
+    assert!(hello.software.starts_with("ringdown "), "{hello:?}");
+    drop(guest);
+    wait_for(|| status_of(&daemon, "/v1/vms/web").state == VmState::Waiting);
+}
+
+#[test]
+fn the_newest_agent_wins_and_the_old_one_is_hung_up_on() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let first = agent(&daemon, "web", "first");
+    status_of(&daemon, "/v1/vms/web?wait=ready");
+    let second = agent(&daemon, "web", "second");
+    until_hung_up(first);
+    let hostname = || {
+        status_of(&daemon, "/v1/vms/web")
+            .agent
+            .map(|agent| agent.hostname)
+    };
+    assert_eq!(hostname().as_deref(), Some("second"));
+    // A call that never says hello does not take the place of one that did, and gives way to the next.
+    let silent = daemon.worker().call_agent_port("web", 1001);
+    let silent_too = daemon.worker().call_agent_port("web", 1002);
+    until_hung_up(silent);
+    assert_eq!(hostname().as_deref(), Some("second"));
+    let third = agent(&daemon, "web", "third");
+    until_hung_up(silent_too);
+    until_hung_up(second);
+    assert_eq!(hostname().as_deref(), Some("third"));
+    drop(third);
+    wait_for(|| hostname().is_none());
+}
+
+#[test]
+fn an_unprivileged_caller_is_hung_up_on_without_a_word() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    for port in [1024, 1025, u32::MAX] {
+        assert_eq!(
+            until_hung_up(daemon.worker().call_agent_port("web", port)),
+            b""
+        );
+    }
+    let hello = Frame::Hello(Hello::new("x"))
+        .to_bytes(CONNECTION_CHANNEL)
+        .unwrap();
+    let mut guest = daemon.worker().call_agent_port("web", 1023);
+    guest.write_all(&hello).unwrap();
+    status_of(&daemon, "/v1/vms/web?wait=ready");
+}
+
+#[test]
+fn an_agent_that_talks_after_its_hello_is_hung_up_on() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let mut guest = agent(&daemon, "web", "web-guest");
+    status_of(&daemon, "/v1/vms/web?wait=ready");
+    guest.write_all(b"x").unwrap();
+    until_hung_up(guest);
+    assert_eq!(status_of(&daemon, "/v1/vms/web").state, VmState::Waiting);
+}
+
+#[test]
+fn removing_a_vm_hangs_up_on_its_agent_and_answers_who_waits_for_it() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    let guest = agent(&daemon, "web", "web-guest");
+    status_of(&daemon, "/v1/vms/web?wait=ready");
+    std::thread::scope(|scope| {
+        let waiter =
+            scope.spawn(|| daemon.request("GET", "/v1/vms/db?wait=ready&timeout_ms=20000", ""));
+        assert_eq!(daemon.request("DELETE", "/v1/vms/web", "").0, 204);
+        until_hung_up(guest);
+        assert_eq!(daemon.request("DELETE", "/v1/vms/db", "").0, 204);
+        let (status, body) = waiter.join().unwrap();
+        assert_eq!(status, 404, "{body}");
+    });
+    assert_eq!(
+        daemon.request("POST", "/v1/vms", r#"{"name":"web"}"#).0,
+        201
+    );
+    assert_eq!(status_of(&daemon, "/v1/vms/web").state, VmState::Waiting);
+}
+
+#[test]
+fn the_end_of_the_daemon_does_not_wait_for_those_who_wait() {
+    let mut daemon = FakeDaemon::start(&["name=web"], &[]);
+    let mut client = UnixStream::connect(daemon.runtime_dir().join("control.sock")).unwrap();
+    client
+        .write_all(b"GET /v1/vms/web?wait=ready&timeout_ms=3600000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    // Answered after the request above has been accepted, so the daemon is waiting on it.
+    assert_eq!(daemon.request("GET", "/v1/health", "").0, 200);
+    daemon.stop().unwrap();
+    assert_eq!(until_hung_up(client), b"");
+}
+
+/// Waits for something that follows from an event which the test cannot see itself.
+fn wait_for(condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "it did not happen in good time"
+        );
+        std::thread::yield_now();
+    }
+}
