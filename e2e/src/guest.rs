@@ -491,57 +491,63 @@ fn qemu_arguments(
         kernel_line.push("ringdown.agent=off".to_owned());
     }
     kernel_line.extend(spec.kernel_arguments.iter().cloned());
-    let mut arguments: Vec<String> = Vec::new();
-    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["-nodefaults", "-no-user-config", "-display", "none"]);
-    add(&["-name", &spec.name]);
-    add(accelerator.qemu_arguments());
-    add(&[
-        "-smp",
-        &spec.processors.to_string(),
-        "-m",
-        &format!("{}M", spec.memory_mib),
-    ]);
-    // A vhost-user back end maps the guest's memory: it must be shared.
-    add(&[
-        "-object",
-        &format!(
-            "memory-backend-memfd,id=mem0,size={}M,share=on",
-            spec.memory_mib
+    let mut options = vec![
+        ("-display", "none".to_owned()),
+        ("-name", spec.name.clone()),
+        ("-smp", spec.processors.to_string()),
+        ("-m", format!("{}M", spec.memory_mib)),
+        // A vhost-user back end maps the guest's memory: it must be shared.
+        (
+            "-object",
+            format!(
+                "memory-backend-memfd,id=mem0,size={}M,share=on",
+                spec.memory_mib
+            ),
         ),
-    ]);
-    add(&["-machine", "q35,memory-backend=mem0"]);
-    add(&[
-        "-kernel",
-        &kernel.display().to_string(),
-        "-initrd",
-        &in_directory("initramfs"),
-    ]);
-    add(&["-append", &kernel_line.join(" ")]);
-    add(&["-serial", &format!("file:{}", in_directory("console.log"))]);
-    add(&[
-        "-chardev",
-        &format!("socket,id=qmp,path={}", in_directory("qmp")),
-    ]);
-    add(&["-mon", "chardev=qmp,mode=control"]);
-    add(&[
-        "-chardev",
-        &format!("socket,id=control,path={}", in_directory("control")),
-    ]);
-    add(&["-device", "virtio-serial-pci"]);
-    add(&[
-        "-device",
-        &format!("virtserialport,chardev=control,name={PORT_NAME}"),
-    ]);
-    if let Some(socket) = &spec.vhost_socket {
-        add(&[
+        ("-machine", "q35,memory-backend=mem0".to_owned()),
+        ("-kernel", kernel.display().to_string()),
+        ("-initrd", in_directory("initramfs")),
+        ("-append", kernel_line.join(" ")),
+        ("-serial", format!("file:{}", in_directory("console.log"))),
+        (
             "-chardev",
-            &format!("socket,id=vsock,path={}", socket.display()),
-        ]);
-        add(&["-device", "vhost-user-vsock-pci,chardev=vsock,id=vsock0"]);
+            format!("socket,id=qmp,path={}", in_directory("qmp")),
+        ),
+        ("-mon", "chardev=qmp,mode=control".to_owned()),
+        (
+            "-chardev",
+            format!("socket,id=control,path={}", in_directory("control")),
+        ),
+        ("-device", "virtio-serial-pci".to_owned()),
+        (
+            "-device",
+            format!("virtserialport,chardev=control,name={PORT_NAME}"),
+        ),
+    ];
+    if let Some(socket) = &spec.vhost_socket {
+        options.push((
+            "-chardev",
+            format!("socket,id=vsock,path={}", socket.display()),
+        ));
+        options.push((
+            "-device",
+            "vhost-user-vsock-pci,chardev=vsock,id=vsock0".to_owned(),
+        ));
     }
+    let mut arguments = vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()];
+    arguments.extend(
+        accelerator
+            .qemu_arguments()
+            .iter()
+            .map(|word| (*word).to_owned()),
+    );
+    arguments.extend(
+        options
+            .into_iter()
+            .flat_map(|(option, value)| [option.to_owned(), value]),
+    );
     if !spec.allow_reboot {
-        add(&["-no-reboot"]);
+        arguments.push("-no-reboot".to_owned());
     }
     arguments.extend(spec.qemu_arguments.iter().cloned());
     arguments

@@ -1,6 +1,350 @@
-//! Rules of the house.
-use anyhow::Result;
-/// Placeholder until the next step.
+//! Rules of the house that the compiler does not know. Findings fail the check; notes are only told.
+
+mod rooms;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::images::project_root;
+
+/// A file of more lines than this, tests not counted, is asking to become two.
+const FILE_LINES: usize = 600;
+
+/// A function of more lines than this, likewise.
+const FUNCTION_LINES: usize = 70;
+
+/// Checks everything.
 pub fn run() -> Result<()> {
+    let root = project_root();
+    let metadata = metadata(&root)?;
+    let files = tracked_files(&root)?;
+    let mut findings = rooms::check(&metadata)?;
+    findings.extend(check_lints(&metadata)?);
+    findings.extend(check_lock_file(&fs::read_to_string(
+        root.join("Cargo.lock"),
+    )?));
+    findings.extend(check_machine_paths(&root, &files));
+    findings.extend(check_switch_purity(&root, &files)?);
+    for note in length_notes(&root, &files)? {
+        eprintln!("[tidy] note: {note}");
+    }
+    for finding in &findings {
+        eprintln!("[tidy] {finding}");
+    }
+    ensure!(findings.is_empty(), "{} findings", findings.len());
+    eprintln!(
+        "[tidy] {} files and {} packages keep the rules",
+        files.len(),
+        packages(&metadata).count()
+    );
     Ok(())
+}
+
+/// What cargo knows about the workspace.
+pub fn metadata(root: &Path) -> Result<serde_json::Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(root)
+        .args(["metadata", "--format-version", "1", "--no-deps"])
+        .output()
+        .context("cannot run cargo metadata")?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The packages of the workspace.
+fn packages(metadata: &serde_json::Value) -> impl Iterator<Item = &serde_json::Value> {
+    metadata["packages"].as_array().into_iter().flatten()
+}
+
+/// Unsafe code is forbidden by the workspace's lints, which a package has to ask for. The room `memory` has its own.
+fn check_lints(metadata: &serde_json::Value) -> Result<Vec<String>> {
+    let mut findings = Vec::new();
+    for package in packages(metadata) {
+        let name = package["name"].as_str().unwrap_or_default();
+        let manifest = package["manifest_path"].as_str().unwrap_or_default();
+        let text =
+            fs::read_to_string(manifest).with_context(|| format!("cannot read {manifest}"))?;
+        if name != "ringdown-memory" && !asks_for_workspace_lints(&text) {
+            findings.push(format!(
+                "{name}: its Cargo.toml needs `[lints]` with `workspace = true`: unsafe code is for the room `memory` only"
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+fn asks_for_workspace_lints(manifest: &str) -> bool {
+    manifest
+        .lines()
+        .map(str::trim)
+        .skip_while(|line| *line != "[lints]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .any(|line| line.replace(' ', "") == "workspace=true")
+}
+
+/// Dependencies come from crates.io, so that anybody can build.
+fn check_lock_file(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("source = "))
+        .filter(|source| *source != "\"registry+https://github.com/rust-lang/crates.io-index\"")
+        .map(|source| format!("Cargo.lock: a dependency comes from {source}, expected crates.io"))
+        .collect()
+}
+
+/// Nothing that is committed may lead into the machine that it was written on: this directory, those beside it, the
+/// home directory, cargo's target directory.
+fn check_machine_paths(root: &Path, files: &[PathBuf]) -> Vec<String> {
+    let mut forbidden: Vec<String> = vec![root.display().to_string()];
+    if let Some(parent) = root
+        .parent()
+        .filter(|parent| parent.components().count() > 1)
+    {
+        let siblings = fs::read_dir(parent).into_iter().flatten().flatten();
+        forbidden.extend(
+            siblings
+                .filter(|entry| entry.path().is_dir())
+                .map(|entry| entry.path().display().to_string()),
+        );
+    }
+    for variable in ["HOME", "CARGO_TARGET_DIR", "CARGO_HOME"] {
+        if let Ok(path) = std::env::var(variable) {
+            forbidden.push(path);
+        }
+    }
+    // `/root` and the like are in every guest too.
+    forbidden.retain(|path| Path::new(path).components().count() > 2 && !path.starts_with("/usr/"));
+    let mut findings = Vec::new();
+    for file in files {
+        let Ok(text) = fs::read_to_string(root.join(file)) else {
+            continue;
+        };
+        for (index, line) in text.lines().enumerate() {
+            if let Some(path) = forbidden.iter().find(|path| line.contains(path.as_str())) {
+                findings.push(format!(
+                    "{}:{}: names a path of this machine, {path}",
+                    file.display(),
+                    index + 1
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// The switch decides and nothing else: `handle(now, event, &mut actions)`. It sees no clock, thread, lock, file or socket.
+fn check_switch_purity(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
+    const FORBIDDEN: &[&str] = &[
+        "Instant::now",
+        "SystemTime::now",
+        "std::fs",
+        "std::io",
+        "std::net",
+        "std::os",
+        "std::process",
+        "std::thread",
+        "Mutex",
+        "RwLock",
+        "Atomic",
+        "rustix::",
+        "libc::",
+    ];
+    let mut findings = Vec::new();
+    for file in files {
+        if !file.starts_with("crates/switch/src") || is_test_file(file) {
+            continue;
+        }
+        let text = fs::read_to_string(root.join(file))?;
+        for (index, line) in code_lines(&text).enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if let Some(word) = FORBIDDEN.iter().find(|word| code.contains(**word)) {
+                findings.push(format!(
+                    "{}:{}: the switch must not see `{word}`",
+                    file.display(),
+                    index + 1
+                ));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn length_notes(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for file in files {
+        if file.extension().is_none_or(|extension| extension != "rs") || is_test_file(file) {
+            continue;
+        }
+        let text = fs::read_to_string(root.join(file))?;
+        let line_count = code_lines(&text).count();
+        if line_count > FILE_LINES {
+            notes.push(format!(
+                "{}: {line_count} lines, more than {FILE_LINES}",
+                file.display()
+            ));
+        }
+        for (name, line_count) in long_functions(&text) {
+            notes.push(format!(
+                "{}: {name} has {line_count} lines, more than {FUNCTION_LINES}",
+                file.display()
+            ));
+        }
+    }
+    Ok(notes)
+}
+
+/// The lines before the tests.
+fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .take_while(|line| line.trim() != "#[cfg(test)]")
+}
+
+fn is_test_file(file: &Path) -> bool {
+    file.file_stem().is_some_and(|stem| stem == "tests")
+        || file.components().any(|part| part.as_os_str() == "tests")
+}
+
+/// Functions that are too long. rustfmt puts a function's closing brace under its first letter.
+fn long_functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = code_lines(text).collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let Some(name) = function_name(line.trim_start()) else {
+            continue;
+        };
+        let closing = format!("{}}}", " ".repeat(indent));
+        let length = lines[start..]
+            .iter()
+            .position(|line| *line == closing)
+            .map_or(0, |end| end + 1);
+        if length > FUNCTION_LINES {
+            found.push((name.to_owned(), length));
+        }
+    }
+    found
+}
+
+fn function_name(line: &str) -> Option<&str> {
+    let mut rest = line;
+    for word in [
+        "pub ",
+        "pub(crate) ",
+        "pub(super) ",
+        "const ",
+        "async ",
+        "unsafe ",
+        "extern \"C\" ",
+    ] {
+        rest = rest.strip_prefix(word).unwrap_or(rest);
+    }
+    let rest = rest.strip_prefix("fn ")?;
+    rest.split(['(', '<']).next()
+}
+
+/// The files that are, or are about to be, committed.
+fn tracked_files(root: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("git")
+        .current_dir(root)
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .output()
+        .context("cannot run git")?;
+    if !output.status.success() {
+        bail!(
+            "git cannot list the files: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let names = String::from_utf8(output.stdout)?;
+    Ok(names
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from)
+        .filter(|path| root.join(path).is_file())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rooms_of_this_workspace_keep_their_edges() {
+        let metadata = metadata(&project_root()).unwrap();
+        assert_eq!(rooms::check(&metadata).unwrap(), Vec::<String>::new());
+        assert_eq!(check_lints(&metadata).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn lints_must_be_asked_for_in_their_own_table() {
+        assert!(asks_for_workspace_lints(
+            "[package]\nname = \"a\"\n[lints]\nworkspace = true\n"
+        ));
+        assert!(!asks_for_workspace_lints(
+            "[lints]\n[dependencies]\nworkspace = true\n"
+        ));
+        assert!(!asks_for_workspace_lints("[package]\nname = \"a\"\n"));
+    }
+
+    #[test]
+    fn a_foreign_source_is_found() {
+        let good = "source = \"registry+https://github.com/rust-lang/crates.io-index\"\n";
+        assert!(check_lock_file(good).is_empty());
+        assert_eq!(
+            check_lock_file("source = \"git+https://example.org/x\"\n").len(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_machine_path_is_found() {
+        let directory = e2e::spawn::scratch_directory().unwrap();
+        fs::write(directory.join("good"), "nothing here\n").unwrap();
+        fs::write(
+            directory.join("bad"),
+            format!("see\n{}/x\n", directory.display()),
+        )
+        .unwrap();
+        let findings = check_machine_paths(&directory, &["good".into(), "bad".into()]);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].starts_with("bad:2:"), "{findings:?}");
+    }
+
+    #[test]
+    fn a_clock_in_the_switch_is_found_but_not_in_its_comments_or_tests() {
+        let directory = e2e::spawn::scratch_directory().unwrap();
+        let source = directory.join("crates/switch/src");
+        fs::create_dir_all(&source).unwrap();
+        let text = "// Instant::now is not for us\nlet now = Instant::now();\n#[cfg(test)]\nuse std::thread;\n";
+        fs::write(source.join("lib.rs"), text).unwrap();
+        let findings =
+            check_switch_purity(&directory, &["crates/switch/src/lib.rs".into()]).unwrap();
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].contains("lib.rs:2"), "{findings:?}");
+    }
+
+    #[test]
+    fn long_functions_are_found_by_their_closing_brace() {
+        let body = "        work();\n".repeat(FUNCTION_LINES);
+        let text = format!(
+            "impl A {{\n    pub fn long() {{\n{body}    }}\n    fn short() {{\n    }}\n}}\n"
+        );
+        assert_eq!(
+            long_functions(&text),
+            [("long".to_owned(), FUNCTION_LINES + 2)]
+        );
+    }
 }

@@ -472,7 +472,7 @@ struct StaticPrograms {
 /// would make cargo build everything else anew.
 fn build_static_programs(with_agent: bool) -> Result<StaticPrograms> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let target = target_directory(&cargo)?.join("static");
+    let target = target_directory()?.join("static");
     let mut command = Command::new(&cargo);
     command
         .current_dir(project_root())
@@ -508,18 +508,8 @@ fn build_static_programs(with_agent: bool) -> Result<StaticPrograms> {
     })
 }
 
-fn target_directory(cargo: &std::ffi::OsStr) -> Result<PathBuf> {
-    let output = Command::new(cargo)
-        .current_dir(project_root())
-        .args(["metadata", "--format-version", "1", "--no-deps"])
-        .output()
-        .context("cannot run cargo metadata")?;
-    ensure!(
-        output.status.success(),
-        "cargo metadata failed:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+fn target_directory() -> Result<PathBuf> {
+    let metadata = crate::tidy::metadata(&project_root())?;
     let path = metadata["target_directory"]
         .as_str()
         .ok_or_else(|| anyhow!("cargo names no target directory"))?;

@@ -1,0 +1,57 @@
+# What people do with this source tree. `make` alone says what there is.
+
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build images demo test unit e2e lint fmt tidy clean
+
+help: ## say what there is
+	@echo 'Ringdown: private lines for virtual machines'
+	@echo
+	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z0-9]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
+	@echo
+	@echo '  make demo KEEP=1        leaves the guests of the demonstration running'
+	@echo '  RINGDOWN_ACCELERATOR    kvm or tcg, instead of what a probe guest finds'
+
+setup: ## install what is missing (Debian packages, Rust)
+	@scripts/setup
+
+build: setup ## build the ringdown command
+	@echo '[build] the ringdown command, optimised'
+	@$(CARGO) build --release --package ringdown-cli
+
+images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
+	@$(CARGO) xtask images
+
+demo: build images ## show everything at work with two guests
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask demo $(if $(KEEP),--keep)
+
+test: ## check everything, with real guests
+	@scripts/setup tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory tidy
+	@$(MAKE) --no-print-directory build images
+	@echo '[test] unit tests, then scenarios with real guests'
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --workspace
+
+unit: ## check everything that needs no guest
+	@$(CARGO) test --workspace --exclude ringdown-e2e
+
+e2e: build images ## run the scenarios with real guests
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e
+
+lint: ## formatting and clippy, warnings being errors
+	@scripts/lint $(if $(REQUIRE_LINTS),--require)
+
+fmt: ## format the sources
+	@$(CARGO) fmt --all
+
+tidy: ## the rules of the house that the compiler does not know
+	@$(CARGO) xtask tidy
+
+clean: ## remove what was built, images included
+	@$(CARGO) clean
+	@rm -rf .cache

@@ -1,0 +1,142 @@
+//! Which room may import which: the one place where the edges of the house are written down for a machine.
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+/// Each room and the rooms that it may import. ARCHITECTURE.md says why.
+const EDGES: &[(&str, &[&str])] = &[
+    ("ringdown-wire", &[]),
+    ("ringdown-memory", &[]),
+    ("ringdown-switch", &["ringdown-wire"]),
+    (
+        "ringdown-device",
+        &["ringdown-memory", "ringdown-switch", "ringdown-wire"],
+    ),
+    (
+        "ringdown-daemon",
+        &["ringdown-device", "ringdown-switch", "ringdown-wire"],
+    ),
+    ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
+    ("ringdown-agent", &["ringdown-circuit", "ringdown-wire"]),
+    ("ringdown-cli", &["ringdown-daemon", "ringdown-wire"]),
+];
+
+/// Rooms that move bytes or run in guests: no async runtime there.
+const WITHOUT_RUNTIME: &[&str] = &[
+    "ringdown-wire",
+    "ringdown-memory",
+    "ringdown-switch",
+    "ringdown-device",
+    "ringdown-circuit",
+    "ringdown-agent",
+];
+
+const RUNTIMES: &[&str] = &["tokio", "async-std", "smol", "futures", "mio"];
+
+/// Findings about the packages below `crates/`.
+pub fn check(metadata: &Value) -> Result<Vec<String>> {
+    let root = metadata["workspace_root"].as_str().unwrap_or_default();
+    let rooms_directory = format!("{root}/crates/");
+    let mut findings = Vec::new();
+    let mut room_count = 0;
+    for package in super::packages(metadata) {
+        let manifest = package["manifest_path"].as_str().unwrap_or_default();
+        if !manifest.starts_with(&rooms_directory) {
+            continue;
+        }
+        room_count += 1;
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some((_, allowed)) = EDGES.iter().find(|(room, _)| *room == name) else {
+            findings.push(format!(
+                "{name}: this room has no place in the list of allowed imports"
+            ));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let imported = dependency["name"].as_str().unwrap_or_default();
+            // Tests may meet a room's counterpart, as the command's tests meet the real agent.
+            if dependency["kind"] == "dev" {
+                continue;
+            }
+            if dependency["path"].is_string() && !allowed.contains(&imported) {
+                findings.push(format!(
+                    "{name} imports {imported}, allowed are {allowed:?}"
+                ));
+            }
+            if WITHOUT_RUNTIME.contains(&name) && RUNTIMES.contains(&imported) {
+                findings.push(format!(
+                    "{name} imports the async runtime {imported}: it must do without"
+                ));
+            }
+        }
+    }
+    ensure!(room_count > 0, "there are no rooms below {rooms_directory}");
+    Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn workspace(name: &str, dependencies: Value) -> Value {
+        json!({
+            "workspace_root": "/w",
+            "packages": [{ "name": name, "manifest_path": "/w/crates/x/Cargo.toml", "dependencies": dependencies }]
+        })
+    }
+
+    fn local(name: &str) -> Value {
+        json!([{ "name": name, "path": "/w/crates/y" }])
+    }
+
+    #[test]
+    fn an_allowed_import_passes_and_another_is_found() {
+        assert!(
+            check(&workspace("ringdown-device", local("ringdown-memory")))
+                .unwrap()
+                .is_empty()
+        );
+        assert_eq!(
+            check(&workspace("ringdown-switch", local("ringdown-memory")))
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(
+            check(&workspace("ringdown-wire", local("ringdown-e2e")))
+                .unwrap()
+                .len(),
+            1
+        );
+    }
+
+    #[test]
+    fn an_unknown_room_and_a_runtime_in_the_data_path_are_found() {
+        assert_eq!(
+            check(&workspace("ringdown-attic", json!([])))
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(
+            check(&workspace(
+                "ringdown-device",
+                json!([{ "name": "tokio", "path": null }])
+            ))
+            .unwrap()
+            .len(),
+            1
+        );
+        assert!(
+            check(&workspace("ringdown-daemon", json!([{ "name": "tokio" }])))
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_workspace_without_rooms_is_an_error() {
+        assert!(check(&json!({ "workspace_root": "/w", "packages": [] })).is_err());
+    }
+}
