@@ -5,10 +5,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::images::{Images, Kernel, cache_directory};
@@ -102,6 +103,16 @@ fn probe() -> Result<Accelerator> {
         .into_iter()
         .find(|kernel| images.kernel(*kernel).is_ok())
         .context("there is no kernel for a probe guest: run `make images`")?;
+    // A QEMU that cannot run at all says nothing about KVM, and must not be remembered.
+    let version = Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .output()
+        .context("cannot run qemu-system-x86_64: run `make setup`")?;
+    ensure!(
+        version.status.success(),
+        "qemu-system-x86_64 --version failed ({})",
+        version.status
+    );
     let mut spec = GuestSpec::new("probe", kernel).without_agent();
     spec.accelerator = Some(Accelerator::Kvm);
     spec.boot_deadline = Duration::from_secs(PROBE_DEADLINE_S);

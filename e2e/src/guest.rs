@@ -480,17 +480,6 @@ fn qemu_arguments(
     kernel: &Path,
 ) -> Vec<String> {
     let in_directory = |name: &str| directory.join(name).display().to_string();
-    let mut kernel_line = vec![
-        "console=ttyS0".to_owned(),
-        "quiet".to_owned(),
-        // At once, so that a wait for this guest ends.
-        "panic=-1".to_owned(),
-        format!("ringdown.name={}", spec.name),
-    ];
-    if !spec.agent {
-        kernel_line.push("ringdown.agent=off".to_owned());
-    }
-    kernel_line.extend(spec.kernel_arguments.iter().cloned());
     let mut options = vec![
         ("-display", "none".to_owned()),
         ("-name", spec.name.clone()),
@@ -507,7 +496,7 @@ fn qemu_arguments(
         ("-machine", "q35,memory-backend=mem0".to_owned()),
         ("-kernel", kernel.display().to_string()),
         ("-initrd", in_directory("initramfs")),
-        ("-append", kernel_line.join(" ")),
+        ("-append", kernel_line(spec)),
         ("-serial", format!("file:{}", in_directory("console.log"))),
         (
             "-chardev",
@@ -551,4 +540,19 @@ fn qemu_arguments(
     }
     arguments.extend(spec.qemu_arguments.iter().cloned());
     arguments
+}
+
+fn kernel_line(spec: &GuestSpec) -> String {
+    let mut words = vec![
+        "console=ttyS0".to_owned(),
+        "quiet".to_owned(),
+        // At once, so that a wait for this guest ends.
+        "panic=-1".to_owned(),
+        format!("ringdown.name={}", spec.name),
+    ];
+    if !spec.agent {
+        words.push("ringdown.agent=off".to_owned());
+    }
+    words.extend(spec.kernel_arguments.iter().cloned());
+    words.join(" ")
 }
