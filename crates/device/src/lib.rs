@@ -1,1 +1,34 @@
-//! Ringdown: device.
+//! Where bytes enter and leave: virtio-vsock lines over vhost-user, and the sockets of the host.
+//!
+//! # Theory of operation
+//!
+//! A [`Fabric`] owns a [`switch::Switch`] and everything the switch decides about: the rings of every guest, the sockets
+//! of programs on the host, and the bytes that have left one and not yet reached the other. One thread runs it. A breath of
+//! the data path is the same for every packet:
+//!
+//! 1. **Drain** what a guest has sent, up to a batch. The header is copied out once; the payload stays where it is.
+//! 2. **Decide**: the switch is told of each header and says which circuit the payload belongs to.
+//! 3. **Carry out**, grouped by destination. For a program on the host, the packets of one circuit become one `sendmsg`
+//!    straight from guest memory. For another guest they wait, *parked* in the sender's own descriptors, until its ring has
+//!    room, and are then copied once, from memory to memory.
+//! 4. **Notify once** per ring.
+//!
+//! What a host program's socket does not take is *stored* in memory of our own, bounded by the credit that the guest was
+//! shown. A guest whose receiver is slow may park a share of its ring; what it sends beyond that is stored too, so that
+//! its other circuits are never held up.
+//!
+//! From the host to a guest, one `recvmsg` fills as many of the guest's buffers as are posted, and the headers are
+//! written afterwards.
+
+mod caller;
+mod circuit;
+mod fabric;
+mod frontend;
+mod kept;
+mod line;
+mod reactor;
+mod ring;
+mod socket;
+
+pub use fabric::{Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError};
+pub use reactor::Waker;

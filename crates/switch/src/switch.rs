@@ -179,6 +179,18 @@ impl Switch {
         self.by_cid.get(&cid).copied()
     }
 
+    /// The side of a circuit where a program of the host is, if there is one.
+    pub fn host_side(&self, circuit: CircuitId) -> Option<Side> {
+        self.circuits[self.find(circuit)?].host_side()
+    }
+
+    /// The whole buffer of the end at `side`, in bytes: no larger message will ever fit.
+    pub fn window_towards(&self, circuit: CircuitId, side: Side) -> usize {
+        let flow = |index: usize| &self.circuits[index].flows[side.other().index()];
+        self.find(circuit)
+            .map_or(0, |index| flow(index).window() as usize)
+    }
+
     // ---- Tables ----
 
     /// The position of a circuit, if that use of it still lives.

@@ -1,0 +1,70 @@
+//! A program that has connected to a VM's host socket and has yet to say which port it wants.
+
+use std::os::fd::OwnedFd;
+
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use switch::{LineId, Time};
+use wire::connect::{self, MAX_REQUEST_LEN, Request};
+use wire::vsock::SocketType;
+
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) line: LineId,
+    pub(crate) socket: OwnedFd,
+    pub(crate) socket_type: SocketType,
+    pub(crate) deadline: Time,
+}
+
+/// How far a caller has come.
+pub(crate) enum Progress {
+    /// Nothing is decided.
+    Waiting,
+    /// It wants this port. Its request has been read, and nothing behind it.
+    Wants(u32),
+    /// It is gone.
+    Gone,
+    /// It gets this answer and no circuit.
+    Refused(String),
+}
+
+impl Caller {
+    /// Looks at what has arrived. A request is looked at without being taken until it is complete, so that payload
+    /// behind it stays in the socket, where the circuit finds it.
+    pub(crate) fn progress(&self) -> Progress {
+        let mut bytes = [0; MAX_REQUEST_LEN];
+        let seen = match recv(
+            &self.socket,
+            &mut bytes,
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        ) {
+            Ok((0, _)) => return Progress::Gone,
+            Ok((seen, _)) => seen,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Progress::Waiting,
+            Err(_) => return Progress::Gone,
+        };
+        match Request::parse(&bytes[..seen]) {
+            Request::Partial if self.socket_type == SocketType::SeqPacket => Progress::Refused(
+                connect::refused("expected the whole request in one message"),
+            ),
+            Request::Partial => Progress::Waiting,
+            Request::Invalid(error) => Progress::Refused(connect::refused(error)),
+            Request::Connect { port, len } => {
+                match recv(&self.socket, &mut bytes[..len], RecvFlags::DONTWAIT) {
+                    Ok((taken, _)) if taken == len => Progress::Wants(port),
+                    _ => Progress::Gone,
+                }
+            }
+        }
+    }
+
+    /// Sends an answer. Nothing was sent on this socket before, so that it fits or nobody is there.
+    pub(crate) fn answer(&self, line: &str) {
+        answer(&self.socket, line);
+    }
+}
+
+/// Sends a line of the handshake to a program that has been sent nothing before. Returns whether it went out.
+pub(crate) fn answer(socket: &OwnedFd, line: &str) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    matches!(send(socket, line.as_bytes(), flags), Ok(sent) if sent == line.len())
+}

@@ -1,0 +1,77 @@
+//! The device's part of a circuit: the host program's socket, and the bytes on their way.
+
+use std::os::fd::OwnedFd;
+
+use switch::{CircuitId, Side};
+use wire::vsock::SocketType;
+
+use crate::kept::Kept;
+
+#[derive(Debug)]
+pub(crate) struct CircuitIo {
+    pub(crate) id: CircuitId,
+    pub(crate) socket_type: SocketType,
+    pub(crate) host: Option<HostSocket>,
+    /// By the side that sent. Made when first needed: most circuits never keep anything.
+    kept: [Option<Box<Kept>>; 2],
+}
+
+/// A host program's socket.
+#[derive(Debug)]
+pub(crate) struct HostSocket {
+    pub(crate) socket: OwnedFd,
+    /// The socket takes data, as far as we know.
+    pub(crate) writable: bool,
+    /// The program has said that no more comes, so that a short read is not yet the end.
+    pub(crate) ending: bool,
+    /// The guest has yet to answer the program's dial.
+    pub(crate) unanswered: bool,
+}
+
+impl CircuitIo {
+    pub(crate) fn new(id: CircuitId, socket_type: SocketType) -> CircuitIo {
+        CircuitIo {
+            id,
+            socket_type,
+            host: None,
+            kept: [None, None],
+        }
+    }
+
+    pub(crate) fn kept(&mut self, from: Side) -> Option<&mut Kept> {
+        self.kept[from.index()].as_deref_mut()
+    }
+
+    pub(crate) fn kept_or_new(&mut self, from: Side) -> &mut Kept {
+        self.kept[from.index()].get_or_insert_default()
+    }
+
+    pub(crate) fn take_kept(&mut self, from: Side) -> Option<Box<Kept>> {
+        self.kept[from.index()].take()
+    }
+
+    pub(crate) fn put_kept(&mut self, from: Side, kept: Box<Kept>) {
+        self.kept[from.index()] = Some(kept);
+    }
+
+    pub(crate) fn keeps_something(&self, from: Side) -> bool {
+        self.kept[from.index()]
+            .as_ref()
+            .is_some_and(|kept| !kept.is_empty())
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.socket_type == SocketType::Stream
+    }
+}
+
+impl HostSocket {
+    pub(crate) fn new(socket: OwnedFd, unanswered: bool) -> HostSocket {
+        HostSocket {
+            socket,
+            writable: true,
+            ending: false,
+            unanswered,
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Everything that one thread runs: the switch, the rings of every guest, and the sockets of the host.
+
+mod act;
+mod control;
+mod host;
+mod rx;
+mod tx;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use memory::queue::Chain;
+use rustix::net::SocketType as UnixSocketType;
+use slab::Slab;
+use switch::{
+    Action, AddLineError, CircuitId, CircuitReport, Event, Limits, LineId, LineReport, Policy,
+    Side, Switch, Time,
+};
+use thiserror::Error;
+
+use crate::Waker;
+use crate::caller::Caller;
+use crate::circuit::CircuitIo;
+use crate::frontend::{Frontend, Mailbox, Message, TX};
+use crate::line::LineIo;
+use crate::reactor::{EventFlags, Reactor, Token};
+use crate::socket::{listen_at, seqpacket_path};
+
+use self::host::Redial;
+use self::tx::{Outgoing, Packet};
+
+/// Chains kept for use again, so that the steady state allocates nothing.
+const SPARE_CHAINS: usize = 1024;
+
+/// What a line needs to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineConfig {
+    /// The VM's name.
+    pub name: String,
+    /// The VM's context identifier, from 3 to 4294967294.
+    pub cid: u32,
+    /// Where the VMM connects.
+    pub vhost_user: PathBuf,
+    /// Where programs of the host connect. Listeners for the guest's dials are at this path with `_PORT` behind it.
+    pub host: PathBuf,
+}
+
+/// Why a line cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenLineError {
+    /// The name or the context identifier cannot be had.
+    #[error(transparent)]
+    Directory(#[from] AddLineError),
+    /// A socket cannot be listened on.
+    #[error("cannot listen at {path}: {error}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// A guest's agent has called in.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The VM it calls from.
+    pub vm: String,
+    /// The port it calls from: below 1024 the guest's kernel vouches for a privileged program.
+    pub source_port: u32,
+    /// The call.
+    pub stream: UnixStream,
+}
+
+/// Takes a call for the daemon itself. It must not block; `false` refuses the call.
+pub type ArrivalSink = Box<dyn FnMut(Arrival) -> bool + Send>;
+
+/// A line as it stands.
+#[derive(Debug, Clone)]
+pub struct LineSnapshot {
+    /// What the switch knows.
+    pub report: LineReport,
+    /// Whether a VMM is connected.
+    pub attached: bool,
+}
+
+/// A switch with everything it decides about. One thread owns and runs it.
+pub struct Fabric {
+    switch: Switch,
+    reactor: Reactor,
+    start: Instant,
+    /// The time of this turn.
+    now: Time,
+    /// By the number of the line.
+    lines: Slab<Option<Box<LineIo>>>,
+    next_line_generation: u64,
+    /// By the index of the circuit.
+    circuits: Vec<Option<CircuitIo>>,
+    callers: Slab<Caller>,
+    /// When the next caller in line has waited too long, in the order of arrival: all have the same patience.
+    caller_deadlines: VecDeque<(Time, u32)>,
+    redials: Vec<Redial>,
+    agent_port: u32,
+    arrivals: ArrivalSink,
+    mailbox: Mailbox,
+    messages: Receiver<Message>,
+    happened: Vec<(Token, EventFlags)>,
+    /// What the switch wants done, in order.
+    actions: Vec<Action>,
+    /// The packet that is being decided about.
+    packet: Option<Packet>,
+    /// Packets of one circuit on their way to a host program.
+    outgoing: Outgoing,
+    /// Lines that may be sent something.
+    woken: VecDeque<LineId>,
+    /// Lines with more packets than one turn takes.
+    draining: VecDeque<LineId>,
+    /// Rings with something to publish.
+    touched: Vec<(LineId, usize)>,
+    spare_chains: Vec<Chain>,
+    /// Room for a message of a host program, which has to be read as a whole.
+    message_room: Vec<u8>,
+}
+
+impl Fabric {
+    /// A fabric without lines. Guests that dial `agent_port` of the host are handed to `arrivals`.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new(limits: Limits, agent_port: u32, arrivals: ArrivalSink) -> io::Result<Fabric> {
+        memory::fault::install()?;
+        let reactor = Reactor::new()?;
+        let (sender, messages) = channel();
+        let mailbox = Mailbox {
+            messages: sender,
+            waker: reactor.waker(),
+        };
+        Ok(Fabric {
+            switch: Switch::new(limits),
+            reactor,
+            start: Instant::now(),
+            now: Time::ZERO,
+            lines: Slab::new(),
+            next_line_generation: 0,
+            circuits: Vec::new(),
+            callers: Slab::new(),
+            caller_deadlines: VecDeque::new(),
+            redials: Vec::new(),
+            agent_port,
+            arrivals,
+            mailbox,
+            messages,
+            happened: Vec::new(),
+            actions: Vec::new(),
+            packet: None,
+            outgoing: Outgoing::default(),
+            woken: VecDeque::new(),
+            draining: VecDeque::new(),
+            touched: Vec::new(),
+            spare_chains: Vec::new(),
+            message_room: vec![0; host::MAX_MESSAGE_BYTES],
+        })
+    }
+
+    /// Wakes this fabric's [`turn`](Self::turn) from another thread.
+    pub fn waker(&self) -> Waker {
+        self.reactor.waker()
+    }
+
+    /// Opens a line: its sockets listen when this returns.
+    ///
+    /// # Errors
+    /// When its name, identifier or sockets cannot be had. Nothing is left behind then.
+    pub fn open_line(&mut self, config: &LineConfig) -> Result<(), OpenLineError> {
+        let id = self.switch.add_line(&config.name, config.cid)?;
+        match self.line_io(id, config) {
+            Ok(line) => {
+                let index = id.0 as usize;
+                while self.lines.len() <= index {
+                    self.lines.insert(None);
+                }
+                self.lines[index] = Some(Box::new(line));
+                Ok(())
+            }
+            Err(error) => {
+                self.switch.remove_line(self.now, id, &mut self.actions);
+                self.carry_out();
+                Err(error)
+            }
+        }
+    }
+
+    fn line_io(&mut self, id: LineId, config: &LineConfig) -> Result<LineIo, OpenLineError> {
+        let at = |path: PathBuf, socket_type| {
+            listen_at(&path, socket_type).map_err(|error| OpenLineError::Socket { path, error })
+        };
+        let stream = at(config.host.clone(), UnixSocketType::STREAM)?;
+        let messages = at(seqpacket_path(&config.host), UnixSocketType::SEQPACKET)?;
+        let vhost = at(config.vhost_user.clone(), UnixSocketType::STREAM)?;
+        let refused = |error| OpenLineError::Socket {
+            path: config.host.clone(),
+            error,
+        };
+        for (index, listener) in [&stream, &messages].into_iter().enumerate() {
+            let token = Token::Listener {
+                line: id,
+                index: index as u8,
+            };
+            self.reactor
+                .add(&listener.socket, token, EventFlags::IN)
+                .map_err(refused)?;
+        }
+        let generation = self.next_line_generation;
+        self.next_line_generation += 1;
+        let frontend = Frontend::spawn(
+            vhost,
+            id,
+            generation,
+            &config.name,
+            config.cid,
+            self.mailbox.clone(),
+        )
+        .map_err(|error| OpenLineError::Socket {
+            path: config.vhost_user.clone(),
+            error,
+        })?;
+        Ok(LineIo {
+            generation,
+            name: config.name.clone(),
+            host_path: config.host.clone(),
+            listeners: [stream, messages],
+            frontend,
+            attached: false,
+            rings: Default::default(),
+            paused_at: Default::default(),
+            starts_anew: true,
+            seqpacket: false,
+            parked: 0,
+            callers: 0,
+            woken: false,
+            draining: false,
+        })
+    }
+
+    /// Closes the line of this name, cutting its circuits short. Returns whether there was one.
+    pub fn close_line(&mut self, name: &str) -> bool {
+        let found = self.lines.iter().find_map(|(index, line)| {
+            let line = line.as_ref()?;
+            (line.name == name).then_some(LineId(index as u32))
+        });
+        let Some(id) = found else { return false };
+        let thread = self.line(id).and_then(|line| line.frontend.stop());
+        self.unpark(id);
+        self.switch.remove_line(self.now, id, &mut self.actions);
+        self.carry_out();
+        self.callers.retain(|_, caller| {
+            let stays = caller.line != id;
+            if !stays {
+                caller.answer(&wire::connect::refused(switch::Reason::Operator));
+            }
+            stays
+        });
+        self.redials.retain(|redial| redial.line != id);
+        self.lines[id.0 as usize] = None;
+        // The thread may be waiting for an answer of ours: give it one. It asks for nothing new once its socket is shut.
+        if let Some(thread) = thread {
+            while !thread.is_finished() {
+                match self.messages.recv_timeout(Duration::from_millis(5)) {
+                    Ok(message) => self.answer(message),
+                    Err(_) => continue,
+                }
+            }
+            let _ = thread.join();
+        }
+        true
+    }
+
+    /// Puts another policy in force.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.switch.set_policy(policy);
+    }
+
+    /// Every line, as it stands.
+    pub fn lines(&self) -> Vec<LineSnapshot> {
+        let attached = |id: LineId| {
+            let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
+            line.is_some_and(|line| line.attached)
+        };
+        self.switch
+            .lines()
+            .map(|report| LineSnapshot {
+                attached: attached(report.id),
+                report,
+            })
+            .collect()
+    }
+
+    /// Every circuit, as it stands.
+    pub fn circuits(&self) -> Vec<CircuitReport> {
+        self.switch.circuits().collect()
+    }
+
+    /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
+    ///
+    /// # Errors
+    /// When the system's means of waiting fail, which leaves nothing to go on with.
+    pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let mut happened = std::mem::take(&mut self.happened);
+        self.reactor.wait(self.patience(limit), &mut happened)?;
+        self.now = self.start.elapsed();
+        for (token, flags) in happened.drain(..) {
+            self.dispatch(token, flags);
+        }
+        self.happened = happened;
+        self.expire();
+        for _ in 0..self.draining.len() {
+            if let Some(line) = self.draining.pop_front() {
+                self.drain(line);
+            }
+        }
+        for _ in 0..self.woken.len() {
+            if let Some(line) = self.woken.pop_front() {
+                self.pump(line);
+            }
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// How long this turn may wait.
+    fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
+        if !self.woken.is_empty() || !self.draining.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let timers = [
+            self.switch.poll_at(),
+            self.caller_deadlines.front().map(|(at, _)| *at),
+            self.redials.iter().map(|redial| redial.next_at).min(),
+        ];
+        let now = self.start.elapsed();
+        let until_timer = timers
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| at.saturating_sub(now));
+        [until_timer, limit].into_iter().flatten().min()
+    }
+
+    fn dispatch(&mut self, token: Token, flags: EventFlags) {
+        match token {
+            Token::Wake => {
+                while let Ok(message) = self.messages.try_recv() {
+                    self.answer(message);
+                }
+            }
+            Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
+            Token::Ring { line, .. } => self.wake(line),
+            Token::Listener { line, index } => self.accept(line, usize::from(index)),
+            Token::Caller { slot } => self.caller_ready(slot),
+            Token::Circuit(id) => self.host_ready(id, flags),
+        }
+    }
+
+    fn expire(&mut self) {
+        if self.switch.poll_at().is_some_and(|at| at <= self.now) {
+            self.tell(Event::Tick);
+        }
+        self.expire_callers();
+        self.redial();
+    }
+
+    /// Tells the switch, and does what it says.
+    fn tell(&mut self, event: Event) {
+        self.switch.handle(self.now, event, &mut self.actions);
+        self.carry_out();
+    }
+
+    fn line(&mut self, id: LineId) -> Option<&mut LineIo> {
+        self.lines.get_mut(id.0 as usize)?.as_deref_mut()
+    }
+
+    fn circuit(&mut self, id: CircuitId) -> Option<&mut CircuitIo> {
+        let circuit = self.circuits.get_mut(id.index as usize)?.as_mut()?;
+        (circuit.id == id).then_some(circuit)
+    }
+
+    fn wake(&mut self, id: LineId) {
+        if let Some(line) = self.line(id)
+            && !std::mem::replace(&mut line.woken, true)
+        {
+            self.woken.push_back(id);
+        }
+    }
+
+    fn schedule_drain(&mut self, id: LineId) {
+        if let Some(line) = self.line(id)
+            && !std::mem::replace(&mut line.draining, true)
+        {
+            self.draining.push_back(id);
+        }
+    }
+
+    /// Gives a chain back to the guest it came from.
+    fn complete(&mut self, id: LineId, index: usize, chain: Chain, written: u32) {
+        if let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) {
+            let first = !ring.touched;
+            ring.complete(chain.head, written);
+            if first {
+                self.touched.push((id, index));
+            }
+        }
+        if self.spare_chains.len() < SPARE_CHAINS {
+            self.spare_chains.push(chain);
+        }
+    }
+
+    fn publish(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for (id, index) in touched.drain(..) {
+            if let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) {
+                ring.publish();
+            }
+        }
+        self.touched = touched;
+    }
+
+    /// Drops what is kept from one side of a circuit, giving parked chains back.
+    fn discard(&mut self, id: CircuitId, from: Side) {
+        let Some(kept) = self.circuit(id).and_then(|circuit| circuit.take_kept(from)) else {
+            return;
+        };
+        let mut kept = *kept;
+        while let Some(parcel) = kept.pop() {
+            self.give_back(parcel);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Carrying out what the switch has decided.
+
+use rustix::net::Shutdown;
+use switch::{Action, CircuitId, Direction, Event, Reason, Side};
+use wire::connect;
+
+use super::Fabric;
+use crate::caller::answer;
+use crate::circuit::CircuitIo;
+
+impl Fabric {
+    /// Does everything that the switch wants done, and what follows from that.
+    pub(super) fn carry_out(&mut self) {
+        while !self.actions.is_empty() {
+            let mut actions = std::mem::take(&mut self.actions);
+            for action in actions.drain(..) {
+                self.act(action);
+            }
+            // Keep the larger of the two, so that neither has to grow again.
+            if self.actions.is_empty() {
+                self.actions = actions;
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Forward { circuit, from } => self.forward(circuit, from),
+            Action::Wake { line } => self.wake(line),
+            Action::DialHost {
+                circuit,
+                line,
+                port,
+                source_port,
+                socket_type,
+            } => {
+                self.install(CircuitIo::new(circuit, socket_type));
+                self.dial_host(circuit, line, port, source_port, socket_type);
+            }
+            Action::HostDialing { token, circuit } => self.caller_dials(token, circuit),
+            Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
+            Action::HostAccepted { circuit, port } => self.host_accepted(circuit, port),
+            Action::HostRejected { circuit, reason } => {
+                if let Some(host) = self
+                    .circuit(circuit)
+                    .and_then(|circuit| circuit.host.take())
+                {
+                    answer(&host.socket, &connect::refused(reason));
+                }
+            }
+            Action::HostShutdown { circuit, direction } => self.host_shutdown(circuit, direction),
+            Action::HostClose { circuit, .. } => self.host_close(circuit),
+            Action::Discard { circuit, from } => self.discard(circuit, from),
+            Action::Released { circuit } => {
+                self.host_close(circuit);
+                for side in [Side::Caller, Side::Callee] {
+                    self.discard(circuit, side);
+                }
+                if self.circuit(circuit).is_some() {
+                    self.circuits[circuit.index as usize] = None;
+                }
+            }
+            Action::Report {
+                line,
+                source_port,
+                destination_cid,
+                destination_port,
+                reason,
+            } => {
+                let vm = self.line(line).map_or("?", |line| line.name.as_str());
+                tracing::info!(vm, source_port, destination_cid, destination_port, %reason, "refused or cut short");
+            }
+        }
+    }
+
+    pub(super) fn install(&mut self, circuit: CircuitIo) {
+        let index = circuit.id.index as usize;
+        if self.circuits.len() <= index {
+            self.circuits.resize_with(index + 1, || None);
+        }
+        self.circuits[index] = Some(circuit);
+    }
+
+    fn host_accepted(&mut self, id: CircuitId, port: u32) {
+        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+            return;
+        };
+        host.unanswered = false;
+        if answer(&host.socket, &connect::accepted(port)) {
+            // It may have sent data already, or be gone: find out.
+            self.tell(Event::HostReadable { circuit: id });
+        } else {
+            self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::HostFailed,
+            });
+        }
+    }
+
+    fn host_shutdown(&mut self, id: CircuitId, direction: Direction) {
+        if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_ref()) {
+            let how = match direction {
+                Direction::Read => Shutdown::Read,
+                Direction::Write => Shutdown::Write,
+            };
+            // It fails only when the program is gone, which its socket tells us too.
+            let _ = rustix::net::shutdown(&host.socket, how);
+        }
+    }
+
+    fn host_close(&mut self, id: CircuitId) {
+        self.redials.retain(|redial| redial.circuit != id);
+        if let Some(circuit) = self.circuit(id) {
+            circuit.host = None;
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What VMMs ask for: rings that start and stop, memory that changes, guests that come and go.
+
+use std::fmt::Display;
+
+use memory::queue::Queue;
+use switch::{Event, LineId};
+
+use super::Fabric;
+use crate::frontend::{Answer, EVENT, Message, RINGS, RX, Request, RingStart, TX};
+use crate::reactor::{EventFlags, Token};
+use crate::ring::Ring;
+
+impl Fabric {
+    /// Does what a line's VMM asks, and answers.
+    pub(super) fn answer(&mut self, message: Message) {
+        let known = self
+            .line(message.line)
+            .is_some_and(|line| line.generation == message.line_generation);
+        let answer = match known {
+            true => self.obey(message.line, message.request),
+            false => Err("the line is closed".to_owned()),
+        };
+        // The thread that asked may have gone.
+        let _ = message.answer.send(answer);
+    }
+
+    fn obey(&mut self, id: LineId, request: Request) -> Answer {
+        match request {
+            Request::Attach => {
+                if let Some(line) = self.line(id) {
+                    line.attached = true;
+                }
+                Ok(0)
+            }
+            Request::Detach => {
+                self.drain_last(id);
+                self.forget_guest(id);
+                if let Some(line) = self.line(id) {
+                    line.attached = false;
+                }
+                Ok(0)
+            }
+            Request::Reset => {
+                self.forget_guest(id);
+                Ok(0)
+            }
+            Request::Start { index, start } => self.start_ring(id, index, *start),
+            Request::Stop { index } => Ok(self.stop_ring(id, index)),
+            Request::SetCall { index, call } => {
+                if let Some(ring) = self
+                    .line(id)
+                    .and_then(|line| line.rings.get_mut(index)?.as_mut())
+                {
+                    ring.call = call;
+                    // An interrupt may have been due while there was nowhere to send it.
+                    ring.interrupt();
+                }
+                Ok(0)
+            }
+            Request::SetEnabled { index, enabled } => {
+                if let Some(ring) = self
+                    .line(id)
+                    .and_then(|line| line.rings.get_mut(index)?.as_mut())
+                {
+                    ring.enabled = enabled;
+                }
+                self.rings_changed(id);
+                Ok(0)
+            }
+            Request::ReplaceMemory { memory } => {
+                // What is parked was checked against the memory as it was.
+                self.unpark(id);
+                for index in 0..RINGS {
+                    let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut())
+                    else {
+                        continue;
+                    };
+                    let held = ring.held.len() as u16;
+                    ring.held.clear();
+                    ring.queue.rewind(held);
+                    ring.queue
+                        .replace_memory(memory.clone())
+                        .map_err(|error| error.to_string())?;
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    fn start_ring(&mut self, id: LineId, index: usize, start: RingStart) -> Answer {
+        if index >= RINGS {
+            return Err(format!("ring {index} of {RINGS}"));
+        }
+        self.stop_ring(id, index);
+        let queue = Queue::new(start.setup, start.memory).map_err(|error| error.to_string())?;
+        let token = Token::Ring {
+            line: id,
+            index: index as u8,
+        };
+        // Edge-triggered: each kick is an edge, and the counter need not be read back.
+        self.reactor
+            .add(&start.kick, token, EventFlags::IN | EventFlags::ET)
+            .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
+        let resumes = self.line(id).is_some_and(|line| {
+            line.paused_at[index] == Some(start.setup.next_available) && !queue.is_fresh()
+        });
+        let ring = Ring {
+            queue,
+            kick: start.kick,
+            call: start.call,
+            enabled: start.enabled,
+            held: Default::default(),
+            touched: false,
+        };
+        let Some(line) = self.line(id) else {
+            return Ok(0);
+        };
+        line.rings[index] = Some(ring);
+        line.seqpacket = start.seqpacket;
+        if !resumes && index != EVENT {
+            line.starts_anew = true;
+        }
+        line.paused_at[index] = None;
+        self.rings_changed(id);
+        Ok(0)
+    }
+
+    /// If both rings run now, packets may flow; and if the driver has started anew, it knows nothing of what was before.
+    fn rings_changed(&mut self, id: LineId) {
+        let Some(line) = self.line(id) else { return };
+        if !line.is_running() {
+            return;
+        }
+        if std::mem::take(&mut line.starts_anew) {
+            let seqpacket = line.seqpacket;
+            tracing::info!(vm = line.name, "the guest's driver is running");
+            self.tell(Event::LineUp {
+                line: id,
+                seqpacket,
+            });
+        }
+        self.schedule_drain(id);
+        self.wake(id);
+    }
+
+    /// Stops a ring, and says how many chains have been taken from it. The guest may go on later where it was: the VM may
+    /// only be paused.
+    fn stop_ring(&mut self, id: LineId, index: usize) -> u16 {
+        if index == TX {
+            self.drain_last(id);
+            self.unpark(id);
+        }
+        self.carry_out();
+        let Some(ring) = self
+            .line(id)
+            .and_then(|line| line.rings.get_mut(index)?.take())
+        else {
+            let paused_at = self
+                .line(id)
+                .and_then(|line| line.paused_at.get(index).copied().flatten());
+            return paused_at.unwrap_or(0);
+        };
+        let mut ring = ring;
+        ring.publish();
+        self.reactor.remove(&ring.kick);
+        let taken = ring
+            .queue
+            .next_available()
+            .wrapping_sub(ring.held.len() as u16);
+        if let Some(line) = self.line(id) {
+            line.paused_at[index] = Some(taken);
+        }
+        taken
+    }
+
+    /// The guest is gone, or its driver has reset the device.
+    fn forget_guest(&mut self, id: LineId) {
+        for index in [TX, RX, EVENT] {
+            self.stop_ring(id, index);
+        }
+        if let Some(line) = self.line(id) {
+            line.paused_at = Default::default();
+            line.starts_anew = true;
+        }
+        self.tell(Event::LineDown { line: id });
+    }
+
+    /// A guest's rings or memory cannot be used: its line is down until its driver starts anew.
+    pub(super) fn fail_line(&mut self, id: LineId, error: &dyn Display) {
+        let Some(line) = self.line(id) else { return };
+        tracing::warn!(vm = line.name, %error, "the guest's device failed; a reset of the guest's driver brings it back");
+        for ring in line.rings.iter_mut().flatten() {
+            ring.enabled = false;
+        }
+        self.forget_guest(id);
+    }
+}

@@ -1,0 +1,437 @@
+//! Programs on the host: those that call, those that are called, and the sockets of circuits.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use memory::io::Gather;
+use rustix::net::{SocketFlags, accept_with};
+use switch::{CircuitId, Event, LineId, Reason, Side, Time};
+use wire::connect;
+use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
+
+use super::{Arrival, Fabric};
+use crate::caller::{Caller, Progress};
+use crate::circuit::HostSocket;
+use crate::kept::Parcel;
+use crate::reactor::{EventFlags, Token};
+use crate::socket::{Dial, dial, port_path};
+
+/// The largest message that a host program may send over a SEQPACKET socket, in bytes.
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Callers accepted in one turn, on one listener.
+const ACCEPT_BATCH: usize = 64;
+/// Callers of one line that have yet to say whom they want.
+const MAX_CALLERS: usize = 1024;
+/// How long a caller may take for its request.
+const CALLER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
+/// gives a connect, so that the guest hears the reason and does not just time out.
+const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
+const REDIAL_FIRST: Duration = Duration::from_millis(2);
+const REDIAL_MOST: Duration = Duration::from_millis(100);
+
+/// A dial that found the listener's backlog full.
+#[derive(Debug)]
+pub(super) struct Redial {
+    pub(super) circuit: CircuitId,
+    pub(super) line: LineId,
+    port: u32,
+    socket_type: SocketType,
+    pub(super) next_at: Time,
+    wait: Duration,
+    give_up_at: Time,
+}
+
+const SOCKET_EVENTS: EventFlags = EventFlags::IN
+    .union(EventFlags::OUT)
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
+
+impl Fabric {
+    // ---- Programs that call ----
+
+    pub(super) fn accept(&mut self, id: LineId, index: usize) {
+        for _ in 0..ACCEPT_BATCH {
+            let Some(line) = self.line(id) else { return };
+            let Some(listener) = line.listeners.get(index) else {
+                return;
+            };
+            let socket = match accept_with(
+                &listener.socket,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            ) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(error) => {
+                    // Most likely there are no descriptors left: the caller stays in the backlog until there are.
+                    tracing::warn!(vm = line.name, %error, "cannot accept a program's call");
+                    return;
+                }
+            };
+            let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
+            let deadline = self.now + CALLER_PATIENCE;
+            let caller = Caller {
+                line: id,
+                socket,
+                socket_type,
+                deadline,
+            };
+            self.add_caller(caller);
+        }
+    }
+
+    fn add_caller(&mut self, caller: Caller) {
+        let (id, deadline) = (caller.line, caller.deadline);
+        let Some(line) = self.line(id) else { return };
+        if line.callers >= MAX_CALLERS {
+            return caller.answer(&connect::refused(
+                "too many programs are calling this VM at once",
+            ));
+        }
+        line.callers += 1;
+        let slot = self.callers.insert(caller) as u32;
+        let token = Token::Caller { slot };
+        if let Err(error) =
+            self.reactor
+                .add(&self.callers[slot as usize].socket, token, SOCKET_EVENTS)
+        {
+            tracing::warn!(%error, "cannot wait for a program's request");
+            self.remove_caller(slot);
+            return;
+        }
+        self.caller_deadlines.push_back((deadline, slot));
+        self.caller_ready(slot);
+    }
+
+    fn remove_caller(&mut self, slot: u32) -> Option<Caller> {
+        let caller = self.callers.try_remove(slot as usize)?;
+        if let Some(line) = self.line(caller.line) {
+            line.callers = line.callers.saturating_sub(1);
+        }
+        Some(caller)
+    }
+
+    pub(super) fn caller_ready(&mut self, slot: u32) {
+        let Some(caller) = self.callers.get(slot as usize) else {
+            return;
+        };
+        match caller.progress() {
+            Progress::Waiting => {}
+            Progress::Gone => drop(self.remove_caller(slot)),
+            Progress::Refused(answer) => {
+                caller.answer(&answer);
+                self.remove_caller(slot);
+            }
+            Progress::Wants(port) => {
+                let (line, socket_type) = (caller.line, caller.socket_type);
+                self.tell(Event::HostDial {
+                    line,
+                    port,
+                    socket_type,
+                    token: u64::from(slot),
+                });
+            }
+        }
+    }
+
+    pub(super) fn caller_dials(&mut self, token: u64, id: CircuitId) {
+        let Some(caller) = self.remove_caller(token as u32) else {
+            return self.tell(Event::HostGone { circuit: id });
+        };
+        let mut circuit = crate::circuit::CircuitIo::new(id, caller.socket_type);
+        let watched = self
+            .reactor
+            .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
+        circuit.host = Some(HostSocket::new(caller.socket, true));
+        self.install(circuit);
+        if watched.is_err() {
+            self.tell(Event::HostGone { circuit: id });
+        }
+    }
+
+    pub(super) fn caller_refused(&mut self, token: u64, reason: Reason) {
+        if let Some(caller) = self.remove_caller(token as u32) {
+            caller.answer(&connect::refused(reason));
+        }
+    }
+
+    pub(super) fn expire_callers(&mut self) {
+        while let Some((deadline, slot)) = self.caller_deadlines.front().copied() {
+            if deadline > self.now {
+                break;
+            }
+            self.caller_deadlines.pop_front();
+            // The slot may have another caller by now, with a deadline of its own.
+            if self
+                .callers
+                .get(slot as usize)
+                .is_some_and(|caller| caller.deadline <= self.now)
+                && let Some(caller) = self.remove_caller(slot)
+            {
+                caller.answer(&connect::refused("no request within 10 seconds"));
+            }
+        }
+    }
+
+    // ---- Programs that are called ----
+
+    pub(super) fn dial_host(
+        &mut self,
+        circuit: CircuitId,
+        line: LineId,
+        port: u32,
+        source_port: u32,
+        socket_type: SocketType,
+    ) {
+        if port == self.agent_port && socket_type == SocketType::Stream {
+            return self.deliver_arrival(circuit, line, source_port);
+        }
+        let give_up_at = self.now + DIAL_PATIENCE;
+        let wait = REDIAL_FIRST;
+        self.attempt(Redial {
+            circuit,
+            line,
+            port,
+            socket_type,
+            next_at: self.now,
+            wait,
+            give_up_at,
+        });
+    }
+
+    fn attempt(&mut self, mut redial: Redial) {
+        let Some(line) = self.line(redial.line) else {
+            return;
+        };
+        let circuit = redial.circuit;
+        match dial(&port_path(&line.host_path, redial.port), redial.socket_type) {
+            Dial::Reached(socket) => self.host_reached(circuit, socket),
+            Dial::Failed(reason) => self.tell(Event::HostDialed {
+                circuit,
+                result: Err(reason),
+            }),
+            Dial::Busy if self.now >= redial.give_up_at => {
+                self.tell(Event::HostDialed {
+                    circuit,
+                    result: Err(Reason::BacklogFull),
+                });
+            }
+            Dial::Busy => {
+                redial.next_at = self.now + redial.wait;
+                redial.wait = (redial.wait * 2).min(REDIAL_MOST);
+                self.redials.push(redial);
+            }
+        }
+    }
+
+    pub(super) fn redial(&mut self) {
+        let now = self.now;
+        let (due, later) = std::mem::take(&mut self.redials)
+            .into_iter()
+            .partition(|redial| redial.next_at <= now);
+        self.redials = later;
+        let due: Vec<Redial> = due;
+        for redial in due {
+            self.attempt(redial);
+        }
+    }
+
+    fn deliver_arrival(&mut self, circuit: CircuitId, id: LineId, source_port: u32) {
+        let vm = self
+            .line(id)
+            .map(|line| line.name.clone())
+            .unwrap_or_default();
+        let Ok((ours, theirs)) = UnixStream::pair() else {
+            return self.tell(Event::HostDialed {
+                circuit,
+                result: Err(Reason::HostFailed),
+            });
+        };
+        let prepared = ours
+            .set_nonblocking(true)
+            .and_then(|()| theirs.set_nonblocking(true));
+        let arrival = Arrival {
+            vm,
+            source_port,
+            stream: theirs,
+        };
+        if prepared.is_ok() && (self.arrivals)(arrival) {
+            self.host_reached(circuit, OwnedFd::from(ours));
+        } else {
+            self.tell(Event::HostDialed {
+                circuit,
+                result: Err(Reason::NoListener),
+            });
+        }
+    }
+
+    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd) {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        circuit.host = Some(HostSocket::new(socket, false));
+        let socket = self.circuits[id.index as usize]
+            .as_ref()
+            .and_then(|circuit| circuit.host.as_ref());
+        let watched = socket.map(|host| {
+            self.reactor
+                .add(&host.socket, Token::Circuit(id), SOCKET_EVENTS)
+        });
+        let result = match watched {
+            Some(Ok(())) => Ok(()),
+            _ => Err(Reason::HostFailed),
+        };
+        self.tell(Event::HostDialed {
+            circuit: id,
+            result,
+        });
+    }
+
+    // ---- Sockets of circuits ----
+
+    pub(super) fn host_ready(&mut self, id: CircuitId, flags: EventFlags) {
+        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+            return;
+        };
+        if host.unanswered {
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                self.tell(Event::HostGone { circuit: id });
+            }
+            return;
+        }
+        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
+        if hung_up {
+            // It receives nothing any more. What it sent before is still to be read.
+            host.writable = false;
+            self.discard_for_host(id);
+            self.tell(Event::HostRefused { circuit: id });
+        } else if flags.contains(EventFlags::OUT) && !host.writable {
+            host.writable = true;
+            self.send_kept(id);
+        }
+        if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
+        {
+            self.tell(Event::HostReadable { circuit: id });
+        }
+    }
+
+    fn discard_for_host(&mut self, id: CircuitId) {
+        if let Some(side) = self.guest_side(id) {
+            self.discard(id, side);
+        }
+    }
+
+    /// The side that sends to the host program: the one that it keeps something from.
+    fn guest_side(&mut self, id: CircuitId) -> Option<Side> {
+        self.switch.host_side(id).map(Side::other)
+    }
+
+    pub(super) fn host_is_ending(&mut self, id: CircuitId) -> bool {
+        self.circuit(id)
+            .and_then(|circuit| circuit.host.as_ref())
+            .is_some_and(|host| host.ending)
+    }
+
+    pub(super) fn host_is_full(&mut self, id: CircuitId) {
+        if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) {
+            host.writable = false;
+        }
+    }
+
+    /// Sends a host program what is kept for it, as far as its socket takes it.
+    pub(super) fn send_kept(&mut self, id: CircuitId) {
+        let Some(from) = self.guest_side(id) else {
+            return;
+        };
+        let mut delivered = 0;
+        while let Some((offered, result)) = self.offer_kept(id, from) {
+            match result {
+                Ok(sent) => {
+                    delivered += sent;
+                    self.drop_sent(id, from, sent);
+                    if sent < offered {
+                        self.host_is_full(id);
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.host_write_failed(id, &error);
+                    return;
+                }
+            }
+        }
+        if delivered > 0 {
+            self.tell(Event::Delivered {
+                circuit: id,
+                len: delivered as u32,
+            });
+        }
+    }
+
+    /// Offers what is kept to the host program's socket: for a stream as much as one call takes, else one message.
+    /// Returns how many bytes were offered and how many taken; nothing when there is nothing whole to offer.
+    fn offer_kept(&mut self, id: CircuitId, from: Side) -> Option<(usize, io::Result<usize>)> {
+        let circuit = self
+            .circuits
+            .get_mut(id.index as usize)?
+            .as_mut()
+            .filter(|circuit| circuit.id == id)?;
+        let is_stream = circuit.is_stream();
+        if !circuit.keeps_something(from) || !circuit.host.as_ref()?.writable {
+            return None;
+        }
+        let kept = circuit.take_kept(from)?;
+        let mut gather = Gather::new();
+        let mut whole = is_stream;
+        for parcel in kept.iter() {
+            let Parcel::Stored {
+                bytes,
+                offset,
+                flags,
+            } = parcel
+            else {
+                break;
+            };
+            if gather.push_bytes(&bytes[*offset..]).is_err() {
+                break;
+            }
+            if !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0 {
+                whole = true;
+                break;
+            }
+        }
+        let offered = gather.len();
+        let socket = circuit.host.as_ref()?.socket.as_fd();
+        let result = match whole && offered > 0 {
+            true => Some(gather.send(socket, !is_stream)),
+            false => None,
+        };
+        drop(gather);
+        circuit.put_kept(from, kept);
+        match result? {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some((offered, Ok(0))),
+            other => Some((offered, other)),
+        }
+    }
+
+    fn drop_sent(&mut self, id: CircuitId, from: Side, sent: usize) {
+        let Some(kept) = self.circuit(id).and_then(|circuit| circuit.kept(from)) else {
+            return;
+        };
+        let mut left = sent;
+        while let Some(parcel) = kept.front() {
+            let part = parcel.left().min(left);
+            parcel.advance(part);
+            left -= part;
+            if parcel.left() > 0 {
+                break;
+            }
+            kept.pop();
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! To guests: filling their rings.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use memory::guest::{self, GuestMemory};
+use memory::io::{Scatter, is_memory_fault};
+use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
+use wire::vsock::{HEADER_LEN, Header, SEQPACKET_END_OF_MESSAGE};
+
+use super::Fabric;
+use crate::frontend::{RX, TX};
+use crate::kept::Parcel;
+
+/// Turns of circuits that one line has before the other lines have theirs.
+const PUMP_TURNS: usize = 256;
+
+/// Buffers that one read of a host program's socket may fill.
+const SCATTER_BUFFERS: usize = 64;
+
+/// A turn of data, as the switch asked for it.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    line: LineId,
+    circuit: CircuitId,
+    from: Side,
+    budget: usize,
+    packets: usize,
+    header: Header,
+}
+
+impl Fabric {
+    /// Pumps every line that waits for it, now instead of at the end of the turn.
+    pub(super) fn pump_woken(&mut self) {
+        for _ in 0..self.woken.len() {
+            if let Some(line) = self.woken.pop_front() {
+                self.pump(line);
+            }
+        }
+    }
+
+    /// Sends to a guest what there is for it, while its ring has room.
+    pub(super) fn pump(&mut self, id: LineId) {
+        let Some(line) = self.line(id) else { return };
+        line.woken = false;
+        for _ in 0..PUMP_TURNS {
+            if !self.switch.has_work(id) || !self.has_buffers(id, 1) {
+                return;
+            }
+            match self.switch.next_for(self.now, id, &mut self.actions) {
+                None => return self.carry_out(),
+                Some(Transmit::Control(header)) => self.send_control(id, &header),
+                Some(Transmit::Data {
+                    circuit,
+                    from,
+                    budget,
+                    packets,
+                    header,
+                }) => self.send_data(Turn {
+                    line: id,
+                    circuit,
+                    from,
+                    budget: budget as usize,
+                    packets: packets as usize,
+                    header,
+                }),
+            }
+            self.carry_out();
+        }
+        self.wake(id);
+    }
+
+    /// Takes buffers from the guest until at least `count` are held. Without enough, it asks to be told of new ones.
+    fn has_buffers(&mut self, id: LineId, count: usize) -> bool {
+        loop {
+            let mut chain = self.spare_chains.pop().unwrap_or_default();
+            let Some(line) = self.line(id) else {
+                return false;
+            };
+            if !line.is_running() {
+                return false;
+            }
+            let Some(ring) = line.rings[RX].as_mut() else {
+                return false;
+            };
+            if ring.held.len() >= count {
+                self.spare_chains.push(chain);
+                return true;
+            }
+            match ring.queue.pop(&mut chain) {
+                Ok(true) if guest::total_len(&chain.writable) > HEADER_LEN => {
+                    ring.held.push_back(chain)
+                }
+                Ok(true) => {
+                    let len = guest::total_len(&chain.writable);
+                    self.fail_line(
+                        id,
+                        &format!("a receive buffer of {len} bytes holds no packet"),
+                    );
+                    return false;
+                }
+                Ok(false) => {
+                    let more = ring.queue.enable_notifications();
+                    self.spare_chains.push(chain);
+                    if !more {
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    self.fail_line(id, &error);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Writes a header into the first buffer held, whose payload is there, and gives the buffer to the guest.
+    fn finish_packet(&mut self, id: LineId, memory: &GuestMemory, header: &Header) -> bool {
+        let Some(chain) = self
+            .line(id)
+            .and_then(|line| line.rings[RX].as_mut()?.held.pop_front())
+        else {
+            return false;
+        };
+        let written = memory.write(&chain.writable, 0, &header.to_bytes());
+        self.complete(id, RX, chain, HEADER_LEN as u32 + header.len);
+        if let Err(error) = written {
+            self.fail_line(id, &error);
+            return false;
+        }
+        true
+    }
+
+    fn send_control(&mut self, id: LineId, header: &Header) {
+        if let Some(memory) = self.memory(id, RX) {
+            self.finish_packet(id, &memory, header);
+        }
+    }
+
+    fn send_data(&mut self, turn: Turn) {
+        let Some(circuit) = self.circuit(turn.circuit) else {
+            return;
+        };
+        if circuit.keeps_something(turn.from) {
+            return self.send_kept_to_guest(turn);
+        }
+        if circuit.host.is_none() {
+            return;
+        }
+        match circuit.is_stream() {
+            true => self.send_from_host(turn),
+            false => self.take_message(turn),
+        }
+    }
+
+    /// From the host program's socket straight into the guest's buffers.
+    fn send_from_host(&mut self, turn: Turn) {
+        let Some(memory) = self.memory(turn.line, RX) else {
+            return;
+        };
+        let Some((buffers, room)) = self.gather_room(turn) else {
+            return;
+        };
+        let received = self.receive_into(turn, &memory, buffers, room);
+        match received {
+            Ok(0) => self.tell(Event::HostFinished {
+                circuit: turn.circuit,
+            }),
+            Ok(len) => {
+                let packets = self.hand_over(turn, &memory, len);
+                let sent = Sent {
+                    circuit: turn.circuit,
+                    from: turn.from,
+                    len: len as u32,
+                    straight: len as u32,
+                    packets,
+                };
+                self.switch.transmitted(self.now, sent, &mut self.actions);
+                let ending = self.host_is_ending(turn.circuit);
+                if len < room && !ending {
+                    // A short read: the socket is empty, and will say when it is not.
+                    self.tell(Event::HostDrained {
+                        circuit: turn.circuit,
+                    });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.tell(Event::HostDrained {
+                    circuit: turn.circuit,
+                });
+            }
+            Err(error) if is_memory_fault(&error) => self.fail_line(turn.line, &error),
+            Err(_) => self.tell(Event::Kill {
+                circuit: turn.circuit,
+                reason: Reason::PeerReset,
+            }),
+        }
+    }
+
+    /// Holds as many buffers as this turn can use. Returns their number and their room for payload.
+    fn gather_room(&mut self, turn: Turn) -> Option<(usize, usize)> {
+        let most = turn.packets.min(SCATTER_BUFFERS);
+        let mut room = 0;
+        let mut buffers = 0;
+        while buffers < most && room < turn.budget && self.has_buffers(turn.line, buffers + 1) {
+            let ring = self.line(turn.line)?.rings[RX].as_ref()?;
+            room += guest::total_len(&ring.held[buffers].writable) - HEADER_LEN;
+            buffers += 1;
+        }
+        (buffers > 0).then_some((buffers, room.min(turn.budget)))
+    }
+
+    fn receive_into(
+        &mut self,
+        turn: Turn,
+        memory: &GuestMemory,
+        buffers: usize,
+        room: usize,
+    ) -> io::Result<usize> {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let mut scatter = Scatter::new();
+        let mut left = room;
+        let ring = self
+            .line(turn.line)
+            .and_then(|line| line.rings[RX].as_ref())
+            .ok_or_else(broken)?;
+        for chain in ring.held.iter().take(buffers) {
+            let len = (guest::total_len(&chain.writable) - HEADER_LEN).min(left);
+            if scatter
+                .push(memory, &chain.writable, HEADER_LEN, len)
+                .is_err()
+            {
+                break;
+            }
+            left -= len;
+        }
+        let host = self
+            .circuit(turn.circuit)
+            .and_then(|circuit| circuit.host.as_ref())
+            .ok_or_else(broken)?;
+        scatter.receive(host.socket.as_fd())
+    }
+
+    /// Gives the buffers that `len` bytes have filled to the guest. Returns how many.
+    fn hand_over(&mut self, turn: Turn, memory: &GuestMemory, len: usize) -> u32 {
+        let mut left = len;
+        let mut packets = 0;
+        while left > 0 {
+            let Some(chain) = self
+                .line(turn.line)
+                .and_then(|line| line.rings[RX].as_ref()?.held.front())
+            else {
+                break;
+            };
+            let part = (guest::total_len(&chain.writable) - HEADER_LEN).min(left);
+            let header = Header {
+                len: part as u32,
+                ..turn.header
+            };
+            if !self.finish_packet(turn.line, memory, &header) {
+                break;
+            }
+            left -= part;
+            packets += 1;
+        }
+        packets
+    }
+
+    /// A message of a host program is read as a whole and then sent on as the guest has room.
+    fn take_message(&mut self, turn: Turn) {
+        let mut room = std::mem::take(&mut self.message_room);
+        let received = self
+            .circuit(turn.circuit)
+            .and_then(|circuit| circuit.host.as_ref())
+            .map(|host| {
+                let mut scatter = Scatter::new();
+                scatter.push_bytes(&mut room).map_err(io::Error::other)?;
+                scatter.receive_record(host.socket.as_fd())
+            });
+        match received {
+            Some(Ok(record)) if record.len == 0 => self.tell(Event::HostFinished {
+                circuit: turn.circuit,
+            }),
+            Some(Ok(record))
+                if record.truncated
+                    || record.len > self.switch.window_towards(turn.circuit, turn.from.other()) =>
+            {
+                self.tell(Event::Kill {
+                    circuit: turn.circuit,
+                    reason: Reason::MessageTooLong,
+                });
+            }
+            Some(Ok(record)) => {
+                if let Some(circuit) = self.circuit(turn.circuit) {
+                    let kept = circuit.kept_or_new(turn.from);
+                    kept.store(record.len, SEQPACKET_END_OF_MESSAGE, false)
+                        .copy_from_slice(&room[..record.len]);
+                }
+                self.tell(Event::HostStored {
+                    circuit: turn.circuit,
+                    len: record.len as u32,
+                });
+            }
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.tell(Event::HostDrained {
+                    circuit: turn.circuit,
+                });
+            }
+            Some(Err(_)) => self.tell(Event::Kill {
+                circuit: turn.circuit,
+                reason: Reason::PeerReset,
+            }),
+            None => {}
+        }
+        self.message_room = room;
+    }
+
+    /// What is kept, cut to the guest's buffers.
+    fn send_kept_to_guest(&mut self, turn: Turn) {
+        let Some(memory) = self.memory(turn.line, RX) else {
+            return;
+        };
+        let mut sent = Sent {
+            circuit: turn.circuit,
+            from: turn.from,
+            len: 0,
+            straight: 0,
+            packets: 0,
+        };
+        let mut budget = turn.budget;
+        while budget > 0 && (sent.packets as usize) < turn.packets && self.has_buffers(turn.line, 1)
+        {
+            let Some((len, flags)) = self.fill_buffer(turn, &memory, budget) else {
+                break;
+            };
+            let header = Header {
+                len: len as u32,
+                flags,
+                ..turn.header
+            };
+            if !self.finish_packet(turn.line, &memory, &header) {
+                break;
+            }
+            budget -= len;
+            sent.len += len as u32;
+            sent.packets += 1;
+        }
+        self.switch.transmitted(self.now, sent, &mut self.actions);
+    }
+
+    /// Fills the first buffer held from what is kept, for a stream from as many parcels as fit. Returns the payload's
+    /// length and the packet's flags; nothing when there is nothing to send.
+    fn fill_buffer(
+        &mut self,
+        turn: Turn,
+        memory: &Arc<GuestMemory>,
+        budget: usize,
+    ) -> Option<(usize, u32)> {
+        let ring = self.line(turn.line)?.rings[RX].as_ref()?;
+        let room = (guest::total_len(&ring.held.front()?.writable) - HEADER_LEN).min(budget);
+        let mut filled = 0;
+        let mut flags = 0;
+        while filled < room {
+            let circuit = self.circuit(turn.circuit)?;
+            let is_stream = circuit.is_stream();
+            let Some(parcel) = circuit.kept(turn.from).and_then(|kept| kept.front()) else {
+                break;
+            };
+            let len = parcel.left().min(room - filled);
+            if let Err(error) = self.copy_parcel(turn, memory, filled, len) {
+                tracing::warn!(line = turn.line.0, %error, "a copy between guests failed");
+                self.tell(Event::Kill {
+                    circuit: turn.circuit,
+                    reason: Reason::MemoryFault,
+                });
+                return None;
+            }
+            filled += len;
+            let kept = self.circuit(turn.circuit)?.kept(turn.from)?;
+            let parcel = kept.front()?;
+            parcel.advance(len);
+            if parcel.left() > 0 {
+                continue;
+            }
+            let parcel = kept.pop()?;
+            flags = if is_stream { 0 } else { parcel.flags() };
+            self.give_back(parcel);
+            if !is_stream {
+                break;
+            }
+        }
+        (filled > 0).then_some((filled, flags))
+    }
+
+    /// Copies the next `len` bytes of the first parcel kept into the first buffer held, `filled` bytes into its payload.
+    fn copy_parcel(
+        &mut self,
+        turn: Turn,
+        memory: &GuestMemory,
+        filled: usize,
+        len: usize,
+    ) -> Result<(), memory::guest::MemoryError> {
+        let gone = || memory::guest::MemoryError::RangesTooShort {
+            offset: filled,
+            wanted: len,
+            found: 0,
+        };
+        let source_line = match self
+            .circuit(turn.circuit)
+            .and_then(|circuit| circuit.kept(turn.from)?.front())
+        {
+            Some(Parcel::Parked { line, .. }) => Some(*line),
+            Some(Parcel::Stored { .. }) => None,
+            None => return Err(gone()),
+        };
+        let source = match source_line {
+            Some(line) => Some(self.memory(line, TX).ok_or_else(gone)?),
+            None => None,
+        };
+        let index = turn.circuit.index as usize;
+        let ring = self
+            .lines
+            .get(turn.line.0 as usize)
+            .and_then(Option::as_ref)
+            .and_then(|line| line.rings[RX].as_ref());
+        let buffer = ring.and_then(|ring| ring.held.front()).ok_or_else(gone)?;
+        let circuit = self.circuits.get_mut(index).and_then(Option::as_mut);
+        let parcel = circuit
+            .and_then(|circuit| circuit.kept(turn.from)?.front())
+            .ok_or_else(gone)?;
+        match (parcel, source) {
+            (Parcel::Parked { chain, offset, .. }, Some(source)) => guest::copy(
+                &source,
+                &chain.readable,
+                *offset,
+                memory,
+                &buffer.writable,
+                HEADER_LEN + filled,
+                len,
+            ),
+            (Parcel::Stored { bytes, offset, .. }, _) => memory.write(
+                &buffer.writable,
+                HEADER_LEN + filled,
+                &bytes[*offset..*offset + len],
+            ),
+            (Parcel::Parked { .. }, None) => Err(gone()),
+        }
+    }
+}

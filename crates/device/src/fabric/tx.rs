@@ -1,0 +1,411 @@
+//! From guests: draining their rings, and sending on what they sent.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use memory::guest::{self, GuestMemory};
+use memory::io::{Gather, is_memory_fault};
+use memory::queue::Chain;
+use switch::{CircuitId, Event, LineId, Reason, Side};
+use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
+
+use super::Fabric;
+use crate::frontend::TX;
+use crate::kept::Parcel;
+
+/// Packets taken from one guest in one turn, before the others have theirs.
+const DRAIN_BATCH: usize = 256;
+
+/// Packets of one circuit that are sent to a host program in one call.
+const OUTGOING_PACKETS: usize = 64;
+
+/// A packet that the switch is deciding about.
+#[derive(Debug)]
+pub(super) struct Packet {
+    line: LineId,
+    chain: Chain,
+    header: Header,
+}
+
+/// Packets of one circuit for a program on the host, to be sent in one call.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    circuit: Option<(CircuitId, Side)>,
+    packets: Vec<Packet>,
+}
+
+impl Fabric {
+    /// Takes what a guest has sent, up to a batch.
+    pub(super) fn drain(&mut self, id: LineId) {
+        let Some(line) = self.line(id) else { return };
+        line.draining = false;
+        if !line.is_running() {
+            return;
+        }
+        let more = self.drain_batch(id, DRAIN_BATCH);
+        self.flush_outgoing();
+        if more {
+            self.schedule_drain(id);
+        }
+    }
+
+    /// Takes everything that a guest has sent before its ring stops: at most what the ring can hold.
+    pub(super) fn drain_last(&mut self, id: LineId) {
+        if self.line(id).is_some_and(|line| line.is_running()) {
+            self.drain_batch(id, usize::from(memory::queue::MAX_QUEUE_SIZE));
+            self.flush_outgoing();
+        }
+    }
+
+    /// Returns whether there may be more.
+    fn drain_batch(&mut self, id: LineId, batch: usize) -> bool {
+        for _ in 0..batch {
+            let mut chain = self.spare_chains.pop().unwrap_or_default();
+            let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
+                return false;
+            };
+            match ring.queue.pop(&mut chain) {
+                Ok(true) => self.take_packet(id, chain),
+                Ok(false) => {
+                    self.spare_chains.push(chain);
+                    let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
+                        return false;
+                    };
+                    if !ring.queue.enable_notifications() {
+                        return false;
+                    }
+                    ring.queue.disable_notifications();
+                }
+                Err(error) => {
+                    self.fail_line(id, &error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn take_packet(&mut self, id: LineId, chain: Chain) {
+        let Some(memory) = self.memory(id, TX) else {
+            return;
+        };
+        let mut bytes = [0; HEADER_LEN];
+        if let Err(error) = memory.read(&chain.readable, 0, &mut bytes) {
+            tracing::debug!(line = id.0, %error, "dropped a packet without a whole header");
+            return self.complete(id, TX, chain, 0);
+        }
+        let mut header = Header::from_bytes(&bytes);
+        let payload = guest::total_len(&chain.readable) - HEADER_LEN;
+        if header.operation == Operation::Data as u16 && header.len as usize > payload {
+            // It announces bytes that are not there. No operation has this number: its circuit is cut short.
+            header.operation = 0;
+        }
+        self.packet = Some(Packet {
+            line: id,
+            chain,
+            header,
+        });
+        self.tell(Event::Packet { line: id, header });
+        if let Some(packet) = self.packet.take() {
+            self.complete(packet.line, TX, packet.chain, 0);
+        }
+    }
+
+    /// The payload of the packet being decided about goes to the other side of `circuit`.
+    pub(super) fn forward(&mut self, id: CircuitId, from: Side) {
+        let Some(packet) = self.packet.take() else {
+            return;
+        };
+        if self
+            .outgoing
+            .circuit
+            .is_some_and(|circuit| circuit != (id, from))
+        {
+            self.flush_outgoing();
+        }
+        let Some(circuit) = self.circuit(id) else {
+            // Between two guests there is nothing to hold on to until something has to be kept.
+            self.install(crate::circuit::CircuitIo::new(
+                id,
+                socket_type(&packet.header),
+            ));
+            return self.keep(id, from, packet);
+        };
+        let straight = circuit.host.as_ref().is_some_and(|host| host.writable)
+            && !circuit.keeps_something(from)
+            && (circuit.is_stream() || packet.header.flags & SEQPACKET_END_OF_MESSAGE != 0);
+        if !straight {
+            return self.keep(id, from, packet);
+        }
+        let alone = !circuit.is_stream();
+        self.outgoing.circuit = Some((id, from));
+        self.outgoing.packets.push(packet);
+        if alone || self.outgoing.packets.len() >= OUTGOING_PACKETS {
+            self.flush_outgoing();
+        }
+    }
+
+    /// Keeps a packet until its destination takes it: parked where it is, if that is another guest and the sender has
+    /// not parked too much already; else stored.
+    fn keep(&mut self, id: CircuitId, from: Side, packet: Packet) {
+        let Packet {
+            line,
+            chain,
+            header,
+        } = packet;
+        let left = header.len as usize;
+        let for_guest = self
+            .circuit(id)
+            .is_some_and(|circuit| circuit.host.is_none());
+        let has_place = |fabric: &mut Fabric| {
+            fabric
+                .line(line)
+                .is_some_and(|line| line.parked < line.parking_limit())
+        };
+        if for_guest && !has_place(self) {
+            // The receivers may have room; what is parked first goes first.
+            self.pump_woken();
+        }
+        if for_guest && has_place(self) {
+            if let Some(line) = self.line(line) {
+                line.parked += 1;
+            }
+            let parcel = Parcel::Parked {
+                line,
+                chain,
+                offset: HEADER_LEN,
+                left,
+                flags: header.flags,
+            };
+            if let Some(circuit) = self.circuit(id) {
+                circuit.kept_or_new(from).push(parcel);
+            }
+            return;
+        }
+        self.store(
+            id,
+            from,
+            &Packet {
+                line,
+                chain: chain.clone(),
+                header,
+            },
+            0,
+        );
+        self.complete(line, TX, chain, 0);
+    }
+
+    /// Copies a packet's payload from `offset` on into memory of our own.
+    fn store(&mut self, id: CircuitId, from: Side, packet: &Packet, offset: usize) {
+        let Some(memory) = self.memory(packet.line, TX) else {
+            return;
+        };
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let len = packet.header.len as usize - offset;
+        let mergeable = circuit.is_stream();
+        let room = circuit
+            .kept_or_new(from)
+            .store(len, packet.header.flags, mergeable);
+        if let Err(error) = memory.read(&packet.chain.readable, HEADER_LEN + offset, room) {
+            self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::MemoryFault,
+            });
+            self.fail_line(packet.line, &error);
+        } else if self
+            .circuit(id)
+            .is_some_and(|circuit| circuit.host.as_ref().is_some_and(|host| host.writable))
+        {
+            // A message has just become whole, or the socket takes data again.
+            self.send_kept(id);
+        }
+    }
+
+    /// Sends on the packets that have been put together for one circuit.
+    pub(super) fn flush_outgoing(&mut self) {
+        let Some((id, from)) = self.outgoing.circuit.take() else {
+            return;
+        };
+        let mut packets = std::mem::take(&mut self.outgoing.packets);
+        let Some(memory) = packets
+            .first()
+            .and_then(|packet| self.memory(packet.line, TX))
+        else {
+            packets.clear();
+            return;
+        };
+        let mut sent = 0;
+        let mut next = 0;
+        while next < packets.len() {
+            let (count, step) = self.send_packets(id, &memory, &packets[next..]);
+            let offered: usize = packets[next..next + count]
+                .iter()
+                .map(|packet| packet.header.len as usize)
+                .sum();
+            match step {
+                Ok(step) => {
+                    sent += step;
+                    next += count;
+                    if step < offered {
+                        self.host_is_full(id);
+                        let mut skip = step;
+                        for packet in &packets[next - count..] {
+                            let len = packet.header.len as usize;
+                            if skip < len {
+                                self.store(id, from, packet, skip);
+                            }
+                            skip = skip.saturating_sub(len);
+                        }
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.host_write_failed(id, &error);
+                    break;
+                }
+            }
+        }
+        for packet in packets.drain(..) {
+            self.complete(packet.line, TX, packet.chain, 0);
+        }
+        if self.outgoing.packets.is_empty() {
+            self.outgoing.packets = packets;
+        }
+        if sent > 0 {
+            self.tell(Event::Delivered {
+                circuit: id,
+                len: sent as u32,
+            });
+        }
+    }
+
+    /// Sends as many of the packets as one call takes. Returns how many were offered, and how many bytes were taken.
+    fn send_packets(
+        &mut self,
+        id: CircuitId,
+        memory: &GuestMemory,
+        packets: &[Packet],
+    ) -> (usize, io::Result<usize>) {
+        let Some((host, is_stream)) = self.circuit(id).and_then(|circuit| {
+            let is_stream = circuit.is_stream();
+            Some((circuit.host.as_ref()?, is_stream))
+        }) else {
+            return (packets.len(), Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        let mut gather = Gather::new();
+        let mut count = 0;
+        for packet in packets {
+            let len = packet.header.len as usize;
+            if gather
+                .push(memory, &packet.chain.readable, HEADER_LEN, len)
+                .is_err()
+            {
+                break;
+            }
+            count += 1;
+        }
+        if count == 0 {
+            // More pieces than one call takes, in a single packet: its circuit stores it.
+            return (1, Ok(0));
+        }
+        match gather.send(host.socket.as_fd(), !is_stream) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (count, Ok(0)),
+            other => (count, other),
+        }
+    }
+
+    pub(super) fn host_write_failed(&mut self, id: CircuitId, error: &io::Error) {
+        if is_memory_fault(error) {
+            return self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::MemoryFault,
+            });
+        }
+        if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) {
+            return self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::MessageTooLong,
+            });
+        }
+        // The program takes no more. What was kept for it has nowhere to go.
+        for side in [Side::Caller, Side::Callee] {
+            self.discard(id, side);
+        }
+        self.tell(Event::HostRefused { circuit: id });
+    }
+
+    /// Gives a parcel's descriptors back, if it has any.
+    pub(super) fn give_back(&mut self, parcel: Parcel) {
+        if let Parcel::Parked { line, chain, .. } = parcel {
+            if let Some(line) = self.line(line) {
+                line.parked = line.parked.saturating_sub(1);
+            }
+            self.complete(line, TX, chain, 0);
+        }
+    }
+
+    /// Copies everything that a guest has parked into memory of our own, and gives its descriptors back.
+    pub(super) fn unpark(&mut self, id: LineId) {
+        if self.line(id).is_none_or(|line| line.parked == 0) {
+            return;
+        }
+        let Some(memory) = self.memory(id, TX) else {
+            return;
+        };
+        let mut returned = Vec::new();
+        for circuit in self.circuits.iter_mut().flatten() {
+            for from in [Side::Caller, Side::Callee] {
+                let Some(kept) = circuit.kept(from) else {
+                    continue;
+                };
+                for parcel in kept.iter_mut() {
+                    returned.extend(unpark_parcel(parcel, id, &memory));
+                }
+            }
+        }
+        for parcel in returned {
+            self.give_back(parcel);
+        }
+    }
+
+    pub(super) fn memory(&mut self, id: LineId, index: usize) -> Option<Arc<GuestMemory>> {
+        let ring = self.line(id)?.rings[index].as_ref()?;
+        Some(Arc::clone(ring.queue.memory()))
+    }
+}
+
+/// Turns a parked parcel of this line into a stored one, and returns what is to be given back.
+fn unpark_parcel(parcel: &mut Parcel, of: LineId, memory: &GuestMemory) -> Option<Parcel> {
+    let Parcel::Parked {
+        line,
+        chain,
+        offset,
+        left,
+        flags,
+    } = parcel
+    else {
+        return None;
+    };
+    if *line != of {
+        return None;
+    }
+    let mut bytes = vec![0; *left];
+    if let Err(error) = memory.read(&chain.readable, *offset, &mut bytes) {
+        // The guest took its memory away while it sent: it gets zeros delivered, and has lost its line anyway.
+        tracing::warn!(line = of.0, %error, "a parked packet could not be read");
+    }
+    let stored = Parcel::Stored {
+        bytes,
+        offset: 0,
+        flags: *flags,
+    };
+    Some(std::mem::replace(parcel, stored))
+}
+
+fn socket_type(header: &Header) -> wire::vsock::SocketType {
+    wire::vsock::SocketType::from_wire(header.socket_type)
+        .unwrap_or(wire::vsock::SocketType::Stream)
+}

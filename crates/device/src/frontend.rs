@@ -1,0 +1,597 @@
+//! The control protocol of one line: vhost-user, spoken with the VMM on a thread of its own.
+//!
+//! The thread blocks where the protocol blocks, so that a VMM that stops in the middle of a message holds up nobody but
+//! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
+//! change is answered by the fabric before the VMM is.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use memory::guest::{GuestMemory, RegionSpec};
+use memory::queue::QueueSetup;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use switch::LineId;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    BackendReqHandler, Error as ProtocolError, GpuBackend, Result as ProtocolResult,
+    VhostUserBackendReqHandlerMut,
+};
+
+use crate::Waker;
+use crate::socket::Listener;
+
+/// Ring 0: packets to the guest.
+pub(crate) const RX: usize = 0;
+/// Ring 1: packets from the guest.
+pub(crate) const TX: usize = 1;
+/// Ring 2: events to the guest. QEMU keeps it to itself.
+pub(crate) const EVENT: usize = 2;
+/// How many rings a virtio-vsock device has (virtio 1.2, section 5.10.2).
+pub(crate) const RINGS: usize = 3;
+
+/// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
+const MAX_MEMORY_SLOTS: u64 = 509;
+
+/// Feature bits of virtio (virtio 1.2, sections 5.10.3 and 6) and of vhost-user.
+const FEATURE_STREAM: u64 = 1 << 0;
+const FEATURE_SEQPACKET: u64 = 1 << 1;
+const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
+const FEATURE_EVENT_IDX: u64 = 1 << 29;
+const FEATURE_PROTOCOL: u64 = 1 << 30;
+const FEATURE_VERSION_1: u64 = 1 << 32;
+const FEATURES: u64 = FEATURE_STREAM
+    | FEATURE_SEQPACKET
+    | FEATURE_INDIRECT_DESC
+    | FEATURE_EVENT_IDX
+    | FEATURE_PROTOCOL
+    | FEATURE_VERSION_1;
+
+/// What a VMM asks of the fabric.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// A VMM has connected.
+    Attach,
+    /// The VMM is gone. What it sent last is still to be read.
+    Detach,
+    /// A ring is complete and may run. A ring that runs already is replaced.
+    Start { index: usize, start: Box<RingStart> },
+    /// Stop a ring. The answer is how many chains were taken from it.
+    Stop { index: usize },
+    /// Interrupt the guest here from now on.
+    SetCall { index: usize, call: Option<File> },
+    /// Let a ring run, or hold it.
+    SetEnabled { index: usize, enabled: bool },
+    /// The guest's memory is this from now on.
+    ReplaceMemory { memory: Arc<GuestMemory> },
+    /// Forget every circuit.
+    Reset,
+}
+
+#[derive(Debug)]
+pub(crate) struct RingStart {
+    pub(crate) setup: QueueSetup,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) kick: File,
+    pub(crate) call: Option<File>,
+    pub(crate) enabled: bool,
+    pub(crate) seqpacket: bool,
+}
+
+/// A request with the way back for its answer.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) line: LineId,
+    /// Which use of the line's number: a line that was removed is not answered for by its successor.
+    pub(crate) line_generation: u64,
+    pub(crate) request: Request,
+    pub(crate) answer: SyncSender<Answer>,
+}
+
+/// The fabric's answer: a number where one was asked for, or why it cannot be done.
+pub(crate) type Answer = Result<u16, String>;
+
+/// How to reach the fabric from another thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Mailbox {
+    pub(crate) messages: Sender<Message>,
+    pub(crate) waker: Waker,
+}
+
+/// The thread of one line.
+#[derive(Debug)]
+pub(crate) struct Frontend {
+    stop: Arc<OwnedFd>,
+    connection: Arc<Mutex<Option<UnixStream>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Frontend {
+    pub(crate) fn spawn(
+        listener: Listener,
+        line: LineId,
+        line_generation: u64,
+        name: &str,
+        cid: u32,
+        mailbox: Mailbox,
+    ) -> io::Result<Frontend> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let connection = Arc::new(Mutex::new(None));
+        let caller = Caller {
+            line,
+            line_generation,
+            mailbox,
+        };
+        let (vm, thread_stop, thread_connection) =
+            (name.to_owned(), Arc::clone(&stop), Arc::clone(&connection));
+        let thread = std::thread::Builder::new()
+            .name(format!("vhost-{name}"))
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                serve(
+                    &listener,
+                    &thread_stop,
+                    &thread_connection,
+                    &caller,
+                    &vm,
+                    cid,
+                )
+            })?;
+        Ok(Frontend {
+            stop,
+            connection,
+            thread: Some(thread),
+        })
+    }
+
+    /// Asks the thread to end. It may still be waiting for an answer from the fabric, so join it when that is running
+    /// or gone.
+    pub(crate) fn stop(&mut self) -> Option<JoinHandle<()>> {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = &*connection {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        self.thread.take()
+    }
+}
+
+fn serve(
+    listener: &Listener,
+    stop: &OwnedFd,
+    connection: &Mutex<Option<UnixStream>>,
+    caller: &Caller,
+    vm: &str,
+    cid: u32,
+) {
+    loop {
+        let mut wanted = [
+            PollFd::new(&listener.socket, PollFlags::IN),
+            PollFd::new(stop, PollFlags::IN),
+        ];
+        match poll(&mut wanted, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!(vm, %error, "cannot wait for a VMM any more");
+                return;
+            }
+        }
+        if !wanted[1].revents().is_empty() {
+            return;
+        }
+        let Ok(socket) =
+            rustix::net::accept_with(&listener.socket, rustix::net::SocketFlags::CLOEXEC)
+        else {
+            continue;
+        };
+        let stream = UnixStream::from(socket);
+        let Ok(copy) = stream.try_clone() else {
+            continue;
+        };
+        *connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
+        tracing::info!(vm, "VMM connected");
+        // The stop may have been asked for between the poll and now; then the loop below ends at once.
+        let ending = match stop_requested(stop) {
+            true => None,
+            false => Some(converse(stream, caller, cid)),
+        };
+        *connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let _ = caller.call(Request::Detach);
+        match ending {
+            Some(ProtocolError::Disconnected) | None => tracing::info!(vm, "VMM disconnected"),
+            Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
+        }
+    }
+}
+
+fn stop_requested(stop: &OwnedFd) -> bool {
+    let mut wanted = [PollFd::new(stop, PollFlags::IN)];
+    let now = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(poll(&mut wanted, Some(&now)), Ok(ready) if ready > 0)
+}
+
+/// Speaks with one VMM until it goes away or breaks the protocol.
+fn converse(stream: UnixStream, caller: &Caller, cid: u32) -> ProtocolError {
+    if caller.call(Request::Attach).is_err() {
+        return ProtocolError::Disconnected;
+    }
+    let session = Arc::new(Mutex::new(Session::new(caller.clone(), cid)));
+    let mut handler = BackendReqHandler::from_stream(stream, session);
+    loop {
+        if let Err(error) = handler.handle_request() {
+            return error;
+        }
+    }
+}
+
+/// One line's way to ask the fabric.
+#[derive(Debug, Clone)]
+struct Caller {
+    line: LineId,
+    line_generation: u64,
+    mailbox: Mailbox,
+}
+
+impl Caller {
+    fn call(&self, request: Request) -> ProtocolResult<u16> {
+        let (answer, wait) = sync_channel(1);
+        let message = Message {
+            line: self.line,
+            line_generation: self.line_generation,
+            request,
+            answer,
+        };
+        let gone = |_| ProtocolError::Disconnected;
+        self.mailbox
+            .messages
+            .send(message)
+            .map_err(|_| ProtocolError::Disconnected)?;
+        self.mailbox.waker.wake();
+        wait.recv().map_err(gone)?.map_err(|reason| {
+            tracing::warn!(line = self.line.0, %reason, "refused what the VMM asked");
+            ProtocolError::ReqHandlerError(io::Error::other(reason))
+        })
+    }
+}
+
+/// What the VMM has said about one ring.
+#[derive(Debug, Default)]
+struct RingWords {
+    size: u16,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    base: u16,
+    call: Option<File>,
+    enabled: Option<bool>,
+}
+
+/// What the VMM has said so far.
+struct Session {
+    caller: Caller,
+    cid: u32,
+    features: u64,
+    memory: GuestMemory,
+    rings: [RingWords; RINGS],
+}
+
+impl Session {
+    fn new(caller: Caller, cid: u32) -> Session {
+        Session {
+            caller,
+            cid,
+            features: 0,
+            memory: GuestMemory::new(),
+            rings: Default::default(),
+        }
+    }
+
+    fn ring(&mut self, index: u32) -> ProtocolResult<&mut RingWords> {
+        self.rings
+            .get_mut(index as usize)
+            .ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
+        self.memory = memory;
+        let memory = Arc::new(self.memory.clone());
+        self.caller.call(Request::ReplaceMemory { memory })?;
+        Ok(())
+    }
+}
+
+fn region_spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
+    RegionSpec {
+        guest_address: region.guest_phys_addr,
+        size: region.memory_size,
+        frontend_address: region.user_addr,
+        file,
+        file_offset: region.mmap_offset,
+    }
+}
+
+fn memory_error(error: memory::guest::MemoryError) -> ProtocolError {
+    tracing::warn!(%error, "refused a memory region");
+    ProtocolError::ReqHandlerError(io::Error::other(error))
+}
+
+const UNSUPPORTED: ProtocolError = ProtocolError::InvalidOperation("not supported by this device");
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> ProtocolResult<()> {
+        self.caller.call(Request::Reset)?;
+        self.features = 0;
+        self.rings = Default::default();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> ProtocolResult<()> {
+        self.caller.call(Request::Reset).map(|_| ())
+    }
+
+    fn get_features(&mut self) -> ProtocolResult<u64> {
+        Ok(FEATURES)
+    }
+
+    fn set_features(&mut self, features: u64) -> ProtocolResult<()> {
+        if features & !FEATURES != 0 {
+            return Err(ProtocolError::FeatureMismatch);
+        }
+        self.features = features;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<Vec<u64>>> {
+        let specs = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| region_spec(region, file))
+            .collect();
+        let memory = GuestMemory::with_regions(specs).map_err(memory_error)?;
+        self.memory_changed(memory)?;
+        Ok(None)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<u64>> {
+        let mut memory = self.memory.clone();
+        memory
+            .add_region(region_spec(region, file))
+            .map_err(memory_error)?;
+        self.memory_changed(memory)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
+        let mut memory = self.memory.clone();
+        memory
+            .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)
+            .map_err(memory_error)?;
+        self.memory_changed(memory)
+    }
+
+    fn get_max_mem_slots(&mut self) -> ProtocolResult<u64> {
+        Ok(MAX_MEMORY_SLOTS)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> ProtocolResult<()> {
+        self.ring(index)?.size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> ProtocolResult<()> {
+        let ring = self.ring(index)?;
+        (ring.descriptors, ring.used, ring.available) = (descriptors, used, available);
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
+        self.ring(index)?.base = u16::try_from(base).map_err(|_| ProtocolError::InvalidParam)?;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> ProtocolResult<VhostUserVringState> {
+        self.ring(index)?;
+        let base = self.caller.call(Request::Stop {
+            index: index as usize,
+        })?;
+        self.ring(index)?.base = base;
+        Ok(VhostUserVringState::new(index, u32::from(base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> ProtocolResult<()> {
+        let Some(kick) = kick else {
+            // A ring that must be polled would cost a processor; no VMM of today asks for it.
+            return Err(UNSUPPORTED);
+        };
+        if self.features & FEATURE_VERSION_1 == 0 {
+            return Err(ProtocolError::FeatureMismatch);
+        }
+        let (features, memory) = (self.features, Arc::new(self.memory.clone()));
+        let ring = self.ring(u32::from(index))?;
+        let start = RingStart {
+            setup: QueueSetup {
+                size: ring.size,
+                descriptors: ring.descriptors,
+                available: ring.available,
+                used: ring.used,
+                next_available: ring.base,
+                event_index: features & FEATURE_EVENT_IDX != 0,
+                indirect: features & FEATURE_INDIRECT_DESC != 0,
+            },
+            memory,
+            kick,
+            call: ring
+                .call
+                .as_ref()
+                .map(File::try_clone)
+                .transpose()
+                .map_err(ProtocolError::ReqHandlerError)?,
+            // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
+            enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
+            seqpacket: features & FEATURE_SEQPACKET != 0,
+        };
+        let start = Box::new(start);
+        self.caller
+            .call(Request::Start {
+                index: usize::from(index),
+                start,
+            })
+            .map(|_| ())
+    }
+
+    fn set_vring_call(&mut self, index: u8, call: Option<File>) -> ProtocolResult<()> {
+        if let Some(call) = &call {
+            // The guest must never be able to block us by not taking its interrupts.
+            rustix::io::ioctl_fionbio(call.as_fd(), true)
+                .map_err(|error| ProtocolError::ReqHandlerError(error.into()))?;
+        }
+        let copy = call
+            .as_ref()
+            .map(File::try_clone)
+            .transpose()
+            .map_err(ProtocolError::ReqHandlerError)?;
+        self.ring(u32::from(index))?.call = copy;
+        self.caller
+            .call(Request::SetCall {
+                index: usize::from(index),
+                call,
+            })
+            .map(|_| ())
+    }
+
+    fn set_vring_err(&mut self, _index: u8, _error: Option<File>) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enabled: bool) -> ProtocolResult<()> {
+        self.ring(index)?.enabled = Some(enabled);
+        self.caller
+            .call(Request::SetEnabled {
+                index: index as usize,
+                enabled,
+            })
+            .map(|_| ())
+    }
+
+    fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> ProtocolResult<u64> {
+        Ok(RINGS as u64)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> ProtocolResult<Vec<u8>> {
+        // The device's configuration is the guest's context identifier (virtio 1.2, section 5.10.4).
+        let config = u64::from(self.cid).to_le_bytes();
+        let end = offset
+            .checked_add(size)
+            .ok_or(ProtocolError::InvalidParam)?;
+        config
+            .get(offset as usize..end as usize)
+            .map(<[u8]>::to_vec)
+            .ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn set_config(
+        &mut self,
+        _offset: u32,
+        _buf: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> ProtocolResult<File> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+    ) -> ProtocolResult<(VhostUserInflight, File)> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+        _file: File,
+    ) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> ProtocolResult<Option<File>> {
+        Err(UNSUPPORTED)
+    }
+
+    fn check_device_state(&mut self) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_shmem_config(&mut self) -> ProtocolResult<VhostUserShMemConfig> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+}

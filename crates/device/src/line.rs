@@ -1,0 +1,51 @@
+//! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
+
+use std::path::PathBuf;
+
+use crate::frontend::{Frontend, RINGS, RX, TX};
+use crate::ring::Ring;
+use crate::socket::Listener;
+
+#[derive(Debug)]
+pub(crate) struct LineIo {
+    pub(crate) generation: u64,
+    pub(crate) name: String,
+    pub(crate) host_path: PathBuf,
+    /// For programs that dial the guest: with stream sockets, and with sockets of messages.
+    pub(crate) listeners: [Listener; 2],
+    pub(crate) frontend: Frontend,
+    /// A VMM is connected.
+    pub(crate) attached: bool,
+    pub(crate) rings: [Option<Ring>; RINGS],
+    /// Where each ring was when it was stopped, if the guest might go on from there: a paused VM does, a guest whose
+    /// driver starts anew does not.
+    pub(crate) paused_at: [Option<u16>; RINGS],
+    /// The driver has been set up afresh since packets last flowed: the guest knows of no circuit.
+    pub(crate) starts_anew: bool,
+    /// The driver takes SEQPACKET sockets.
+    pub(crate) seqpacket: bool,
+    /// Chains of the guest's that are parked.
+    pub(crate) parked: usize,
+    /// Programs that have yet to say whom they want.
+    pub(crate) callers: usize,
+    /// Whether the line waits for its turn to be pumped.
+    pub(crate) woken: bool,
+    /// Whether the line waits for its turn to be drained.
+    pub(crate) draining: bool,
+}
+
+impl LineIo {
+    /// Both rings run, so that packets flow.
+    pub(crate) fn is_running(&self) -> bool {
+        let runs = |index: usize| self.rings[index].as_ref().is_some_and(|ring| ring.enabled);
+        runs(RX) && runs(TX)
+    }
+
+    /// How many chains the guest may park before the rest is stored: half of the ring, so that there is always room for
+    /// its other circuits.
+    pub(crate) fn parking_limit(&self) -> usize {
+        self.rings[TX]
+            .as_ref()
+            .map_or(0, |ring| usize::from(ring.queue.size()) / 2)
+    }
+}

@@ -1,0 +1,211 @@
+//! Waiting for many descriptors at once, and being woken from another thread.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use switch::{CircuitId, LineId};
+
+pub(crate) use rustix::event::epoll::EventFlags;
+
+/// Events taken in one call: enough to amortise the call, few enough that no line waits for long.
+const BATCH: usize = 256;
+
+/// What a descriptor is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Token {
+    /// Another thread has something for us.
+    Wake,
+    /// A guest kicked this ring.
+    Ring { line: LineId, index: u8 },
+    /// Programs call on a line's host socket; which of its listeners is told by the index.
+    Listener { line: LineId, index: u8 },
+    /// A program that has called and not yet said whom.
+    Caller { slot: u32 },
+    /// A circuit's host socket.
+    Circuit(CircuitId),
+}
+
+const KIND_SHIFT: u32 = 60;
+const INDEX_BITS: u32 = 28;
+
+impl Token {
+    fn encode(self) -> u64 {
+        let (kind, value) = match self {
+            Token::Wake => (0, 0),
+            Token::Ring { line, index } => (1, u64::from(line.0) << 8 | u64::from(index)),
+            Token::Listener { line, index } => (2, u64::from(line.0) << 8 | u64::from(index)),
+            Token::Caller { slot } => (3, u64::from(slot)),
+            Token::Circuit(id) => {
+                debug_assert!(id.index < 1 << INDEX_BITS);
+                (
+                    4,
+                    u64::from(id.generation) << INDEX_BITS | u64::from(id.index),
+                )
+            }
+        };
+        kind << KIND_SHIFT | value
+    }
+
+    fn decode(value: u64) -> Option<Token> {
+        let low = value & ((1 << KIND_SHIFT) - 1);
+        Some(match value >> KIND_SHIFT {
+            0 => Token::Wake,
+            1 => Token::Ring {
+                line: LineId((low >> 8) as u32),
+                index: low as u8,
+            },
+            2 => Token::Listener {
+                line: LineId((low >> 8) as u32),
+                index: low as u8,
+            },
+            3 => Token::Caller { slot: low as u32 },
+            4 => Token::Circuit(CircuitId {
+                index: (low & ((1 << INDEX_BITS) - 1)) as u32,
+                generation: (low >> INDEX_BITS) as u32,
+            }),
+            _ => return None,
+        })
+    }
+}
+
+/// Wakes a reactor from any thread.
+#[derive(Debug, Clone)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    /// Makes the reactor's wait end now, or its next one at once.
+    pub fn wake(&self) {
+        // Only a counter at its maximum could refuse, and then a wake-up is pending anyway.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+pub(crate) struct Reactor {
+    epoll: OwnedFd,
+    wake: Arc<OwnedFd>,
+    events: Vec<epoll::Event>,
+}
+
+impl Reactor {
+    pub(crate) fn new() -> io::Result<Reactor> {
+        let reactor = Reactor {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            events: Vec::with_capacity(BATCH),
+        };
+        // Edge-triggered, so that the counter need not be read back.
+        reactor.add(&*reactor.wake, Token::Wake, EventFlags::IN | EventFlags::ET)?;
+        Ok(reactor)
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.wake))
+    }
+
+    pub(crate) fn add(
+        &self,
+        descriptor: impl AsFd,
+        token: Token,
+        flags: EventFlags,
+    ) -> io::Result<()> {
+        epoll::add(
+            &self.epoll,
+            descriptor,
+            epoll::EventData::new_u64(token.encode()),
+            flags,
+        )?;
+        Ok(())
+    }
+
+    pub(crate) fn retag(
+        &self,
+        descriptor: impl AsFd,
+        token: Token,
+        flags: EventFlags,
+    ) -> io::Result<()> {
+        epoll::modify(
+            &self.epoll,
+            descriptor,
+            epoll::EventData::new_u64(token.encode()),
+            flags,
+        )?;
+        Ok(())
+    }
+
+    /// Forgets a descriptor that stays open elsewhere. One that is about to be closed need not be forgotten, unless
+    /// another process holds it too.
+    pub(crate) fn remove(&self, descriptor: impl AsFd) {
+        // It can only fail when the descriptor was not there, which is what is wanted.
+        let _ = epoll::delete(&self.epoll, descriptor);
+    }
+
+    /// Waits until something happens, at most for `limit`, and appends what did.
+    pub(crate) fn wait(
+        &mut self,
+        limit: Option<Duration>,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<()> {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        });
+        self.events.clear();
+        match epoll::wait(
+            &self.epoll,
+            spare_capacity(&mut self.events),
+            limit.as_ref(),
+        ) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        for event in &self.events {
+            let (flags, data) = (event.flags, event.data);
+            if let Some(token) = Token::decode(data.u64()) {
+                happened.push((token, flags));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_their_encoding() {
+        let tokens = [
+            Token::Wake,
+            Token::Ring {
+                line: LineId(70_000),
+                index: 2,
+            },
+            Token::Listener {
+                line: LineId(0),
+                index: 1,
+            },
+            Token::Caller { slot: u32::MAX },
+            Token::Circuit(CircuitId {
+                index: (1 << 28) - 1,
+                generation: u32::MAX,
+            }),
+        ];
+        for token in tokens {
+            assert_eq!(Token::decode(token.encode()), Some(token));
+        }
+    }
+
+    #[test]
+    fn a_waker_ends_a_wait() {
+        let mut reactor = Reactor::new().unwrap();
+        reactor.waker().wake();
+        let mut happened = Vec::new();
+        reactor.wait(None, &mut happened).unwrap();
+        assert_eq!(happened[0].0, Token::Wake);
+    }
+}

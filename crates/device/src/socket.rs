@@ -1,0 +1,114 @@
+//! UNIX sockets of the host.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use switch::Reason;
+
+/// Connections that wait to be accepted on one listener.
+const BACKLOG: i32 = 1024;
+
+/// A socket file that is removed when its owner is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Somebody may have removed it already; nothing is lost then.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn unix_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, socket_type, flags, None)?)
+}
+
+/// Listens at `path`, for the owner only. A socket file that nobody listens on any more is taken over.
+pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<Listener> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = unix_socket(socket_type)?;
+    match bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) if is_stale(path, &address, socket_type)? => {
+            tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
+            fs::remove_file(path)?;
+            bind(&socket, &address)?;
+        }
+        other => other?,
+    }
+    let listener = Listener {
+        socket,
+        path: path.to_owned(),
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    listen(&listener.socket, BACKLOG)?;
+    Ok(listener)
+}
+
+/// Whether there is a socket file with nobody behind it.
+fn is_stale(path: &Path, address: &SocketAddrUnix, socket_type: SocketType) -> io::Result<bool> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(false);
+    }
+    let probe = unix_socket(socket_type)?;
+    Ok(matches!(connect(&probe, address), Err(Errno::CONNREFUSED)))
+}
+
+/// What became of an attempt to reach a listener without waiting.
+pub(crate) enum Dial {
+    /// Connected.
+    Reached(OwnedFd),
+    /// The listener is there and its backlog is full: try again in a while.
+    Busy,
+    /// It will not work.
+    Failed(Reason),
+}
+
+/// Dials the listener at `path` without waiting.
+pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
+    let attempt = || -> Result<OwnedFd, Errno> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket_type = match socket_type {
+            wire::vsock::SocketType::Stream => SocketType::STREAM,
+            wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, socket_type, flags, None)?;
+        connect(&socket, &address)?;
+        Ok(socket)
+    };
+    match attempt() {
+        Ok(socket) => Dial::Reached(socket),
+        Err(Errno::AGAIN) => Dial::Busy,
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTSOCK) => Dial::Failed(Reason::NoListener),
+        Err(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
+            Dial::Failed(Reason::HostFailed)
+        }
+    }
+}
+
+/// The path of the listener that a guest's dial to `port` of the host reaches.
+pub(crate) fn port_path(host: &Path, port: u32) -> PathBuf {
+    let mut path = host.as_os_str().to_owned();
+    path.push(format!("_{port}"));
+    PathBuf::from(path)
+}
+
+/// The path of the listener for programs that dial a guest with SEQPACKET sockets.
+pub(crate) fn seqpacket_path(host: &Path) -> PathBuf {
+    let mut path = host.as_os_str().to_owned();
+    path.push(".seqpacket");
+    PathBuf::from(path)
+}
