@@ -1,0 +1,183 @@
+//! `ringdown exec`: a command in the guest that looks like a command here.
+//!
+//! The client connects to the VM's host socket, asks for the agent's port, and speaks the agent protocol
+//! ([`wire::agent`]). Standard input, output and error stay apart, and each may stall without stalling the others: a
+//! thread each for reading input and for writing the two outputs, the calling thread for the frames that arrive, one for
+//! signals. What is buffered in between is bounded by the credit that was granted.
+//!
+//! # Exit codes
+//! The guest command's own; 128 + n if signal n ended it; as in a shell, 127 if there is no such command and 126 if it
+//! cannot be executed; as in ssh, 255 for everything else, above all a connection that breaks before the command's exit
+//! was reported. So 1 is always the command's word.
+
+mod connect;
+mod output;
+mod session;
+mod signals;
+mod terminal;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use wire::agent::{DecodeError, ErrorKind, ErrorReport, Invalid};
+
+/// The exit code for everything that keeps the command's own exit code from being known.
+pub const FAILURE: u8 = 255;
+
+/// What to run and how.
+#[derive(Debug, Clone, Default)]
+pub struct ExecOptions {
+    /// The command's name, looked up in the guest's PATH unless it has a slash, and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables to set on top of the agent's default environment.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The working directory; if none, the home directory of the agent's user.
+    pub directory: Option<PathBuf>,
+    /// Run the command on a terminal of its own, and the local one, if standard input is one, in raw mode meanwhile.
+    pub terminal: bool,
+}
+
+/// Why there is no exit code of the command.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The host socket does not take connections.
+    #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
+    Connect {
+        /// The host socket.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The host socket answered that the agent cannot be reached.
+    #[error(
+        "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
+    )]
+    Refused {
+        /// The reason as the daemon gave it.
+        reason: String,
+    },
+    /// What answered is not a host socket.
+    #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
+    Answer(String),
+    /// The daemon or the agent did not answer in time.
+    #[error("the guest's agent did not answer within {seconds} s; is the VM paused or very busy?")]
+    NoAnswer {
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The request exceeds a limit of the agent protocol.
+    #[error("the command cannot be sent to the guest: {0}")]
+    Request(#[from] Invalid),
+    /// The agent speaks another version, or cannot run commands.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The agent refused, or the command could not be started or watched.
+    #[error("{}", printable(&.0.message))]
+    Agent(ErrorReport),
+    /// The connection ended although the command's exit was not reported. Whether the command has ended is unknown;
+    /// the agent ends it when it notices.
+    #[error("the connection to the guest broke before the command's exit was reported ({0})")]
+    Broken(String),
+    /// The agent sent something that the protocol does not allow.
+    #[error("the guest's agent broke the protocol: {0}")]
+    Protocol(String),
+    /// The command ended, but not all of its output could be written here.
+    #[error("cannot write the command's {name}: {source}")]
+    Output {
+        /// Which output.
+        name: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The command ended, but not all of its input could be read here.
+    #[error("cannot read standard input: {0}")]
+    Input(io::Error),
+    /// Signals kept coming and the guest did not act on them.
+    #[error("interrupted; the guest's command did not end by itself")]
+    Interrupted,
+    /// Something of this process failed.
+    #[error("cannot {what}: {source}")]
+    Local {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+impl ExecError {
+    /// The exit code for this failure: 127, 126 or [`FAILURE`].
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            ExecError::Agent(ErrorReport {
+                kind: ErrorKind::CommandNotFound,
+                ..
+            }) => 127,
+            ExecError::Agent(ErrorReport {
+                kind: ErrorKind::CommandNotExecutable,
+                ..
+            }) => 126,
+            _ => FAILURE,
+        }
+    }
+}
+
+impl From<DecodeError> for ExecError {
+    fn from(error: DecodeError) -> ExecError {
+        ExecError::Protocol(error.to_string())
+    }
+}
+
+/// Run a command in the guest behind this host socket, with this process's standard input, output and error: its exit
+/// code. The process is expected to exit soon after: a thread may still be reading standard input.
+///
+/// # Errors
+/// Why there is no exit code; [`ExecError::exit_code`] says what to exit with instead.
+pub fn run(host_socket: &Path, options: ExecOptions) -> Result<u8, ExecError> {
+    let local = Local::of_process().map_err(|source| ExecError::Local {
+        what: "use the standard streams",
+        source,
+    })?;
+    let stream = connect::connect(host_socket)?;
+    session::run(stream, &options, local)
+}
+
+/// The local ends of the command's streams.
+#[derive(Debug)]
+struct Local {
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    /// Whether this process's signals are the command's.
+    signals: bool,
+}
+
+impl Local {
+    fn of_process() -> io::Result<Local> {
+        Ok(Local {
+            stdin: rustix::stdio::stdin().try_clone_to_owned()?,
+            stdout: rustix::stdio::stdout().try_clone_to_owned()?,
+            stderr: rustix::stdio::stderr().try_clone_to_owned()?,
+            signals: true,
+        })
+    }
+}
+
+/// A message from the guest as it may be shown on the host's terminal: without control characters.
+fn printable(message: &str) -> String {
+    message
+        .chars()
+        .map(|character| {
+            if character.is_control() {
+                '\u{fffd}'
+            } else {
+                character
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! The handshake of a host socket: `CONNECT <port>`, then `OK <host port>` or `ERR <reason>`.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use wire::agent::PORT;
+
+use super::{ExecError, printable};
+
+/// How long the daemon and the guest may take to answer, each time. A guest without KVM on a busy machine is slow.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest answer, in bytes.
+const MAX_ANSWER_LEN: usize = 1024;
+
+/// A connection to the agent of the guest behind this host socket. Its reads time out after [`ANSWER_TIMEOUT`].
+pub(super) fn connect(path: &Path) -> Result<UnixStream, ExecError> {
+    let failed = |source| ExecError::Connect {
+        path: path.to_owned(),
+        source,
+    };
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(ANSWER_TIMEOUT))
+        .map_err(failed)?;
+    stream
+        .write_all(format!("CONNECT {PORT}\n").as_bytes())
+        .map_err(failed)?;
+    let answer = read_line(&mut stream).map_err(no_answer)?;
+    match answer.split_once(' ').unwrap_or((&answer, "")) {
+        ("OK", port) if port.parse::<u32>().is_ok() => Ok(stream),
+        ("ERR", reason) => Err(ExecError::Refused {
+            reason: printable(reason),
+        }),
+        // Firecracker's own host sockets close without a word when nobody listens.
+        ("", _) => Err(ExecError::Refused {
+            reason: "the host socket closed the connection".to_owned(),
+        }),
+        _ => Err(ExecError::Answer(format!("{answer:?}"))),
+    }
+}
+
+/// What a failed read says about the other side.
+pub(super) fn no_answer(error: io::Error) -> ExecError {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ExecError::NoAnswer {
+            seconds: ANSWER_TIMEOUT.as_secs(),
+        },
+        _ => ExecError::Broken(error.to_string()),
+    }
+}
+
+/// A line without its end, and not a byte more of the stream; what there was if the stream ends before.
+fn read_line(stream: &mut impl Read) -> io::Result<String> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    // One byte at a time: what follows the line belongs to the agent protocol, whose decoder is elsewhere.
+    while line.len() < MAX_ANSWER_LEN {
+        match stream.read(&mut byte) {
+            Ok(0) => break,
+            Ok(_) if byte == *b"\n" => break,
+            Ok(_) => line.push(byte[0]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(String::from_utf8_lossy(&line).into_owned())
+}

@@ -1,0 +1,142 @@
+//! One output of the command between the thread that receives frames and the thread that writes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use wire::agent::credit::{CreditError, ReceiveWindow};
+
+/// The most that is written at a time, in bytes; credit is given back in between.
+const WRITE_LEN: usize = 64 * 1024;
+
+/// A queue of bytes, bounded by the credit that the agent was granted.
+#[derive(Debug)]
+pub(super) struct Output {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Vec<u8>,
+    window: ReceiveWindow,
+    /// Nothing more will come.
+    ended: bool,
+    /// Nobody takes it here any more; what still comes is dropped.
+    refused: bool,
+}
+
+impl Output {
+    /// A queue with room for `window` bytes, all of which are to be granted by the caller.
+    pub(super) fn new(window: u32) -> Output {
+        let window = ReceiveWindow::new(window);
+        let state = State {
+            queue: Vec::new(),
+            window,
+            ended: false,
+            refused: false,
+        };
+        Output {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Bytes that the agent sent.
+    ///
+    /// # Errors
+    /// They are more than it had credit for.
+    pub(super) fn push(&self, bytes: &[u8]) -> Result<(), CreditError> {
+        let mut state = self.lock();
+        state.window.received(bytes.len())?;
+        if !state.refused {
+            state.queue.extend_from_slice(bytes);
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Nothing more will be pushed.
+    pub(super) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_one();
+    }
+
+    /// Write everything that is pushed to `file` until the end; `grant` gives the agent new credit in bytes.
+    ///
+    /// # Errors
+    /// `file` takes no more; from then on what is pushed is dropped.
+    pub(super) fn drain(&self, file: &OwnedFd, mut grant: impl FnMut(u32)) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        while self.take(&mut bytes) {
+            for chunk in bytes.chunks(WRITE_LEN) {
+                if let Err(error) = write_all(file, chunk) {
+                    let mut state = self.lock();
+                    state.refused = true;
+                    state.queue = Vec::new();
+                    return Err(error);
+                }
+                let mut state = self.lock();
+                state.window.consumed(chunk.len());
+                let due = state.window.grant_due();
+                drop(state);
+                if let Some(due) = due {
+                    grant(due);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Replace `bytes` by all that is queued, waiting until there is something; false at the end.
+    fn take(&self, bytes: &mut Vec<u8>) -> bool {
+        bytes.clear();
+        let waiting = |state: &mut State| state.queue.is_empty() && !state.ended;
+        let mut state = self
+            .changed
+            .wait_while(self.lock(), waiting)
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut state.queue, bytes);
+        !bytes.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that holds the lock can panic half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Write all bytes, also to a file that somebody made non-blocking.
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(file, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(file, PollFlags::OUT)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Read at least one byte, or none at the end, also from a file that somebody made non-blocking.
+pub(super) fn read_some(file: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match rustix::io::read(file, &mut *buffer) {
+            Ok(count) => return Ok(count),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(file, PollFlags::IN)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn wait(file: &OwnedFd, flags: PollFlags) -> io::Result<()> {
+    match rustix::event::poll(&mut [PollFd::new(file, flags)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,502 @@
+//! The session with the agent, on a stream that reaches it.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use wire::agent::credit::SendCredit;
+use wire::agent::{
+    CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
+    MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header, negotiate,
+};
+
+use super::connect::no_answer;
+use super::output::{Output, read_some};
+use super::terminal::{self, RawMode};
+use super::{ExecError, ExecOptions, Local, printable, signals};
+
+/// The most standard output that is kept while it cannot be written, in bytes.
+const STDOUT_WINDOW: u32 = 1024 * 1024;
+
+/// The most standard error that is kept while it cannot be written, in bytes.
+const STDERR_WINDOW: u32 = 256 * 1024;
+
+/// How many signals and new window sizes may wait to be sent; more are dropped.
+const MAX_PENDING_EVENTS: usize = 64;
+
+/// Run a command over a stream that reaches the agent: its exit code.
+pub(super) fn run(
+    stream: UnixStream,
+    options: &ExecOptions,
+    local: Local,
+) -> Result<u8, ExecError> {
+    let mut connection = Connection {
+        stream,
+        decoder: Decoder::new(),
+    };
+    connection.greet()?;
+    connection.start(options, &local)?;
+    connection
+        .stream
+        .set_read_timeout(None)
+        .map_err(local_error("wait for the guest without a limit"))?;
+    let status = Running::new(connection, options, local)?.carry()?;
+    Ok(match status {
+        ExitStatus::Code(code) => code,
+        ExitStatus::Signal(number) => 128 + (number & 0x7f),
+    })
+}
+
+fn local_error(what: &'static str) -> impl FnOnce(io::Error) -> ExecError {
+    move |source| ExecError::Local { what, source }
+}
+
+/// The stream, and what it brought.
+#[derive(Debug)]
+struct Connection {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Connection {
+    fn greet(&mut self) -> Result<(), ExecError> {
+        let ours = Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")));
+        let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
+        self.stream
+            .write_all(&bytes)
+            .map_err(|error| ExecError::Broken(error.to_string()))?;
+        let theirs = loop {
+            match self.decoder.next_frame()? {
+                Some((_, Frame::Hello(hello))) => break hello,
+                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
+                Some(_) => {
+                    return Err(ExecError::Protocol(
+                        "its first frame is not a hello".to_owned(),
+                    ));
+                }
+                None => self.receive()?,
+            }
+        };
+        let software = printable(&theirs.software);
+        if negotiate(&ours, &theirs).is_none() {
+            return Err(ExecError::Unsupported(format!(
+                "the guest's {software} speaks versions {} to {} of the agent protocol, this is version {}: \
+                 update the older one",
+                theirs.protocol_min, theirs.protocol_max, ours.protocol_max
+            )));
+        }
+        if !theirs.can(CAPABILITY_EXEC) {
+            return Err(ExecError::Unsupported(format!(
+                "the guest's {software} does not run commands"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Ask for the command and wait until it runs.
+    fn start(&mut self, options: &ExecOptions, local: &Local) -> Result<(), ExecError> {
+        let bytes_of = |text: &std::ffi::OsStr| text.as_bytes().to_vec();
+        let request = ExecStart {
+            arguments: options
+                .command
+                .iter()
+                .map(|argument| bytes_of(argument))
+                .collect(),
+            environment: options
+                .environment
+                .iter()
+                .map(|(name, value)| (bytes_of(name), bytes_of(value)))
+                .collect(),
+            directory: options
+                .directory
+                .as_deref()
+                .map(Path::as_os_str)
+                .map(bytes_of),
+            terminal: options.terminal.then(|| terminal::describe(local)),
+        };
+        let mut bytes = Frame::ExecStart(request).to_bytes(OPERATION_CHANNEL)?;
+        for (stream, window) in [
+            (Stream::Stdout, STDOUT_WINDOW),
+            (Stream::Stderr, STDERR_WINDOW),
+        ] {
+            Frame::Credit {
+                stream,
+                bytes: window,
+            }
+            .encode(OPERATION_CHANNEL, &mut bytes)?;
+        }
+        // If the agent refused at once, writing fails and what it said is still there to be read.
+        let written = self.stream.write_all(&bytes);
+        loop {
+            match self.decoder.next_frame()? {
+                Some((_, Frame::Started { .. })) => return Ok(()),
+                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
+                Some(_) => {
+                    return Err(ExecError::Protocol(
+                        "it did not say that the command runs".to_owned(),
+                    ));
+                }
+                None => self.receive().map_err(|error| match &written {
+                    Err(written) => ExecError::Broken(written.to_string()),
+                    Ok(()) => error,
+                })?,
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), ExecError> {
+        loop {
+            match self.stream.read(self.decoder.space()) {
+                Ok(0) if self.decoder.is_inside_frame() => {
+                    return Err(ExecError::Broken("it ended inside a frame".to_owned()));
+                }
+                Ok(0) => return Err(ExecError::Broken("it was closed".to_owned())),
+                Ok(count) => {
+                    self.decoder.advance(count);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(no_answer(error)),
+            }
+        }
+    }
+}
+
+/// What the threads of a session share.
+#[derive(Debug)]
+struct Shared {
+    /// For sending; whoever sends holds the lock for a whole frame.
+    sender: Mutex<UnixStream>,
+    /// The same socket, to shut it down whoever is sending.
+    stream: UnixStream,
+    input: Mutex<Input>,
+    input_changed: Condvar,
+    stdout: Output,
+    stderr: Output,
+    /// The command has ended or the connection has: signals are this process's own again.
+    over: AtomicBool,
+    interrupted: AtomicBool,
+    raw_mode: Option<RawMode>,
+    /// The first failure at the local ends of the streams.
+    problem: Mutex<Option<ExecError>>,
+}
+
+#[derive(Debug, Default)]
+struct Input {
+    credit: SendCredit,
+    /// Nobody takes input any more.
+    closed: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is whole at every moment, also when a thread that held one panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Send a frame. If that fails the connection is broken, which the receiving thread notices as well.
+    fn send(&self, frame: &Frame<'_>) {
+        if let Ok(bytes) = frame.to_bytes(OPERATION_CHANNEL) {
+            let _ = lock(&self.sender).write_all(&bytes);
+        }
+    }
+
+    fn report(&self, problem: ExecError) {
+        lock(&self.problem).get_or_insert(problem);
+    }
+
+    /// How much input may be sent, at least one byte, waiting for credit; nothing if no more is wanted.
+    fn input_allowance(&self) -> Option<usize> {
+        let waiting = |input: &mut Input| input.credit.available() == 0 && !input.closed;
+        let input = self
+            .input_changed
+            .wait_while(lock(&self.input), waiting)
+            .unwrap_or_else(PoisonError::into_inner);
+        (!input.closed).then(|| input.credit.available())
+    }
+
+    fn close_input(&self) {
+        lock(&self.input).closed = true;
+        self.input_changed.notify_all();
+    }
+}
+
+/// A command that runs, seen from here.
+struct Running {
+    connection: Connection,
+    shared: Arc<Shared>,
+    writers: Vec<JoinHandle<()>>,
+    signals: Option<signal_hook::iterator::Handle>,
+}
+
+impl Running {
+    fn new(
+        connection: Connection,
+        options: &ExecOptions,
+        local: Local,
+    ) -> Result<Running, ExecError> {
+        let clone = || {
+            connection
+                .stream
+                .try_clone()
+                .map_err(local_error("copy a descriptor"))
+        };
+        let raw_mode = if options.terminal {
+            RawMode::enter(&local.stdin)
+                .map_err(|error| local_error("use the terminal")(error.into()))?
+        } else {
+            None
+        };
+        let shared = Arc::new(Shared {
+            sender: Mutex::new(clone()?),
+            stream: clone()?,
+            input: Mutex::default(),
+            input_changed: Condvar::new(),
+            stdout: Output::new(STDOUT_WINDOW),
+            stderr: Output::new(STDERR_WINDOW),
+            over: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
+            raw_mode,
+            problem: Mutex::new(None),
+        });
+        let mut running = Running {
+            connection,
+            shared,
+            writers: Vec::new(),
+            signals: None,
+        };
+        running.start_threads(options, local)?;
+        Ok(running)
+    }
+
+    fn start_threads(&mut self, options: &ExecOptions, local: Local) -> Result<(), ExecError> {
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(work)
+                .map_err(local_error("start a thread"))
+        };
+        let (events, pending) = sync_channel(MAX_PENDING_EVENTS);
+        let shared = Arc::clone(&self.shared);
+        spawn("events", Box::new(move || send_events(&shared, &pending)))?;
+        if local.signals {
+            let terminal = options
+                .terminal
+                .then(|| copy_of_files(&local))
+                .transpose()?;
+            let forwarding = Forwarding {
+                shared: Arc::clone(&self.shared),
+                events,
+                terminal,
+            };
+            // Once by itself: the size may have changed since the command was asked for.
+            signals::Receiver::resized(&forwarding);
+            self.signals =
+                Some(signals::receive(forwarding).map_err(local_error("receive signals"))?);
+        }
+        let Local {
+            stdin,
+            stdout,
+            stderr,
+            ..
+        } = local;
+        let shared = Arc::clone(&self.shared);
+        // Not waited for at the end: it may be inside a read of a terminal that nobody types at.
+        spawn("stdin", Box::new(move || send_input(&shared, &stdin)))?;
+        for (stream, file) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
+            let shared = Arc::clone(&self.shared);
+            self.writers.push(spawn(
+                "output",
+                Box::new(move || write_output(&shared, stream, &file)),
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Receive until the command has ended, and all of its output is written.
+    fn carry(mut self) -> Result<ExitStatus, ExecError> {
+        let result = self.receive_frames();
+        self.shared.over.store(true, Ordering::Release);
+        self.shared.close_input();
+        self.shared.stdout.end();
+        self.shared.stderr.end();
+        // What arrived before the connection broke is written in any case.
+        for writer in self.writers.drain(..) {
+            // A panic there was reported on standard error already.
+            let _ = writer.join();
+        }
+        if self.shared.interrupted.load(Ordering::Acquire) {
+            return Err(ExecError::Interrupted);
+        }
+        let status = result?;
+        match lock(&self.shared.problem).take() {
+            Some(problem) => Err(problem),
+            None => Ok(status),
+        }
+    }
+
+    fn receive_frames(&mut self) -> Result<ExitStatus, ExecError> {
+        let protocol = |message: &str| ExecError::Protocol(message.to_owned());
+        loop {
+            match self.connection.decoder.next_frame()? {
+                Some((OPERATION_CHANNEL, frame)) => match frame {
+                    Frame::Data {
+                        stream: Stream::Stdout,
+                        bytes,
+                    } => {
+                        self.shared
+                            .stdout
+                            .push(bytes)
+                            .map_err(|error| protocol(&error.to_string()))?;
+                    }
+                    Frame::Data {
+                        stream: Stream::Stderr,
+                        bytes,
+                    } => {
+                        self.shared
+                            .stderr
+                            .push(bytes)
+                            .map_err(|error| protocol(&error.to_string()))?;
+                    }
+                    Frame::EndOfStream(Stream::Stdout) => self.shared.stdout.end(),
+                    Frame::EndOfStream(Stream::Stderr) => self.shared.stderr.end(),
+                    Frame::Credit {
+                        stream: Stream::Stdin,
+                        bytes,
+                    } => {
+                        let granted = lock(&self.shared.input).credit.grant(bytes);
+                        granted.map_err(|error| protocol(&error.to_string()))?;
+                        self.shared.input_changed.notify_all();
+                    }
+                    Frame::StreamClosed(Stream::Stdin) => self.shared.close_input(),
+                    Frame::Exit(status) => return Ok(status),
+                    Frame::Error(report) => return Err(ExecError::Agent(report)),
+                    _ => return Err(protocol("an unexpected frame while the command runs")),
+                },
+                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
+                Some(_) => return Err(protocol("a frame for another channel")),
+                None => self.connection.receive()?,
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(signals) = &self.signals {
+            signals.close();
+        }
+        // The agent ends a command whose client is gone; a thread that still holds the socket must not prevent it.
+        let _ = self.shared.stream.shutdown(Shutdown::Both);
+        if let Some(raw_mode) = &self.shared.raw_mode {
+            raw_mode.restore();
+        }
+    }
+}
+
+fn copy_of_files(local: &Local) -> Result<Local, ExecError> {
+    let copy = || {
+        let (stdin, stdout) = (local.stdin.try_clone()?, local.stdout.try_clone()?);
+        Ok(Local {
+            stdin,
+            stdout,
+            stderr: local.stderr.try_clone()?,
+            signals: false,
+        })
+    };
+    copy().map_err(local_error("copy a descriptor"))
+}
+
+/// Send standard input, as far as there is credit, until it ends or nobody wants it.
+fn send_input(shared: &Shared, stdin: &std::os::fd::OwnedFd) {
+    let mut frame = vec![0; HEADER_LEN + MAX_DATA_LEN];
+    while let Some(allowance) = shared.input_allowance() {
+        let limit = allowance.min(MAX_DATA_LEN);
+        match read_some(stdin, &mut frame[HEADER_LEN..HEADER_LEN + limit]) {
+            Ok(0) => break,
+            Ok(count) => {
+                lock(&shared.input).credit.spend(count);
+                let Ok(header) = data_header(Stream::Stdin, OPERATION_CHANNEL, count) else {
+                    unreachable!("a read gives at least one byte and at most its buffer");
+                };
+                frame[..HEADER_LEN].copy_from_slice(&header);
+                if lock(&shared.sender)
+                    .write_all(&frame[..HEADER_LEN + count])
+                    .is_err()
+                {
+                    return;
+                }
+            }
+            Err(error) => {
+                shared.report(ExecError::Input(error));
+                break;
+            }
+        }
+    }
+    shared.send(&Frame::EndOfStream(Stream::Stdin));
+}
+
+/// Write one output, and give credit back.
+fn write_output(shared: &Shared, stream: Stream, file: &std::os::fd::OwnedFd) {
+    let (output, name) = match stream {
+        Stream::Stderr => (&shared.stderr, "standard error"),
+        _ => (&shared.stdout, "standard output"),
+    };
+    if let Err(source) = output.drain(file, |bytes| shared.send(&Frame::Credit { stream, bytes })) {
+        shared.send(&Frame::StreamClosed(stream));
+        // A reader that went away (`| head`) is nothing to complain about: the command is told in the usual way.
+        if source.kind() != io::ErrorKind::BrokenPipe {
+            shared.report(ExecError::Output { name, source });
+        }
+    }
+}
+
+/// Send signals and window sizes. On a thread of its own, because sending may block and receiving signals must not.
+fn send_events(shared: &Shared, pending: &Receiver<Frame<'static>>) {
+    while let Ok(frame) = pending.recv() {
+        shared.send(&frame);
+    }
+}
+
+/// What this process's signals do.
+struct Forwarding {
+    shared: Arc<Shared>,
+    events: SyncSender<Frame<'static>>,
+    /// The files of which one may be the terminal, if the command has a terminal.
+    terminal: Option<Local>,
+}
+
+impl signals::Receiver for Forwarding {
+    fn forward(&self, signal: u8) {
+        // With that many waiting, the guest takes none anyhow.
+        let _ = self.events.try_send(Frame::Signal(signal));
+    }
+
+    fn resized(&self) {
+        if let Some((rows, columns)) = self.terminal.as_ref().and_then(terminal::size) {
+            let _ = self.events.try_send(Frame::WindowSize { rows, columns });
+        }
+    }
+
+    fn give_up(&self) {
+        self.shared.interrupted.store(true, Ordering::Release);
+        self.shared.over.store(true, Ordering::Release);
+        let _ = self.shared.stream.shutdown(Shutdown::Both);
+    }
+
+    fn is_over(&self) -> bool {
+        self.shared.over.load(Ordering::Acquire)
+    }
+
+    fn before_death(&self) {
+        if let Some(raw_mode) = &self.shared.raw_mode {
+            raw_mode.restore();
+        }
+    }
+}
