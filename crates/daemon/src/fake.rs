@@ -32,7 +32,7 @@ struct State {
 struct Line {
     status: LineStatus,
     paths: [PathBuf; 2],
-    _listeners: [UnixListener; 2],
+    listeners: [UnixListener; 2],
 }
 
 impl FakeWorker {
@@ -67,6 +67,16 @@ impl FakeWorker {
             .try_send(arrival)
             .expect("there is room for an arrival");
         guest
+    }
+
+    /// The listening host socket of a line, on which the test may do what a worker does.
+    ///
+    /// # Panics
+    /// There is no line of this name.
+    pub fn host_listener(&self, vm: &str) -> UnixListener {
+        let state = self.state();
+        let [_, host] = &state.lines.get(vm).expect("the line exists").listeners;
+        host.try_clone().expect("a descriptor is left")
     }
 
     /// The rules that were set last.
@@ -106,7 +116,7 @@ impl LineWorker for FakeWorker {
         let line = Line {
             status,
             paths: [spec.vhost_user, spec.host],
-            _listeners: listeners,
+            listeners,
         };
         self.state().lines.insert(spec.name, line);
         Ok(())
