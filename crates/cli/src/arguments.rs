@@ -1,5 +1,6 @@
 //! The commands, their options, and what the help says.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -33,6 +34,8 @@ pub enum Command {
     Vm(Vm),
     /// Print the arguments with which a VMM attaches to a VM's line
     Args(VmmArguments),
+    /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
+    Exec(Exec),
 }
 
 /// The options of `serve`.
@@ -116,6 +119,32 @@ pub struct VmmArguments {
     /// Print the arguments as a JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+/// The options of `exec`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
+executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there or not ready, 2 if
+the words were wrong: then nothing was started.")]
+pub struct Exec {
+    /// Name of the VM
+    pub name: String,
+    /// Give the command a terminal of its own, and make this one raw meanwhile
+    #[arg(short = 't', long)]
+    pub tty: bool,
+    /// Set a variable in the command's environment; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub env: Vec<OsString>,
+    /// Run the command in this directory of the guest [default: the home directory of the agent's user]
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<PathBuf>,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// A VMM whose arguments can be printed.

@@ -123,6 +123,19 @@ impl Client {
         )?)
     }
 
+    /// One VM, once its agent is there. Waits for `timeout` at most.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.
+    pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
+        check_name(name)?;
+        let target = format!(
+            "/v1/vms/{name}?wait=ready&timeout_ms={}",
+            timeout.as_millis()
+        );
+        Ok(self.ask(Method::GET, &target, Vec::new(), timeout + ANSWER_TIMEOUT)?)
+    }
+
     /// Removes a VM.
     ///
     /// # Errors

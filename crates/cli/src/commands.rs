@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod args;
+mod exec;
 mod serve;
 mod vm;
 
@@ -19,6 +20,7 @@ use crate::failure::Failure;
 pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
     match arguments.command {
+        Command::Exec(options) => return exec::run(&client, options),
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,

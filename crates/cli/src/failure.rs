@@ -29,6 +29,14 @@ impl Failure {
         }
     }
 
+    /// What was asked for failed, and the exit code says how.
+    pub fn with_code(code: u8, message: impl fmt::Display) -> Failure {
+        Failure {
+            code,
+            message: message.to_string(),
+        }
+    }
+
     /// The words were wrong.
     pub fn usage(message: impl fmt::Display) -> Failure {
         Failure {

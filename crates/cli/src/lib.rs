@@ -7,6 +7,7 @@
 mod arguments;
 mod client;
 mod commands;
+pub mod exec;
 mod failure;
 mod qemu;
 

@@ -1,0 +1,485 @@
+//! The `ringdown` program as a person or a script meets it: words in, exit code and messages out. Where a daemon is
+//! needed, one runs in this process with a fake worker behind it.
+
+// Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use daemon::fake::FakeDaemon;
+use wire::agent::PORT;
+
+struct Outcome {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// A command of the program, apart from whatever the environment of the test says.
+fn ringdown(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+        .env_remove("RINGDOWN_RUNTIME_DIR")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("RINGDOWN_LOG");
+    command
+}
+
+fn finish(mut command: Command) -> Outcome {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Outcome {
+        code: output.status.code(),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+fn run(arguments: &[&str]) -> Outcome {
+    finish(ringdown(arguments))
+}
+
+fn run_with(runtime_dir: &Path, arguments: &[&str]) -> Outcome {
+    let mut command = ringdown(arguments);
+    command.arg("--runtime-dir").arg(runtime_dir);
+    finish(command)
+}
+
+#[track_caller]
+fn assert_refused(outcome: &Outcome, code: i32, message: &str) {
+    assert_eq!(outcome.code, Some(code), "{}", outcome.err);
+    assert!(
+        outcome.err.contains(message),
+        "expected …{message}…\nfound {}",
+        outcome.err
+    );
+    assert_eq!(outcome.out, "");
+}
+
+#[test]
+fn the_tree_of_commands_is_sound() {
+    cli::command().debug_assert();
+    let help = run(&["--help"]);
+    assert_eq!(help.code, Some(0));
+    for word in ["serve", "vm", "args", "exec"] {
+        assert!(help.out.contains(word), "{}", help.out);
+    }
+    assert_eq!(
+        run(&["--version"]).out,
+        concat!("ringdown ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn wrong_words_end_with_2_and_the_remedy() {
+    let long = format!("name=web,host=/{}", "p".repeat(107));
+    let table: &[(&[&str], &str)] = &[
+        (&[], "Usage: ringdown"),
+        (&["fly"], "unrecognized subcommand 'fly'"),
+        (
+            &["serve", "--vm", "name=web,cid=0"],
+            "CID 0 cannot be given to a guest (it means the hypervisor): use a number from 3",
+        ),
+        (&["serve", "--vm", "name=web,cid=1"], "it means loopback"),
+        (&["serve", "--vm", "name=web,cid=2"], "it means the host"),
+        (
+            &["serve", "--vm", "name=web,cid=4294967295"],
+            "it means any",
+        ),
+        (
+            &["serve", "--vm", "name=web,cid=3", "--vm", "name=db,cid=3"],
+            "CID 3 belongs to VM \"web\" already",
+        ),
+        (
+            &["serve", "--vm", "name=web", "--vm", "name=web"],
+            "there is a VM named \"web\" already",
+        ),
+        (
+            &["serve", "--vm", "name=We"],
+            "\"We\" cannot be the name of a VM",
+        ),
+        (
+            &["serve", "--vm", &long],
+            "has 108 bytes, and a socket's path may have 107",
+        ),
+        (
+            &["serve", "--vm", "name=web,hots=/x"],
+            "unknown key \"hots\": did you mean \"host\"? the keys",
+        ),
+        (
+            &["serve", "--allow", "from=web,to=db"],
+            "this rule has no \"port\"",
+        ),
+        (
+            &["serve", "--log", "web=loud"],
+            "\"web=loud\" says nothing about what to log",
+        ),
+        (&["vm", "add", "We"], "cannot be the name of a VM"),
+        (&["vm", "add", "web", "--cid", "2"], "it means the host"),
+        (
+            &["vm", "add", "web", "--cid", "two"],
+            "CID \"two\" cannot be given",
+        ),
+        (&["vm", "add", "web", "--host", ""], "a value is required"),
+        (&["vm", "rm", "We"], "cannot be the name of a VM"),
+        (&["args", "web"], "--vmm"),
+        (
+            &["args", "web", "--vmm", "libvirt"],
+            "[possible values: qemu]",
+        ),
+        (
+            &["args", "web", "--vmm", "qemu", "--memory", "lots"],
+            "such as 256M, found \"lots\"",
+        ),
+        (&["exec", "web"], "<COMMAND>..."),
+        (&["exec", "We", "--", "true"], "cannot be the name of a VM"),
+        (
+            &["exec", "web", "--wait", "3601", "--", "true"],
+            "3601 is not in 0..=3600",
+        ),
+        (
+            &["exec", "web", "--env", "A", "--", "true"],
+            "--env A: expected NAME=VALUE",
+        ),
+    ];
+    for (arguments, message) in table {
+        let outcome = run(arguments);
+        assert_refused(&outcome, 2, message);
+    }
+}
+
+#[test]
+fn a_file_is_refused_with_line_and_column() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ringdown.toml");
+    std::fs::write(&path, "[[vm]]\nname = \"web\"\nvhost-usr = \"/x\"\n").unwrap();
+    let outcome = run(&["serve", "--config", path.to_str().unwrap()]);
+    assert_refused(
+        &outcome,
+        2,
+        "ringdown.toml: line 3, column 1: unknown key \"vhost-usr\": did you mean \"vhost-user\"? the keys",
+    );
+    let outcome = run(&["serve", "--config", "/nonexistent/ringdown.toml"]);
+    assert_refused(
+        &outcome,
+        1,
+        "cannot read the configuration file /nonexistent/ringdown.toml: No such file",
+    );
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_ends_with_1_and_the_remedy() {
+    let outcome = run(&["serve", "--runtime-dir", "/nonexistent/ringdown"]);
+    assert_refused(
+        &outcome,
+        1,
+        "the directory /nonexistent does not exist: create it with `mkdir -p /nonexistent`",
+    );
+
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    let mut command = ringdown(&["serve", "--runtime-dir"]);
+    let copy;
+    if rustix::process::geteuid().is_root() {
+        // Permissions do not bind root: the program runs as nobody, from a place where nobody may run it.
+        copy = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(copy.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let program = copy.path().join("ringdown");
+        std::fs::copy(env!("CARGO_BIN_EXE_ringdown"), &program).unwrap();
+        command = Command::new(program);
+        command
+            .args(["serve", "--runtime-dir"])
+            .uid(65534)
+            .gid(65534);
+    }
+    command.arg(directory.path());
+    let outcome = finish(command);
+    assert_refused(&outcome, 1, "no permission to create sockets in");
+    assert!(
+        outcome.err.contains("or name another with --runtime-dir"),
+        "{}",
+        outcome.err
+    );
+}
+
+#[test]
+fn a_daemon_that_is_not_there_ends_with_1_and_how_to_start_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let commands: [&[&str]; 4] = [
+        &["vm", "ls"],
+        &["vm", "add", "web"],
+        &["vm", "rm", "web"],
+        &["args", "web", "--vmm", "qemu"],
+    ];
+    let expected = format!(
+        "no daemon serves {0}: start it with `ringdown serve --runtime-dir {0}`",
+        directory.path().display()
+    );
+    for arguments in commands {
+        assert_refused(&run_with(directory.path(), arguments), 1, &expected);
+    }
+    drop(UnixListener::bind(directory.path().join("control.sock")).unwrap());
+    assert_refused(&run_with(directory.path(), &["vm", "ls"]), 1, &expected);
+}
+
+#[test]
+fn the_runtime_directory_comes_from_the_environment_too() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let parent = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(daemon.runtime_dir(), parent.path().join("ringdown")).unwrap();
+    let mut by_name = ringdown(&["vm", "ls"]);
+    by_name
+        .env("RINGDOWN_RUNTIME_DIR", daemon.runtime_dir())
+        .env("XDG_RUNTIME_DIR", "/nonexistent");
+    assert_eq!(finish(by_name).code, Some(0));
+    let mut by_xdg = ringdown(&["vm", "ls"]);
+    by_xdg
+        .env("RINGDOWN_RUNTIME_DIR", "")
+        .env("XDG_RUNTIME_DIR", parent.path());
+    assert_eq!(finish(by_xdg).code, Some(0));
+}
+
+#[test]
+fn a_second_daemon_ends_with_1_and_names_the_first() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let outcome = run_with(daemon.runtime_dir(), &["serve"]);
+    let expected = format!(
+        "another ringdown daemon (process {}) serves",
+        std::process::id()
+    );
+    assert_refused(&outcome, 1, &expected);
+    assert_eq!(run_with(daemon.runtime_dir(), &["vm", "ls"]).code, Some(0));
+}
+
+#[test]
+fn what_answers_but_is_no_daemon_ends_with_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Read first: an answer before the question would be another failure.
+            let mut request = [0; 1024];
+            assert_ne!(stream.read(&mut request).unwrap(), 0);
+            stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
+        });
+        assert_refused(
+            &run_with(directory.path(), &["vm", "ls"]),
+            1,
+            "did not answer as expected",
+        );
+    });
+}
+
+#[test]
+fn vms_come_and_go_at_run_time() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let directory = daemon.runtime_dir();
+    let empty = run_with(directory, &["vm", "ls"]);
+    assert_eq!((empty.code, empty.out.as_str()), (Some(0), ""));
+    assert!(
+        empty
+            .err
+            .contains("no VMs yet: add one with `ringdown vm add NAME`")
+    );
+
+    let added = run_with(directory, &["vm", "add", "web"]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    assert!(
+        added.out.starts_with("added web with CID 3\n"),
+        "{}",
+        added.out
+    );
+    assert!(added.out.contains("ringdown args web --vmm qemu"));
+
+    // A relative path starts where the person is, not where the daemon is.
+    let mut command = ringdown(&[
+        "vm",
+        "add",
+        "db",
+        "--cid",
+        "9",
+        "--host",
+        "db-host",
+        "--json",
+        "--runtime-dir",
+    ]);
+    command.arg(directory).current_dir(directory);
+    let added = finish(command);
+    let status: serde_json::Value = serde_json::from_str(&added.out).expect(&added.err);
+    assert_eq!(status["cid"], 9);
+    assert_eq!(status["host"], directory.join("db-host").to_str().unwrap());
+    UnixStream::connect(directory.join("db-host")).unwrap();
+
+    let list = run_with(directory, &["vm", "ls"]).out;
+    let names: Vec<&str> = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(names, ["NAME", "db", "web"]);
+    let list: serde_json::Value =
+        serde_json::from_str(&run_with(directory, &["vm", "ls", "--json"]).out).unwrap();
+    assert_eq!(list["vms"][1]["state"], "waiting");
+
+    assert_refused(
+        &run_with(directory, &["vm", "add", "web"]),
+        1,
+        "there is a VM named \"web\" already",
+    );
+    assert_refused(
+        &run_with(directory, &["vm", "add", "x", "--cid", "9"]),
+        1,
+        "CID 9 belongs to VM \"db\" already",
+    );
+    let missing = &["vm", "add", "x", "--vhost-user", "/nonexistent/x"];
+    assert_refused(
+        &run_with(directory, missing),
+        1,
+        "the directory /nonexistent does not exist",
+    );
+
+    assert_eq!(run_with(directory, &["vm", "rm", "db"]).code, Some(0));
+    assert!(!directory.join("db-host").exists());
+    assert_refused(
+        &run_with(directory, &["vm", "rm", "db"]),
+        1,
+        "there is no VM named \"db\": `ringdown vm ls`",
+    );
+}
+
+#[test]
+fn args_prints_what_qemu_takes() {
+    let daemon = FakeDaemon::start(&["name=web,vhost-user=we b"], &[]);
+    let directory = daemon.runtime_dir();
+    let text = run_with(
+        directory,
+        &["args", "web", "--vmm", "qemu", "--memory", "1G"],
+    )
+    .out;
+    let expected = format!(
+        "-object memory-backend-memfd,id=mem0,size=1G,share=on \\\n-machine q35,memory-backend=mem0 \\\n\
+         -chardev 'socket,id=c0,path={}/we b' \\\n-device vhost-user-vsock-pci,chardev=c0\n",
+        directory.display()
+    );
+    assert_eq!(text, expected);
+    // A shell must see the same words as the JSON has.
+    let words = run_with(
+        directory,
+        &["args", "web", "--vmm", "qemu", "--memory", "1G", "--json"],
+    )
+    .out;
+    let words: Vec<String> = serde_json::from_str(&words).unwrap();
+    let shell = Command::new("sh")
+        .arg("-c")
+        .arg(format!("printf '%s\\n' {text}"))
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(shell.stdout)
+            .unwrap()
+            .lines()
+            .collect::<Vec<_>>(),
+        words
+    );
+    let unknown = run_with(directory, &["args", "nobody", "--vmm", "qemu"]);
+    assert_refused(
+        &unknown,
+        1,
+        "there is no VM named \"nobody\": `ringdown vm ls`",
+    );
+}
+
+#[test]
+fn a_reader_that_has_left_is_no_panic() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let mut command = ringdown(&["vm", "ls", "--runtime-dir"]);
+    command.arg(daemon.runtime_dir()).stdout(Stdio::from(
+        std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap(),
+    ));
+    assert_refused(&finish(command), 1, "cannot write to standard output");
+}
+
+#[test]
+fn exec_says_how_far_the_vm_has_come() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let exec = |name| {
+        let mut command = ringdown(&["exec", name, "--wait", "0", "--runtime-dir"]);
+        command.arg(daemon.runtime_dir()).args(["--", "true"]);
+        finish(command)
+    };
+    assert_refused(&exec("nobody"), 1, "there is no VM named \"nobody\"");
+    assert_refused(
+        &exec("web"),
+        1,
+        "VM \"web\" did not become ready within 0 s: no VMM is attached",
+    );
+    daemon.worker().set_state("web", true, false);
+    assert_refused(
+        &exec("web"),
+        1,
+        "a VMM is attached, but the guest's vsock driver has not started",
+    );
+    daemon.worker().set_state("web", true, true);
+    assert_refused(
+        &exec("web"),
+        1,
+        "the guest has booted, but its ringdown-agent is not there",
+    );
+}
+
+#[test]
+fn exec_waits_for_the_agent_and_ends_with_the_commands_code() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let listener = daemon.worker().host_listener("web");
+    std::thread::spawn(move || serve_guest(&listener));
+    let mut command = ringdown(&[
+        "exec",
+        "web",
+        "--wait",
+        "20",
+        "--env",
+        "WORD=a b",
+        "--cwd",
+        "/",
+        "--runtime-dir",
+    ]);
+    command.arg(daemon.runtime_dir());
+    command.args([
+        "--",
+        "sh",
+        "-c",
+        "cat; printf \"$WORD $PWD\"; echo err >&2; exit 7",
+    ]);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"in ").unwrap();
+    // The agent comes after the client has been started, which waits for it or finds it there.
+    let guest = daemon.worker().call_agent_port("web", 1007);
+    std::thread::spawn(move || agent::uplink::announce(&guest.into(), &agent::guest::hello()));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "in a b /");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "err\n");
+    assert_eq!(output.status.code(), Some(7));
+}
+
+/// The worker's part of the host socket and the agent's part of the guest, for one connection.
+fn serve_guest(listener: &UnixListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
+    stream.read_exact(&mut line).unwrap();
+    assert_eq!(line, format!("CONNECT {PORT}\n").as_bytes());
+    stream.write_all(b"OK 1073741824\n").unwrap();
+    let _ = agent::session::serve(&stream.into(), &agent::session::Options::new());
+}
