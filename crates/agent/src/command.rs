@@ -19,11 +19,13 @@ use crate::guest::User;
 use crate::launch;
 use crate::stream::wait;
 
-/// A command that runs, and the agent's ends of what connects it.
+/// A command that runs, and the agent's ends of what connects it. Dropping it ends the command at once.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
     pid: Pid,
+    /// Whether the command's end was taken note of, so that its number may belong to others by now.
+    reaped: bool,
     /// Becomes readable when the command has ended.
     ended: OwnedFd,
     /// Where its standard input is written to; non-blocking.
@@ -69,9 +71,12 @@ impl Running {
         self.ended.as_fd()
     }
 
-    /// Send a signal to the command's process group, or to the terminal's group in the foreground. Call it only
-    /// before [`Running::reap`]: afterwards the number may belong to others.
+    /// Send a signal to the command's process group, or to the terminal's group in the foreground; nothing happens
+    /// after [`Running::reap`].
     pub fn signal(&self, signal: Signal) {
+        if self.reaped {
+            return;
+        }
         let foreground = self
             .terminal
             .as_ref()
@@ -81,17 +86,26 @@ impl Running {
     }
 
     /// End the command because nobody is there for it any more: everything in its process group gets SIGHUP, and
-    /// what is left at the deadline, or when the command itself has ended, SIGKILL. Call it only before
-    /// [`Running::reap`].
+    /// what is left at the deadline, or when the command itself has ended, SIGKILL. What the command left in the
+    /// background when it ended before is let live.
     pub fn hang_up(&mut self, deadline: Instant) {
+        if self.reaped {
+            return;
+        }
         self.signal(Signal::HUP);
         // A stopped process handles the signal only when it goes on.
         self.signal(Signal::CONT);
         // The kernel hangs up the whole session of a terminal whose controlling side closes.
         (self.stdin, self.stdout, self.stderr, self.terminal) = (None, None, None, None);
         let _ = wait(&self.ended, PollFlags::IN, deadline);
-        let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
-        let _ = self.reap();
+        self.kill();
+    }
+
+    fn kill(&mut self) {
+        if !self.reaped {
+            let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+            let _ = self.reap();
+        }
     }
 
     /// How the command ended; waits until it has.
@@ -101,6 +115,7 @@ impl Running {
     pub fn reap(&mut self) -> io::Result<ExitStatus> {
         use std::os::unix::process::ExitStatusExt;
         let status = self.child.wait()?;
+        self.reaped = true;
         Ok(match (status.code(), status.signal()) {
             (Some(code), _) => ExitStatus::Code((code & 0xff) as u8),
             (None, Some(signal)) => ExitStatus::Signal((signal & 0x7f) as u8),
@@ -121,15 +136,19 @@ impl Running {
             Ok((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
         };
         match watch() {
-            Ok((pid, ended)) => Ok(Running {
-                child,
-                pid,
-                ended,
-                stdin: None,
-                stdout: None,
-                stderr: None,
-                terminal: None,
-            }),
+            Ok((pid, ended)) => {
+                let (stdin, stdout, stderr, terminal) = (None, None, None, None);
+                Ok(Running {
+                    child,
+                    pid,
+                    reaped: false,
+                    ended,
+                    stdin,
+                    stdout,
+                    stderr,
+                    terminal,
+                })
+            }
             Err(error) => {
                 let error: rustix::io::Errno = error;
                 let _ = child.kill();
@@ -137,6 +156,12 @@ impl Running {
                 Err(failed("watch the command", error))
             }
         }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -163,12 +188,8 @@ fn start_on_pipes(
     let stdin = child.stdin.take().map(OwnedFd::from);
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
-    let running = Running {
-        stdin,
-        stdout,
-        stderr,
-        ..Running::new(child)?
-    };
+    let mut running = Running::new(child)?;
+    (running.stdin, running.stdout, running.stderr) = (stdin, stdout, stderr);
     for end in [&running.stdin, &running.stdout, &running.stderr]
         .into_iter()
         .flatten()
@@ -217,17 +238,15 @@ fn start_on_terminal(
         let _ = child.wait();
         return Err(cannot_execute(&request.arguments[0], &error));
     }
-    let copies = controller
-        .try_clone()
-        .and_then(|one| Ok((one, controller.try_clone()?)));
-    let running = Running::new(child)?;
-    let (stdin, stdout) = copies.map_err(|error| failed("use the terminal", error))?;
-    Ok(Running {
-        stdin: Some(stdin),
-        stdout: Some(stdout),
-        terminal: Some(controller),
-        ..running
-    })
+    let mut running = Running::new(child)?;
+    let copy = || {
+        controller
+            .try_clone()
+            .map_err(|error| failed("use the terminal", error))
+    };
+    (running.stdin, running.stdout) = (Some(copy()?), Some(copy()?));
+    running.terminal = Some(controller);
+    Ok(running)
 }
 
 /// A new terminal: its controlling side, non-blocking, and its device.

@@ -151,9 +151,7 @@ impl<'a> Relay<'a> {
                 let _ = self.flush(Some(Instant::now() + HANGUP_GRACE));
             }
         }
-        if self.state.status.is_none() {
-            self.state.command.hang_up(Instant::now() + HANGUP_GRACE);
-        }
+        self.state.command.hang_up(Instant::now() + HANGUP_GRACE);
     }
 
     /// Wait until something can be done, and do it.
@@ -318,7 +316,7 @@ impl State {
             }
             Frame::Signal(number) => {
                 // A number without a name is none that a program waits for.
-                if let (None, Some(signal)) = (self.status, Signal::from_named_raw(number.into())) {
+                if let Some(signal) = Signal::from_named_raw(number.into()) {
                     self.command.signal(signal);
                 }
                 Ok(())
@@ -429,6 +427,10 @@ impl State {
         let Some(file) = file else {
             return Ok(());
         };
+        // Asked again, because the other output may have taken the room meanwhile.
+        if !output.may_read(&self.outgoing) {
+            return Ok(());
+        }
         let remaining = output.remaining.unwrap_or(usize::MAX);
         let read = if output.discarded {
             rustix::io::read(file, &mut [0; 4096])

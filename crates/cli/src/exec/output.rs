@@ -140,3 +140,69 @@ fn wait(file: &OwnedFd, flags: PollFlags) -> io::Result<()> {
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_was_granted() {
+        let output = Output::new(100);
+        output.push(&[1; 100]).unwrap();
+        assert_eq!(output.push(&[1]), Err(CreditError::Exceeded { excess: 1 }));
+    }
+
+    #[test]
+    fn credit_comes_back_for_what_was_written() {
+        let output = Output::new(100);
+        let granted = Cell::new(0);
+        output.push(&[1; 100]).unwrap();
+        output.end();
+        let file = tempfile::tempfile().unwrap();
+        output
+            .drain(&file.try_clone().unwrap().into(), |bytes| {
+                granted.set(granted.get() + bytes)
+            })
+            .unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 100);
+        assert_eq!(granted.get(), 100);
+    }
+
+    #[test]
+    fn what_nobody_takes_is_dropped_and_earns_no_credit() {
+        let output = Output::new(100);
+        output.push(&[1; 60]).unwrap();
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let error = output
+            .drain(&full.into(), |_| {
+                panic!("no credit for what was not written")
+            })
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        output.push(&[1; 40]).unwrap();
+        assert!(output.lock().queue.is_empty());
+        assert_eq!(output.push(&[1]), Err(CreditError::Exceeded { excess: 1 }));
+    }
+
+    #[test]
+    fn a_pipe_that_is_non_blocking_is_waited_for() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let output = Output::new(1_000_000);
+        output.push(&vec![7; 1_000_000]).unwrap();
+        output.end();
+        let reading = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut std::fs::File::from(reader), &mut bytes).unwrap();
+            bytes.len()
+        });
+        output.drain(&writer, |_| {}).unwrap();
+        drop(writer);
+        assert_eq!(reading.join().unwrap(), 1_000_000);
+    }
+}
