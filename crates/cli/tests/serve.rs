@@ -1,7 +1,4 @@
 //! The daemon as a process: its ready line, its word to the service manager, its end by signals and its death.
-//!
-//! Each test runs this same test program again as the daemon, with a fake worker, because signals, the umask and
-//! environment variables belong to a whole process.
 
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
@@ -10,87 +7,68 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use daemon::config::{Config, parse_vm_option};
-use daemon::fake::FakeWorker;
 use rustix::process::{Pid, Signal, kill_process};
 
-const DIRECTORY: &str = "RINGDOWN_TEST_DIRECTORY";
 const SOCKETS: [&str; 3] = ["control.sock", "web.sock", "web.vhost"];
 
-#[test]
-#[ignore = "the other tests run it as a process of its own"]
-fn daemon_process() {
-    let directory = std::env::var_os(DIRECTORY).expect("the other tests name a directory");
-    let directory = Path::new(&directory);
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
-    let config = Config {
-        runtime_dir: Some(directory.to_owned()),
-        vms: vec![parse_vm_option("name=web", directory).unwrap()],
-        rules: Vec::new(),
-    };
-    let start = |arrivals| -> std::io::Result<Arc<dyn daemon::line::LineWorker>> {
-        Ok(Arc::new(FakeWorker::new(arrivals)))
-    };
-    daemon::serve::serve(&config, Box::new(start), std::io::stdout()).unwrap();
-}
-
 /// A daemon process. It is killed when the test fails before it has ended.
-struct Daemon(Child);
+struct Daemon {
+    process: Child,
+    out: BufReader<ChildStdout>,
+}
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         // It has ended already when all went well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 impl Daemon {
     fn start(directory: &Path, notify: &Path) -> Daemon {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["daemon_process", "--exact", "--ignored", "--nocapture"]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
         command
-            .env(DIRECTORY, directory)
-            .env("NOTIFY_SOCKET", notify);
+            .args(["serve", "--vm", "name=web", "--runtime-dir"])
+            .arg(directory);
+        command
+            .env("NOTIFY_SOCKET", notify)
+            .env_remove("RINGDOWN_LOG");
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Daemon(command.spawn().unwrap())
+        let mut process = command.spawn().unwrap();
+        let out = BufReader::new(process.stdout.take().unwrap());
+        Daemon { process, out }
     }
 
-    /// Reads up to the ready line, and fails when the daemon ends without one.
+    /// Reads the ready line; there is none when the daemon has ended.
     fn wait_until_ready(&mut self) {
-        let out = BufReader::new(self.0.stdout.take().unwrap());
-        let mut lines = out.lines().map(|line| line.unwrap());
-        // The test program has words of its own before it; the daemon's line may stand behind them.
-        assert!(
-            lines.any(|line| line.ends_with("ready")),
-            "the daemon ended before it was ready"
-        );
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// Waits for the end, and returns whether it was a clean one, and the log.
-    fn wait(&mut self) -> (bool, String) {
-        let mut log = String::new();
-        self.0
+    /// Waits for the end: the exit code, and the log. Nothing may have followed the ready line.
+    fn wait(&mut self) -> (Option<i32>, String) {
+        let (mut rest, mut log) = (String::new(), String::new());
+        self.out.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "");
+        self.process
             .stderr
             .take()
             .unwrap()
             .read_to_string(&mut log)
             .unwrap();
-        (self.0.wait().unwrap().success(), log)
+        (self.process.wait().unwrap().code(), log)
     }
 }
 
@@ -125,8 +103,8 @@ fn it_says_when_it_is_ready_and_a_signal_ends_it_cleanly() {
         }
         daemon.signal(signal);
         assert_eq!(word(&notify), "STOPPING=1");
-        let (clean, log) = daemon.wait();
-        assert!(clean, "{log}");
+        let (code, log) = daemon.wait();
+        assert_eq!(code, Some(0), "{log}");
         for name in SOCKETS {
             assert!(
                 !directory.join(name).exists(),
@@ -144,7 +122,7 @@ fn the_sockets_of_a_killed_daemon_are_taken_over_and_the_log_says_so() {
     let mut first = Daemon::start(&directory, &notify);
     first.wait_until_ready();
     first.signal(Signal::KILL);
-    assert!(!first.wait().0);
+    assert_eq!(first.wait().0, None);
     for name in SOCKETS {
         assert!(directory.join(name).exists(), "{name}");
     }
@@ -154,8 +132,8 @@ fn the_sockets_of_a_killed_daemon_are_taken_over_and_the_log_says_so() {
         UnixStream::connect(directory.join(name)).unwrap();
     }
     second.signal(Signal::TERM);
-    let (clean, log) = second.wait();
-    assert!(clean, "{log}");
+    let (code, log) = second.wait();
+    assert_eq!(code, Some(0), "{log}");
     for name in SOCKETS {
         let said = |line: &&str| line.contains("took over the stale socket") && line.contains(name);
         assert!(

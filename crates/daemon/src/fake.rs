@@ -18,7 +18,7 @@ use crate::runtime::{RuntimeError, listen_privately};
 #[derive(Debug)]
 pub struct FakeWorker {
     state: Mutex<State>,
-    arrivals: mpsc::Sender<AgentArrival>,
+    arrivals: Mutex<Option<mpsc::Sender<AgentArrival>>>,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl FakeWorker {
     pub fn new(arrivals: mpsc::Sender<AgentArrival>) -> FakeWorker {
         FakeWorker {
             state: Mutex::default(),
-            arrivals,
+            arrivals: Mutex::new(Some(arrivals)),
         }
     }
 
@@ -63,7 +63,9 @@ impl FakeWorker {
             source_port,
             stream,
         };
-        self.arrivals
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let arrivals = arrivals.as_ref().expect("the worker works");
+        arrivals
             .try_send(arrival)
             .expect("there is room for an arrival");
         guest
@@ -77,6 +79,11 @@ impl FakeWorker {
         let state = self.state();
         let [_, host] = &state.lines.get(vm).expect("the line exists").listeners;
         host.try_clone().expect("a descriptor is left")
+    }
+
+    /// Ends as a worker does whose thread has panicked.
+    pub fn die(&self) {
+        *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// The rules that were set last.

@@ -4,6 +4,7 @@
 //! control socket. [`Daemon::run`] then serves until it is told to end, on the calling thread. Dropping a daemon
 //! closes its lines and removes its sockets, however far it has come. [`serve`] is the whole of it for a process.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{self, Write};
@@ -43,6 +44,11 @@ pub enum ServeError {
         /// What stands in the way.
         error: ControlError,
     },
+    /// The worker's thread ended by itself, so no byte would move any more.
+    #[error(
+        "the worker has ended unexpectedly: its last words are in the log; start the daemon again"
+    )]
+    WorkerEnded,
     /// The system refused something that the daemon cannot do without.
     #[error("cannot {what}: {error}")]
     System {
@@ -60,7 +66,8 @@ impl ServeError {
     }
 }
 
-/// Starts a worker that hands over its arrivals to this channel. It must not wait for room there: when there is none,
+/// Starts a worker that hands over its arrivals to this channel. It keeps the channel for as long as it works: the
+/// daemon takes the channel's end for the worker's. It must not wait for room there: when there is none,
 /// the guest's connection is reset.
 pub type StartWorker =
     Box<dyn FnOnce(mpsc::Sender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>>>;
@@ -130,7 +137,7 @@ impl Daemon {
     /// else, so that it can install what it waits for.
     ///
     /// # Errors
-    /// What `end` says, or that the control socket cannot be watched.
+    /// What `end` says, that the control socket cannot be watched, or [`ServeError::WorkerEnded`].
     pub fn run<F: Future<Output = ()>>(
         self,
         end: impl FnOnce() -> io::Result<F>,
@@ -148,12 +155,23 @@ impl Daemon {
             let system = |what| move |error| ServeError::System { what, error };
             let end = end().map_err(system("watch for the end"))?;
             let readiness = Arc::new(Readiness::default());
-            tokio::spawn(readiness.clone().run(arrivals));
+            // The worker holds the other end of the channel for as long as its thread lives.
+            let worker_end = tokio::spawn(readiness.clone().run(arrivals));
+            let worker_ended = Cell::new(false);
+            let end = async {
+                tokio::select! {
+                    () = end => {}
+                    _ = worker_end => worker_ended.set(true),
+                }
+            };
             let control = Arc::new(Control::new(worker.0.clone(), plan, readiness));
             let listener = control_socket
                 .tokio_listener()
                 .map_err(system("watch the control socket"))?;
             api::serve(listener, api::router(control), end).await;
+            if worker_ended.get() {
+                return Err(ServeError::WorkerEnded);
+            }
             Ok(())
         })
     }

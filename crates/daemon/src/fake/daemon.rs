@@ -113,6 +113,14 @@ impl FakeDaemon {
     /// The daemon panicked.
     pub fn stop(&mut self) -> Result<(), ServeError> {
         drop(self.end.take());
+        self.join()
+    }
+
+    /// Waits until the daemon ends by itself and returns how it ended.
+    ///
+    /// # Panics
+    /// The daemon panicked.
+    pub fn join(&mut self) -> Result<(), ServeError> {
         match self.thread.take() {
             Some(thread) => thread.join().expect("the daemon does not panic"),
             None => Ok(()),

@@ -161,3 +161,12 @@ fn so_many_rules_and_no_more() {
         "--allow from=*,to=*,port=2: too many rules: at most 4096 fit into one daemon"
     );
 }
+
+#[test]
+fn a_daemon_without_a_worker_ends_and_says_so() {
+    let mut daemon = FakeDaemon::start(&["name=web"], &[]);
+    daemon.worker().die();
+    let error = daemon.join().unwrap_err();
+    assert!(matches!(error, ServeError::WorkerEnded), "{error}");
+    assert_eq!(sockets(daemon.runtime_dir()), [""; 0]);
+}
