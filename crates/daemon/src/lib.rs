@@ -12,3 +12,4 @@ pub mod line;
 pub mod readiness;
 pub mod runtime;
 pub mod serve;
+pub mod worker;

@@ -124,6 +124,7 @@ pub struct Fabric {
     spare_chains: Vec<Chain>,
     /// Room for a message of a host program, which has to be read as a whole.
     message_room: Vec<u8>,
+    stopped: bool,
 }
 
 impl Fabric {
@@ -163,6 +164,7 @@ impl Fabric {
             touched: Vec::new(),
             spare_chains: Vec::new(),
             message_room: vec![0; host::MAX_MESSAGE_BYTES],
+            stopped: false,
         })
     }
 
@@ -277,6 +279,24 @@ impl Fabric {
             let _ = thread.join();
         }
         true
+    }
+
+    /// Closes every line, for good.
+    pub fn stop(&mut self) {
+        let names: Vec<String> = self
+            .lines
+            .iter()
+            .filter_map(|(_, line)| Some(line.as_ref()?.name.clone()))
+            .collect();
+        for name in names {
+            self.close_line(&name);
+        }
+        self.stopped = true;
+    }
+
+    /// Whether [`stop`](Self::stop) was called.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Puts another policy in force.

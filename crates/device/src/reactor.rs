@@ -1,11 +1,11 @@
 //! Waiting for many descriptors at once, and being woken from another thread.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::{CircuitId, LineId};
 
@@ -87,7 +87,6 @@ impl Waker {
 pub(crate) struct Reactor {
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
-    events: Vec<epoll::Event>,
 }
 
 impl Reactor {
@@ -95,7 +94,6 @@ impl Reactor {
         let reactor = Reactor {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-            events: Vec::with_capacity(BATCH),
         };
         // Edge-triggered, so that the counter need not be read back.
         reactor.add(&*reactor.wake, Token::Wake, EventFlags::IN | EventFlags::ET)?;
@@ -145,7 +143,7 @@ impl Reactor {
 
     /// Waits until something happens, at most for `limit`, and appends what did.
     pub(crate) fn wait(
-        &mut self,
+        &self,
         limit: Option<Duration>,
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
@@ -153,17 +151,13 @@ impl Reactor {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: i64::from(limit.subsec_nanos()),
         });
-        self.events.clear();
-        match epoll::wait(
-            &self.epoll,
-            spare_capacity(&mut self.events),
-            limit.as_ref(),
-        ) {
-            Ok(_) => {}
+        let mut room = [const { MaybeUninit::uninit() }; BATCH];
+        let events = match epoll::wait(&self.epoll, &mut room, limit.as_ref()) {
+            Ok((events, _)) => events,
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
-        }
-        for event in &self.events {
+        };
+        for event in events {
             let (flags, data) = (event.flags, event.data);
             if let Some(token) = Token::decode(data.u64()) {
                 happened.push((token, flags));
@@ -202,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_waker_ends_a_wait() {
-        let mut reactor = Reactor::new().unwrap();
+        let reactor = Reactor::new().unwrap();
         reactor.waker().wake();
         let mut happened = Vec::new();
         reactor.wait(None, &mut happened).unwrap();

@@ -88,6 +88,31 @@ impl Reason {
         Reason::Operator,
     ];
 
+    /// The name of this reason's counter.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::NoListener => "ended_no_listener",
+            Reason::WrongType => "ended_wrong_type",
+            Reason::BacklogFull => "ended_backlog_full",
+            Reason::HostFailed => "ended_host_failed",
+            Reason::UnknownCid => "ended_unknown_cid",
+            Reason::Denied => "ended_denied",
+            Reason::NotRunning => "ended_not_running",
+            Reason::Unsupported => "ended_unsupported",
+            Reason::GuestRefused => "ended_guest_refused",
+            Reason::TimedOut => "ended_timed_out",
+            Reason::CircuitLimit => "ended_circuit_limit",
+            Reason::HalfOpenLimit => "ended_half_open_limit",
+            Reason::PeerReset => "ended_peer_reset",
+            Reason::LineDown => "ended_line_down",
+            Reason::ProtocolViolation => "ended_protocol_violation",
+            Reason::CreditViolation => "ended_credit_violation",
+            Reason::MemoryFault => "ended_memory_fault",
+            Reason::MessageTooLong => "ended_message_too_long",
+            Reason::Operator => "ended_operator",
+        }
+    }
+
     /// A small number, for tables of counters.
     pub fn index(self) -> usize {
         self as usize

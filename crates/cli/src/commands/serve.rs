@@ -2,11 +2,9 @@
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use daemon::config::{Config, parse_allow_option, parse_vm_option, read_file};
-use daemon::line::{AgentArrival, LineWorker};
-use tokio::sync::mpsc;
+use daemon::worker::Worker;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::Serve;
@@ -21,7 +19,7 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     let config = configuration(runtime_dir, &options)?;
     Ok(daemon::serve::serve(
         &config,
-        Box::new(start_worker),
+        Box::new(Worker::start),
         io::stdout(),
     )?)
 }
@@ -46,14 +44,6 @@ fn configuration(runtime_dir: Option<PathBuf>, options: &Serve) -> Result<Config
         rules: rules.collect::<Result<_, _>>()?,
     });
     Ok(config)
-}
-
-/// The data plane is not part of this build yet: the daemon says so instead of serving VMs that nobody could reach.
-fn start_worker(_arrivals: mpsc::Sender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>> {
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "this build has no data plane yet",
-    ))
 }
 
 fn start_log(filter: Option<&str>) -> Result<(), Failure> {

@@ -1,0 +1,192 @@
+//! The worker: the one thread that moves bytes, and the handle by which the control plane reaches it.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
+use switch::{AddLineError, Limits, LineReport, Policy, Reason, Rule};
+use tokio::sync::mpsc::Sender as ArrivalSender;
+
+use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+
+/// Something for the worker's thread to do between two turns.
+type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
+
+/// A running worker.
+pub struct Worker {
+    jobs: Sender<Job>,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Worker {
+    /// Starts a worker without lines. What guests' agents have to say goes to `arrivals`; when there is no room, the
+    /// guest is refused and calls again.
+    ///
+    /// # Errors
+    /// When the system has no threads or descriptors left.
+    pub fn start(arrivals: ArrivalSender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>> {
+        let sink = Box::new(move |arrival: Arrival| {
+            let arrival = AgentArrival {
+                vm: arrival.vm,
+                source_port: arrival.source_port,
+                stream: arrival.stream,
+            };
+            arrivals.try_send(arrival).is_ok()
+        });
+        let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
+        let waker = fabric.waker();
+        let (jobs, todo) = channel::<Job>();
+        let thread = std::thread::Builder::new()
+            .name("worker".to_owned())
+            .spawn(move || run(&mut fabric, &todo))?;
+        Ok(Arc::new(Worker {
+            jobs,
+            waker,
+            thread: Mutex::new(Some(thread)),
+        }))
+    }
+
+    /// Has the worker's thread do something, and waits for the answer. There is none when the worker has stopped.
+    fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Fabric) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (answer, wait) = channel();
+        let job: Job = Box::new(move |fabric| {
+            // Whoever asked is waiting; if not, nobody wants to know.
+            let _ = answer.send(job(fabric));
+        });
+        self.jobs.send(job).ok()?;
+        self.waker.wake();
+        wait.recv().ok()
+    }
+}
+
+/// Turns until there is no handle any more.
+fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
+    loop {
+        loop {
+            match todo.try_recv() {
+                Ok(job) => job(fabric),
+                Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+            }
+        }
+        if fabric.is_stopped() {
+            return;
+        }
+        if let Err(error) = fabric.turn(None) {
+            tracing::error!(%error, "the worker cannot go on");
+            return;
+        }
+    }
+}
+
+impl LineWorker for Worker {
+    fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+        let config = LineConfig {
+            name: spec.name.clone(),
+            cid: spec.cid,
+            vhost_user: spec.vhost_user,
+            host: spec.host,
+        };
+        match self.ask(move |fabric| fabric.open_line(&config)) {
+            Some(result) => result.map_err(|error| line_error(&spec.name, error)),
+            None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
+        }
+    }
+
+    fn remove_line(&self, name: &str) -> Result<(), LineError> {
+        let wanted = name.to_owned();
+        match self.ask(move |fabric| fabric.close_line(&wanted)) {
+            Some(true) => Ok(()),
+            _ => Err(LineError::Unknown {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    fn lines(&self) -> Vec<LineStatus> {
+        let lines = self.ask(|fabric| fabric.lines()).unwrap_or_default();
+        lines
+            .into_iter()
+            .map(|line| LineStatus {
+                attached: line.attached,
+                driver_ready: line.report.up,
+                circuits: line.report.circuits,
+                counters: counters(&line.report),
+                name: line.report.name,
+                cid: line.report.cid,
+            })
+            .collect()
+    }
+
+    fn set_rules(&self, rules: Vec<AllowRule>) {
+        let rules = rules.into_iter().map(|rule| Rule {
+            from: rule.from,
+            to: rule.to,
+            port: rule.port,
+        });
+        let policy = Policy::new(rules.collect());
+        self.ask(move |fabric| fabric.set_policy(policy));
+    }
+
+    fn stop(&self) {
+        self.ask(Fabric::stop);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // It has been told to end; if it panicked, that has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn line_error(name: &str, error: OpenLineError) -> LineError {
+    match error {
+        OpenLineError::Directory(AddLineError::NameTaken(name)) => {
+            LineError::DuplicateName { name }
+        }
+        OpenLineError::Directory(AddLineError::CidTaken { cid, .. }) => {
+            LineError::DuplicateCid { cid }
+        }
+        OpenLineError::Directory(error) => {
+            LineError::Io(io::Error::other(format!("VM {name:?}: {error}")))
+        }
+        OpenLineError::Socket { path, error } if error.kind() == io::ErrorKind::AddrInUse => {
+            LineError::AddressInUse { path }
+        }
+        OpenLineError::Socket { path, error } => LineError::Directory { path, error },
+    }
+}
+
+fn counters(report: &LineReport) -> Counters {
+    let counted = &report.counters;
+    let mut counters = Counters::from([
+        ("packets_from_guest", counted.packets_from_guest),
+        ("packets_to_guest", counted.packets_to_guest),
+        ("bytes_from_guest", counted.bytes_from_guest),
+        ("bytes_to_guest", counted.bytes_to_guest),
+        ("circuits_opened", counted.circuits_opened),
+        ("spoofed_packets", counted.spoofed),
+        ("malformed_packets", counted.malformed),
+        ("resets_dropped", counted.resets_dropped),
+        ("granted_bytes", report.granted_bytes),
+    ]);
+    for reason in Reason::ALL {
+        counters.insert(reason.name(), counted.ended[reason.index()]);
+    }
+    counters
+}
