@@ -4,7 +4,6 @@ use crate::guest::RegionSpec;
 
 mod hostile;
 mod model;
-#[cfg(not(miri))]
 mod threads;
 
 const PAGE: usize = 4096;
@@ -324,7 +323,6 @@ fn goes_on_in_other_memory() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the arena's border shows nothing there")]
 fn a_descriptor_may_lie_across_regions() {
     let arena = Arc::new(Arena::new(8 * PAGE).unwrap());
     // The guest sees the second half first.

@@ -440,7 +440,6 @@ fn chains_of_the_most_bytes() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "maps parts of a file")]
 fn chains_over_many_small_regions() {
     let arena = Arc::new(Arena::new(64 * PAGE).unwrap());
     // Sixteen regions of one page, side by side, and the queue in one behind them.
