@@ -4,12 +4,13 @@
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use daemon::fake::FakeDaemon;
 use wire::agent::PORT;
@@ -32,7 +33,16 @@ fn ringdown(arguments: &[&str]) -> Command {
 }
 
 fn finish(mut command: Command) -> Outcome {
-    let output = command.output().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let output = loop {
+        match command.output() {
+            // A program that was just copied is busy while another test's child still has the descriptor it was
+            // written through, which it loses when it executes its own program.
+            Err(error)
+                if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {}
+            output => break output.unwrap(),
+        }
+    };
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Outcome {
         code: output.status.code(),

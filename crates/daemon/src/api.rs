@@ -17,7 +17,7 @@ mod serve;
 pub mod types;
 
 pub use problem::Kind;
-pub use routes::{MAX_BODY_LEN, router};
+pub use routes::{BODY_TIMEOUT, MAX_BODY_LEN, router};
 pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, serve};
 
 #[cfg(test)]

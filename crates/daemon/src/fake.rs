@@ -2,7 +2,7 @@
 
 mod daemon;
 
-pub use daemon::{FakeDaemon, start};
+pub use daemon::{FakeDaemon, router, start};
 
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -210,3 +210,6 @@ impl Readiness {
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router, body::Bytes};
+use axum::{Json, Router};
 use serde::Deserialize;
 
 use super::problem::{Failure, Kind};
@@ -21,6 +22,9 @@ use crate::input::{check_cid, check_name, check_socket_path};
 /// The longest body of a request, in bytes.
 pub const MAX_BODY_LEN: usize = 16 * 1024;
 
+/// How long a client may take to send the body of a request.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 type Shared = State<Arc<Control>>;
 
 /// The routes of the control API.
@@ -31,7 +35,6 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/vms/{name}", get(show).delete(remove))
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY_LEN))
         .with_state(control)
 }
 
@@ -62,13 +65,21 @@ async fn list(State(control): Shared) -> Json<VmList> {
     })
 }
 
-async fn add(
-    State(control): Shared,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
-    // Read as bytes rather than by axum's extractor: there is one media type here, and one form of failure.
-    let body =
-        body.map_err(|rejection| Failure::new(Kind::InvalidRequest, rejection.body_text()))?;
+async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
+    // Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
+    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
+    let body = body.map_err(|_| {
+        Failure::new(
+            Kind::InvalidRequest,
+            format!("the body did not come within {BODY_TIMEOUT:?}"),
+        )
+    })?;
+    let body = body.map_err(|error| {
+        Failure::new(
+            Kind::InvalidRequest,
+            format!("the body cannot be read: {error}; it may have {MAX_BODY_LEN} bytes"),
+        )
+    })?;
     let new: NewVm = serde_json::from_slice(&body).map_err(|error| {
         Failure::new(
             Kind::InvalidRequest,

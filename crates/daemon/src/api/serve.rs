@@ -28,7 +28,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves requests until `end` is there, and then lets those under way finish for a short while.
 pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    serve_so_many(listener, router, end, MAX_CONNECTIONS).await;
+}
+
+async fn serve_so_many(
+    listener: UnixListener,
+    router: Router,
+    end: impl Future<Output = ()>,
+    max_connections: usize,
+) {
+    let slots = Arc::new(Semaphore::new(max_connections));
     let graceful = GracefulShutdown::new();
     let mut server = hyper::server::conn::http1::Builder::new();
     server
@@ -71,3 +80,6 @@ pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Outp
         tracing::info!("gave up on requests that were still waiting");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,11 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use axum::Router;
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::FakeWorker;
-use crate::config::{Config, parse_allow_option, parse_vm_option};
+use crate::api;
+use crate::config::{Config, Plan, parse_allow_option, parse_vm_option};
+use crate::control::Control;
+use crate::line::AgentArrival;
 use crate::runtime::control_socket;
 use crate::serve::{Daemon, ServeError, StartWorker};
 
@@ -156,4 +160,12 @@ pub fn start(config: &Config) -> Result<(Arc<FakeWorker>, Daemon), ServeError> {
         worker.expect("a daemon that has started has a worker"),
         daemon,
     ))
+}
+
+/// The routes of a control API without a VM, and where its worker's arrivals come out.
+pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
+    let (sender, arrivals) = mpsc::channel(1);
+    let plan = Plan::new(std::env::temp_dir());
+    let control = Control::new(Arc::new(FakeWorker::new(sender)), plan, Arc::default());
+    (arrivals, api::router(Arc::new(control)))
 }
