@@ -104,6 +104,8 @@ pub struct Fabric {
     /// When the next caller in line has waited too long, in the order of arrival: all have the same patience.
     caller_deadlines: VecDeque<(Time, u32)>,
     redials: Vec<Redial>,
+    /// Listeners that accept nobody until then, in order of time.
+    resting_listeners: VecDeque<(Time, LineId, usize)>,
     agent_port: u32,
     arrivals: ArrivalSink,
     mailbox: Mailbox,
@@ -151,6 +153,7 @@ impl Fabric {
             callers: Slab::new(),
             caller_deadlines: VecDeque::new(),
             redials: Vec::new(),
+            resting_listeners: VecDeque::new(),
             agent_port,
             arrivals,
             mailbox,
@@ -256,7 +259,7 @@ impl Fabric {
         });
         let Some(id) = found else { return false };
         let thread = self.line(id).and_then(|line| line.frontend.stop());
-        self.unpark(id);
+        self.forget_guest(id);
         self.switch.remove_line(self.now, id, &mut self.actions);
         self.carry_out();
         self.callers.retain(|_, caller| {
@@ -360,6 +363,7 @@ impl Fabric {
             self.switch.poll_at(),
             self.caller_deadlines.front().map(|(at, _)| *at),
             self.redials.iter().map(|redial| redial.next_at).min(),
+            self.resting_listeners.front().map(|(at, ..)| *at),
         ];
         let now = self.start.elapsed();
         let until_timer = timers
@@ -391,6 +395,7 @@ impl Fabric {
         }
         self.expire_callers();
         self.redial();
+        self.wake_listeners();
     }
 
     /// Tells the switch, and does what it says.

@@ -330,6 +330,10 @@ impl Switch {
         if flow.end != Ending::Open || header.flags & !known_flags != 0 {
             return self.kill(now, index, Reason::ProtocolViolation, actions);
         }
+        if header.len == 0 {
+            // Nothing is sent by it, so nothing has to be kept.
+            return;
+        }
         if flow.receive(header.len).is_err() {
             return self.kill(now, index, Reason::CreditViolation, actions);
         }

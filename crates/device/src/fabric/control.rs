@@ -174,7 +174,7 @@ impl Fabric {
     }
 
     /// The guest is gone, or its driver has reset the device.
-    fn forget_guest(&mut self, id: LineId) {
+    pub(super) fn forget_guest(&mut self, id: LineId) {
         for index in [TX, RX, EVENT] {
             self.stop_ring(id, index);
         }

@@ -23,6 +23,8 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Callers accepted in one turn, on one listener.
 const ACCEPT_BATCH: usize = 64;
+/// How long a listener rests when the system would not accept a call.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Callers of one line that have yet to say whom they want.
 const MAX_CALLERS: usize = 1024;
 /// How long a caller may take for its request.
@@ -69,7 +71,7 @@ impl Fabric {
                 Err(error) => {
                     // Most likely there are no descriptors left: the caller stays in the backlog until there are.
                     tracing::warn!(vm = line.name, %error, "cannot accept a program's call");
-                    return;
+                    return self.rest_listener(id, index);
                 }
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
@@ -81,6 +83,43 @@ impl Fabric {
                 deadline,
             };
             self.add_caller(caller);
+        }
+    }
+
+    /// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
+    fn rest_listener(&mut self, id: LineId, index: usize) {
+        self.watch_listener(id, index, EventFlags::empty());
+        self.resting_listeners
+            .push_back((self.now + ACCEPT_REST, id, index));
+    }
+
+    pub(super) fn wake_listeners(&mut self) {
+        while let Some((at, id, index)) = self.resting_listeners.front().copied() {
+            if at > self.now {
+                break;
+            }
+            self.resting_listeners.pop_front();
+            self.watch_listener(id, index, EventFlags::IN);
+        }
+    }
+
+    fn watch_listener(&mut self, id: LineId, index: usize, flags: EventFlags) {
+        let listener = self
+            .lines
+            .get(id.0 as usize)
+            .and_then(Option::as_ref)
+            .map(|line| &line.listeners[index]);
+        if let Some(listener) = listener
+            && let Err(error) = self.reactor.retag(
+                &listener.socket,
+                Token::Listener {
+                    line: id,
+                    index: index as u8,
+                },
+                flags,
+            )
+        {
+            tracing::error!(line = id.0, %error, "cannot wait for programs that call");
         }
     }
 
@@ -297,14 +336,14 @@ impl Fabric {
         let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
             return;
         };
+        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         if host.unanswered {
-            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            if hung_up {
                 self.tell(Event::HostGone { circuit: id });
             }
             return;
         }
-        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-        host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         if hung_up {
             // It receives nothing any more. What it sent before is still to be read.
             host.writable = false;

@@ -44,6 +44,9 @@ impl Fabric {
     pub(super) fn pump(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.woken = false;
+        if self.lost_memory(id) {
+            return;
+        }
         for _ in 0..PUMP_TURNS {
             if !self.switch.has_work(id) || !self.has_buffers(id, 1) {
                 return;
@@ -146,7 +149,10 @@ impl Fabric {
             return self.send_kept_to_guest(turn);
         }
         if circuit.host.is_none() {
-            return;
+            // Nothing more comes from there.
+            return self.tell(Event::HostDrained {
+                circuit: turn.circuit,
+            });
         }
         match circuit.is_stream() {
             true => self.send_from_host(turn),

@@ -40,7 +40,7 @@ impl Fabric {
     pub(super) fn drain(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.draining = false;
-        if !line.is_running() {
+        if !line.is_running() || self.lost_memory(id) {
             return;
         }
         let more = self.drain_batch(id, DRAIN_BATCH);
@@ -149,51 +149,45 @@ impl Fabric {
     /// Keeps a packet until its destination takes it: parked where it is, if that is another guest and the sender has
     /// not parked too much already; else stored.
     fn keep(&mut self, id: CircuitId, from: Side, packet: Packet) {
-        let Packet {
-            line,
-            chain,
-            header,
-        } = packet;
-        let left = header.len as usize;
+        let line = packet.line;
         let for_guest = self
             .circuit(id)
             .is_some_and(|circuit| circuit.host.is_none());
         let has_place = |fabric: &mut Fabric| {
-            fabric
-                .line(line)
-                .is_some_and(|line| line.parked < line.parking_limit())
+            let line = fabric.line(line);
+            line.is_some_and(|line| line.parked < line.parking_limit())
         };
         if for_guest && !has_place(self) {
             // The receivers may have room; what is parked first goes first.
             self.pump_woken();
         }
-        if for_guest && has_place(self) {
-            if let Some(line) = self.line(line) {
-                line.parked += 1;
-            }
-            let parcel = Parcel::Parked {
-                line,
-                chain,
-                offset: HEADER_LEN,
-                left,
-                flags: header.flags,
-            };
-            if let Some(circuit) = self.circuit(id) {
-                circuit.kept_or_new(from).push(parcel);
-            }
-            return;
+        if for_guest && has_place(self) && self.circuit(id).is_some() {
+            self.park(id, from, packet);
+        } else {
+            self.store(id, from, &packet, 0);
+            self.complete(line, TX, packet.chain, 0);
         }
-        self.store(
-            id,
-            from,
-            &Packet {
-                line,
-                chain: chain.clone(),
-                header,
-            },
-            0,
-        );
-        self.complete(line, TX, chain, 0);
+    }
+
+    fn park(&mut self, id: CircuitId, from: Side, packet: Packet) {
+        let Packet {
+            line,
+            chain,
+            header,
+        } = packet;
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        circuit.kept_or_new(from).push(Parcel::Parked {
+            line,
+            chain,
+            offset: HEADER_LEN,
+            left: header.len as usize,
+            flags: header.flags,
+        });
+        if let Some(line) = self.line(line) {
+            line.parked += 1;
+        }
     }
 
     /// Copies a packet's payload from `offset` on into memory of our own.
@@ -369,6 +363,17 @@ impl Fabric {
         for parcel in returned {
             self.give_back(parcel);
         }
+    }
+
+    /// Fails the line of a guest whose memory was taken away under it, and under us. Returns whether it did.
+    pub(super) fn lost_memory(&mut self, id: LineId) -> bool {
+        let lost = self
+            .memory(id, TX)
+            .is_some_and(|memory| memory.is_poisoned());
+        if lost {
+            self.fail_line(id, &memory::guest::MemoryError::Poisoned);
+        }
+        lost
     }
 
     pub(super) fn memory(&mut self, id: LineId, index: usize) -> Option<Arc<GuestMemory>> {
