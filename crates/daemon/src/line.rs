@@ -74,7 +74,7 @@ pub enum LineError {
         path: PathBuf,
     },
     /// The socket cannot be made in its directory.
-    #[error("cannot make a socket at {}: {error}", path.display())]
+    #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
     Directory {
         /// The socket.
         path: PathBuf,
