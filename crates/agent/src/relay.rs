@@ -485,6 +485,12 @@ impl State {
         self.drain_ends = Some(Instant::now() + DRAIN_GRACE);
         self.command.stdin.take();
         self.input.queue.clear();
+        // An output without credit is not read, so its end would go unnoticed.
+        for index in 0..self.outputs.len() {
+            if self.output(index).as_ref().is_some_and(is_at_end) {
+                self.end_output(index)?;
+            }
+        }
         Ok(())
     }
 
@@ -514,6 +520,13 @@ impl Output {
     fn may_read(&self, outgoing: &Outgoing) -> bool {
         self.discarded || (self.credit.available() > 0 && outgoing.has_room_for_data())
     }
+}
+
+/// Whether nothing is there to be read and nobody can write any more.
+fn is_at_end(file: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(file, PollFlags::IN)];
+    let now = rustix::event::Timespec::default();
+    rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents() == PollFlags::HUP
 }
 
 fn name_of(frame: &Frame<'_>) -> &'static str {

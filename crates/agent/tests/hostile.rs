@@ -1,0 +1,265 @@
+//! Clients that break the rules, and the agent's limits.
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+use agent::session::{Options, Stop, serve};
+use common::{Agent, Client, command, is_running, listen_argument, shell, wait_until, words};
+use wire::agent::{ErrorKind, ExitStatus, Frame, Hello, OPERATION_CHANNEL, Stream};
+
+/// A greeting that is not one gets an error that says so, and the connection closes.
+#[test]
+fn a_wrong_beginning_is_refused() {
+    let agent = Agent::start();
+    let garbage: &[&[u8]] = &[
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0xff; 100],
+        &Frame::Signal(1).to_bytes(OPERATION_CHANNEL).unwrap(),
+        &Frame::Hello(Hello::new("wrong channel"))
+            .to_bytes(OPERATION_CHANNEL)
+            .unwrap(),
+    ];
+    for bytes in garbage {
+        let mut client = agent.connect();
+        client.stream.write_all(bytes).unwrap();
+        client.expect_hello();
+        assert_eq!(client.expect_error().kind, ErrorKind::Protocol);
+        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        client.expect_end();
+    }
+    let mut client = agent.connect();
+    client.greet();
+    client.send(&Frame::Hello(Hello::new("again")));
+    assert_eq!(client.expect_error().kind, ErrorKind::Protocol);
+}
+
+#[test]
+fn a_version_that_is_not_spoken_is_refused() {
+    let agent = Agent::start();
+    let mut client = agent.connect();
+    client.send(&Frame::Hello(Hello {
+        protocol_min: 2,
+        protocol_max: 9,
+        ..Hello::new("future 9")
+    }));
+    client.expect_hello();
+    let error = client.expect_error();
+    assert_eq!(error.kind, ErrorKind::Version);
+    assert!(
+        error.message.contains("future 9 speaks 2 to 9"),
+        "{}",
+        error.message
+    );
+}
+
+#[test]
+fn frames_that_make_no_sense_end_the_command() {
+    let agent = Agent::start();
+    let frames = [
+        Frame::Data {
+            stream: Stream::Stdout,
+            bytes: b"x",
+        },
+        Frame::EndOfStream(Stream::Stderr),
+        Frame::StreamClosed(Stream::Stdin),
+        Frame::Credit {
+            stream: Stream::Stdin,
+            bytes: 1,
+        },
+        Frame::Credit {
+            stream: Stream::Stdout,
+            bytes: u32::MAX,
+        },
+        Frame::Started { pid: 1 },
+        Frame::Exit(ExitStatus::Code(0)),
+        Frame::ExecStart(words(&["true"])),
+    ];
+    for frame in frames {
+        let mut client = agent.request(words(&["sleep", "1000"]));
+        let pid = client.expect_started();
+        client.send(&frame);
+        assert_eq!(client.expect_error().kind, ErrorKind::Protocol, "{frame:?}");
+        drop(client);
+        wait_until("the command is ended", || !is_running(pid));
+    }
+    let mut client = agent.request(words(&["sleep", "1000"]));
+    let pid = client.expect_started();
+    client.send(&Frame::EndOfStream(Stream::Stdin));
+    client.input(b"after the end");
+    assert_eq!(client.expect_error().kind, ErrorKind::Protocol);
+    wait_until("the command is ended", || !is_running(pid));
+}
+
+#[test]
+fn a_client_that_says_nothing_is_not_waited_for() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let options = Options {
+        handshake_timeout: Duration::from_millis(50),
+        ..Options::new()
+    };
+    let mut client = Client::new(ours);
+    client.send(&Frame::Hello(Hello::new("silent")));
+    let stopped = serve(&theirs.into(), &options).unwrap_err();
+    assert!(
+        matches!(&stopped, Stop::HostGone(error) if error.kind() == std::io::ErrorKind::TimedOut),
+        "{stopped}"
+    );
+}
+
+#[test]
+fn one_operation_too_many_is_told_so() {
+    let agent = Agent::start();
+    let mut clients: Vec<Client> = (0..agent::server::MAX_OPERATIONS)
+        .map(|_| {
+            let mut client = agent.request(words(&["cat"]));
+            client.expect_started();
+            client
+        })
+        .collect();
+    let mut refused = agent.connect();
+    refused.expect_hello();
+    assert_eq!(refused.expect_error().kind, ErrorKind::Busy);
+    refused.expect_end();
+    // All of them are alive, and a place comes back when one ends.
+    for client in &mut clients {
+        client.send(&Frame::EndOfStream(Stream::Stdin));
+        assert_eq!(client.expect_exit(), ExitStatus::Code(0));
+    }
+    clients.clear();
+    wait_until("a place is free", || {
+        let mut client = agent.connect();
+        client.expect_hello();
+        client
+            .stream
+            .write_all(&Frame::Hello(Hello::new("test")).to_bytes(0).unwrap())
+            .is_ok()
+            && client
+                .stream
+                .write_all(&Frame::ExecStart(words(&["true"])).to_bytes(1).unwrap())
+                .is_ok()
+            && matches!(client.next(), Some(Frame::Started { .. }))
+    });
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let agent = Agent::start();
+    let count = |what: &str| {
+        std::fs::read_dir(format!("/proc/{}/{what}", agent.pid()))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(
+        agent.exec(words(&["true"])).expect_exit(),
+        ExitStatus::Code(0)
+    );
+    wait_until("the first thread ends", || count("task") == 1);
+    let descriptors = count("fd");
+    for round in 0..1000_u32 {
+        let code = round % 251;
+        // One in four leaves in the middle.
+        if round % 4 == 3 {
+            agent.request(words(&["sleep", "1000"])).expect_started();
+            continue;
+        }
+        assert_eq!(
+            agent.exec(shell(&format!("exit {code}"))).expect_exit(),
+            ExitStatus::Code(code as u8)
+        );
+        if round % 4 == 2 {
+            wait_until("places are free", || count("task") < 30);
+        }
+    }
+    wait_until("all threads end", || count("task") == 1);
+    assert_eq!(count("fd"), descriptors);
+    // No process waits to be asked how it ended.
+    let children =
+        std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", agent.pid())).unwrap();
+    assert_eq!(children, "");
+}
+
+#[test]
+fn the_socket_is_private_and_taken_over_only_from_the_dead() {
+    let agent = Agent::start();
+    let mode = std::fs::metadata(agent.socket())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let second = command()
+        .arg(listen_argument(&agent.directory))
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("cannot listen on"));
+    assert_eq!(
+        agent.exec(words(&["true"])).expect_exit(),
+        ExitStatus::Code(0)
+    );
+
+    let directory = tempfile::tempdir().unwrap();
+    drop(UnixListener::bind(directory.path().join("agent.sock")).unwrap());
+    let mut third = command()
+        .arg(listen_argument(&directory))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the stale socket is replaced", || {
+        UnixStream::connect(directory.path().join("agent.sock")).is_ok()
+    });
+    third.kill().unwrap();
+    third.wait().unwrap();
+}
+
+#[test]
+fn wrong_words_are_usage_errors() {
+    for arguments in [
+        &["--nonsense"][..],
+        &["--listen"],
+        &["--listen", "tcp:1"],
+        &["--listen", "unix:"],
+        &["--version", "x"],
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_ringdown-agent"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--help"));
+    }
+}
+
+#[test]
+fn readiness_lasts_as_long_as_the_connection() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let mut host = Client::new(ours);
+    let uplink =
+        std::thread::spawn(move || agent::uplink::announce(&theirs.into(), &agent::guest::hello()));
+    assert_eq!(host.expect_hello(), agent::guest::hello());
+    host.send(&Frame::Hello(Hello::new("ringdown test")));
+    // The agent holds the connection and says nothing more until the host closes it.
+    host.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    host.expect_end();
+    let ended = uplink.join().unwrap().unwrap();
+    assert_eq!(ended.kind(), std::io::ErrorKind::UnexpectedEof);
+
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let mut host = Client::new(ours);
+    host.send(&Frame::Hello(Hello {
+        protocol_min: 9,
+        protocol_max: 9,
+        ..Hello::new("future")
+    }));
+    let error = agent::uplink::announce(&theirs.into(), &agent::guest::hello()).unwrap_err();
+    assert!(
+        error.to_string().contains("another protocol version"),
+        "{error}"
+    );
+}
