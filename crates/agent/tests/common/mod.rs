@@ -1,6 +1,10 @@
 //! The agent's binary on a UNIX socket, and a client that sends and expects single frames.
 
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, though not marked as such one by one"
+)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
