@@ -1,5 +1,6 @@
-//! Tasks of the project: guest images, tidy checks.
+//! Tasks of the project: guest images, tidy checks, the demonstration.
 
+mod demo;
 mod images;
 mod progress;
 mod tidy;
@@ -22,6 +23,8 @@ enum Task {
     Images(images::ImagesArguments),
     /// Say whether guests can use KVM here, by booting one with it, and what is used instead.
     Accelerator,
+    /// Show everything at work with two guests.
+    Demo(demo::DemoArguments),
     /// Check the rules of the house that the compiler does not know.
     Tidy,
 }
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     let result = match arguments.task {
         Task::Images(arguments) => images::run(&arguments),
         Task::Accelerator => e2e::accelerator::choose().map(|choice| println!("{choice}")),
+        Task::Demo(arguments) => demo::run(&arguments),
         Task::Tidy => tidy::run(),
     };
     match result {

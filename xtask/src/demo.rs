@@ -1,0 +1,294 @@
+//! The demonstration: two guests, and everything that the line between them and their host can do today.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel};
+use sha2::{Digest, Sha256};
+
+use crate::progress::Progress;
+
+/// How much is sent each way, in bytes.
+const BULK_BYTES: usize = 64 << 20;
+/// How long one step may take.
+const STEP_DEADLINE: Duration = Duration::from_secs(120);
+
+/// What the demonstration is to do.
+#[derive(Debug, Args)]
+pub struct DemoArguments {
+    /// Leave the guests running at the end, until Enter or Ctrl-C, and say what to try.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Runs the demonstration.
+///
+/// # Errors
+/// The first step that does not do what it promises.
+pub fn run(arguments: &DemoArguments) -> Result<()> {
+    let mut progress = Progress::new("demo", 8);
+    progress
+        .step("ringdown serve: one daemon for the VMs \"web\" and \"db\", where web may call db");
+    let daemon = Daemon::start(
+        DaemonSpec::new()
+            .vm("web", 3)
+            .vm("db", 4)
+            .arguments(&["--allow", "from=web,to=db,port=*"]),
+    )?;
+    let guests = boot(&daemon, &mut progress)?;
+    let result = show(&daemon, &guests, &mut progress);
+    if let Err(error) = result {
+        daemon.show_log();
+        for guest in &guests {
+            guest.show_console();
+        }
+        return Err(error);
+    }
+    progress.done("everything works");
+    if arguments.keep {
+        keep(&daemon)?;
+    }
+    Ok(())
+}
+
+fn boot(daemon: &Daemon, progress: &mut Progress) -> Result<Vec<Guest>> {
+    let accelerator = e2e::accelerator::choose()?;
+    progress.step(format!(
+        "boot both with stock Debian kernels in QEMU ({accelerator})"
+    ));
+    let spec = |name: &str, kernel| {
+        GuestSpec::new(name, kernel)
+            .with_tools()
+            .vhost_socket(daemon.vhost_socket(name))
+    };
+    let guests = Guest::boot_all(vec![spec("web", Kernel::V6_12), spec("db", Kernel::V6_1)])?;
+    for guest in &guests {
+        progress.note(format!(
+            "{}: Linux {} after {:.1} s",
+            guest.name(),
+            guest.release(),
+            guest.boot_duration().as_secs_f64()
+        ));
+    }
+    Ok(guests)
+}
+
+fn show(daemon: &Daemon, guests: &[Guest], progress: &mut Progress) -> Result<()> {
+    let (web, db) = (&guests[0], &guests[1]);
+    progress.step("ringdown exec: a command in either guest, no network, no password");
+    for guest in guests {
+        let output = exec(
+            daemon,
+            guest,
+            &["sh", "-c", "echo \"$(hostname): $(uname -sr)\"; exit 7"],
+        )?;
+        ensure!(
+            output.status.code() == Some(7),
+            "exit code 7 became {:?}",
+            output.status.code()
+        );
+        progress.note(format!(
+            "{} (exit code 7 came through)",
+            String::from_utf8_lossy(&output.stdout).trim()
+        ));
+    }
+
+    progress.step("a guest calls a service of the host: CID 2, port 6000");
+    let answer = guest_calls_host(daemon, web)?;
+    progress.note(format!("web got: {answer}"));
+
+    progress.step("the host calls a service of a guest: CONNECT 5000");
+    let answer = host_calls_guest(daemon, db)?;
+    progress.note(format!("the host got: {answer}"));
+
+    progress.step("a guest calls another guest: CID 4, port 5000, because a rule allows it");
+    let answer = guest_calls_guest(web, db)?;
+    progress.note(format!("web got: {answer}"));
+    let refused = db.run("socat -u VSOCK-CONNECT:3:5000 -")?;
+    ensure!(
+        refused.code != 0,
+        "db reached web although no rule allows it"
+    );
+    progress.note("db to web, which no rule allows: refused at once");
+
+    progress.step(format!(
+        "{} MiB from the host into a guest, with a checksum",
+        BULK_BYTES >> 20
+    ));
+    bulk_in(daemon, web, progress)?;
+    progress.step(format!(
+        "{} MiB from a guest to the host, with a checksum",
+        BULK_BYTES >> 20
+    ));
+    bulk_out(daemon, db, progress)
+}
+
+fn exec(daemon: &Daemon, guest: &Guest, command: &[&str]) -> Result<std::process::Output> {
+    daemon.run(&[&["exec", guest.name(), "--"], command].concat())
+}
+
+fn guest_calls_host(daemon: &Daemon, guest: &Guest) -> Result<String> {
+    let listener = UnixListener::bind(daemon.listener_path(guest.name(), 6000))?;
+    let server = thread::spawn(move || -> io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        let mut question = String::new();
+        BufReader::new(&stream).read_line(&mut question)?;
+        stream.write_all(format!("the host heard \"{}\"\n", question.trim()).as_bytes())
+    });
+    let answer = guest.shell("echo hello from the guest | socat -t 10 - VSOCK-CONNECT:2:6000")?;
+    match server.join() {
+        Ok(result) => result?,
+        Err(_) => bail!("the host's service panicked"),
+    }
+    ensure!(
+        answer.contains("hello from the guest"),
+        "the host answered {answer:?}"
+    );
+    Ok(answer)
+}
+
+/// Dials a port of a guest, as soon as something listens there.
+fn dial(daemon: &Daemon, guest: &Guest, port: u32) -> Result<UnixStream> {
+    let until = Instant::now() + STEP_DEADLINE;
+    loop {
+        let mut stream = UnixStream::connect(daemon.host_socket(guest.name()))?;
+        stream.set_read_timeout(Some(STEP_DEADLINE))?;
+        stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+        let mut answer = Vec::new();
+        let mut byte = [0];
+        // One byte at a time: what follows the answer belongs to the circuit.
+        while stream.read(&mut byte)? == 1 && byte[0] != b'\n' {
+            answer.push(byte[0]);
+        }
+        if answer.starts_with(b"OK ") {
+            return Ok(stream);
+        }
+        if Instant::now() > until {
+            bail!("{}: {}", guest.name(), String::from_utf8_lossy(&answer));
+        }
+        // The guest's service is still starting; it refuses at once until it listens.
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn host_calls_guest(daemon: &Daemon, guest: &Guest) -> Result<String> {
+    let service =
+        guest.start("socat VSOCK-LISTEN:5000,fork SYSTEM:'read line; echo \"db heard $line\"'")?;
+    let mut stream = dial(daemon, guest, 5000)?;
+    stream.write_all(b"hello from the host\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    service.kill();
+    ensure!(
+        answer.contains("hello from the host"),
+        "the guest answered {answer:?}"
+    );
+    Ok(answer.trim().to_owned())
+}
+
+fn guest_calls_guest(caller: &Guest, callee: &Guest) -> Result<String> {
+    let service =
+        callee.start("socat VSOCK-LISTEN:5001,fork SYSTEM:'read line; echo \"db heard $line\"'")?;
+    let call = "until echo hello from web | socat -t 10 - VSOCK-CONNECT:4:5001 2>/dev/null; do usleep 50000; done";
+    let answer = caller.shell(call)?;
+    service.kill();
+    ensure!(
+        answer.contains("hello from web"),
+        "the other guest answered {answer:?}"
+    );
+    Ok(answer)
+}
+
+/// Bytes that look random and are the same on every run.
+fn pattern() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(BULK_BYTES);
+    while bytes.len() < BULK_BYTES {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn bulk_in(daemon: &Daemon, guest: &Guest, progress: &Progress) -> Result<()> {
+    let bytes = pattern();
+    let wanted = hex(Sha256::digest(&bytes));
+    let started = Instant::now();
+    let mut child = daemon
+        .command(&["exec", guest.name(), "--", "sha256sum"])?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut input = child.stdin.take().context("no pipe to the command")?;
+    let writer = thread::spawn(move || input.write_all(&bytes));
+    let output = child.wait_with_output()?;
+    match writer.join() {
+        Ok(result) => result?,
+        Err(_) => bail!("the writer panicked"),
+    }
+    let found = String::from_utf8_lossy(&output.stdout)
+        .trim_end_matches(" -\n")
+        .trim()
+        .to_owned();
+    ensure!(found == wanted, "the guest got {found}, sent was {wanted}");
+    report(progress, started, &wanted);
+    Ok(())
+}
+
+fn bulk_out(daemon: &Daemon, guest: &Guest, progress: &Progress) -> Result<()> {
+    let make = format!("head -c {BULK_BYTES} /dev/urandom > /tmp/bulk && sha256sum /tmp/bulk");
+    let wanted = guest.shell(&make)?;
+    let started = Instant::now();
+    let output = exec(daemon, guest, &["cat", "/tmp/bulk"])?;
+    let found = hex(Sha256::digest(&output.stdout));
+    ensure!(
+        wanted.starts_with(&found),
+        "the host got {found}, sent was {wanted}"
+    );
+    report(progress, started, &found);
+    Ok(())
+}
+
+fn report(progress: &Progress, started: Instant, digest: &str) {
+    let rate = (BULK_BYTES >> 20) as f64 / started.elapsed().as_secs_f64();
+    progress.note(format!(
+        "{rate:.0} MiB/s, the guest's own work included; sha256 {}… on both sides",
+        &digest[..16]
+    ));
+}
+
+fn keep(daemon: &Daemon) -> Result<()> {
+    let program = e2e::ringdown_program()?;
+    let directory = daemon.runtime_directory().display();
+    println!(
+        "\nThe guests are running. In another terminal:\n
+  export RINGDOWN_RUNTIME_DIR={directory}
+  alias ringdown={program}
+  ringdown vm ls
+  ringdown exec -t web -- sh
+  ringdown exec db -- cat /proc/version
+  tar c /etc/hostname | ringdown exec web -- tar xv -C /tmp
+  (echo CONNECT 5000; cat) | socat - UNIX-CONNECT:{host}     # after: socat VSOCK-LISTEN:5000 - in web
+
+Press Enter here to end.",
+        program = program.display(),
+        host = daemon.host_socket("web").display(),
+    );
+    io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}
