@@ -28,7 +28,7 @@ use crate::circuit::CircuitIo;
 use crate::frontend::{Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::socket::{listen_at, seqpacket_path};
+use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 
 use self::host::Redial;
 use self::tx::{Outgoing, Packet};
@@ -203,14 +203,19 @@ impl Fabric {
         let at = |path: PathBuf, socket_type| {
             listen_at(&path, socket_type).map_err(|error| OpenLineError::Socket { path, error })
         };
-        let stream = at(config.host.clone(), UnixSocketType::STREAM)?;
-        let messages = at(seqpacket_path(&config.host), UnixSocketType::SEQPACKET)?;
+        let mut listeners = vec![at(config.host.clone(), UnixSocketType::STREAM)?];
+        let messages = seqpacket_path(&config.host);
+        if messages.as_os_str().len() <= MAX_PATH_BYTES {
+            listeners.push(at(messages, UnixSocketType::SEQPACKET)?);
+        } else {
+            tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
+        }
         let vhost = at(config.vhost_user.clone(), UnixSocketType::STREAM)?;
         let refused = |error| OpenLineError::Socket {
             path: config.host.clone(),
             error,
         };
-        for (index, listener) in [&stream, &messages].into_iter().enumerate() {
+        for (index, listener) in listeners.iter().enumerate() {
             let token = Token::Listener {
                 line: id,
                 index: index as u8,
@@ -237,7 +242,7 @@ impl Fabric {
             generation,
             name: config.name.clone(),
             host_path: config.host.clone(),
-            listeners: [stream, messages],
+            listeners,
             frontend,
             attached: false,
             rings: Default::default(),

@@ -262,7 +262,7 @@ impl Caller {
             .map_err(|_| ProtocolError::Disconnected)?;
         self.mailbox.waker.wake();
         wait.recv().map_err(gone)?.map_err(|reason| {
-            tracing::warn!(line = self.line.0, %reason, "refused what the VMM asked");
+            tracing::debug!(line = self.line.0, %reason, "refused what the VMM asked");
             ProtocolError::ReqHandlerError(io::Error::other(reason))
         })
     }

@@ -11,8 +11,8 @@ pub(crate) struct LineIo {
     pub(crate) generation: u64,
     pub(crate) name: String,
     pub(crate) host_path: PathBuf,
-    /// For programs that dial the guest: with stream sockets, and with sockets of messages.
-    pub(crate) listeners: [Listener; 2],
+    /// For programs that dial the guest: with stream sockets, and with sockets of messages if the path allows.
+    pub(crate) listeners: Vec<Listener>,
     pub(crate) frontend: Frontend,
     /// A VMM is connected.
     pub(crate) attached: bool,

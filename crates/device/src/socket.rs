@@ -12,6 +12,9 @@ use rustix::net::{
 };
 use switch::Reason;
 
+/// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
+pub(crate) const MAX_PATH_BYTES: usize = 107;
+
 /// Connections that wait to be accepted on one listener.
 const BACKLOG: i32 = 1024;
 

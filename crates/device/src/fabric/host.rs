@@ -108,7 +108,7 @@ impl Fabric {
             .lines
             .get(id.0 as usize)
             .and_then(Option::as_ref)
-            .map(|line| &line.listeners[index]);
+            .and_then(|line| line.listeners.get(index));
         if let Some(listener) = listener
             && let Err(error) = self.reactor.retag(
                 &listener.socket,
