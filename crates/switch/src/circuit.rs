@@ -77,8 +77,8 @@ pub(crate) enum DeadlineKind {
     Handshake,
     /// The guest's confirmation that the circuit is over.
     Linger,
-    /// A receiver's answer to the question what it has consumed, after this many unanswered ones.
-    CreditPoll { asked: u32 },
+    /// A receiver's answer to the question what it has consumed.
+    CreditPoll,
 }
 
 impl Circuit {

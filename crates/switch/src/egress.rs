@@ -1,6 +1,6 @@
 //! What to send to a guest next: one round a line, in which every circuit with something to send has its turn.
 
-use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::circuit::{Deadline, DeadlineKind};
 use crate::event::{Action, Sent, Time, Transmit};
@@ -44,10 +44,16 @@ impl Switch {
                 }
                 None => {
                     line.round.pop_front();
-                    if let Some(index) = index
-                        && let Some(circuit) = self.circuits.get_mut(index)
-                    {
-                        circuit.end_mut(waiting.side).queued = false;
+                    let end = index
+                        .and_then(|index| self.circuits.get_mut(index))
+                        .map(|circuit| circuit.end_mut(waiting.side))
+                        .filter(|end| !end.gone);
+                    match end {
+                        Some(end) => end.queued = false,
+                        None => {
+                            let line = self.line_mut(line_id)?;
+                            line.stale = line.stale.saturating_sub(1);
+                        }
                     }
                 }
             }
@@ -74,7 +80,7 @@ impl Switch {
         let circuit = &mut self.circuits[index];
         let flow = circuit.flow_from(from);
         flow.pass(straight);
-        if !flow.deliver(len - straight) {
+        if straight > len || !flow.deliver(len - straight) {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
         flow.count_packets(packets);
@@ -82,13 +88,6 @@ impl Switch {
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.packets_to_guest += u64::from(packets);
             line.counters.bytes_to_guest += u64::from(len);
-        }
-        if let Some(Deadline {
-            kind: DeadlineKind::CreditPoll { .. },
-            ..
-        }) = self.circuits[index].deadline
-        {
-            self.set_deadline(index, None);
         }
         self.settle(now, index, actions);
     }
@@ -154,6 +153,7 @@ impl Switch {
             }
             end.told |= flags;
             outbox.shutdown &= !flags;
+            self.linger(now, index, side);
             (
                 Operation::Shutdown,
                 flags & (SHUTDOWN_RECEIVE | SHUTDOWN_SEND),
@@ -185,8 +185,13 @@ impl Switch {
             return None;
         }
         let readable = circuit.end(from).readable;
+        let message = circuit.socket_type == SocketType::SeqPacket;
+        let from_guest = !circuit.end(from).is_host();
         let flow = circuit.flow_from(from);
         if (flow.kept() == 0 && !readable) || flow.refused {
+            return None;
+        }
+        if from_guest && message && flow.holds_message_part() {
             return None;
         }
         let budget = flow.credit().min(quantum);
@@ -201,17 +206,11 @@ impl Switch {
                 header,
             });
         }
-        if budget > 0 && circuit.deadline.is_none() {
+        if budget > 0 && flow.asked == 0 {
             // The receiver has room for bytes but perhaps not for packets, and has no reason of its own to say
             // what it has consumed: ask.
-            let at = now + self.limits.credit_poll;
-            self.set_deadline(
-                index,
-                Some(Deadline {
-                    at,
-                    kind: DeadlineKind::CreditPoll { asked: 0 },
-                }),
-            );
+            flow.asked = 1;
+            self.poll_credit_by(index, now + self.limits.credit_poll);
             return Some(Transmit::Control(self.header_to(
                 index,
                 side,
@@ -222,29 +221,37 @@ impl Switch {
         None
     }
 
-    /// A receiver has not answered: ask again, less and less often.
-    pub(crate) fn poll_credit(
-        &mut self,
-        now: Time,
-        index: usize,
-        asked: u32,
-        actions: &mut Actions,
-    ) {
-        let wait = self.limits.credit_poll * (1 << (asked + 1).min(MAX_POLL_BACKOFF));
-        self.set_deadline(
-            index,
-            Some(Deadline {
-                at: now + wait,
-                kind: DeadlineKind::CreditPoll { asked: asked + 1 },
-            }),
-        );
+    /// The receivers of a circuit are asked again no later than this.
+    fn poll_credit_by(&mut self, index: usize, at: Time) {
+        let sooner = match self.circuits[index].deadline {
+            None => true,
+            Some(deadline) => deadline.kind == DeadlineKind::CreditPoll && at < deadline.at,
+        };
+        if sooner {
+            let kind = DeadlineKind::CreditPoll;
+            self.set_deadline(index, Some(Deadline { at, kind }));
+        }
+    }
+
+    /// Asks again the receivers that have not answered, less and less often; or lets them have a few packets more.
+    pub(crate) fn poll_credit(&mut self, now: Time, index: usize, actions: &mut Actions) {
         for side in [Side::Caller, Side::Callee] {
             let circuit = &mut self.circuits[index];
-            let waits = circuit.flow_to(side).kept() > 0 || circuit.end(side.other()).readable;
-            if waits && circuit.end(side).line().is_some() {
-                circuit.end_mut(side).outbox.credit_request = true;
-                self.enqueue(index, side, actions);
+            let readable = circuit.end(side.other()).readable;
+            let flow = circuit.flow_to(side);
+            let waits = (flow.kept() > 0 || readable) && !flow.refused;
+            if !waits || flow.asked == 0 {
+                continue;
             }
+            flow.asked += 1;
+            let wait = self.limits.credit_poll * (1 << (flow.asked - 1).min(MAX_POLL_BACKOFF));
+            let end = circuit.end_mut(side);
+            if end.gone || end.is_host() {
+                continue;
+            }
+            end.outbox.credit_request = true;
+            self.enqueue(index, side, actions);
+            self.poll_credit_by(index, now + wait);
         }
     }
 }

@@ -15,6 +15,18 @@ pub(crate) enum Ending {
     Done,
 }
 
+/// The largest window that counters modulo 2^32 can express without taking an old count for a new one, in bytes.
+const MAX_WINDOW: u32 = i32::MAX as u32;
+
+/// Buffer that one queued packet takes at a Linux receiver (576 bytes on x86-64), with room to spare, in bytes.
+const PACKET_BYTES: u32 = 640;
+
+/// Buffer reckoned for one queued packet as long as the receiver gets on with its work, in bytes.
+const EASY_PACKET_BYTES: u32 = 1024;
+
+/// A part of a message that is at least this long may go ahead of the rest, in bytes.
+const MIN_MESSAGE_PART: u32 = 2048;
+
 /// What a source broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CreditBroken;
@@ -38,8 +50,12 @@ pub(crate) struct Flow {
     shown_window: u32,
     /// The count up to which the source has ever been allowed to send.
     edge: u32,
+    /// The count at which the last whole message ends.
+    message_end: u32,
     /// Packets on their way to a guest.
     packets: PacketsInFlight,
+    /// Questions to a silent receiver since data was last sent to it.
+    pub(crate) asked: u32,
     pub(crate) end: Ending,
     /// The destination takes no more.
     pub(crate) refused: bool,
@@ -59,7 +75,9 @@ impl Flow {
             shown_acknowledged: 0,
             shown_window: 0,
             edge: 0,
+            message_end: 0,
             packets: PacketsInFlight::default(),
+            asked: 0,
             end: Ending::Open,
             refused: false,
             refusal_passed: false,
@@ -128,6 +146,7 @@ impl Flow {
     /// Counts packets towards a guest.
     pub(crate) fn count_packets(&mut self, packets: u32) {
         self.packets.newer = self.packets.newer.saturating_add(packets);
+        self.asked = 0;
     }
 
     /// Forgets what is kept: it will not be delivered.
@@ -146,6 +165,7 @@ impl Flow {
     /// them on another, so an older one may come later. A count ahead of what was delivered is a lie.
     pub(crate) fn announce(&mut self, window: u32, consumed: u32) -> Result<bool, CreditBroken> {
         let ahead = consumed.wrapping_sub(self.acknowledged);
+        let window = window.min(MAX_WINDOW);
         let mut changed = window != self.window;
         self.window = window;
         if ahead == 0 || ahead > u32::MAX / 2 {
@@ -168,11 +188,31 @@ impl Flow {
     /// How many packets may be sent to the destination now.
     ///
     /// Credit counts bytes, but a Linux receiver since 6.12.92 also limits packets: it resets the connection when its
-    /// queue's bookkeeping, some 576 bytes a packet, exceeds the buffer. Half of that number is always safe.
+    /// queue's bookkeeping, some 576 bytes a packet, exceeds the buffer. Little more than half of that number is used
+    /// as a rule. The rest is for a receiver that consumes nothing although it has been asked: it waits for the end of
+    /// a message whose parts are among those packets.
     pub(crate) fn packet_credit(&self) -> u32 {
-        (self.window / 1024)
+        let packet_bytes = if self.asked > 1 {
+            PACKET_BYTES
+        } else {
+            EASY_PACKET_BYTES
+        };
+        (self.window / packet_bytes)
             .max(1)
             .saturating_sub(self.packets.count())
+    }
+
+    /// A message ends with the byte last received.
+    pub(crate) fn end_message(&mut self) {
+        self.message_end = self.received;
+    }
+
+    /// Whether all that is kept is a small part of a message. Many of those would use up the receiver's packets before
+    /// it has a message to consume; together they need few.
+    pub(crate) fn holds_message_part(&self) -> bool {
+        let whole = self.message_end.wrapping_sub(self.delivered);
+        let has_whole = whole > 0 && whole <= MAX_WINDOW;
+        self.end == Ending::Open && !has_whole && self.kept() < MIN_MESSAGE_PART
     }
 
     /// The buffer and the count to show to the source, and a note that they have been shown.

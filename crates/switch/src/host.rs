@@ -93,7 +93,7 @@ impl Switch {
             return;
         }
         if let Err(reason) = result {
-            return self.fail_dial(now, index, Side::Callee, reason, actions);
+            return self.fail_dial(now, index, None, reason, actions);
         }
         self.close_handshake(index);
         self.circuits[index].end_mut(Side::Caller).outbox.response = true;
@@ -122,7 +122,17 @@ impl Switch {
         let Some(host) = circuit.host_side() else {
             return;
         };
-        circuit.flow_from(host).store(len);
+        let id = circuit.id;
+        let flow = circuit.flow_from(host);
+        if flow.refused || flow.end != Ending::Open {
+            // It was read before the device heard that nobody takes it.
+            actions.push(Action::Discard {
+                circuit: id,
+                from: host,
+            });
+            return;
+        }
+        flow.store(len);
         self.enqueue(index, host.other(), actions);
     }
 
@@ -155,10 +165,7 @@ impl Switch {
         if self.circuits[index].answered {
             return;
         }
-        let Some(host) = self.circuits[index].host_side() else {
-            return;
-        };
-        self.fail_dial(now, index, host, Reason::HostFailed, actions);
+        self.fail_dial(now, index, None, Reason::HostFailed, actions);
     }
 
     pub(crate) fn delivered(&mut self, now: Time, id: CircuitId, len: u32, actions: &mut Actions) {

@@ -34,6 +34,7 @@ mod config;
 mod counters;
 mod egress;
 mod end;
+mod ending;
 mod event;
 mod flow;
 mod host;

@@ -40,6 +40,8 @@ pub(crate) struct Line {
     pub(crate) counters: Counters,
     /// Ends of circuits on this line that may have something to send, in turn; each at most once.
     pub(crate) round: VecDeque<Waiting>,
+    /// Entries of the round whose end is gone. They are skipped, and swept out before they outnumber the others.
+    pub(crate) stale: usize,
     /// Resets for packets without a circuit, at most `Limits::orphan_resets`.
     pub(crate) orphans: VecDeque<Header>,
     pub(crate) circuits: u32,
@@ -70,6 +72,7 @@ impl Line {
             seqpacket: false,
             counters: Counters::default(),
             round: VecDeque::new(),
+            stale: 0,
             orphans: VecDeque::new(),
             circuits: 0,
             half_open: 0,

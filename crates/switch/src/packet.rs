@@ -84,7 +84,7 @@ impl Switch {
         actions: &mut Actions,
     ) {
         if operation == Some(Operation::Reset) {
-            let reason = if self.circuits[index].answered {
+            let reason = if self.circuits[index].answered || side == Side::Caller {
                 Reason::PeerReset
             } else {
                 Reason::GuestRefused
@@ -106,6 +106,8 @@ impl Switch {
             Some(Operation::Shutdown) if answered => {
                 self.shutdown(now, index, side, header.flags, actions)
             }
+            // A caller that hears of credit before it has its answer gives up.
+            Some(Operation::CreditUpdate | Operation::CreditRequest) if !answered => {}
             Some(Operation::CreditUpdate) => self.pass_credit(index, side, actions),
             Some(Operation::CreditRequest) => self.credit_wanted(index, side, actions),
             _ => self.kill(now, index, Reason::ProtocolViolation, actions),
@@ -177,13 +179,18 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
-        let callee = match self.callee(line_id, key.peer_cid, key.peer_port, socket_type) {
+        let callee = match self.callee(line_id, &key, socket_type) {
             Ok(party) => End::new(party, key.peer_port),
             Err(reason) => return self.refuse_request(line_id, header, reason, actions),
         };
         let Some(line) = self.line_mut(line_id) else {
             return;
         };
+        // A reset that answers an earlier packet of these ports would end the new call.
+        line.orphans.retain(|reset| {
+            (reset.dst_port, reset.src_port, reset.src_cid)
+                != (header.src_port, header.dst_port, header.dst_cid)
+        });
         let caller = End::new(
             Party::Guest {
                 line: line_id,
@@ -212,13 +219,8 @@ impl Switch {
     }
 
     /// Who is called, if the call may be made.
-    fn callee(
-        &self,
-        from: LineId,
-        cid: u32,
-        port: u32,
-        socket_type: SocketType,
-    ) -> Result<Party, Reason> {
+    fn callee(&self, from: LineId, key: &EndKey, socket_type: SocketType) -> Result<Party, Reason> {
+        let (cid, port) = (key.peer_cid, key.peer_port);
         let caller = &self.lines[from.0 as usize];
         if caller.circuits >= self.limits.circuits {
             return Err(Reason::CircuitLimit);
@@ -245,6 +247,16 @@ impl Switch {
         }
         if callee.half_open >= self.limits.half_open {
             return Err(Reason::HalfOpenLimit);
+        }
+        // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
+        let theirs = EndKey {
+            line,
+            port,
+            peer_cid: caller.cid,
+            peer_port: key.port,
+        };
+        if self.by_end.contains_key(&theirs) {
+            return Err(Reason::PortsInUse);
         }
         Ok(Party::Guest { line, cid })
     }
@@ -326,12 +338,15 @@ impl Switch {
             SocketType::SeqPacket => SEQPACKET_END_OF_MESSAGE | SEQPACKET_END_OF_RECORD,
             SocketType::Stream => 0,
         };
+        let message = circuit.socket_type == SocketType::SeqPacket;
         let flow = circuit.flow_from(side);
-        if flow.end != Ending::Open || header.flags & !known_flags != 0 {
+        // An empty message looks like an end of data to its reader, and Linux sends none.
+        let empty_message = header.len == 0 && message;
+        if flow.end != Ending::Open || header.flags & !known_flags != 0 || empty_message {
             return self.kill(now, index, Reason::ProtocolViolation, actions);
         }
         if header.len == 0 {
-            // Nothing is sent by it, so nothing has to be kept.
+            // It would be kept without ever counting against the credit.
             return;
         }
         if flow.receive(header.len).is_err() {
@@ -343,6 +358,11 @@ impl Switch {
             flow.acknowledge_all();
             return;
         }
+        if header.flags & SEQPACKET_END_OF_MESSAGE != 0 {
+            flow.end_message();
+        }
+        // Room of which the source was not told while it had plenty may be all that is left to it now.
+        let source_starves = flow.update_is_due();
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.bytes_from_guest += u64::from(header.len);
         }
@@ -352,6 +372,9 @@ impl Switch {
         });
         if !to_host {
             self.enqueue(index, side.other(), actions);
+        }
+        if source_starves {
+            self.queue_credit_update(index, side, actions);
         }
     }
 

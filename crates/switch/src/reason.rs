@@ -41,6 +41,9 @@ pub enum Reason {
     /// The VM has as many unanswered dials as it may.
     #[error("the VM has as many unanswered dials as its limit allows")]
     HalfOpenLimit,
+    /// The called VM has yet to see the end of an earlier circuit with the same ports.
+    #[error("an earlier circuit between the same ports is not over yet")]
+    PortsInUse,
     /// One end sent a reset.
     #[error("reset by the peer")]
     PeerReset,
@@ -66,7 +69,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 19] = [
+    pub const ALL: [Reason; 20] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -79,6 +82,7 @@ impl Reason {
         Reason::TimedOut,
         Reason::CircuitLimit,
         Reason::HalfOpenLimit,
+        Reason::PortsInUse,
         Reason::PeerReset,
         Reason::LineDown,
         Reason::ProtocolViolation,
@@ -103,6 +107,7 @@ impl Reason {
             Reason::TimedOut => "ended_timed_out",
             Reason::CircuitLimit => "ended_circuit_limit",
             Reason::HalfOpenLimit => "ended_half_open_limit",
+            Reason::PortsInUse => "ended_ports_in_use",
             Reason::PeerReset => "ended_peer_reset",
             Reason::LineDown => "ended_line_down",
             Reason::ProtocolViolation => "ended_protocol_violation",

@@ -1,21 +1,22 @@
-//! The switch itself: its tables, and the life of a circuit from set-up to release.
+//! The switch itself: its tables, its lines, and the set-up of circuits.
 
 use std::collections::{BTreeSet, HashMap};
 
 use slab::Slab;
-use wire::vsock::{
-    CID_ANY, MIN_GUEST_CID, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType,
-};
+use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
 use crate::end::{End, Party};
-use crate::event::{Action, Direction, Event, Time};
+use crate::event::{Action, Event, Time};
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
 use crate::{
     AddLineError, CircuitId, CircuitReport, EndReport, Limits, LineId, LineReport, Policy, Reason,
     Side,
 };
+
+/// So many stale entries a line's round may hold before it is worth looking at their share.
+const MAX_STALE: usize = 32;
 
 /// Actions in the order in which they are to be carried out.
 pub(crate) type Actions = Vec<Action>;
@@ -38,7 +39,7 @@ pub struct Switch {
     pub(crate) circuits: Slab<Circuit>,
     pub(crate) by_end: HashMap<EndKey, (u32, Side)>,
     by_cid: HashMap<u32, LineId>,
-    deadlines: BTreeSet<(Time, CircuitId)>,
+    pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
 }
 
@@ -86,6 +87,9 @@ impl Switch {
 
     /// Removes a line. Its circuits are cut short.
     pub fn remove_line(&mut self, now: Time, id: LineId, actions: &mut Actions) {
+        if !self.lines.contains(id.0 as usize) {
+            return;
+        }
         self.line_down(now, id, Reason::Operator, actions);
         // Ends that still drain elsewhere keep only the identifier, never the number of the line.
         for (_, circuit) in &mut self.circuits {
@@ -306,10 +310,30 @@ impl Switch {
         let end = circuit.end_mut(side);
         end.gone = true;
         end.outbox = Default::default();
-        if let Some(key) = key
-            && self.by_end.get(&key) == Some(&(index as u32, side))
-        {
-            self.by_end.remove(&key);
+        let queued = std::mem::take(&mut end.queued);
+        let Some(key) = key else { return };
+        self.by_end.remove(&key);
+        if queued {
+            self.sweep(key.line);
+        }
+    }
+
+    /// An entry of the line's round has become stale. A line whose guest takes nothing must not collect them.
+    fn sweep(&mut self, id: LineId) {
+        let circuits = &self.circuits;
+        let Some(line) = self.lines.get_mut(id.0 as usize) else {
+            return;
+        };
+        line.stale += 1;
+        if line.stale > MAX_STALE && line.stale > line.round.len() / 2 {
+            line.round.retain(|waiting| {
+                circuits
+                    .get(waiting.circuit.index as usize)
+                    .is_some_and(|circuit| {
+                        circuit.id == waiting.circuit && !circuit.end(waiting.side).gone
+                    })
+            });
+            line.stale = 0;
         }
     }
 
@@ -375,6 +399,7 @@ impl Switch {
         }
         if let Some(line) = self.line_mut(id) {
             line.round.clear();
+            line.stale = 0;
         }
     }
 
@@ -398,347 +423,5 @@ impl Switch {
             });
         }
         self.guest_gone(now, index, side, reason, actions);
-    }
-
-    // ---- The end of circuits ----
-
-    /// The guest at `side` knows nothing of this circuit any more.
-    pub(crate) fn guest_gone(
-        &mut self,
-        now: Time,
-        index: usize,
-        side: Side,
-        reason: Reason,
-        actions: &mut Actions,
-    ) {
-        if !self.circuits[index].answered {
-            self.fail_dial(now, index, side, reason, actions);
-            return;
-        }
-        let circuit = &mut self.circuits[index];
-        let over = circuit.flows[0].is_over() && circuit.flows[1].is_over();
-        let flow = circuit.flow_from(side);
-        let finished = matches!(flow.end, Ending::Finishing | Ending::Done) || flow.refused;
-        if !over && !finished {
-            self.note(index, side, reason, actions);
-        }
-        self.detach(index, side);
-        let circuit = &mut self.circuits[index];
-        let flow = circuit.flow_from(side);
-        if flow.end == Ending::Open {
-            flow.end = Ending::Aborting;
-        }
-        self.refuse(index, side, actions);
-        self.settle(now, index, actions);
-    }
-
-    /// `side` takes no more data: what is kept for it is dropped.
-    pub(crate) fn refuse(&mut self, index: usize, side: Side, actions: &mut Actions) {
-        let circuit = &mut self.circuits[index];
-        let id = circuit.id;
-        let flow = circuit.flow_to(side);
-        flow.refused = true;
-        if flow.kept() > 0 {
-            flow.discard();
-            actions.push(Action::Discard {
-                circuit: id,
-                from: side.other(),
-            });
-        }
-    }
-
-    /// Ends a circuit at once, on both sides.
-    pub(crate) fn kill(&mut self, now: Time, index: usize, reason: Reason, actions: &mut Actions) {
-        if !self.circuits[index].answered {
-            self.fail_dial(now, index, Side::Callee, reason, actions);
-            return;
-        }
-        self.note(index, Side::Caller, reason, actions);
-        for side in [Side::Caller, Side::Callee] {
-            self.refuse(index, side, actions);
-            let circuit = &mut self.circuits[index];
-            circuit.flow_to(side).end = Ending::Done;
-            circuit.flow_to(side).refusal_passed = true;
-            let id = circuit.id;
-            let end = circuit.end_mut(side);
-            if end.gone {
-                continue;
-            }
-            if end.is_host() {
-                end.gone = true;
-                actions.push(Action::HostClose {
-                    circuit: id,
-                    reset: true,
-                });
-            } else {
-                end.outbox = Default::default();
-                end.outbox.reset = true;
-                self.enqueue(index, side, actions);
-            }
-        }
-        self.settle(now, index, actions);
-    }
-
-    /// A circuit that was never answered ends: `failed` is the side that failed it.
-    pub(crate) fn fail_dial(
-        &mut self,
-        now: Time,
-        index: usize,
-        failed: Side,
-        reason: Reason,
-        actions: &mut Actions,
-    ) {
-        self.note(index, Side::Caller, reason, actions);
-        self.close_handshake(index);
-        for side in [Side::Caller, Side::Callee] {
-            let circuit = &mut self.circuits[index];
-            circuit.flow_from(side).end = Ending::Done;
-            circuit.flow_from(side).refused = true;
-            circuit.flow_from(side).refusal_passed = true;
-            let id = circuit.id;
-            let end = circuit.end_mut(side);
-            if end.gone {
-                continue;
-            }
-            match end.party {
-                Party::Host => {
-                    end.gone = true;
-                    actions.push(match side {
-                        Side::Caller => Action::HostRejected {
-                            circuit: id,
-                            reason,
-                        },
-                        Side::Callee => Action::HostClose {
-                            circuit: id,
-                            reset: true,
-                        },
-                    });
-                }
-                // A guest that has not been told of the call need not be told of its end.
-                Party::Guest { .. } if side == Side::Callee && end.outbox.request => {
-                    self.detach(index, side)
-                }
-                Party::Guest { .. }
-                    if side == failed
-                        && reason != Reason::TimedOut
-                        && reason != Reason::HostFailed =>
-                {
-                    self.detach(index, side);
-                }
-                Party::Guest { .. } => {
-                    end.outbox = Default::default();
-                    end.outbox.reset = true;
-                    self.enqueue(index, side, actions);
-                }
-                Party::Departed { .. } => {}
-            }
-        }
-        self.settle(now, index, actions);
-    }
-
-    /// Counts why a circuit ended early, and says so to the log, once.
-    fn note(&mut self, index: usize, blamed: Side, reason: Reason, actions: &mut Actions) {
-        let circuit = &mut self.circuits[index];
-        if circuit.reason.is_some() {
-            return;
-        }
-        circuit.reason = Some(reason);
-        let caller = circuit.end(Side::Caller);
-        let callee = circuit.end(Side::Callee);
-        let Some(line) = circuit
-            .end(blamed)
-            .line()
-            .or(caller.line())
-            .or(callee.line())
-        else {
-            return;
-        };
-        actions.push(Action::Report {
-            line,
-            source_port: caller.port,
-            destination_cid: callee.cid(),
-            destination_port: callee.port,
-            reason,
-        });
-        if let Some(line) = self.line_mut(line) {
-            line.counters.ended[reason.index()] += 1;
-        }
-    }
-
-    /// Draws the consequences of whatever has changed: ends of data that can be passed on, ends of circuits that are
-    /// over, circuits that can be forgotten.
-    pub(crate) fn settle(&mut self, now: Time, index: usize, actions: &mut Actions) {
-        if !self.circuits[index].answered {
-            return;
-        }
-        for from in [Side::Caller, Side::Callee] {
-            self.settle_flow(index, from, actions);
-        }
-        for side in [Side::Caller, Side::Callee] {
-            self.settle_end(now, index, side, actions);
-        }
-        let circuit = &self.circuits[index];
-        if circuit.ends.iter().all(|end| end.gone) {
-            self.release(index, actions);
-        }
-    }
-
-    /// Passes on the end of what `from` sends, and the refusal of the other side to receive more.
-    fn settle_flow(&mut self, index: usize, from: Side, actions: &mut Actions) {
-        let circuit = &mut self.circuits[index];
-        let id = circuit.id;
-        let to = from.other();
-        let flow = &mut circuit.flows[from.index()];
-        let ending = flow.end;
-        let passes_end = flow.kept() == 0 && matches!(ending, Ending::Finishing | Ending::Aborting);
-        if passes_end {
-            flow.end = Ending::Done;
-        }
-        let passes_refusal = flow.refused && !flow.refusal_passed;
-        flow.refusal_passed |= passes_refusal;
-        if passes_end && !circuit.end(to).gone {
-            let end = circuit.end_mut(to);
-            match (end.is_host(), ending) {
-                (true, Ending::Aborting) => {
-                    end.gone = true;
-                    actions.push(Action::HostClose {
-                        circuit: id,
-                        reset: true,
-                    });
-                }
-                (true, _) => actions.push(Action::HostShutdown {
-                    circuit: id,
-                    direction: Direction::Write,
-                }),
-                (false, Ending::Aborting) => {
-                    end.outbox.reset = true;
-                    self.enqueue(index, to, actions);
-                }
-                (false, _) => {
-                    end.outbox.shutdown |= SHUTDOWN_SEND;
-                    self.enqueue(index, to, actions);
-                }
-            }
-        }
-        let end = self.circuits[index].end_mut(from);
-        if passes_refusal && !end.gone {
-            if end.is_host() {
-                end.readable = false;
-                actions.push(Action::HostShutdown {
-                    circuit: id,
-                    direction: Direction::Read,
-                });
-            } else {
-                end.outbox.shutdown |= SHUTDOWN_RECEIVE;
-                self.enqueue(index, from, actions);
-            }
-        }
-    }
-
-    /// Ends `side` when nothing more can pass and the other end has no more to say.
-    fn settle_end(&mut self, now: Time, index: usize, side: Side, actions: &mut Actions) {
-        let circuit = &mut self.circuits[index];
-        let id = circuit.id;
-        let peer_gone = circuit.end(side.other()).gone;
-        let both_over = circuit.flows.iter().all(Flow::is_over);
-        let inbound_over = circuit.flow_to(side).is_over();
-        let end = circuit.end_mut(side);
-        if end.gone {
-            return;
-        }
-        match end.party {
-            Party::Host if both_over => {
-                end.gone = true;
-                actions.push(Action::HostClose {
-                    circuit: id,
-                    reset: false,
-                });
-                // The guest may be waiting for just this.
-                self.settle_end(now, index, side.other(), actions);
-            }
-            Party::Guest { .. } if peer_gone && inbound_over && !end.outbox.reset => {
-                if end.heard == SHUTDOWN_BOTH {
-                    end.outbox.reset = true;
-                    self.enqueue(index, side, actions);
-                } else {
-                    end.outbox.shutdown |= SHUTDOWN_BOTH & !end.told;
-                    let at = now + self.limits.linger;
-                    if circuit
-                        .deadline
-                        .is_none_or(|deadline| deadline.kind != DeadlineKind::Linger)
-                    {
-                        self.set_deadline(
-                            index,
-                            Some(Deadline {
-                                at,
-                                kind: DeadlineKind::Linger,
-                            }),
-                        );
-                    }
-                    self.enqueue(index, side, actions);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Forgets a circuit that is over on both ends.
-    pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
-        self.close_handshake(index);
-        self.set_deadline(index, None);
-        let circuit = self.circuits.remove(index);
-        for side in [Side::Caller, Side::Callee] {
-            let grant = circuit.flows[side.index()].grant();
-            if let Some(line) = circuit
-                .end(side)
-                .line()
-                .and_then(|line| self.line_mut(line))
-            {
-                line.circuits = line.circuits.saturating_sub(1);
-                line.release(grant);
-            }
-        }
-        actions.push(Action::Released {
-            circuit: circuit.id,
-        });
-    }
-
-    // ---- Timers ----
-
-    fn tick(&mut self, now: Time, actions: &mut Actions) {
-        while let Some((at, id)) = self.deadlines.first().copied() {
-            if at > now {
-                break;
-            }
-            self.deadlines.pop_first();
-            let Some(index) = self.find(id) else { continue };
-            let Some(deadline) = self.circuits[index].deadline.take() else {
-                continue;
-            };
-            match deadline.kind {
-                DeadlineKind::Handshake => {
-                    let callee_is_host = self.circuits[index].end(Side::Callee).is_host();
-                    let reason = if callee_is_host {
-                        Reason::BacklogFull
-                    } else {
-                        Reason::TimedOut
-                    };
-                    self.fail_dial(now, index, Side::Callee, reason, actions);
-                }
-                DeadlineKind::Linger => {
-                    for side in [Side::Caller, Side::Callee] {
-                        let end = self.circuits[index].end_mut(side);
-                        if !end.gone && !end.is_host() {
-                            end.outbox.shutdown = 0;
-                            end.outbox.reset = true;
-                            self.enqueue(index, side, actions);
-                        }
-                    }
-                }
-                DeadlineKind::CreditPoll { asked } => {
-                    self.poll_credit(now, index, asked, actions);
-                }
-            }
-        }
     }
 }

@@ -1,1 +1,5 @@
-//! Tests of whole circuits.
+//! Tests of whole circuits, with both protocol sides modelled.
+
+mod model;
+mod setup;
+mod simulation;

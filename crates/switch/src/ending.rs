@@ -1,0 +1,346 @@
+//! The end of circuits: resets, refusals, the last byte, and the timers that wait for them.
+
+use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+
+use crate::circuit::{Deadline, DeadlineKind};
+use crate::end::Party;
+use crate::event::{Action, Direction, Time};
+use crate::flow::{Ending, Flow};
+use crate::switch::Actions;
+use crate::{Reason, Side, Switch};
+
+impl Switch {
+    /// The guest at `side` knows nothing of this circuit any more.
+    pub(crate) fn guest_gone(
+        &mut self,
+        now: Time,
+        index: usize,
+        side: Side,
+        reason: Reason,
+        actions: &mut Actions,
+    ) {
+        if !self.circuits[index].answered {
+            self.fail_dial(now, index, Some(side), reason, actions);
+            return;
+        }
+        let circuit = &mut self.circuits[index];
+        let over = circuit.flows[0].is_over() && circuit.flows[1].is_over();
+        let flow = circuit.flow_from(side);
+        let finished = matches!(flow.end, Ending::Finishing | Ending::Done) || flow.refused;
+        if !over && !finished {
+            self.note(index, side, reason, actions);
+        }
+        self.detach(index, side);
+        let circuit = &mut self.circuits[index];
+        let flow = circuit.flow_from(side);
+        if flow.end == Ending::Open {
+            flow.end = Ending::Aborting;
+        }
+        self.refuse(index, side, actions);
+        self.settle(now, index, actions);
+    }
+
+    /// `side` takes no more data: what is kept for it is dropped.
+    pub(crate) fn refuse(&mut self, index: usize, side: Side, actions: &mut Actions) {
+        let circuit = &mut self.circuits[index];
+        let id = circuit.id;
+        let flow = circuit.flow_to(side);
+        flow.refused = true;
+        if flow.kept() > 0 {
+            flow.discard();
+            actions.push(Action::Discard {
+                circuit: id,
+                from: side.other(),
+            });
+        }
+    }
+
+    /// Ends a circuit at once, on both sides.
+    pub(crate) fn kill(&mut self, now: Time, index: usize, reason: Reason, actions: &mut Actions) {
+        if !self.circuits[index].answered {
+            self.fail_dial(now, index, None, reason, actions);
+            return;
+        }
+        self.note(index, Side::Caller, reason, actions);
+        for side in [Side::Caller, Side::Callee] {
+            self.refuse(index, side, actions);
+            let circuit = &mut self.circuits[index];
+            circuit.flow_to(side).end = Ending::Done;
+            circuit.flow_to(side).refusal_passed = true;
+            let id = circuit.id;
+            let end = circuit.end_mut(side);
+            if end.gone {
+                continue;
+            }
+            if end.is_host() {
+                end.gone = true;
+                actions.push(Action::HostClose {
+                    circuit: id,
+                    reset: true,
+                });
+            } else {
+                end.outbox = Default::default();
+                end.outbox.reset = true;
+                self.enqueue(index, side, actions);
+            }
+        }
+        self.settle(now, index, actions);
+    }
+
+    /// A circuit that was never answered ends. `knows` is the guest that ended it, if one did.
+    pub(crate) fn fail_dial(
+        &mut self,
+        now: Time,
+        index: usize,
+        knows: Option<Side>,
+        reason: Reason,
+        actions: &mut Actions,
+    ) {
+        self.note(index, Side::Caller, reason, actions);
+        self.close_handshake(index);
+        for side in [Side::Caller, Side::Callee] {
+            let circuit = &mut self.circuits[index];
+            circuit.flow_from(side).end = Ending::Done;
+            circuit.flow_from(side).refused = true;
+            circuit.flow_from(side).refusal_passed = true;
+            let id = circuit.id;
+            let end = circuit.end_mut(side);
+            if end.gone {
+                continue;
+            }
+            match end.party {
+                Party::Host => {
+                    end.gone = true;
+                    actions.push(match side {
+                        Side::Caller => Action::HostRejected {
+                            circuit: id,
+                            reason,
+                        },
+                        Side::Callee => Action::HostClose {
+                            circuit: id,
+                            reset: true,
+                        },
+                    });
+                }
+                // A guest that has not been told of the call need not be told of its end.
+                Party::Guest { .. } if side == Side::Callee && end.outbox.request => {
+                    self.detach(index, side)
+                }
+                Party::Guest { .. } if knows == Some(side) => self.detach(index, side),
+                Party::Guest { .. } => {
+                    end.outbox = Default::default();
+                    end.outbox.reset = true;
+                    self.enqueue(index, side, actions);
+                }
+                Party::Departed { .. } => {}
+            }
+        }
+        self.settle(now, index, actions);
+    }
+
+    /// Counts why a circuit ended early, and says so to the log, once.
+    fn note(&mut self, index: usize, blamed: Side, reason: Reason, actions: &mut Actions) {
+        let circuit = &mut self.circuits[index];
+        if circuit.reason.is_some() {
+            return;
+        }
+        circuit.reason = Some(reason);
+        let caller = circuit.end(Side::Caller);
+        let callee = circuit.end(Side::Callee);
+        let Some(line) = circuit
+            .end(blamed)
+            .line()
+            .or(caller.line())
+            .or(callee.line())
+        else {
+            return;
+        };
+        actions.push(Action::Report {
+            line,
+            source_port: caller.port,
+            destination_cid: callee.cid(),
+            destination_port: callee.port,
+            reason,
+        });
+        if let Some(line) = self.line_mut(line) {
+            line.counters.ended[reason.index()] += 1;
+        }
+    }
+
+    /// Draws the consequences of whatever has changed: ends of data that can be passed on, ends of circuits that are
+    /// over, circuits that can be forgotten.
+    pub(crate) fn settle(&mut self, now: Time, index: usize, actions: &mut Actions) {
+        if !self.circuits[index].answered {
+            return;
+        }
+        for from in [Side::Caller, Side::Callee] {
+            self.settle_flow(index, from, actions);
+        }
+        for side in [Side::Caller, Side::Callee] {
+            self.settle_end(now, index, side, actions);
+        }
+        let circuit = &self.circuits[index];
+        if circuit.ends.iter().all(|end| end.gone) {
+            self.release(index, actions);
+        }
+    }
+
+    /// Passes on the end of what `from` sends, and the refusal of the other side to receive more.
+    fn settle_flow(&mut self, index: usize, from: Side, actions: &mut Actions) {
+        let circuit = &mut self.circuits[index];
+        let id = circuit.id;
+        let to = from.other();
+        let unwanted = circuit.end(to).heard & SHUTDOWN_RECEIVE != 0;
+        let flow = &mut circuit.flows[from.index()];
+        // Whoever shut down its reading still got what was kept for it at that moment, and nothing more.
+        flow.refused |= unwanted && flow.kept() == 0;
+        let ending = flow.end;
+        let passes_end = flow.kept() == 0 && matches!(ending, Ending::Finishing | Ending::Aborting);
+        if passes_end {
+            flow.end = Ending::Done;
+        }
+        let passes_refusal = flow.refused && !flow.refusal_passed;
+        flow.refusal_passed |= passes_refusal;
+        if passes_end && !circuit.end(to).gone {
+            let end = circuit.end_mut(to);
+            match (end.is_host(), ending) {
+                (true, Ending::Aborting) => {
+                    end.gone = true;
+                    actions.push(Action::HostClose {
+                        circuit: id,
+                        reset: true,
+                    });
+                }
+                (true, _) => actions.push(Action::HostShutdown {
+                    circuit: id,
+                    direction: Direction::Write,
+                }),
+                (false, Ending::Aborting) => {
+                    end.outbox.reset = true;
+                    self.enqueue(index, to, actions);
+                }
+                (false, _) => {
+                    end.outbox.shutdown |= SHUTDOWN_SEND;
+                    self.enqueue(index, to, actions);
+                }
+            }
+        }
+        let end = self.circuits[index].end_mut(from);
+        if passes_refusal && !end.gone {
+            if end.is_host() {
+                end.readable = false;
+                actions.push(Action::HostShutdown {
+                    circuit: id,
+                    direction: Direction::Read,
+                });
+            } else {
+                end.outbox.shutdown |= SHUTDOWN_RECEIVE;
+                self.enqueue(index, from, actions);
+            }
+        }
+    }
+
+    /// Ends `side` when nothing more can pass and the other end has no more to say.
+    fn settle_end(&mut self, now: Time, index: usize, side: Side, actions: &mut Actions) {
+        let circuit = &mut self.circuits[index];
+        let id = circuit.id;
+        let peer_gone = circuit.end(side.other()).gone;
+        let both_over = circuit.flows.iter().all(Flow::is_over);
+        let inbound_over = circuit.flow_to(side).is_over();
+        let end = circuit.end_mut(side);
+        if end.gone {
+            return;
+        }
+        match end.party {
+            Party::Host if both_over => {
+                end.gone = true;
+                actions.push(Action::HostClose {
+                    circuit: id,
+                    reset: false,
+                });
+                // The guest may be waiting for just this.
+                self.settle_end(now, index, side.other(), actions);
+            }
+            Party::Guest { .. } if peer_gone && inbound_over && !end.outbox.reset => {
+                if end.heard == SHUTDOWN_BOTH {
+                    end.outbox.reset = true;
+                    self.enqueue(index, side, actions);
+                } else {
+                    end.outbox.shutdown |= SHUTDOWN_BOTH & !end.told;
+                    self.linger(now, index, side);
+                    self.enqueue(index, side, actions);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The guest at `side` has been told that the circuit is over, and has some time to confirm it. A guest whose ring
+    /// had no room for that news has not been told.
+    pub(crate) fn linger(&mut self, now: Time, index: usize, side: Side) {
+        let circuit = &self.circuits[index];
+        let told = circuit.end(side.other()).gone && circuit.end(side).told == SHUTDOWN_BOTH;
+        let lingers = |deadline: Deadline| deadline.kind == DeadlineKind::Linger;
+        if told && !circuit.deadline.is_some_and(lingers) {
+            let at = now + self.limits.linger;
+            let kind = DeadlineKind::Linger;
+            self.set_deadline(index, Some(Deadline { at, kind }));
+        }
+    }
+
+    /// Forgets a circuit that is over on both ends.
+    pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
+        self.close_handshake(index);
+        self.set_deadline(index, None);
+        let circuit = self.circuits.remove(index);
+        for side in [Side::Caller, Side::Callee] {
+            let grant = circuit.flows[side.index()].grant();
+            if let Some(line) = circuit
+                .end(side)
+                .line()
+                .and_then(|line| self.line_mut(line))
+            {
+                line.circuits = line.circuits.saturating_sub(1);
+                line.release(grant);
+            }
+        }
+        actions.push(Action::Released {
+            circuit: circuit.id,
+        });
+    }
+
+    pub(crate) fn tick(&mut self, now: Time, actions: &mut Actions) {
+        while let Some((at, id)) = self.deadlines.first().copied() {
+            if at > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            let Some(index) = self.find(id) else { continue };
+            let Some(deadline) = self.circuits[index].deadline.take() else {
+                continue;
+            };
+            match deadline.kind {
+                DeadlineKind::Handshake => {
+                    let callee_is_host = self.circuits[index].end(Side::Callee).is_host();
+                    let reason = if callee_is_host {
+                        Reason::BacklogFull
+                    } else {
+                        Reason::TimedOut
+                    };
+                    self.fail_dial(now, index, None, reason, actions);
+                }
+                DeadlineKind::Linger => {
+                    for side in [Side::Caller, Side::Callee] {
+                        let end = self.circuits[index].end_mut(side);
+                        if !end.gone && !end.is_host() {
+                            end.outbox.shutdown = 0;
+                            end.outbox.reset = true;
+                            self.enqueue(index, side, actions);
+                        }
+                    }
+                }
+                DeadlineKind::CreditPoll => self.poll_credit(now, index, actions),
+            }
+        }
+    }
+}

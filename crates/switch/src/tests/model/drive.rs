@@ -1,0 +1,243 @@
+//! Lets time pass in a [`World`], and asks what scenarios want to know.
+
+use std::time::Duration;
+
+use wire::vsock::{HOST_CID, SocketType};
+
+use super::guest::Guest;
+use super::log::{Input, Output};
+use super::program::{Answer, Call};
+use super::socket::{After, Plan, Socket, State};
+use super::world::World;
+use crate::{CircuitId, Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
+
+/// A round of guests, device and programs takes about this long: a wake-up or two.
+const ROUND: Duration = Duration::from_micros(50);
+
+impl World {
+    /// A world with these VMs, `vm0` upwards, all running and all allowed to call each other.
+    pub(crate) fn of(guests: u32, limits: Limits) -> (World, Vec<LineId>) {
+        World::kept(guests, limits, false)
+    }
+
+    /// The same, with or without a log.
+    pub(crate) fn kept(guests: u32, limits: Limits, log: bool) -> (World, Vec<LineId>) {
+        let mut world = World::new(limits);
+        world.log.kept = log.then(Vec::new);
+        let policy = Policy::new(vec![Rule::default()]);
+        world.switch.set_policy(policy.clone());
+        world.log.record(Input::Policy(policy), Output::Done, &[]);
+        let lines = (0..guests).map(|number| world.add_guest(number)).collect();
+        (world, lines)
+    }
+
+    /// Adds a running VM with CID 3 + `number`.
+    pub(crate) fn add_guest(&mut self, number: u32) -> LineId {
+        let (name, cid) = (format!("vm{number}"), 3 + number);
+        let line = self.switch.add_line(&name, cid).expect("a new name");
+        self.log.record(Input::Add(name, cid), Output::Done, &[]);
+        self.guests.insert(line, Guest::new(line, cid));
+        self.line_up(line);
+        line
+    }
+
+    pub(crate) fn guest(&mut self, line: LineId) -> &mut Guest {
+        self.guests.get_mut(&line).expect("it exists")
+    }
+
+    /// A guest's program dials the host.
+    pub(crate) fn connect(&mut self, line: LineId, port: u32, plan: Plan) -> u32 {
+        self.connect_to(line, HOST_CID, port, plan)
+    }
+
+    /// A guest's program dials.
+    pub(crate) fn connect_to(&mut self, line: LineId, cid: u32, port: u32, plan: Plan) -> u32 {
+        let mut socket = Socket::new(Side::Caller, SocketType::Stream, 256 * 1024);
+        socket.plan = plan;
+        let now = self.now;
+        self.guest(line).connect(now, socket, (cid, port), None)
+    }
+
+    /// One round: whoever can go on does so once.
+    pub(crate) fn round(&mut self) -> bool {
+        let mut busy = false;
+        let lines: Vec<LineId> = self.guests.keys().copied().collect();
+        for line in &lines {
+            let now = self.now;
+            let guest = self.guests.get_mut(line).expect("listed");
+            if !guest.paused && guest.up {
+                busy |= guest.run_programs(now, &mut self.audit);
+            }
+            busy |= self.take_from_guest(*line, usize::MAX) > 0;
+        }
+        for token in self.programs.keys().copied().collect::<Vec<_>>() {
+            let program = self.programs.get_mut(&token).expect("listed");
+            busy |= program.run(&mut self.audit);
+            busy |= self.serve_program(token);
+        }
+        for line in &lines {
+            if self.switch.has_work(*line) {
+                busy |= self.pump(*line) > 0;
+            }
+            let guest = self.guests.get_mut(line).expect("listed");
+            while !guest.paused && guest.take_packet(&mut self.audit) {
+                busy = true;
+            }
+        }
+        self.check_tables();
+        busy
+    }
+
+    /// Rounds until nobody has anything to do at this moment. Virtual time passes with each.
+    pub(crate) fn settle(&mut self) {
+        let mut rounds = 0;
+        while self.round() {
+            self.now += ROUND;
+            rounds += 1;
+            assert!(rounds < 100_000, "it never comes to rest");
+        }
+    }
+
+    /// The next moment at which anybody's timer fires.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        let guests = self.guests.values().filter(|guest| !guest.paused);
+        guests
+            .filter_map(Guest::next_timer)
+            .chain(self.switch.poll_at())
+            .min()
+    }
+
+    /// Fires what is due.
+    pub(crate) fn fire_timers(&mut self) {
+        if self.switch.poll_at().is_some_and(|at| at <= self.now) {
+            self.handle(Event::Tick);
+        }
+        let now = self.now;
+        for guest in self.guests.values_mut().filter(|guest| !guest.paused) {
+            guest.fire_timers(now);
+        }
+    }
+
+    /// Lets this much time pass, and everything happen that happens in it.
+    pub(crate) fn advance(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.settle();
+        while let Some(at) = self.next_timer().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.fire_timers();
+            self.settle();
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Every program ends, every guest runs, time passes: then nothing may be left.
+    pub(crate) fn finish(&mut self) {
+        for guest in self.guests.values_mut() {
+            guest.paused = false;
+            guest.listeners.clear();
+            for socket in guest.sockets.values_mut() {
+                socket.plan = last_plan(socket.plan);
+            }
+        }
+        for program in self.programs.values_mut() {
+            program.plan = last_plan(program.plan);
+            if program.call == Call::Dialling {
+                program.close(&mut self.audit);
+            }
+        }
+        self.advance(Duration::from_secs(60));
+        // A guest that has neither finished nor been told anything keeps its circuit: programs end.
+        let now = self.now;
+        for guest in self.guests.values_mut() {
+            for id in guest.sockets.keys().copied().collect::<Vec<_>>() {
+                guest.close(now, id, &mut self.audit);
+            }
+        }
+        for program in self.programs.values_mut() {
+            program.close(&mut self.audit);
+        }
+        self.advance(Duration::from_secs(60));
+        let hostile: Vec<LineId> = self
+            .guests
+            .values()
+            .filter(|guest| guest.hostile)
+            .map(|guest| guest.line)
+            .collect();
+        for line in hostile {
+            self.line_down(line);
+        }
+        self.advance(Duration::from_secs(60));
+        self.check_nothing_left();
+        self.audit.verdict();
+    }
+
+    // ---- What scenarios want to know ----
+
+    /// The circuit of a guest's socket.
+    pub(crate) fn circuit_of_socket(&self, line: LineId, socket: u32) -> CircuitId {
+        let socket = self.guests[&line].socket(socket);
+        socket.circuit.expect("it is connected")
+    }
+
+    pub(crate) fn is_established(&self, line: LineId, socket: u32) -> bool {
+        self.guests[&line]
+            .sockets
+            .get(&socket)
+            .is_some_and(|socket| socket.state == State::Established)
+    }
+
+    /// The reasons reported so far.
+    pub(crate) fn reasons(&self) -> Vec<Reason> {
+        self.reports.iter().map(|(_, _, reason)| *reason).collect()
+    }
+
+    /// A listener on the host whose programs all do the same.
+    pub(crate) fn listen_host(&mut self, line: LineId, port: u32, plan: Plan) {
+        self.listeners.insert((line, port), Answer::Accept(plan));
+    }
+
+    /// The program at the host's end of this circuit.
+    pub(crate) fn program_of(&self, circuit: CircuitId) -> u64 {
+        self.programs
+            .iter()
+            .find(|(_, program)| program.circuit == Some(circuit))
+            .map(|(token, _)| *token)
+            .expect("a program")
+    }
+}
+
+/// A program that has come to its end: it gives up writing, reads what there is, and closes.
+fn last_plan(plan: Plan) -> Plan {
+    Plan {
+        reads: true,
+        closes: true,
+        after: match plan.after {
+            After::Wait => After::HalfClose,
+            after => after,
+        },
+        ..plan
+    }
+}
+
+/// A program that sends this much, says so, reads everything, and closes when both are done.
+pub(crate) fn sends(bytes: u64) -> Plan {
+    Plan {
+        left: bytes,
+        after: After::HalfClose,
+        closes: true,
+        ..Plan::default()
+    }
+}
+
+/// A program that reads until the end and then closes.
+pub(crate) fn reads() -> Plan {
+    sends(0)
+}
+
+/// A program that neither reads nor writes.
+pub(crate) fn sleeps() -> Plan {
+    Plan {
+        reads: false,
+        ..Plan::default()
+    }
+}

@@ -1,0 +1,115 @@
+//! Payload without bytes: which part of whose stream it is. What is lost, doubled or out of order cannot hide.
+
+use std::collections::VecDeque;
+
+use wire::vsock::SEQPACKET_END_OF_MESSAGE;
+
+use crate::{CircuitId, Side};
+
+/// A piece of what one side of a circuit has sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) circuit: CircuitId,
+    pub(crate) from: Side,
+    /// Bytes that the side has sent before this piece.
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+    /// Flags of a SEQPACKET packet; they belong to the last byte.
+    pub(crate) flags: u32,
+}
+
+/// Pieces in order. Neighbours are joined, as bytes in a buffer are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ChunkQueue {
+    chunks: VecDeque<Chunk>,
+    bytes: u32,
+}
+
+impl ChunkQueue {
+    pub(crate) fn len(&self) -> u32 {
+        self.bytes
+    }
+
+    pub(crate) fn push(&mut self, chunk: Chunk) {
+        self.bytes += chunk.len;
+        if let Some(last) = self.chunks.back_mut()
+            && last.flags == 0
+            && (last.circuit, last.from) == (chunk.circuit, chunk.from)
+            && last.offset + u64::from(last.len) == chunk.offset
+        {
+            last.len += chunk.len;
+            last.flags = chunk.flags;
+            return;
+        }
+        self.chunks.push_back(chunk);
+    }
+
+    /// Takes up to `max` bytes, never beyond the end of a message.
+    pub(crate) fn take(&mut self, max: u32) -> Option<Chunk> {
+        let first = self.chunks.front_mut()?;
+        if max == 0 {
+            return None;
+        }
+        let taken = if first.len <= max {
+            self.chunks.pop_front()?
+        } else {
+            let head = Chunk {
+                len: max,
+                flags: 0,
+                ..*first
+            };
+            first.offset += u64::from(max);
+            first.len -= max;
+            head
+        };
+        self.bytes -= taken.len;
+        Some(taken)
+    }
+
+    /// The length of the first message, if all of it is here.
+    pub(crate) fn message_len(&self) -> Option<u32> {
+        let mut len = 0;
+        for chunk in &self.chunks {
+            len += chunk.len;
+            if chunk.flags & SEQPACKET_END_OF_MESSAGE != 0 {
+                return Some(len);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = ChunkQueue::default();
+    }
+}
+
+/// A small generator of numbers (splitmix64): the same seed gives the same numbers everywhere and for ever.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub(crate) fn one_in(&mut self, chances: u64) -> bool {
+        self.below(chances) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}

@@ -1,0 +1,100 @@
+//! The switch's tables against each other and against what the device keeps.
+
+use std::collections::BTreeMap;
+
+use super::world::World;
+use crate::{LineId, Side};
+
+impl World {
+    /// Every table tells the same story.
+    pub(crate) fn check_tables(&self) {
+        let switch = &self.switch;
+        let (mut circuits, mut half_open, mut granted) = (
+            BTreeMap::<LineId, u32>::new(),
+            BTreeMap::<LineId, u32>::new(),
+            BTreeMap::<LineId, u64>::new(),
+        );
+        let (mut listed, mut deadlines) = (0, 0);
+        for (_, circuit) in &switch.circuits {
+            deadlines += usize::from(circuit.deadline.is_some());
+            for side in [Side::Caller, Side::Callee] {
+                let (end, flow) = (circuit.end(side), &circuit.flows[side.index()]);
+                let kept = flow.kept();
+                let stored = self.stored(circuit.id, side);
+                assert_eq!(
+                    kept, stored,
+                    "{:?} {side:?}: kept and stored differ",
+                    circuit.id
+                );
+                let message = u32::MAX * u32::from(end.is_host());
+                assert!(
+                    kept <= flow.grant().max(message),
+                    "more is kept than granted"
+                );
+                let Some(line) = end.line() else { continue };
+                listed += usize::from(!end.gone);
+                *circuits.entry(line).or_default() += 1;
+                *half_open.entry(line).or_default() += u32::from(!circuit.answered);
+                *granted.entry(line).or_default() += u64::from(flow.grant());
+                assert!(!(end.queued && end.gone), "an end that is gone waits");
+            }
+        }
+        assert_eq!(switch.by_end.len(), listed, "by_end");
+        assert_eq!(switch.deadlines.len(), deadlines, "deadlines");
+        for (index, line) in &switch.lines {
+            let id = LineId(index as u32);
+            let count = |map: &BTreeMap<LineId, u32>| map.get(&id).copied().unwrap_or(0);
+            assert_eq!(line.circuits, count(&circuits), "circuits of {id:?}");
+            assert_eq!(line.half_open, count(&half_open), "half_open of {id:?}");
+            let sum = granted.get(&id).copied().unwrap_or(0);
+            assert_eq!(line.granted_bytes, sum, "granted_bytes of {id:?}");
+            let limits = &switch.limits;
+            let least = u64::from(limits.min_grant_bytes) * u64::from(line.circuits);
+            assert!(
+                sum <= limits.line_grant_bytes + least,
+                "more is granted than may be"
+            );
+            assert!(line.circuits <= limits.circuits);
+            assert!(line.half_open <= limits.half_open);
+            assert!(line.orphans.len() <= limits.orphan_resets);
+            // The round holds what waits and a bounded number of those that no longer do.
+            let most = 2 * line.circuits as usize + 64;
+            assert!(line.round.len() <= most, "the round of {id:?} grows");
+        }
+    }
+
+    /// Everything is over: every table is empty.
+    pub(crate) fn check_nothing_left(&self) {
+        self.check_tables();
+        let switch = &self.switch;
+        assert!(
+            switch.circuits.is_empty(),
+            "circuits are left: {:#?}",
+            switch.circuits.iter().collect::<Vec<_>>()
+        );
+        assert!(switch.by_end.is_empty() && switch.deadlines.is_empty());
+        for (_, line) in &switch.lines {
+            assert_eq!(
+                (line.circuits, line.half_open, line.granted_bytes),
+                (0, 0, 0)
+            );
+            assert!(line.orphans.is_empty());
+        }
+        assert!(
+            self.host_of.is_empty(),
+            "programs are left: {:?}",
+            self.host_of
+        );
+        assert!(
+            self.stores.values().all(|store| store.len() == 0),
+            "bytes are left"
+        );
+        for guest in self.guests.values() {
+            assert!(
+                guest.sockets.is_empty(),
+                "sockets are left: {:#?}",
+                guest.sockets
+            );
+        }
+    }
+}
