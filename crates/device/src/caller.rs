@@ -13,14 +13,16 @@ pub(crate) struct Caller {
     pub(crate) socket: OwnedFd,
     pub(crate) socket_type: SocketType,
     pub(crate) deadline: Time,
+    /// How much of what is in the socket is the request, in bytes, once it is whole.
+    pub(crate) request_len: usize,
 }
 
 /// How far a caller has come.
 pub(crate) enum Progress {
     /// Nothing is decided.
     Waiting,
-    /// It wants this port. Its request has been read, and nothing behind it.
-    Wants(u32),
+    /// It wants this port. Its request takes up this many bytes of what is in the socket, where it is left.
+    Wants { port: u32, request_len: usize },
     /// It is gone.
     Gone,
     /// It gets this answer and no circuit.
@@ -48,19 +50,27 @@ impl Caller {
             ),
             Request::Partial => Progress::Waiting,
             Request::Invalid(error) => Progress::Refused(connect::refused(error)),
-            Request::Connect { port, len } => {
-                match recv(&self.socket, &mut bytes[..len], RecvFlags::DONTWAIT) {
-                    Ok((taken, _)) if taken == len => Progress::Wants(port),
-                    _ => Progress::Gone,
-                }
-            }
+            Request::Connect { port, len } => Progress::Wants {
+                port,
+                request_len: len,
+            },
         }
     }
 
-    /// Sends an answer. Nothing was sent on this socket before, so that it fits or nobody is there.
-    pub(crate) fn answer(&self, line: &str) {
+    /// Sends an answer after which the socket is closed. What the program has sent is taken first: left unread, it would
+    /// turn the end behind the answer into an error.
+    pub(crate) fn refuse(&self, line: &str) {
+        take_request(&self.socket, MAX_REQUEST_LEN);
         answer(&self.socket, line);
     }
+}
+
+/// Takes up to `len` bytes of a request out of the socket.
+pub(crate) fn take_request(socket: &OwnedFd, len: usize) {
+    let mut bytes = [0; MAX_REQUEST_LEN];
+    let len = len.min(MAX_REQUEST_LEN);
+    // If they are not there any more, nobody is.
+    let _ = recv(socket, &mut bytes[..len], RecvFlags::DONTWAIT);
 }
 
 /// Sends a line of the handshake to a program that has been sent nothing before. Returns whether it went out.

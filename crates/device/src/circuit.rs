@@ -2,9 +2,12 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Side};
+use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
+use crate::caller::take_request;
 use crate::kept::Kept;
 
 #[derive(Debug)]
@@ -26,6 +29,20 @@ pub(crate) struct HostSocket {
     pub(crate) ending: bool,
     /// The guest has yet to answer the program's dial.
     pub(crate) unanswered: bool,
+    /// How much of what is in the socket is still the program's request, in bytes.
+    ///
+    /// It is left there until the program sends something behind it, because a UNIX socket has no other way to show a
+    /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
+    /// peer closed without having read everything (unix(7), `ECONNRESET`).
+    pub(crate) request_len: usize,
+}
+
+/// What a program has sent behind its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BehindRequest {
+    Nothing,
+    Data,
+    End,
 }
 
 impl CircuitIo {
@@ -66,12 +83,32 @@ impl CircuitIo {
 }
 
 impl HostSocket {
+    /// What there is behind the request.
+    pub(crate) fn behind_request(&self) -> BehindRequest {
+        let mut bytes = [0; MAX_REQUEST_LEN + 1];
+        let wanted = &mut bytes[..=self.request_len.min(MAX_REQUEST_LEN)];
+        match recv(&self.socket, wanted, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((seen, _)) if seen > self.request_len => BehindRequest::Data,
+            _ if self.ending => BehindRequest::End,
+            _ => BehindRequest::Nothing,
+        }
+    }
+
+    /// Takes what is left of the request out of the socket.
+    pub(crate) fn take_request(&mut self) {
+        let len = std::mem::take(&mut self.request_len);
+        if len > 0 {
+            take_request(&self.socket, len);
+        }
+    }
+
     pub(crate) fn new(socket: OwnedFd, unanswered: bool) -> HostSocket {
         HostSocket {
             socket,
             writable: true,
             ending: false,
             unanswered,
+            request_len: 0,
         }
     }
 }

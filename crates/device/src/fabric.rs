@@ -270,7 +270,7 @@ impl Fabric {
         self.callers.retain(|_, caller| {
             let stays = caller.line != id;
             if !stays {
-                caller.answer(&wire::connect::refused(switch::Reason::Operator));
+                caller.refuse(&wire::connect::refused(switch::Reason::Operator));
             }
             stays
         });

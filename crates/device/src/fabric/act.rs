@@ -41,18 +41,19 @@ impl Fabric {
             Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
             Action::HostAccepted { circuit, port } => self.host_accepted(circuit, port),
             Action::HostRejected { circuit, reason } => {
-                if let Some(host) = self
+                if let Some(mut host) = self
                     .circuit(circuit)
                     .and_then(|circuit| circuit.host.take())
                 {
+                    host.take_request();
                     answer(&host.socket, &connect::refused(reason));
                 }
             }
             Action::HostShutdown { circuit, direction } => self.host_shutdown(circuit, direction),
-            Action::HostClose { circuit, .. } => self.host_close(circuit),
+            Action::HostClose { circuit, reset } => self.host_close(circuit, reset),
             Action::Discard { circuit, from } => self.discard(circuit, from),
             Action::Released { circuit } => {
-                self.host_close(circuit);
+                self.host_close(circuit, true);
                 for side in [Side::Caller, Side::Callee] {
                     self.discard(circuit, side);
                 }
@@ -108,10 +109,14 @@ impl Fabric {
         }
     }
 
-    fn host_close(&mut self, id: CircuitId) {
+    /// Closes the host program's socket. When the circuit was cut short, a request that is still in the socket stays
+    /// unread, so that the program sees an error and not the end of the data.
+    fn host_close(&mut self, id: CircuitId, reset: bool) {
         self.redials.retain(|redial| redial.circuit != id);
-        if let Some(circuit) = self.circuit(id) {
-            circuit.host = None;
+        if let Some(mut host) = self.circuit(id).and_then(|circuit| circuit.host.take())
+            && !reset
+        {
+            host.take_request();
         }
     }
 }

@@ -81,6 +81,7 @@ impl Fabric {
                 socket,
                 socket_type,
                 deadline,
+                request_len: 0,
             };
             self.add_caller(caller);
         }
@@ -127,7 +128,7 @@ impl Fabric {
         let (id, deadline) = (caller.line, caller.deadline);
         let Some(line) = self.line(id) else { return };
         if line.callers >= MAX_CALLERS {
-            return caller.answer(&connect::refused(
+            return caller.refuse(&connect::refused(
                 "too many programs are calling this VM at once",
             ));
         }
@@ -155,17 +156,18 @@ impl Fabric {
     }
 
     pub(super) fn caller_ready(&mut self, slot: u32) {
-        let Some(caller) = self.callers.get(slot as usize) else {
+        let Some(caller) = self.callers.get_mut(slot as usize) else {
             return;
         };
         match caller.progress() {
             Progress::Waiting => {}
             Progress::Gone => drop(self.remove_caller(slot)),
             Progress::Refused(answer) => {
-                caller.answer(&answer);
+                caller.refuse(&answer);
                 self.remove_caller(slot);
             }
-            Progress::Wants(port) => {
+            Progress::Wants { port, request_len } => {
+                caller.request_len = request_len;
                 let (line, socket_type) = (caller.line, caller.socket_type);
                 self.tell(Event::HostDial {
                     line,
@@ -185,7 +187,13 @@ impl Fabric {
         let watched = self
             .reactor
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
-        circuit.host = Some(HostSocket::new(caller.socket, true));
+        let mut host = HostSocket::new(caller.socket, true);
+        host.request_len = caller.request_len;
+        if !circuit.is_stream() {
+            // Messages cannot be looked at beyond the first.
+            host.take_request();
+        }
+        circuit.host = Some(host);
         self.install(circuit);
         if watched.is_err() {
             self.tell(Event::HostGone { circuit: id });
@@ -194,7 +202,7 @@ impl Fabric {
 
     pub(super) fn caller_refused(&mut self, token: u64, reason: Reason) {
         if let Some(caller) = self.remove_caller(token as u32) {
-            caller.answer(&connect::refused(reason));
+            caller.refuse(&connect::refused(reason));
         }
     }
 
@@ -211,7 +219,7 @@ impl Fabric {
                 .is_some_and(|caller| caller.deadline <= self.now)
                 && let Some(caller) = self.remove_caller(slot)
             {
-                caller.answer(&connect::refused("no request within 10 seconds"));
+                caller.refuse(&connect::refused("no request within 10 seconds"));
             }
         }
     }

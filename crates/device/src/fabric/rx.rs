@@ -10,6 +10,7 @@ use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 use wire::vsock::{HEADER_LEN, Header, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
+use crate::circuit::BehindRequest;
 use crate::frontend::{RX, TX};
 use crate::kept::Parcel;
 
@@ -162,14 +163,16 @@ impl Fabric {
 
     /// From the host program's socket straight into the guest's buffers.
     fn send_from_host(&mut self, turn: Turn) {
+        if !self.is_past_request(turn.circuit) {
+            return;
+        }
         let Some(memory) = self.memory(turn.line, RX) else {
             return;
         };
         let Some((buffers, room)) = self.gather_room(turn) else {
             return;
         };
-        let received = self.receive_into(turn, &memory, buffers, room);
-        match received {
+        match self.receive_into(turn, &memory, buffers, room) {
             Ok(0) => self.tell(Event::HostFinished {
                 circuit: turn.circuit,
             }),
@@ -201,6 +204,30 @@ impl Fabric {
                 circuit: turn.circuit,
                 reason: Reason::PeerReset,
             }),
+        }
+    }
+
+    /// Whether the host program has sent something behind its request. What follows from it if not has been done.
+    fn is_past_request(&mut self, id: CircuitId) -> bool {
+        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+            return false;
+        };
+        if host.request_len == 0 {
+            return true;
+        }
+        match host.behind_request() {
+            BehindRequest::Data => {
+                host.take_request();
+                true
+            }
+            BehindRequest::End => {
+                self.tell(Event::HostFinished { circuit: id });
+                false
+            }
+            BehindRequest::Nothing => {
+                self.tell(Event::HostDrained { circuit: id });
+                false
+            }
         }
     }
 
