@@ -603,7 +603,7 @@ fn the_terminal_is_raw_during_the_command_and_restored_after_it() {
             connect::connect(&host.path()).and_then(|stream| session::run(stream, &options, local));
         assert_eq!(
             result.is_ok(),
-            ending.len() > 0 && ending[0] != 0xff,
+            ending.first().is_some_and(|first| *first != 0xff),
             "{result:?}"
         );
         assert_eq!(request.recv().unwrap(), (11, 77));
