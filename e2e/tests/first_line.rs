@@ -28,7 +28,8 @@ static SCENE: Shared<Scene> = Shared::new();
 
 fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
-        let daemon = Daemon::start(DaemonSpec::new().vm("web", 3).vm("db", 4)).unwrap();
+        let daemon =
+            Daemon::start(DaemonSpec::new().vm("web", 3).vm("db", 4).vm("mortal", 5)).unwrap();
         let spec = |name, kernel| {
             GuestSpec::new(name, kernel)
                 .with_tools()
@@ -101,4 +102,30 @@ fn a_guest_program_reaches_a_host_service() {
         drop(stream);
         assert_eq!(client.wait().unwrap().text(), "from the host");
     }
+}
+
+#[test]
+fn a_program_that_reads_sees_a_reset_when_its_vm_dies() {
+    let scene = scene();
+    let guest = e2e::Guest::boot(
+        GuestSpec::new("mortal", Kernel::V6_1)
+            .with_tools()
+            .vhost_socket(scene.daemon.vhost_socket("mortal")),
+    )
+    .unwrap();
+    guest
+        .start("exec socat VSOCK-LISTEN:5000,fork SYSTEM:'echo some; sleep 1000'")
+        .unwrap();
+    let host = scene.daemon.host_socket("mortal");
+    let mut stream = loop {
+        match dial(&host, 5000) {
+            Ok(stream) => break stream,
+            Err(answer) => assert!(answer.contains("refused"), "{answer}"),
+        }
+    };
+    let mut some = [0; 5];
+    stream.read_exact(&mut some).unwrap();
+    guest.kill().unwrap();
+    let error = stream.read(&mut some).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
