@@ -2,6 +2,7 @@
 
 mod demo;
 mod images;
+mod kernel_tests;
 mod progress;
 mod tidy;
 
@@ -25,6 +26,8 @@ enum Task {
     Accelerator,
     /// Show everything at work with two guests.
     Demo(demo::DemoArguments),
+    /// Run Linux's own tests of vsock between two guests.
+    KernelTests(kernel_tests::KernelTestsArguments),
     /// Check the rules of the house that the compiler does not know.
     Tidy,
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Task::Images(arguments) => images::run(&arguments),
         Task::Accelerator => e2e::accelerator::choose().map(|choice| println!("{choice}")),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::KernelTests(arguments) => kernel_tests::run(&arguments),
         Task::Tidy => tidy::run(),
     };
     match result {

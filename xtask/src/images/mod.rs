@@ -5,10 +5,10 @@
 //! used only when a package is not there yet, or on `--refresh`.
 
 mod cpio;
-mod files;
+pub mod files;
 mod layers;
 mod modules;
-mod packages;
+pub mod packages;
 mod programs;
 
 use std::collections::BTreeMap;
