@@ -106,6 +106,8 @@ pub struct Fabric {
     redials: Vec<Redial>,
     /// Listeners that accept nobody until then, in order of time.
     resting_listeners: VecDeque<(Time, LineId, usize)>,
+    /// When to look whether guests whose rings are stopped are paused or have gone on without them.
+    look_at_stopped_at: Option<Time>,
     agent_port: u32,
     arrivals: ArrivalSink,
     mailbox: Mailbox,
@@ -154,6 +156,7 @@ impl Fabric {
             caller_deadlines: VecDeque::new(),
             redials: Vec::new(),
             resting_listeners: VecDeque::new(),
+            look_at_stopped_at: None,
             agent_port,
             arrivals,
             mailbox,
@@ -246,7 +249,7 @@ impl Fabric {
             frontend,
             attached: false,
             rings: Default::default(),
-            paused_at: Default::default(),
+            stopped: Default::default(),
             starts_anew: true,
             seqpacket: false,
             parked: 0,
@@ -369,6 +372,7 @@ impl Fabric {
             self.caller_deadlines.front().map(|(at, _)| *at),
             self.redials.iter().map(|redial| redial.next_at).min(),
             self.resting_listeners.front().map(|(at, ..)| *at),
+            self.look_at_stopped_at,
         ];
         let now = self.start.elapsed();
         let until_timer = timers
@@ -401,6 +405,7 @@ impl Fabric {
         self.expire_callers();
         self.redial();
         self.wake_listeners();
+        self.look_at_stopped();
     }
 
     /// Tells the switch, and does what it says.

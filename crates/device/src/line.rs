@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use memory::queue::Queue;
+
 use crate::frontend::{Frontend, RINGS, RX, TX};
 use crate::ring::Ring;
 use crate::socket::Listener;
@@ -17,9 +19,9 @@ pub(crate) struct LineIo {
     /// A VMM is connected.
     pub(crate) attached: bool,
     pub(crate) rings: [Option<Ring>; RINGS],
-    /// Where each ring was when it was stopped, if the guest might go on from there: a paused VM does, a guest whose
-    /// driver starts anew does not.
-    pub(crate) paused_at: [Option<u16>; RINGS],
+    /// Rings that have been stopped and from which the guest might go on: a paused VM does, a guest whose driver starts anew
+    /// does not.
+    pub(crate) stopped: [Option<StoppedRing>; RINGS],
     /// The driver has been set up afresh since packets last flowed: the guest knows of no circuit.
     pub(crate) starts_anew: bool,
     /// The driver takes SEQPACKET sockets.
@@ -47,5 +49,31 @@ impl LineIo {
         self.rings[TX]
             .as_ref()
             .map_or(0, |ring| usize::from(ring.queue.size()) / 2)
+    }
+}
+
+/// A ring that its VMM has stopped.
+#[derive(Debug)]
+pub(crate) struct StoppedRing {
+    /// How many chains were taken from it.
+    pub(crate) taken: u16,
+    /// The queue with its digest, as long as the guest's memory is where it was.
+    pub(crate) queue: Option<(Queue, u64)>,
+}
+
+impl StoppedRing {
+    pub(crate) fn new(queue: Queue, taken: u16) -> StoppedRing {
+        let digest = queue.driver_digest();
+        StoppedRing {
+            taken,
+            queue: Some((queue, digest)),
+        }
+    }
+
+    /// Whether the guest has used the ring's memory for something else: then it is not paused, but runs on without the ring.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.queue
+            .as_ref()
+            .is_some_and(|(queue, digest)| queue.driver_digest() != *digest)
     }
 }

@@ -35,6 +35,7 @@
 //! - At most as many chains are out at a time as the queue has entries, each head once. This bounds what a device may
 //!   have to remember about parked chains.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -307,6 +308,21 @@ impl Queue {
     /// multiple of 65536 chains; so ask all queues of a device before concluding that it was reset.
     pub fn is_fresh(&self) -> bool {
         self.fresh
+    }
+
+    /// A digest of what only the driver writes: the descriptor table and the available ring. It stays the same while a
+    /// VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or later uses the
+    /// memory for something else.
+    pub fn driver_digest(&self) -> u64 {
+        let size = usize::from(self.setup.size);
+        let mut digest = DefaultHasher::new();
+        for word in 0..2 * size {
+            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
+        }
+        for word in 0..2 + size {
+            digest.write_u16(self.areas.available.load_u16(2 * word, Ordering::Relaxed));
+        }
+        digest.finish()
     }
 
     fn load_available_index(&self) -> Result<u16, QueueError> {

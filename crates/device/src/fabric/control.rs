@@ -1,14 +1,20 @@
 //! What VMMs ask for: rings that start and stop, memory that changes, guests that come and go.
 
+use std::collections::HashSet;
 use std::fmt::Display;
+use std::time::Duration;
 
 use memory::queue::Queue;
 use switch::{Event, LineId};
 
 use super::Fabric;
 use crate::frontend::{Answer, EVENT, Message, RINGS, RX, Request, RingStart, TX};
+use crate::line::StoppedRing;
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Ring;
+
+/// How often stopped rings are looked at.
+const STOPPED_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Fabric {
     /// Does what a line's VMM asks, and answers.
@@ -70,6 +76,11 @@ impl Fabric {
             Request::ReplaceMemory { memory } => {
                 // What is parked was checked against the memory as it was.
                 self.unpark(id);
+                if let Some(line) = self.line(id) {
+                    for stopped in line.stopped.iter_mut().flatten() {
+                        stopped.queue = None;
+                    }
+                }
                 for index in 0..RINGS {
                     let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut())
                     else {
@@ -102,7 +113,9 @@ impl Fabric {
             .add(&start.kick, token, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let resumes = self.line(id).is_some_and(|line| {
-            line.paused_at[index] == Some(start.setup.next_available) && !queue.is_fresh()
+            let stopped = line.stopped[index].as_ref();
+            stopped.is_some_and(|stopped| stopped.taken == start.setup.next_available)
+                && !queue.is_fresh()
         });
         let ring = Ring {
             queue,
@@ -120,7 +133,7 @@ impl Fabric {
         if !resumes && index != EVENT {
             line.starts_anew = true;
         }
-        line.paused_at[index] = None;
+        line.stopped[index] = None;
         self.rings_changed(id);
         Ok(0)
     }
@@ -155,10 +168,10 @@ impl Fabric {
             .line(id)
             .and_then(|line| line.rings.get_mut(index)?.take())
         else {
-            let paused_at = self
+            let stopped = self
                 .line(id)
-                .and_then(|line| line.paused_at.get(index).copied().flatten());
-            return paused_at.unwrap_or(0);
+                .and_then(|line| line.stopped.get(index)?.as_ref());
+            return stopped.map_or(0, |stopped| stopped.taken);
         };
         let mut ring = ring;
         ring.publish();
@@ -168,9 +181,60 @@ impl Fabric {
             .next_available()
             .wrapping_sub(ring.held.len() as u16);
         if let Some(line) = self.line(id) {
-            line.paused_at[index] = Some(taken);
+            line.stopped[index] = Some(StoppedRing::new(ring.queue, taken));
         }
+        self.watch_stopped();
         taken
+    }
+
+    /// Looks after stopped rings from now on.
+    fn watch_stopped(&mut self) {
+        if self.look_at_stopped_at.is_none() {
+            self.look_at_stopped_at = Some(self.now + STOPPED_INTERVAL);
+        }
+    }
+
+    /// QEMU stops rings in the same words when a VM is paused and when the guest lets go of its device. The circuits of a paused
+    /// VM wait for it. Those of a guest that runs on are cut, as soon as it shows that it does: the memory of a paused
+    /// guest does not change.
+    pub(super) fn look_at_stopped(&mut self) {
+        if self.look_at_stopped_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.look_at_stopped_at = None;
+        let mut abandoned = Vec::new();
+        let mut waits = false;
+        let busy: HashSet<LineId> = self
+            .switch
+            .lines()
+            .filter(|line| line.circuits > 0)
+            .map(|line| line.id)
+            .collect();
+        for (index, line) in self.lines.iter() {
+            let (id, Some(line)) = (LineId(index as u32), line) else {
+                continue;
+            };
+            if !busy.contains(&id) {
+                // It has nothing to lose.
+                continue;
+            }
+            if line.stopped.iter().flatten().any(StoppedRing::is_abandoned) {
+                abandoned.push(id);
+            } else {
+                waits |= line
+                    .stopped
+                    .iter()
+                    .flatten()
+                    .any(|stopped| stopped.queue.is_some());
+            }
+        }
+        for id in abandoned {
+            tracing::info!(line = id.0, "the guest has let go of its vsock device");
+            self.forget_guest(id);
+        }
+        if waits {
+            self.watch_stopped();
+        }
     }
 
     /// The guest is gone, or its driver has reset the device.
@@ -179,7 +243,7 @@ impl Fabric {
             self.stop_ring(id, index);
         }
         if let Some(line) = self.line(id) {
-            line.paused_at = Default::default();
+            line.stopped = Default::default();
             line.starts_anew = true;
         }
         self.tell(Event::LineDown { line: id });
