@@ -25,7 +25,7 @@ use thiserror::Error;
 use crate::Waker;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
-use crate::frontend::{Frontend, Mailbox, Message, TX};
+use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
@@ -251,6 +251,7 @@ impl Fabric {
             rings: Default::default(),
             stopped: Default::default(),
             starts_anew: true,
+            owes_reset: false,
             seqpacket: false,
             parked: 0,
             callers: 0,
@@ -391,6 +392,7 @@ impl Fabric {
                 }
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
+            Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),
             Token::Ring { line, .. } => self.wake(line),
             Token::Listener { line, index } => self.accept(line, usize::from(index)),
             Token::Caller { slot } => self.caller_ready(slot),

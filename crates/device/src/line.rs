@@ -24,6 +24,8 @@ pub(crate) struct LineIo {
     pub(crate) stopped: [Option<StoppedRing>; RINGS],
     /// The driver has been set up afresh since packets last flowed: the guest knows of no circuit.
     pub(crate) starts_anew: bool,
+    /// The guest lives on with circuits that are not known here, as after a restart of the daemon, and has yet to be told.
+    pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
     pub(crate) seqpacket: bool,
     /// Chains of the guest's that are parked.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::time::Duration;
 
-use memory::queue::Queue;
+use memory::queue::{Chain, Queue};
 use switch::{Event, LineId};
 
 use super::Fabric;
@@ -12,6 +12,9 @@ use crate::frontend::{Answer, EVENT, Message, RINGS, RX, Request, RingStart, TX}
 use crate::line::StoppedRing;
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Ring;
+
+/// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
+const TRANSPORT_RESET: u32 = 0;
 
 /// How often stopped rings are looked at.
 const STOPPED_INTERVAL: Duration = Duration::from_millis(250);
@@ -117,6 +120,8 @@ impl Fabric {
             stopped.is_some_and(|stopped| stopped.taken == start.setup.next_available)
                 && !queue.is_fresh()
         });
+        // A ring that has been used and that nothing is known of: what the guest holds for open is not.
+        let used_before = !resumes && !queue.is_fresh();
         let ring = Ring {
             queue,
             kick: start.kick,
@@ -132,6 +137,7 @@ impl Fabric {
         line.seqpacket = start.seqpacket;
         if !resumes && index != EVENT {
             line.starts_anew = true;
+            line.owes_reset |= used_before;
         }
         line.stopped[index] = None;
         self.rings_changed(id);
@@ -152,8 +158,38 @@ impl Fabric {
                 seqpacket,
             });
         }
+        self.send_events(id);
         self.schedule_drain(id);
         self.wake(id);
+    }
+
+    /// Tells the guest that its circuits are gone, if that is due (virtio 1.2, section 5.10.6.7). Without an event ring, which QEMU
+    /// keeps to itself, it learns it from the answer to its next packet.
+    pub(super) fn send_events(&mut self, id: LineId) {
+        let mut chain = Chain::default();
+        let Some(line) = self.line(id).filter(|line| line.owes_reset) else {
+            return;
+        };
+        let Some(ring) = line.rings[EVENT].as_mut().filter(|ring| ring.enabled) else {
+            return;
+        };
+        let popped = match ring.queue.pop(&mut chain) {
+            Ok(false) if ring.queue.enable_notifications() => ring.queue.pop(&mut chain),
+            other => other,
+        };
+        match popped {
+            Ok(false) => {}
+            Ok(true) => {
+                line.owes_reset = false;
+                let written =
+                    ring.queue
+                        .memory()
+                        .write(&chain.writable, 0, &TRANSPORT_RESET.to_le_bytes());
+                let len = TRANSPORT_RESET.to_le_bytes().len() as u32;
+                self.complete(id, EVENT, chain, if written.is_ok() { len } else { 0 });
+            }
+            Err(error) => self.fail_line(id, &error),
+        }
     }
 
     /// Stops a ring, and says how many chains have been taken from it. The guest may go on later where it was: the VM may
