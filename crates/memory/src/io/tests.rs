@@ -1,6 +1,8 @@
 use std::io::{ErrorKind, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::thread;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -340,4 +342,46 @@ fn memory_that_is_gone_is_an_error_and_no_signal() {
     let error = scatter.receive(near.as_fd()).unwrap_err();
     assert!(is_memory_fault(&error), "{error}");
     assert!(!is_memory_fault(&io::Error::from(ErrorKind::WouldBlock)));
+}
+
+/// Whether SIGPIPE waits for this thread, which has it blocked.
+fn signal_is_pending() -> bool {
+    let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the set is large enough for the answer.
+    let result = unsafe { libc::sigpending(pending.as_mut_ptr()) };
+    assert_eq!(result, 0);
+    // SAFETY: an all-zero set is valid, and the call has filled it in.
+    let pending = unsafe { pending.assume_init() };
+    // SAFETY: the set is initialised.
+    unsafe { libc::sigismember(&pending, libc::SIGPIPE) == 1 }
+}
+
+#[test]
+fn a_peer_that_is_gone_raises_no_signal() {
+    // A blocked signal waits, even where the process ignores it; so the thread can tell whether one was raised.
+    thread::spawn(|| {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: the set is large enough.
+        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        // SAFETY: as above.
+        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE) };
+        // SAFETY: the set was filled in above.
+        let result =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut()) };
+        assert_eq!(result, 0);
+
+        let (near, far) = UnixStream::pair().unwrap();
+        drop(far);
+        let mut gather = Gather::new();
+        gather.push_bytes(b"into the void").unwrap();
+        assert!(gather.send(near.as_fd(), false).is_err());
+        assert!(!signal_is_pending());
+        // An ordinary write does raise it, which shows that the test can tell.
+        // SAFETY: the bytes are valid for the call.
+        let written = unsafe { libc::write(near.as_raw_fd(), b"x".as_ptr().cast(), 1) };
+        assert_eq!(written, -1);
+        assert!(signal_is_pending());
+    })
+    .join()
+    .unwrap();
 }

@@ -1,6 +1,7 @@
 //! Drivers that break the rules: each gets its own error, and nothing is taken.
 
 use super::*;
+use crate::guest::RegionSpec;
 
 const NEXT: u16 = RawDescriptor::NEXT;
 const WRITE: u16 = RawDescriptor::WRITE;

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -121,4 +121,64 @@ fn no_wake_up_is_lost() {
         }
         device.join().unwrap();
     }
+}
+
+/// Nothing but the rings connects the two here, so that Miri sees any access that they leave unordered.
+#[test]
+fn bytes_arrive_with_their_index() {
+    let Pair {
+        arena,
+        memory,
+        mut driver,
+        mut queue,
+        ..
+    } = Pair::new(4, true, false);
+    let deadline = Instant::now() + DEADLINE;
+    let pause = move || {
+        assert!(Instant::now() < deadline, "the other side does nothing");
+        thread::yield_now();
+    };
+    let device = thread::spawn(move || {
+        let (mut chain, mut done) = (Chain::default(), 0);
+        while done < CHAINS {
+            if !queue.pop(&mut chain).unwrap() {
+                pause();
+                continue;
+            }
+            let mut number = [0; 8];
+            queue
+                .memory()
+                .read(&chain.readable, 0, &mut number)
+                .unwrap();
+            assert_eq!(u64::from_le_bytes(number), done);
+            queue.memory().write(&chain.writable, 0, &number).unwrap();
+            queue.complete(chain.head, 8);
+            queue.publish();
+            done += 1;
+        }
+    });
+    let buffer = BASE + arena.allocate(16, 16) as u64;
+    let (request, response) = (
+        Range {
+            address: buffer,
+            len: 8,
+        },
+        Range {
+            address: buffer + 8,
+            len: 8,
+        },
+    );
+    for number in 0..CHAINS {
+        memory.write(&[request], 0, &number.to_le_bytes()).unwrap();
+        driver.add(&[request], &[response], number).unwrap();
+        driver.kick_needed();
+        while driver.take_used().map(|(token, _)| token) != Some(number) {
+            assert!(!device.is_finished(), "the device gave up");
+            pause();
+        }
+        let mut echo = [0; 8];
+        memory.read(&[response], 0, &mut echo).unwrap();
+        assert_eq!(u64::from_le_bytes(echo), number);
+    }
+    device.join().unwrap();
 }
