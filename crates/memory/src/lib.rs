@@ -32,6 +32,9 @@
 //! What remains is a race in the letter between our copy and the guest's write, with a writer that the compiler cannot
 //! see; its outcome is some bytes, and it is the guest that gets them wrong.
 //!
+//! Miri runs the copies and the rings, two threads over one ring included, with ordinary memory in place of a mapped file:
+//! `MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks" cargo +nightly miri test -p ringdown-memory --lib`.
+//!
 //! # Ownership of the mapping
 //!
 //! A region is unmapped when nothing refers to it any more: a queue and a snapshot of the memory hold it by reference count.
