@@ -26,7 +26,8 @@ build: setup ## build the ringdown command
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images
 
-demo: build images ## show everything at work with two guests
+demo: build ## show everything at work with two guests
+	@$(CARGO) xtask images --layer tools
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask demo $(if $(KEEP),--keep)
 
 test: ## check everything, with real guests

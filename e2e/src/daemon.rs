@@ -67,7 +67,7 @@ struct Process {
     status: Option<ExitStatus>,
 }
 
-/// The `ringdown` program under test: `$RINGDOWN_BIN`, else the release build, else the debug build beside this test.
+/// The `ringdown` program under test: `$RINGDOWN_BIN`, else the newest build in the target directory of this test.
 pub fn ringdown_program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("RINGDOWN_BIN").filter(|path| !path.is_empty()) {
         return Ok(PathBuf::from(path));
@@ -81,10 +81,12 @@ pub fn ringdown_program() -> Result<PathBuf> {
     ["release", "debug"]
         .map(|profile| target.join(profile).join("ringdown"))
         .into_iter()
-        .find(|path| path.exists())
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+        .max()
+        .map(|(_, path)| path)
         .ok_or_else(|| {
             anyhow!(
-                "there is no ringdown program in {}: `cargo build --release -p ringdown-cli`",
+                "there is no ringdown program in {}: run `cargo build --release -p ringdown-cli`",
                 target.display()
             )
         })

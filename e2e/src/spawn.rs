@@ -15,6 +15,10 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
+/// The signal is asked for when the child runs already. A parent that died before that moment sends none: so the child looks, after it has
+/// asked, whether its parent is still the one that it should be.
+const CHECK_PARENT: &str = r#"[ "$PPID" = "$1" ] || exit 1; shift; exec "$@""#;
+
 struct Job {
     command: Command,
     answer: Sender<io::Result<Child>>,
@@ -31,7 +35,8 @@ pub fn spawn(
     let program = program.as_ref();
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig", "KILL", "--"])
+        .args(["--pdeathsig", "KILL", "--", "sh", "-c", CHECK_PARENT, "sh"])
+        .arg(std::process::id().to_string())
         .arg(program)
         .args(arguments);
     configure(&mut command);

@@ -8,33 +8,77 @@ use anyhow::{Context, Result, ensure};
 use super::cpio::Archive;
 use super::programs;
 
-/// The packages of the layer `tools`; their dependencies come with them.
-pub const TOOLS_PACKAGES: &[&str] = &[
-    "ncat",
-    "openssh-client",
-    "openssh-server",
-    "openssh-sftp-server",
-    "socat",
-];
+/// A layer of foreign programs, from Debian packages.
+#[derive(Debug)]
+pub struct ForeignLayer {
+    /// Its name in the manifest.
+    pub name: &'static str,
+    /// What it is for, in words.
+    pub title: &'static str,
+    /// The packages; their dependencies come with them.
+    pub packages: &'static [&'static str],
+    /// What it takes from those packages: files, or directories with all that is in them.
+    paths: &'static [&'static str],
+    /// Files of ours beside them: path, mode, content.
+    own_files: &'static [(&'static str, u32, &'static [u8])],
+}
 
-/// What the layer `tools` takes from those packages.
-const TOOLS_PATHS: &[&str] = &[
-    "etc/ssh/moduli",
-    "usr/bin/ncat",
-    "usr/bin/scp",
-    "usr/bin/sftp",
-    "usr/bin/socat",
-    "usr/bin/ssh",
-    "usr/bin/ssh-keygen",
-    "usr/lib/openssh/sftp-server",
-    "usr/sbin/sshd",
+/// The layers of foreign programs.
+pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
+    ForeignLayer {
+        name: "tools",
+        title: "socat, ncat, OpenSSH",
+        packages: &[
+            "ncat",
+            "openssh-client",
+            "openssh-server",
+            "openssh-sftp-server",
+            "socat",
+        ],
+        paths: &[
+            "etc/ssh/moduli",
+            "usr/bin/ncat",
+            "usr/bin/scp",
+            "usr/bin/sftp",
+            "usr/bin/socat",
+            "usr/bin/ssh",
+            "usr/bin/ssh-keygen",
+            "usr/lib/openssh/sftp-server",
+            "usr/sbin/sshd",
+        ],
+        own_files: &[
+            (
+                "etc/ssh/sshd_config",
+                0o644,
+                include_bytes!("../../guest/sshd_config"),
+            ),
+            (
+                "usr/bin/vsock-sshd",
+                0o755,
+                include_bytes!("../../guest/vsock-sshd"),
+            ),
+        ],
+    },
+    ForeignLayer {
+        name: "nbd",
+        title: "nbdkit, nbdcopy, nbdinfo",
+        packages: &["libnbd-bin", "nbdkit"],
+        paths: &[
+            "usr/bin/nbdcopy",
+            "usr/bin/nbdinfo",
+            "usr/bin/nbdkit",
+            "usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-file-plugin.so",
+            "usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-memory-plugin.so",
+            "usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-null-plugin.so",
+            "usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-pattern-plugin.so",
+        ],
+        own_files: &[],
+    },
 ];
 
 const INIT: &[u8] = include_bytes!("../../guest/init");
 const INITTAB: &[u8] = include_bytes!("../../guest/inittab");
 const START_AGENT: &[u8] = include_bytes!("../../guest/agent");
-const SSHD_CONFIGURATION: &[u8] = include_bytes!("../../guest/sshd_config");
-const VSOCK_SSHD: &[u8] = include_bytes!("../../guest/vsock-sshd");
 
 const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\n\
     sshd:x:101:65534:sshd:/run/sshd:/usr/sbin/nologin\n\
@@ -44,16 +88,34 @@ const GROUP: &[u8] = b"root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n";
 const SHADOW: &[u8] = b"root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n\
     user:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n";
 
-/// Everything in this file that shapes a layer, for its fingerprint.
-pub fn base_recipe() -> Vec<&'static [u8]> {
-    vec![INIT, INITTAB, START_AGENT, PASSWD, GROUP, SHADOW]
+impl ForeignLayer {
+    /// Everything here that shapes the layer, for its fingerprint.
+    pub fn recipe(&self) -> Vec<&'static [u8]> {
+        let own = self
+            .own_files
+            .iter()
+            .flat_map(|(path, _, content)| [path.as_bytes(), content]);
+        self.paths
+            .iter()
+            .map(|path| path.as_bytes())
+            .chain(own)
+            .collect()
+    }
+
+    /// Makes the layer from the packages, unpacked at `root`.
+    pub fn build(&self, root: &Path) -> Result<Vec<u8>> {
+        let mut archive = Archive::default();
+        programs::add_programs(&mut archive, root, self.paths)?;
+        for (path, mode, content) in self.own_files {
+            archive.file(path, *mode, content)?;
+        }
+        archive.finish()
+    }
 }
 
-/// Everything in this file that shapes the layer `tools`, for its fingerprint.
-pub fn tools_recipe() -> Vec<&'static [u8]> {
-    let mut recipe = vec![SSHD_CONFIGURATION, VSOCK_SSHD];
-    recipe.extend(TOOLS_PATHS.iter().map(|path| path.as_bytes()));
-    recipe
+/// Everything in this file that shapes the layer `base`, for its fingerprint.
+pub fn base_recipe() -> Vec<&'static [u8]> {
+    vec![INIT, INITTAB, START_AGENT, PASSWD, GROUP, SHADOW]
 }
 
 /// The layer `base`: busybox with all its names, the boot scripts, and the control program.
@@ -118,15 +180,6 @@ pub fn base(busybox_root: &Path, control: &[u8]) -> Result<Vec<u8>> {
 pub fn agent(agent: &[u8]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.file("usr/bin/ringdown-agent", 0o755, agent)?;
-    archive.finish()
-}
-
-/// The layer `tools`: foreign clients and servers, from packages unpacked at `root`.
-pub fn tools(root: &Path) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
-    programs::add_programs(&mut archive, root, TOOLS_PATHS)?;
-    archive.file("etc/ssh/sshd_config", 0o644, SSHD_CONFIGURATION)?;
-    archive.file("usr/bin/vsock-sshd", 0o755, VSOCK_SSHD)?;
     archive.finish()
 }
 

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use e2e::images::{
     Artefact, KernelEntry, MANIFEST_NAME, Manifest, cache_directory, image_directory, project_root,
 };
@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::progress::Progress;
 use cpio::Archive;
 use files::Fingerprint;
+use layers::{FOREIGN_LAYERS, ForeignLayer};
 use packages::{Apt, Mirrors};
 
 /// Raised when the code that makes an image changes in a way its inputs do not show.
@@ -53,9 +54,9 @@ pub struct ImagesArguments {
     /// Leave the agent out (its layer is removed).
     #[arg(long)]
     without_agent: bool,
-    /// Leave out the layer of foreign tools (socat, ncat, OpenSSH).
-    #[arg(long)]
-    without_tools: bool,
+    /// Which layers of foreign programs; without it, all.
+    #[arg(long = "layer", value_name = "LAYER", value_parser = foreign_layer_names())]
+    layers: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -93,8 +94,18 @@ impl KernelChoice {
 /// The package files that stand for what was asked, kept so that a second run needs no network.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Resolved {
-    /// A kernel's name or `busybox`, to one package file; `tools`, to the files of its closure.
+    /// A kernel's name or `busybox`, to one package file; a foreign layer, to the files of its closure.
     files: BTreeMap<String, Vec<String>>,
+}
+
+fn foreign_layer_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(FOREIGN_LAYERS.iter().map(|layer| layer.name))
+}
+
+fn chosen_layers(arguments: &ImagesArguments) -> impl Iterator<Item = &'static ForeignLayer> {
+    FOREIGN_LAYERS.iter().filter(|layer| {
+        arguments.layers.is_empty() || arguments.layers.iter().any(|name| name == layer.name)
+    })
 }
 
 /// Makes the images.
@@ -139,7 +150,8 @@ impl<'a> Builder<'a> {
         } else {
             read_json(&packages.join("resolved.json"))
         };
-        let progress = Progress::new("images", kernels.len() + 4);
+        let step_count = 3 + kernels.len() + chosen_layers(arguments).count();
+        let progress = Progress::new("images", step_count);
         Ok(Builder {
             arguments,
             kernels,
@@ -176,11 +188,10 @@ impl<'a> Builder<'a> {
             self.build_kernel(kernel)?;
         }
 
-        self.progress.step("tools: socat, ncat, OpenSSH");
-        if self.arguments.without_tools {
-            self.progress.note("left out as asked");
-        } else {
-            self.build_tools()?;
+        for layer in chosen_layers(self.arguments) {
+            self.progress
+                .step(format!("{}: {}", layer.name, layer.title));
+            self.build_foreign(layer)?;
         }
         self.save_manifest()?;
         self.remove_leftovers()?;
@@ -212,18 +223,17 @@ impl<'a> Builder<'a> {
         self.save_manifest()
     }
 
-    fn build_tools(&mut self) -> Result<()> {
-        let names =
-            self.package_files("tools", |apt| apt.download_closure(layers::TOOLS_PACKAGES))?;
+    fn build_foreign(&mut self, layer: &ForeignLayer) -> Result<()> {
+        let names = self.package_files(layer.name, |apt| apt.download_closure(layer.packages))?;
         let mut inputs = Fingerprint::default()
             .with(RECIPE_VERSION)
             .with(names.join(" "));
-        for part in layers::tools_recipe() {
+        for part in layer.recipe() {
             inputs = inputs.with(part);
         }
-        let root = self.unpack("tools", &names)?;
-        let artefact = self.artefact("tools", inputs, || layers::tools(&root))?;
-        self.manifest.layers.insert("tools".to_owned(), artefact);
+        let root = self.unpack(layer.name, &names)?;
+        let artefact = self.artefact(layer.name, inputs, || layer.build(&root))?;
+        self.manifest.layers.insert(layer.name.to_owned(), artefact);
         self.save_manifest()
     }
 
@@ -533,5 +543,40 @@ fn only_entry(directory: &Path) -> Result<String> {
             directory.display(),
             names.len()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_found_where_distributions_put_it() {
+        let root = e2e::spawn::scratch_directory().unwrap();
+        let missing = KernelSource::at(&root, "6.9".into(), String::new())
+            .err()
+            .unwrap();
+        assert!(
+            missing.to_string().contains("no modules for 6.9"),
+            "{missing}"
+        );
+        let modules = root.join("lib/modules/6.9");
+        fs::create_dir_all(&modules).unwrap();
+        let missing = KernelSource::at(&root, "6.9".into(), String::new())
+            .err()
+            .unwrap();
+        assert!(
+            missing.to_string().contains("boot/vmlinuz-6.9"),
+            "{missing}"
+        );
+        // Fedora keeps it beside the modules, Debian in /boot; /boot goes first.
+        fs::write(modules.join("vmlinuz"), "kernel").unwrap();
+        let source = KernelSource::at(&root, "6.9".into(), String::new()).unwrap();
+        assert_eq!(source.kernel, modules.join("vmlinuz"));
+        fs::create_dir(root.join("boot")).unwrap();
+        fs::write(root.join("boot/vmlinuz-6.9"), "kernel").unwrap();
+        let source = KernelSource::at(&root, "6.9".into(), String::new()).unwrap();
+        assert_eq!(source.kernel, root.join("boot/vmlinuz-6.9"));
+        assert_eq!(source.modules, modules);
     }
 }
