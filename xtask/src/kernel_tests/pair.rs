@@ -1,5 +1,6 @@
 //! Two guests on one daemon, and a test program between them.
 
+use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::thread;
@@ -33,6 +34,20 @@ const RUN_LIMIT_S: u64 = 900;
 
 /// How long the daemon may take to forget the last circuits, in seconds. A guest that gets no answer to its close gives up after 8.
 const RELEASE_LIMIT_S: u64 = 30;
+
+/// What the daemon counts and two stock kernels never give reason to.
+const FAULT_COUNTERS: &[&str] = &[
+    "spoofed_packets",
+    "malformed_packets",
+    "resets_dropped",
+    "ended_credit_violation",
+    "ended_line_down",
+    "ended_memory_fault",
+    "ended_message_too_long",
+    "ended_ports_in_use",
+    "ended_protocol_violation",
+    "ended_timed_out",
+];
 
 /// How often the outputs are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -77,7 +92,9 @@ impl Display for Direction {
 pub struct Pair {
     guests: Vec<Guest>,
     daemon: Daemon,
-    next_control_port: std::cell::Cell<u32>,
+    next_control_port: Cell<u32>,
+    /// How much of the daemon's log has been shown, in bytes.
+    shown_log: Cell<usize>,
 }
 
 /// What one start of a program left.
@@ -116,7 +133,8 @@ impl Pair {
         let pair = Pair {
             guests,
             daemon,
-            next_control_port: std::cell::Cell::new(FIRST_CONTROL_PORT),
+            next_control_port: Cell::new(FIRST_CONTROL_PORT),
+            shown_log: Cell::new(0),
         };
         for (index, guest) in pair.guests.iter().enumerate() {
             prepare(guest, index)?;
@@ -181,13 +199,18 @@ impl Pair {
                 .sum::<Result<u64>>()
         };
         let counter = |name: &str| sum(&|vm| vm["counters"][name].as_u64(), name);
+        let mut faults = Vec::new();
+        for name in FAULT_COUNTERS {
+            let count = counter(name)?;
+            if count > 0 {
+                faults.push(((*name).to_owned(), count));
+            }
+        }
         Ok(Traffic {
             circuit_ends: counter("circuits_opened")?,
             bytes: counter("bytes_from_guest")?,
             circuits_left: sum(&|vm| vm["circuits"].as_u64(), "circuits")?,
-            dropped_packets: counter("spoofed")?
-                + counter("malformed")?
-                + counter("resets_dropped")?,
+            faults,
         })
     }
 
@@ -277,14 +300,21 @@ impl Pair {
         })
     }
 
+    /// Shows what both ends said in an attempt that ended badly, and what the daemon has logged since the last one.
     fn show(&self, attempt: &Attempt) {
         for (end, text) in ["client", "server"].iter().zip(&attempt.texts) {
-            eprintln!("--- {end} ---\n{}", text.trim_end());
+            let said: Vec<&str> = text
+                .lines()
+                .filter(|line| !line.ends_with("...skipped"))
+                .collect();
+            eprintln!("--- {end} ---\n{}", said.join("\n"));
         }
         let log = self.daemon.log_text();
-        let lines: Vec<&str> = log.lines().collect();
+        let new = log.get(self.shown_log.get()..).unwrap_or_default();
+        let lines: Vec<&str> = new.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..];
         eprintln!("--- daemon ---\n{}\n---", tail.join("\n"));
+        self.shown_log.set(log.len());
     }
 }
 
