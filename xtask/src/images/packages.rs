@@ -128,7 +128,8 @@ impl Apt {
     /// Fetches the package lists.
     pub fn update(&self) -> Result<()> {
         self.get()
-            .args(["-qq", "update"])
+            // By itself apt takes an unreachable mirror for a mere warning.
+            .args(["-qq", "--error-on=any", "update"])
             .run("the package lists could not be fetched")?;
         let fetched = fs::read_dir(&self.lists)?
             .flatten()
