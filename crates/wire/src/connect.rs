@@ -96,12 +96,27 @@ mod tests {
 
     #[test]
     fn a_request_ends_at_its_line_feed_and_what_follows_is_payload() {
-        assert_eq!(Request::parse(b"CONNECT 1234\nhello"), Request::Connect { port: 1234, len: 13 });
-        assert_eq!(Request::parse(b"CONNECT 0\n"), Request::Connect { port: 0, len: 10 });
-        assert_eq!(Request::parse(b"CONNECT 22\r\n"), Request::Connect { port: 22, len: 12 });
+        assert_eq!(
+            Request::parse(b"CONNECT 1234\nhello"),
+            Request::Connect {
+                port: 1234,
+                len: 13
+            }
+        );
+        assert_eq!(
+            Request::parse(b"CONNECT 0\n"),
+            Request::Connect { port: 0, len: 10 }
+        );
+        assert_eq!(
+            Request::parse(b"CONNECT 22\r\n"),
+            Request::Connect { port: 22, len: 12 }
+        );
         assert_eq!(
             Request::parse(b"CONNECT 4294967294\n\n"),
-            Request::Connect { port: u32::MAX - 1, len: 19 }
+            Request::Connect {
+                port: u32::MAX - 1,
+                len: 19
+            }
         );
     }
 
@@ -109,17 +124,44 @@ mod tests {
     fn a_request_may_arrive_in_any_pieces() {
         let whole = b"CONNECT 5432\n";
         for end in 0..whole.len() {
-            assert_eq!(Request::parse(&whole[..end]), Request::Partial, "{end} bytes");
+            assert_eq!(
+                Request::parse(&whole[..end]),
+                Request::Partial,
+                "{end} bytes"
+            );
         }
     }
 
     #[test]
     fn garbage_is_refused_as_soon_as_it_is_seen() {
-        for bytes in [&b"G"[..], b"GET / HTTP/1.1", b"connect 1\n", b"CONNECT\n", b"\n", b"CONNECTS 1\n"] {
-            assert_eq!(Request::parse(bytes), Request::Invalid(RequestError::Verb), "{bytes:?}");
+        for bytes in [
+            &b"G"[..],
+            b"GET / HTTP/1.1",
+            b"connect 1\n",
+            b"CONNECT\n",
+            b"\n",
+            b"CONNECTS 1\n",
+        ] {
+            assert_eq!(
+                Request::parse(bytes),
+                Request::Invalid(RequestError::Verb),
+                "{bytes:?}"
+            );
         }
-        for bytes in [&b"CONNECT \n"[..], b"CONNECT x\n", b"CONNECT -1\n", b"CONNECT +1\n", b"CONNECT 1 2\n", b"CONNECT 4294967295\n", b"CONNECT 99999999999\n"] {
-            assert_eq!(Request::parse(bytes), Request::Invalid(RequestError::Port), "{bytes:?}");
+        for bytes in [
+            &b"CONNECT \n"[..],
+            b"CONNECT x\n",
+            b"CONNECT -1\n",
+            b"CONNECT +1\n",
+            b"CONNECT 1 2\n",
+            b"CONNECT 4294967295\n",
+            b"CONNECT 99999999999\n",
+        ] {
+            assert_eq!(
+                Request::parse(bytes),
+                Request::Invalid(RequestError::Port),
+                "{bytes:?}"
+            );
         }
     }
 
@@ -131,9 +173,18 @@ mod tests {
         assert_eq!(Request::parse(&bytes), Request::Partial);
         bytes.push(b'\n');
         assert_eq!(bytes.len(), MAX_REQUEST_LEN);
-        assert_eq!(Request::parse(&bytes), Request::Connect { port: 7, len: MAX_REQUEST_LEN });
+        assert_eq!(
+            Request::parse(&bytes),
+            Request::Connect {
+                port: 7,
+                len: MAX_REQUEST_LEN
+            }
+        );
         bytes.insert(8, b' ');
-        assert_eq!(Request::parse(&bytes), Request::Invalid(RequestError::TooLong));
+        assert_eq!(
+            Request::parse(&bytes),
+            Request::Invalid(RequestError::TooLong)
+        );
     }
 
     proptest! {
