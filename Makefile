@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build images demo test unit e2e lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -22,6 +22,14 @@ setup: ## install what is missing (Debian packages, Rust)
 build: setup ## build the ringdown command
 	@echo '[build] the ringdown command, optimised'
 	@$(CARGO) build --release --package ringdown-cli
+
+agent: setup ## build the guest's agent, static, beside the ringdown command
+	@echo '[agent] one static binary for guests'
+	@RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' CARGO_TARGET_DIR=$(TARGET_DIR)/static \
+		$(CARGO) build --release --target x86_64-unknown-linux-gnu --package ringdown-agent
+	@mkdir -p $(TARGET_DIR)/release
+	@cp $(TARGET_DIR)/static/x86_64-unknown-linux-gnu/release/ringdown-agent $(TARGET_DIR)/release/ringdown-agent
+	@echo '[agent] $(TARGET_DIR)/release/ringdown-agent'
 
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images
