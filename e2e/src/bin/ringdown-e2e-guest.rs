@@ -2,13 +2,15 @@
 //!
 //! A command's output goes to files and is sent when the shell has exited. So a command may leave a
 //! server running behind it (`socat … &`) without the harness waiting for the end of a pipe that the server holds open.
+//!
+//! With arguments it is the probe instead: see [`e2e::probe`].
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,21 +27,26 @@ const SCRATCH: &str = "/tmp/.ringdown-e2e";
 /// How long the port may take to appear after the driver was loaded, in milliseconds.
 const PORT_DEADLINE_MS: u64 = 5_000;
 
-fn main() {
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if !arguments.is_empty() {
+        return e2e::probe::main(&arguments);
+    }
     match find_port() {
-        Ok(Some(path)) => {
-            if let Err(error) = serve(&path) {
+        Ok(Some(path)) => match serve(&path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
                 eprintln!("ringdown-e2e-guest: {error}");
-                std::process::exit(1);
+                ExitCode::FAILURE
             }
-        }
+        },
         Ok(None) => loop {
             // A guest that was started without the port: stay, so that init does not start this again and again.
             thread::park();
         },
         Err(error) => {
             eprintln!("ringdown-e2e-guest: cannot look for the port: {error}");
-            std::process::exit(1);
+            ExitCode::FAILURE
         }
     }
 }

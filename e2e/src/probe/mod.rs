@@ -1,0 +1,58 @@
+//! The guest's part in the corners of vsock: a program that dials, listens, sends and receives exactly as a test asks.
+//!
+//! It is the control program under another name ([`PROGRAM`] with arguments), so that it is in every test guest. It opens AF_VSOCK
+//! sockets and must never run anywhere else. What it can do:
+//!
+//! - [`script`]: one circuit, step by step. `probe run connect:2:5000 send:100000 shut:wr drain`
+//! - [`crowd`]: servers and clients with thousands of circuits at once.
+//!
+//! It ends with 0 when every step went as it was written, with 1 and a line on standard error when one did not.
+
+pub mod crowd;
+pub mod script;
+mod socket;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+/// How a shell line in a guest calls it.
+pub const PROGRAM: &str = "/usr/lib/ringdown/control";
+
+/// Does what the arguments say.
+pub fn main(arguments: &[String]) -> ExitCode {
+    match obey(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("probe: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn obey(arguments: &[String]) -> Result<()> {
+    let (what, rest) = arguments
+        .split_first()
+        .context("expected `run`, `serve`, `hold` or `burst`")?;
+    match (what.as_str(), rest) {
+        ("run", steps) => script::run(steps),
+        ("serve", [port, mode]) => crowd::serve(port, mode),
+        ("hold", [cid, port, count, directory]) => crowd::hold(
+            number(cid)?,
+            number(port)?,
+            number(count)?,
+            directory.as_ref(),
+        ),
+        ("burst", [cid, port, count, bytes]) => {
+            crowd::burst(number(cid)?, number(port)?, number(count)?, number(bytes)?)
+        }
+        _ => bail!("cannot do {arguments:?}"),
+    }
+}
+
+/// A number, or an error that names it.
+fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
+    text.parse()
+        .ok()
+        .with_context(|| format!("{text:?} is not a number that fits"))
+}
