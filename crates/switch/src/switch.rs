@@ -292,9 +292,8 @@ impl Switch {
         self.circuits[index].answered = true;
         self.set_deadline(index, None);
         for side in [Side::Caller, Side::Callee] {
-            if let Some(line) = self.circuits[index].end(side).line()
-                && let Some(line) = self.line_mut(line)
-            {
+            let line = self.circuits[index].end(side).line();
+            if let Some(line) = line.and_then(|line| self.line_mut(line)) {
                 line.half_open = line.half_open.saturating_sub(1);
             }
         }
