@@ -1,0 +1,262 @@
+//! The VMM's side of a vhost-user connection.
+
+pub mod raw;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use memory::guest::RegionSpec;
+use memory::queue::QueueSetup;
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+
+use self::raw::{NEED_REPLY, RawVmm, VERSION, request};
+
+/// Ring 0: packets to the guest.
+pub const RX: usize = 0;
+/// Ring 1: packets from the guest.
+pub const TX: usize = 1;
+/// Ring 2: events to the guest, which QEMU keeps to itself.
+pub const EVENT: usize = 2;
+
+/// Feature bit: stream sockets (virtio 1.2, section 5.10.3).
+pub const FEATURE_STREAM: u64 = 1 << 0;
+/// Feature bit: sockets of messages.
+pub const FEATURE_SEQPACKET: u64 = 1 << 1;
+/// Feature bit: indirect descriptors.
+pub const FEATURE_INDIRECT: u64 = 1 << 28;
+/// Feature bit: event indices.
+pub const FEATURE_EVENT_INDEX: u64 = 1 << 29;
+/// Feature bit of vhost-user: there are protocol features.
+pub const FEATURE_PROTOCOL: u64 = 1 << 30;
+/// Feature bit: virtio 1.
+pub const FEATURE_VERSION_1: u64 = 1 << 32;
+
+/// Why the device could not be driven.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontendError {
+    /// The socket.
+    #[error("the vhost-user socket: {0}")]
+    Socket(#[from] io::Error),
+    /// The device refused, went away, or did not answer in time.
+    #[error("{request}: {error}")]
+    Refused {
+        /// What was asked.
+        request: &'static str,
+        /// What came of it.
+        error: vhost::Error,
+    },
+    /// The device did not take an event descriptor.
+    #[error("a kick or call descriptor was answered with {answer:?}")]
+    Descriptor {
+        /// The answer's payload.
+        answer: Vec<u8>,
+    },
+}
+
+/// A connection to a device, as a VMM holds it.
+pub struct Vmm {
+    frontend: Frontend,
+    /// The same socket, for what the library has no word for.
+    raw: RawVmm,
+    cid: u64,
+}
+
+impl Vmm {
+    /// Connects, and learns what the device has to offer: features, number of queues, and the guest's identifier.
+    ///
+    /// # Errors
+    /// When nobody listens, or the device does not answer as it should.
+    pub fn connect(path: &Path) -> Result<Vmm, FrontendError> {
+        let raw = RawVmm::connect(path)?;
+        let frontend = Frontend::from_stream(raw.stream().try_clone()?, 3);
+        let mut vmm = Vmm {
+            frontend,
+            raw,
+            cid: 0,
+        };
+        vmm.negotiate_protocol()?;
+        Ok(vmm)
+    }
+
+    fn negotiate_protocol(&mut self) -> Result<(), FrontendError> {
+        ask("SET_OWNER", self.frontend.set_owner())?;
+        let offered = ask("GET_FEATURES", self.frontend.get_features())?;
+        assert_ne!(
+            offered & FEATURE_PROTOCOL,
+            0,
+            "a device without protocol features"
+        );
+        // The library learns from this call that protocol features may be spoken of. Ring features come later.
+        ask("SET_FEATURES", self.frontend.set_features(FEATURE_PROTOCOL))?;
+        let protocol = ask(
+            "GET_PROTOCOL_FEATURES",
+            self.frontend.get_protocol_features(),
+        )?;
+        let wanted = VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        assert!(protocol.contains(wanted), "the device offers {protocol:?}");
+        ask(
+            "SET_PROTOCOL_FEATURES",
+            self.frontend.set_protocol_features(wanted),
+        )?;
+        // From here on, everything is confirmed: nothing is assumed to have worked.
+        self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        ask("GET_QUEUE_NUM", self.frontend.get_queue_num())?;
+        let flags = VhostUserConfigFlags::empty();
+        let (_, config) = ask("GET_CONFIG", self.frontend.get_config(0, 8, flags, &[0; 8]))?;
+        let mut cid = [0; 8];
+        cid.copy_from_slice(&config);
+        self.cid = u64::from_le_bytes(cid);
+        Ok(())
+    }
+
+    /// The guest's context identifier, from the device's configuration.
+    pub fn cid(&self) -> u64 {
+        self.cid
+    }
+
+    /// Asks for these features.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn set_features(&mut self, features: u64) -> Result<(), FrontendError> {
+        ask("SET_FEATURES", self.frontend.set_features(features))
+    }
+
+    /// Hands over the guest's memory as a whole, in the table of SET_MEM_TABLE.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn set_memory(&mut self, regions: &[RegionSpec]) -> Result<(), FrontendError> {
+        let regions: Vec<_> = regions.iter().map(region_info).collect();
+        ask("SET_MEM_TABLE", self.frontend.set_mem_table(&regions)).map(|_| ())
+    }
+
+    /// Hands over one more region.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn add_region(&mut self, region: &RegionSpec) -> Result<(), FrontendError> {
+        ask(
+            "ADD_MEM_REG",
+            self.frontend.add_mem_region(&region_info(region)),
+        )
+        .map(|_| ())
+    }
+
+    /// Takes a region back.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn remove_region(&mut self, region: &RegionSpec) -> Result<(), FrontendError> {
+        ask(
+            "REM_MEM_REG",
+            self.frontend.remove_mem_region(&region_info(region)),
+        )
+    }
+
+    /// Starts a ring, from `setup.next_available` on.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn start_ring(
+        &mut self,
+        index: usize,
+        setup: &QueueSetup,
+        kick: &OwnedFd,
+        call: &OwnedFd,
+    ) -> Result<(), FrontendError> {
+        let addresses = VringConfigData {
+            queue_max_size: setup.size,
+            queue_size: setup.size,
+            flags: 0,
+            desc_table_addr: setup.descriptors,
+            used_ring_addr: setup.used,
+            avail_ring_addr: setup.available,
+            log_addr: None,
+        };
+        let frontend = &mut self.frontend;
+        ask("SET_VRING_NUM", frontend.set_vring_num(index, setup.size))?;
+        ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
+        ask(
+            "SET_VRING_BASE",
+            frontend.set_vring_base(index, setup.next_available),
+        )?;
+        self.set_descriptor(request::SET_VRING_CALL, index, call)?;
+        self.set_descriptor(request::SET_VRING_KICK, index, kick)?;
+        self.enable_ring(index, true)
+    }
+
+    /// The library wants its own type of event descriptor here.
+    fn set_descriptor(
+        &self,
+        request: u32,
+        index: usize,
+        descriptor: &OwnedFd,
+    ) -> Result<(), FrontendError> {
+        let payload = (index as u64).to_le_bytes();
+        let flags = VERSION | NEED_REPLY;
+        self.raw
+            .send_header(request, flags, 8, &payload, &[descriptor.as_fd()])?;
+        let (_, _, answer) = self.raw.receive()?;
+        match answer == 0_u64.to_le_bytes() {
+            true => Ok(()),
+            false => Err(FrontendError::Descriptor { answer }),
+        }
+    }
+
+    /// Lets a ring run, or holds it.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn enable_ring(&mut self, index: usize, enabled: bool) -> Result<(), FrontendError> {
+        ask(
+            "SET_VRING_ENABLE",
+            self.frontend.set_vring_enable(index, enabled),
+        )
+    }
+
+    /// Stops a ring. Returns how many chains the device has taken from it, modulo 65536.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn stop_ring(&mut self, index: usize) -> Result<u16, FrontendError> {
+        let base = ask("GET_VRING_BASE", self.frontend.get_vring_base(index))?;
+        Ok(base as u16)
+    }
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn reset_device(&mut self) -> Result<(), FrontendError> {
+        ask("RESET_DEVICE", self.frontend.reset_device())
+    }
+
+    /// The socket itself, to put anything on it.
+    pub fn raw(&self) -> &RawVmm {
+        &self.raw
+    }
+}
+
+fn ask<T>(request: &'static str, result: vhost::Result<T>) -> Result<T, FrontendError> {
+    result.map_err(|error| FrontendError::Refused { request, error })
+}
+
+fn region_info(region: &RegionSpec) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: region.guest_address,
+        memory_size: region.size,
+        userspace_addr: region.frontend_address,
+        mmap_offset: region.file_offset,
+        mmap_handle: region.file.as_raw_fd(),
+    }
+}

@@ -1,0 +1,39 @@
+//! What no honest driver does.
+
+use memory::driver::{DriverQueue, Full};
+use memory::guest::Range;
+use wire::vsock::Header;
+
+use super::{GUEST_BASE, VirtualGuest};
+use crate::frontend::TX;
+
+impl VirtualGuest {
+    /// Sends a packet with any header: its `len` need not be the payload's.
+    pub fn inject(&mut self, header: Header, payload: &[u8]) {
+        self.send_packet(header, payload.to_vec());
+    }
+
+    /// Puts a chain of any ranges into the transmit ring, and notifies the device if it wants to know.
+    ///
+    /// # Errors
+    /// When the ring has no room for it.
+    pub fn inject_chain(&mut self, readable: &[Range], writable: &[Range]) -> Result<(), Full> {
+        self.rings.queues[TX].add(readable, writable, u64::MAX)?;
+        self.tampered = true;
+        self.kick(TX);
+        Ok(())
+    }
+
+    /// A ring, to write anything into it. The guest is not serviced any more: what the device gives back may be anything.
+    pub fn tamper(&mut self, index: usize) -> &mut DriverQueue {
+        self.tampered = true;
+        &mut self.rings.queues[index]
+    }
+
+    /// Writes into fresh memory of the guest. Returns its guest address.
+    pub fn place(&mut self, bytes: &[u8]) -> u64 {
+        let offset = self.arena.allocate(bytes.len().max(1), 64);
+        self.arena.write(offset, bytes);
+        GUEST_BASE + offset as u64
+    }
+}

@@ -1,0 +1,57 @@
+//! Waiting for devices.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thiserror::Error;
+
+use super::VirtualGuest;
+use crate::frontend::{RX, TX};
+
+/// A condition is looked at again after this time, since it may depend on other threads.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// It took too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("it took too long")]
+pub struct TimedOut;
+
+/// Services guests until a condition holds, which may act on them, too.
+///
+/// # Errors
+/// [`TimedOut`] when it does not hold within `patience`.
+pub fn drive<T>(
+    guests: &mut [&mut VirtualGuest],
+    patience: Duration,
+    mut until: impl FnMut(&mut [&mut VirtualGuest]) -> Option<T>,
+) -> Result<T, TimedOut> {
+    let deadline = Instant::now() + patience;
+    loop {
+        for guest in guests.iter_mut() {
+            guest.service();
+        }
+        if let Some(value) = until(guests) {
+            return Ok(value);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(TimedOut);
+        }
+        wait(guests, left.min(SLICE));
+    }
+}
+
+/// Waits for an interrupt of one of the guests.
+fn wait(guests: &[&mut VirtualGuest], limit: Duration) {
+    let mut wanted: Vec<PollFd<'_>> = guests
+        .iter()
+        .flat_map(|guest| [RX, TX].map(|index| &guest.rings.calls[index]))
+        .map(|call| PollFd::new(call, PollFlags::IN))
+        .collect();
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // Whatever ends it, the guests are looked at next.
+    let _ = poll(&mut wanted, Some(&limit));
+}
