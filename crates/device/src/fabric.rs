@@ -426,17 +426,19 @@ impl Fabric {
     }
 
     fn wake(&mut self, id: LineId) {
-        if let Some(line) = self.line(id)
-            && !std::mem::replace(&mut line.woken, true)
-        {
+        let waits = self
+            .line(id)
+            .map(|line| std::mem::replace(&mut line.woken, true));
+        if waits == Some(false) {
             self.woken.push_back(id);
         }
     }
 
     fn schedule_drain(&mut self, id: LineId) {
-        if let Some(line) = self.line(id)
-            && !std::mem::replace(&mut line.draining, true)
-        {
+        let waits = self
+            .line(id)
+            .map(|line| std::mem::replace(&mut line.draining, true));
+        if waits == Some(false) {
             self.draining.push_back(id);
         }
     }

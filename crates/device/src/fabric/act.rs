@@ -113,9 +113,8 @@ impl Fabric {
     /// unread, so that the program sees an error and not the end of the data.
     fn host_close(&mut self, id: CircuitId, reset: bool) {
         self.redials.retain(|redial| redial.circuit != id);
-        if let Some(mut host) = self.circuit(id).and_then(|circuit| circuit.host.take())
-            && !reset
-        {
+        let host = self.circuit(id).and_then(|circuit| circuit.host.take());
+        if let (Some(mut host), false) = (host, reset) {
             host.take_request();
         }
     }

@@ -110,16 +110,12 @@ impl Fabric {
             .get(id.0 as usize)
             .and_then(Option::as_ref)
             .and_then(|line| line.listeners.get(index));
-        if let Some(listener) = listener
-            && let Err(error) = self.reactor.retag(
-                &listener.socket,
-                Token::Listener {
-                    line: id,
-                    index: index as u8,
-                },
-                flags,
-            )
-        {
+        let Some(listener) = listener else { return };
+        let token = Token::Listener {
+            line: id,
+            index: index as u8,
+        };
+        if let Err(error) = self.reactor.retag(&listener.socket, token, flags) {
             tracing::error!(line = id.0, %error, "cannot wait for programs that call");
         }
     }
@@ -213,12 +209,11 @@ impl Fabric {
             }
             self.caller_deadlines.pop_front();
             // The slot may have another caller by now, with a deadline of its own.
-            if self
-                .callers
-                .get(slot as usize)
-                .is_some_and(|caller| caller.deadline <= self.now)
-                && let Some(caller) = self.remove_caller(slot)
-            {
+            let caller = self.callers.get(slot as usize);
+            if caller.is_none_or(|caller| caller.deadline > self.now) {
+                continue;
+            }
+            if let Some(caller) = self.remove_caller(slot) {
                 caller.refuse(&connect::refused("no request within 10 seconds"));
             }
         }
