@@ -433,9 +433,8 @@ impl Starting {
 
     /// An error as soon as waiting longer makes no sense.
     fn check(&mut self, until: Instant) -> Result<()> {
-        if let Some(child) = &mut self.child
-            && let Some(status) = child.try_wait()?
-        {
+        let status = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
+        if let Some(status) = status {
             bail!("QEMU has ended ({status})");
         }
         let console = fs::read(self.directory.join("console.log")).unwrap_or_default();

@@ -69,9 +69,12 @@ pub(super) fn serve(port: &str, mode: &str) -> Result<()> {
                     ended: false,
                 };
                 circuits.insert(served.socket.as_raw_fd(), served);
-            } else if let Some(circuit) = circuits.get_mut(&number)
-                && !circuit.go_on(&poller, mode)?
-            {
+                continue;
+            }
+            let Some(circuit) = circuits.get_mut(&number) else {
+                continue;
+            };
+            if !circuit.go_on(&poller, mode)? {
                 circuits.remove(&number);
             }
         }

@@ -302,9 +302,9 @@ impl<'a> Builder<'a> {
         what: &str,
         fetch: impl FnOnce(&Apt) -> Result<Vec<String>>,
     ) -> Result<Vec<String>> {
-        if let Some(names) = self.resolved.files.get(what)
-            && names.iter().all(|name| self.archives.join(name).exists())
-        {
+        let is_there =
+            |names: &&Vec<String>| names.iter().all(|name| self.archives.join(name).exists());
+        if let Some(names) = self.resolved.files.get(what).filter(is_there) {
             return Ok(names.clone());
         }
         let apt = match self.apt.take() {

@@ -199,7 +199,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
         "xz" => liblzma::read::XzDecoder::new(input)
             .take(MODULE_LIMIT_BYTES)
             .read_to_end(&mut content),
-        "zst" => ruzstd::decoding::StreamingDecoder::new(input)
+        "zst" => ruzstd::StreamingDecoder::new(input)
             .map_err(|error| anyhow!("{} is damaged: {error}", path.display()))?
             .take(MODULE_LIMIT_BYTES)
             .read_to_end(&mut content),

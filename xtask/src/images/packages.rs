@@ -39,8 +39,8 @@ impl Mirrors {
                 let known = path
                     .extension()
                     .is_some_and(|extension| extension == "list" || extension == "sources");
-                if known && let Ok(text) = fs::read_to_string(&path) {
-                    texts.push(text);
+                if known {
+                    texts.extend(fs::read_to_string(&path));
                 }
             }
         }

@@ -86,9 +86,8 @@ impl Store {
                 store.notes.get(LIBURING)?.clone(),
             ])
         };
-        if let Some(files) = noted(self)
-            && self.place(suite, &files).exists()
-        {
+        let is_built = |files: &[String; 2]| self.place(suite, files).exists();
+        if let Some(files) = noted(self).filter(is_built) {
             progress.note("up to date");
             return self.built(suite, &files);
         }
@@ -134,9 +133,8 @@ impl Store {
     }
 
     fn fetch(&mut self, package: &str, progress: &Progress) -> Result<String> {
-        if let Some(file) = self.notes.get(package)
-            && self.packages.join("archives").join(file).exists()
-        {
+        let is_there = |file: &&String| self.packages.join("archives").join(file).exists();
+        if let Some(file) = self.notes.get(package).filter(is_there) {
             return Ok(file.clone());
         }
         let apt = match self.apt.take() {
