@@ -28,7 +28,7 @@ pub(crate) struct LineIo {
     pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
     pub(crate) seqpacket: bool,
-    /// Chains of the guest's that are parked.
+    /// Descriptors of the guest's in parked chains.
     pub(crate) parked: usize,
     /// Programs that have yet to say whom they want.
     pub(crate) callers: usize,
@@ -45,8 +45,9 @@ impl LineIo {
         runs(RX) && runs(TX)
     }
 
-    /// How many chains the guest may park before the rest is stored: half of the ring, so that there is always room for
-    /// its other circuits.
+    /// How many descriptors the guest may park before the rest is stored: half of the ring, so that there is always room
+    /// for its other circuits. Descriptors and not chains: without indirect tables, seven packets of 64 KiB in pages of 4 KiB
+    /// fill a ring of 128.
     pub(crate) fn parking_limit(&self) -> usize {
         self.rings[TX]
             .as_ref()

@@ -87,6 +87,9 @@ pub struct QueueSetup {
 pub struct Chain {
     /// The name of the chain, by which it is given back.
     pub head: u16,
+    /// How many descriptors of the queue's own table it takes up: with an indirect table, one for all of that. While the
+    /// chain is out, the driver lacks as many.
+    pub entries: u16,
     /// What the device may read. Mapped when it was popped, never empty ranges.
     pub readable: Vec<Range>,
     /// What the device may write, likewise.

@@ -153,9 +153,10 @@ impl Fabric {
         let for_guest = self
             .circuit(id)
             .is_some_and(|circuit| circuit.host.is_none());
+        let entries = usize::from(packet.chain.entries);
         let has_place = |fabric: &mut Fabric| {
             let line = fabric.line(line);
-            line.is_some_and(|line| line.parked < line.parking_limit())
+            line.is_some_and(|line| line.parked + entries <= line.parking_limit())
         };
         if for_guest && !has_place(self) {
             // The receivers may have room; what is parked first goes first.
@@ -175,6 +176,7 @@ impl Fabric {
             chain,
             header,
         } = packet;
+        let entries = usize::from(chain.entries);
         let Some(circuit) = self.circuit(id) else {
             return;
         };
@@ -186,7 +188,7 @@ impl Fabric {
             flags: header.flags,
         });
         if let Some(line) = self.line(line) {
-            line.parked += 1;
+            line.parked += entries;
         }
     }
 
@@ -335,7 +337,7 @@ impl Fabric {
     pub(super) fn give_back(&mut self, parcel: Parcel) {
         if let Parcel::Parked { line, chain, .. } = parcel {
             if let Some(line) = self.line(line) {
-                line.parked = line.parked.saturating_sub(1);
+                line.parked = line.parked.saturating_sub(usize::from(chain.entries));
             }
             self.complete(line, TX, chain, 0);
         }

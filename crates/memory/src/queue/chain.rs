@@ -34,7 +34,8 @@ pub(super) fn read(
     };
     let mut index = head;
     // A chain with more descriptors than the table has visits one of them twice.
-    for _ in 0..setup.size {
+    for entries in 1..=setup.size {
+        reader.chain.entries = entries;
         let descriptor = Descriptor::from_queue(descriptors, index);
         if descriptor.flags & INDIRECT != 0 {
             if !setup.indirect {

@@ -487,3 +487,11 @@ fn chains_over_many_small_regions() {
         }
     }
 }
+
+/// What a chain takes from the driver's table decides how many may be parked.
+#[test]
+fn a_chain_knows_how_many_entries_it_takes_up() {
+    assert_eq!(taken(with(&row(5, 16))).entries, 5);
+    assert_eq!(taken(with(&row(1, 16))).entries, 1);
+    assert_eq!(taken(with_table(&row(5, 16))).entries, 1);
+}
