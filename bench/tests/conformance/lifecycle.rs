@@ -1,0 +1,221 @@
+//! Guests and VMMs that pause, restart, and go.
+
+use std::io::{Read, Write};
+
+use bench::frontend::FEATURE_EVENT_INDEX;
+use bench::guest::{GuestConfig, Received, State, VirtualGuest};
+use bench::host::{self, Echo};
+
+use crate::support::{
+    assert_no_violations, connect, daemon, guest, guest_with, pattern, transfer, wait_for,
+    wait_until,
+};
+
+#[test]
+fn a_pause_keeps_circuits_and_what_is_sent_meanwhile() {
+    let daemon = daemon();
+    let listener = host::listen(&daemon.listener_path("web", 80)).unwrap();
+    let (mut web, mut db) = (guest(&daemon, "web"), guest(&daemon, "db"));
+    db.listen(1);
+    let circuit = web.connect(2, 80).unwrap();
+    let mut program = host::accept(&listener).unwrap();
+    let (near, far) = connect(&mut web, &mut db, 1);
+    for round in 0..20 {
+        let bases = web.stop_rings().unwrap();
+        let sent = pattern(10_000, round);
+        program.write_all(&sent).unwrap();
+        db.send(far, &sent).unwrap();
+        web.resume_rings(bases).unwrap();
+        assert!(web.receive(circuit, sent.len()).unwrap() == sent);
+        assert!(web.receive(near, sent.len()).unwrap() == sent);
+        web.send(circuit, &sent).unwrap();
+        let mut arrived = vec![0; sent.len()];
+        program.read_exact(&mut arrived).unwrap();
+        assert!(arrived == sent);
+    }
+    assert_no_violations(&[&web, &db]);
+}
+
+/// A VM may be paused with packets in its ring that the device has not looked at.
+#[test]
+fn packets_in_the_ring_survive_a_pause() {
+    let daemon = daemon();
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    let mut web = guest(&daemon, "web");
+    let circuit = web.connect(2, 7).unwrap();
+    let sent = pattern(200_000, 1);
+    for round in 0..20 {
+        assert_eq!(web.try_send(circuit, &sent), Ok(sent.len()), "{round}");
+        let bases = web.stop_rings().unwrap();
+        web.resume_rings(bases).unwrap();
+        assert!(web.receive(circuit, sent.len()).unwrap() == sent);
+    }
+    assert_no_violations(&[&web]);
+}
+
+fn check_fresh_start(restart: impl Fn(&mut VirtualGuest)) {
+    let daemon = daemon();
+    let listener = host::listen(&daemon.listener_path("web", 80)).unwrap();
+    let idle = daemon.descriptor_count();
+    let (mut web, mut db) = (guest(&daemon, "web"), guest(&daemon, "db"));
+    let attached = daemon.descriptor_count();
+    db.listen(1);
+    for round in 0..5 {
+        web.connect(2, 80).unwrap();
+        let mut program = host::accept(&listener).unwrap();
+        let (_, far) = connect(&mut web, &mut db, 1);
+        restart(&mut web);
+        // Both ends of what was are told.
+        let mut rest = Vec::new();
+        // Where nothing was unread, a UNIX socket can only show an end.
+        let _ = program.read_to_end(&mut rest);
+        assert_eq!(rest, b"");
+        wait_for("the reset", &mut [&mut db], |guests| {
+            guests[0].state(far) == State::Reset
+        });
+        // Ports may be used again at once.
+        let circuit = web.connect(2, 80).unwrap();
+        let mut program = host::accept(&listener).unwrap();
+        web.send(circuit, b"back").unwrap();
+        let mut bytes = [0; 4];
+        program.read_exact(&mut bytes).unwrap();
+        let (near, far) = connect(&mut web, &mut db, 1);
+        transfer(&mut web, near, &mut db, far, &pattern(100_000, round));
+        web.close(circuit);
+        web.close(near);
+        db.close(far);
+        drop(program);
+        wait_for("no socket", &mut [&mut web, &mut db], |guests| {
+            guests[0].socket_count() == 0
+        });
+    }
+    wait_until("as many descriptors as at first", || {
+        daemon.descriptor_count() == attached
+    });
+    web.disconnect();
+    db.disconnect();
+    wait_until("as many descriptors as without a guest", || {
+        daemon.descriptor_count() == idle
+    });
+    assert_no_violations(&[&web, &db]);
+}
+
+#[test]
+fn a_reboot_resets_what_was_and_begins_anew() {
+    check_fresh_start(|web| web.reboot().unwrap());
+}
+
+#[test]
+fn a_reset_of_the_device_resets_what_was_and_begins_anew() {
+    check_fresh_start(|web| web.reset_device().unwrap());
+}
+
+#[test]
+fn another_vmm_on_the_same_line_begins_anew() {
+    check_fresh_start(|web| web.reconnect().unwrap());
+}
+
+#[test]
+fn a_reboot_in_the_middle_of_a_transfer_harms_nobody() {
+    let daemon = daemon();
+    let (mut web, mut db) = (guest(&daemon, "web"), guest(&daemon, "db"));
+    db.listen(1);
+    for round in 0..10 {
+        let (near, far) = connect(&mut web, &mut db, 1);
+        // Parked, stored, and in the ring.
+        let sent = pattern(200_000, round);
+        assert_eq!(web.try_send(near, &sent), Ok(sent.len()));
+        match round % 3 {
+            0 => web.reboot().unwrap(),
+            1 => web.reset_device().unwrap(),
+            _ => web.reconnect().unwrap(),
+        }
+        let (arrived, ended) = db.receive_to_end(far);
+        assert!(sent.starts_with(&arrived));
+        assert_eq!(ended, Received::Reset);
+        db.close(far);
+        // The receiver restarts, while something is on its way to it.
+        let (near, _) = connect(&mut web, &mut db, 1);
+        assert_eq!(web.try_send(near, &sent), Ok(sent.len()));
+        db.reboot().unwrap();
+        wait_for("the reset", &mut [&mut web, &mut db], |guests| {
+            guests[0].state(near) == State::Reset
+        });
+        web.close(near);
+    }
+    assert_no_violations(&[&web, &db]);
+}
+
+#[test]
+fn a_line_that_is_removed_takes_its_circuits_along_and_can_come_back() {
+    let daemon = daemon();
+    let listener = host::listen(&daemon.listener_path("web", 80)).unwrap();
+    let (mut web, mut db) = (guest(&daemon, "web"), guest(&daemon, "db"));
+    db.listen(1);
+    web.connect(2, 80).unwrap();
+    let mut program = host::accept(&listener).unwrap();
+    let (_, far) = connect(&mut web, &mut db, 1);
+    assert!(daemon.command(&["vm", "rm", "web"]).unwrap());
+    let mut rest = Vec::new();
+    let _ = program.read_to_end(&mut rest);
+    assert_eq!(rest, b"");
+    wait_for("the reset", &mut [&mut db], |guests| {
+        guests[0].state(far) == State::Reset
+    });
+    assert!(host::call(&daemon.host_socket("web"), 80).is_err());
+    assert!(daemon.command(&["vm", "add", "web", "--cid", "3"]).unwrap());
+    web.reconnect().unwrap();
+    let (near, far) = connect(&mut web, &mut db, 1);
+    transfer(&mut web, near, &mut db, far, &pattern(100_000, 1));
+    assert_no_violations(&[&web, &db]);
+}
+
+#[test]
+fn indices_wrap() {
+    let daemon = daemon();
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    for features in [0, FEATURE_EVENT_INDEX] {
+        let config = GuestConfig {
+            first_index: 65_500,
+            ..GuestConfig::default().without(features)
+        };
+        let mut web = guest_with(&daemon, "web", config);
+        let circuit = web.connect(2, 7).unwrap();
+        for value in 0..200_u8 {
+            web.send(circuit, &[value]).unwrap();
+            assert_eq!(web.receive(circuit, 1).unwrap(), [value]);
+        }
+        let bases = web.stop_rings().unwrap();
+        assert!(bases[1] < 1000, "{bases:?}");
+        web.resume_rings(bases).unwrap();
+        web.send(circuit, b"on").unwrap();
+        assert_eq!(web.receive(circuit, 2).unwrap(), b"on");
+        assert_no_violations(&[&web]);
+    }
+}
+
+#[test]
+fn rings_of_every_size_work() {
+    let daemon = daemon();
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    for ring_size in [2, 4, 256, 1024] {
+        let config = GuestConfig {
+            ring_size,
+            memory_bytes: 128 << 20,
+            ..GuestConfig::default()
+        };
+        let mut web = guest_with(&daemon, "web", config);
+        let circuit = web.connect(2, 7).unwrap();
+        let sent = pattern(100_000, 1);
+        let mut rest = &sent[..];
+        let mut arrived = Vec::new();
+        wait_for("the echo", &mut [&mut web], |guests| {
+            let len = guests[0].try_send(circuit, rest).unwrap();
+            rest = &rest[len..];
+            guests[0].try_receive(circuit, usize::MAX, &mut arrived);
+            arrived.len() >= sent.len()
+        });
+        assert!(arrived == sent, "in rings of {ring_size}");
+        assert_no_violations(&[&web]);
+    }
+}
