@@ -1,6 +1,6 @@
 //! The end of circuits: resets, refusals, the last byte, and the timers that wait for them.
 
-use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::circuit::{Deadline, DeadlineKind};
 use crate::end::Party;
@@ -42,17 +42,26 @@ impl Switch {
 
     /// `side` takes no more data: what is kept for it is dropped.
     pub(crate) fn refuse(&mut self, index: usize, side: Side, actions: &mut Actions) {
+        self.circuits[index].flow_to(side).refused = true;
+        self.drop_kept(index, side.other(), actions);
+    }
+
+    fn drop_kept(&mut self, index: usize, from: Side, actions: &mut Actions) {
         let circuit = &mut self.circuits[index];
         let id = circuit.id;
-        let flow = circuit.flow_to(side);
-        flow.refused = true;
+        let flow = circuit.flow_from(from);
         if flow.kept() > 0 {
             flow.discard();
-            actions.push(Action::Discard {
-                circuit: id,
-                from: side.other(),
-            });
+            actions.push(Action::Discard { circuit: id, from });
         }
+    }
+
+    /// Whether `from` has ended in the middle of a message: a host program takes a message as a whole or not at all.
+    fn is_cut_short(&self, index: usize, from: Side) -> bool {
+        let circuit = &self.circuits[index];
+        circuit.socket_type == SocketType::SeqPacket
+            && circuit.end(from.other()).is_host()
+            && circuit.flows[from.index()].is_cut_short()
     }
 
     /// Ends a circuit at once, on both sides.
@@ -174,6 +183,13 @@ impl Switch {
             return;
         }
         for from in [Side::Caller, Side::Callee] {
+            if self.is_cut_short(index, from) {
+                if !self.circuits[index].end(from).gone {
+                    return self.kill(now, index, Reason::PeerReset, actions);
+                }
+                self.circuits[index].flow_from(from).end = Ending::Aborting;
+                self.drop_kept(index, from, actions);
+            }
             self.settle_flow(index, from, actions);
         }
         for side in [Side::Caller, Side::Callee] {

@@ -84,6 +84,11 @@ impl Flow {
         }
     }
 
+    /// Whether its source has sent nothing at all, as far as a counter modulo 2^32 can tell, and may still send.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.received == 0 && self.end == Ending::Open
+    }
+
     /// Bytes in the device's keeping.
     pub(crate) fn kept(&self) -> u32 {
         self.received.wrapping_sub(self.delivered)
@@ -205,6 +210,12 @@ impl Flow {
     /// A message ends with the byte last received.
     pub(crate) fn end_message(&mut self) {
         self.message_end = self.received;
+    }
+
+    /// Whether all that is kept is the beginning of a message whose end will never come.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        let part = self.received.wrapping_sub(self.message_end);
+        self.end != Ending::Open && self.kept() > 0 && self.kept() <= part
     }
 
     /// Whether all that is kept is a small part of a message. Many of those would use up the receiver's packets before

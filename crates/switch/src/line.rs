@@ -84,11 +84,21 @@ impl Line {
     /// Reserves up to `wanted_bytes` for a flow. While the line's share lasts, each flow gets at most half of what is
     /// left, so that the last bytes of the share are never gone and every flow gets at least the minimum.
     pub(crate) fn reserve(&mut self, wanted_bytes: u32, limits: &Limits) -> u32 {
-        let left = limits.line_grant_bytes.saturating_sub(self.granted_bytes);
-        let half = u32::try_from(left / 2).unwrap_or(u32::MAX);
-        let grant = wanted_bytes.min(half).max(limits.min_grant_bytes);
+        let grant = self.offer(wanted_bytes, limits).max(limits.min_grant_bytes);
         self.granted_bytes += u64::from(grant);
         grant
+    }
+
+    /// Reserves up to `wanted_bytes` more for a flow that has its minimum: once the share is used up, nothing.
+    pub(crate) fn reserve_more(&mut self, wanted_bytes: u32, limits: &Limits) -> u32 {
+        let grant = self.offer(wanted_bytes, limits);
+        self.granted_bytes += u64::from(grant);
+        grant
+    }
+
+    fn offer(&self, wanted_bytes: u32, limits: &Limits) -> u32 {
+        let left = limits.line_grant_bytes.saturating_sub(self.granted_bytes);
+        wanted_bytes.min(u32::try_from(left / 2).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn release(&mut self, grant: u32) {

@@ -50,8 +50,15 @@ impl Switch {
         match (operation, self.by_end.get(&key).copied()) {
             (Some(Operation::Request), known) => {
                 if let Some((index, side)) = known {
+                    let index = index as usize;
+                    if self.is_same_dial(index, side, socket_type) {
+                        if self.announced(index, side, &header, actions).is_err() {
+                            self.kill(now, index, Reason::CreditViolation, actions);
+                        }
+                        return;
+                    }
                     // The guest's ports are in use for a circuit that it has already forgotten.
-                    self.guest_gone(now, index as usize, side, Reason::PeerReset, actions);
+                    self.guest_gone(now, index, side, Reason::PeerReset, actions);
                 }
                 self.request(now, line_id, key, socket_type, &header, actions);
             }
@@ -69,6 +76,19 @@ impl Switch {
             (Some(Operation::Reset), None) => {}
             (_, None) => self.answer_with_reset(line_id, &header, actions),
         }
+    }
+
+    /// Whether a request only repeats the dial that this circuit began with. Linux says so again when a signal interrupts
+    /// `connect()` and the system call is begun anew; the first answer is as good for it as a second, and it may be on its way
+    /// already. A guest that has sent more than its dial has had the answer, so that a request then is of another socket.
+    pub(crate) fn is_same_dial(&self, index: usize, side: Side, socket_type: SocketType) -> bool {
+        let circuit = &self.circuits[index];
+        let end = circuit.end(side);
+        side == Side::Caller
+            && circuit.socket_type == socket_type
+            && circuit.flows[side.index()].is_untouched()
+            && end.heard == 0
+            && !end.outbox.reset
     }
 
     /// A packet of a circuit that exists.
@@ -161,11 +181,7 @@ impl Switch {
         let Some(line) = self.line_mut(line) else {
             return;
         };
-        let extra = line.reserve(wanted - old, &limits);
-        if extra > wanted - old {
-            line.release(extra);
-            return;
-        }
+        let extra = line.reserve_more(wanted - old, &limits);
         self.circuits[index].flow_from(from).set_grant(old + extra);
     }
 

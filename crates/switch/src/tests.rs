@@ -1,5 +1,12 @@
 //! Tests of whole circuits, with both protocol sides modelled.
 
+mod closing;
+mod credit;
+mod hostile;
+mod limits;
+mod lines;
 mod model;
+mod refusals;
+mod seqpacket;
 mod setup;
 mod simulation;

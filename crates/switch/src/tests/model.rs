@@ -10,6 +10,8 @@
 pub(crate) mod audit;
 pub(crate) mod drive;
 pub(crate) mod guest;
+mod guest_side;
+mod host_side;
 pub(crate) mod log;
 pub(crate) mod payload;
 pub(crate) mod program;

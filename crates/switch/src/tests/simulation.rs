@@ -5,11 +5,13 @@
 mod hostile;
 mod schedule;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use schedule::Schedule;
 
 use super::model::World;
+use crate::Reason;
 
 /// Events in one world, before it comes to its end.
 const EVENTS_PER_WORLD: u64 = 20_000;
@@ -50,8 +52,16 @@ fn every_schedule_keeps_every_promise() {
     let seconds = number("RINGDOWN_SIM_SECONDS");
     let first = number("RINGDOWN_SIM_FIRST").unwrap_or(0);
     let (start, mut events, mut worlds) = (Instant::now(), 0, 0);
+    let (mut bytes, mut circuits) = (0, 0);
+    let mut reasons = BTreeMap::<Reason, u64>::new();
     loop {
-        events += simulate(first + worlds, false).totals.events;
+        let world = simulate(first + worlds, false);
+        events += world.totals.events;
+        bytes += world.totals.bytes;
+        circuits += world.audit.pairs.len();
+        for reason in world.reasons() {
+            *reasons.entry(reason).or_default() += 1;
+        }
         worlds += 1;
         let over = match seconds {
             Some(seconds) => start.elapsed() >= Duration::from_secs(seconds),
@@ -62,9 +72,12 @@ fn every_schedule_keeps_every_promise() {
         }
     }
     println!(
-        "{worlds} worlds, {events} events, seeds {first} to {}",
+        "seeds {first} to {}: {events} events, {circuits} circuits, {bytes} bytes",
         first + worlds - 1
     );
+    for (reason, times) in reasons {
+        println!("{times:8} {reason:?}");
+    }
 }
 
 #[test]

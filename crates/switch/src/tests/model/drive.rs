@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use wire::vsock::{HOST_CID, SocketType};
+use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
-use super::guest::Guest;
+use super::guest::{Guest, Packet};
 use super::log::{Input, Output};
+use super::payload::{Chunk, NOWHERE};
 use super::program::{Answer, Call};
 use super::socket::{After, Plan, Socket, State};
 use super::world::World;
-use crate::{CircuitId, Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
+use crate::{Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
 
 /// A round of guests, device and programs takes about this long: a wake-up or two.
 const ROUND: Duration = Duration::from_micros(50);
@@ -94,7 +95,11 @@ impl World {
         while self.round() {
             self.now += ROUND;
             rounds += 1;
-            assert!(rounds < 100_000, "it never comes to rest");
+            assert!(
+                rounds < 100_000,
+                "it never comes to rest: {:?}",
+                self.totals
+            );
         }
     }
 
@@ -128,6 +133,29 @@ impl World {
             self.settle();
         }
         self.now = self.now.max(until);
+    }
+
+    /// As [`World::finish`], but each program writes no more than this many bytes.
+    pub(crate) fn finish_soon(&mut self, bytes: u64) {
+        self.listeners.clear();
+        for socket in self
+            .guests
+            .values_mut()
+            .flat_map(|guest| guest.sockets.values_mut())
+        {
+            socket.plan.left = socket.plan.left.min(bytes);
+            if socket.plan.left == 0 && socket.message_left > 0 {
+                socket.plan.after = After::Close;
+                socket.message_left = 0;
+                if let Some(circuit) = socket.circuit {
+                    self.audit.end(circuit, socket.side).cut_message = true;
+                }
+            }
+        }
+        for program in self.programs.values_mut() {
+            program.plan.left = program.plan.left.min(bytes);
+        }
+        self.finish();
     }
 
     /// Every program ends, every guest runs, time passes: then nothing may be left.
@@ -171,12 +199,40 @@ impl World {
         self.audit.verdict();
     }
 
-    // ---- What scenarios want to know ----
+    // ---- What scenarios do and want to know ----
 
-    /// The circuit of a guest's socket.
-    pub(crate) fn circuit_of_socket(&self, line: LineId, socket: u32) -> CircuitId {
-        let socket = self.guests[&line].socket(socket);
-        socket.circuit.expect("it is connected")
+    /// A guest sends just this packet, whatever its kernel thinks of it. Its circuits are no longer held to promises.
+    pub(crate) fn inject(&mut self, line: LineId, header: Header) {
+        let guest = self.guest(line);
+        guest.hostile = true;
+        let chunk = (header.len > 0).then_some(Chunk {
+            circuit: NOWHERE,
+            from: Side::Caller,
+            offset: 0,
+            len: header.len,
+            flags: header.flags,
+        });
+        guest.tx.push_back(Packet {
+            header,
+            chunk,
+            circuit: None,
+        });
+        self.take_from_guest(line, usize::MAX);
+        self.check_tables();
+    }
+
+    /// What the switch has put into a guest's ring and nobody has looked at, as operations with their flags.
+    pub(crate) fn take_operations(&mut self, line: LineId) -> Vec<(Operation, u32)> {
+        self.pump(line);
+        let packets = std::mem::take(&mut self.guest(line).rx);
+        packets
+            .iter()
+            .map(|packet| {
+                let header = packet.header;
+                let operation = Operation::from_wire(header.operation).expect("known");
+                (operation, header.flags)
+            })
+            .collect()
     }
 
     pub(crate) fn is_established(&self, line: LineId, socket: u32) -> bool {
@@ -194,15 +250,6 @@ impl World {
     /// A listener on the host whose programs all do the same.
     pub(crate) fn listen_host(&mut self, line: LineId, port: u32, plan: Plan) {
         self.listeners.insert((line, port), Answer::Accept(plan));
-    }
-
-    /// The program at the host's end of this circuit.
-    pub(crate) fn program_of(&self, circuit: CircuitId) -> u64 {
-        self.programs
-            .iter()
-            .find(|(_, program)| program.circuit == Some(circuit))
-            .map(|(token, _)| *token)
-            .expect("a program")
     }
 }
 

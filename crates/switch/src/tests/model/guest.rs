@@ -193,10 +193,13 @@ impl Guest {
             return;
         }
         socket.own_shutdown |= flags;
+        let cut_message = flags & SHUTDOWN_SEND != 0 && socket.message_left > 0;
+        if let Some(circuit) = socket.circuit.filter(|_| cut_message) {
+            audit.end(circuit, socket.side).cut_message = true;
+        }
+        let socket = self.sock(id);
         let (circuit, side, done) = (socket.circuit, socket.side, socket.done);
-        if flags & SHUTDOWN_RECEIVE != 0
-            && let Some(circuit) = circuit
-        {
+        if let Some(circuit) = circuit.filter(|_| flags & SHUTDOWN_RECEIVE != 0) {
             audit.end(circuit, side).refuses = true;
         }
         if !done {
@@ -211,7 +214,9 @@ impl Guest {
             return;
         }
         if let Some(circuit) = socket.circuit {
-            audit.end(circuit, socket.side).refuses = true;
+            let end = audit.end(circuit, socket.side);
+            end.refuses = true;
+            end.cut_message |= socket.message_left > 0;
         }
         if socket.state != State::Established {
             return self.remove(id);
@@ -359,9 +364,8 @@ impl Guest {
             if operation == Operation::Request && known.is_none() && self.accept(&packet) {
                 return;
             }
-            if operation == Operation::Response
-                && let Some(circuit) = packet.circuit
-            {
+            let answer = operation == Operation::Response;
+            if let Some(circuit) = packet.circuit.filter(|_| answer) {
                 // The program has given up in the meantime.
                 audit.end(circuit, Side::Caller).refuses = true;
             }
@@ -371,7 +375,7 @@ impl Guest {
         socket.peer_buf_alloc = header.buf_alloc;
         socket.peer_fwd_cnt = header.fwd_cnt;
         match socket.state {
-            State::Connecting => self.receive_connecting(id, operation, &packet),
+            State::Connecting => self.receive_connecting(id, operation, &packet, audit),
             State::Established => {
                 if packet.circuit.is_some() {
                     assert_eq!(
@@ -385,7 +389,13 @@ impl Guest {
         }
     }
 
-    fn receive_connecting(&mut self, id: u32, operation: Operation, packet: &Packet) {
+    fn receive_connecting(
+        &mut self,
+        id: u32,
+        operation: Operation,
+        packet: &Packet,
+        audit: &Audit,
+    ) {
         match operation {
             Operation::Response => {
                 let socket = self.sock(id);
@@ -397,7 +407,13 @@ impl Guest {
                 self.sock(id).state = State::Closed;
                 self.remove(id);
             }
-            other => panic!("{other:?} before the answer: the kernel gives up with EPROTO"),
+            other => {
+                // EPROTO. Only a hostile peer may bring that about.
+                let by_enemy = packet.circuit.is_some_and(|id| audit.is_tainted(id));
+                assert!(by_enemy, "{other:?} before the answer");
+                self.send(id, Operation::Reset, 0, None);
+                self.remove(id);
+            }
         }
     }
 

@@ -22,7 +22,7 @@ pub(crate) enum Output {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log {
     pub(crate) kept: Option<Vec<(Input, Output, Vec<Action>)>>,
-    /// What is said about this generation of circuits is printed: `RINGDOWN_SIM_TRACE=<generation>`.
+    /// What is said about this generation of circuits is printed, or about all for 4294967295: `RINGDOWN_SIM_TRACE=<generation>`.
     pub(crate) traced: Option<u32>,
 }
 
@@ -38,9 +38,10 @@ impl Log {
 
     /// Prints a line if it is about the traced circuit.
     pub(crate) fn trace(&self, line: &str) {
-        if let Some(generation) = self.traced
-            && line.contains(&format!("generation: {generation} "))
-        {
+        let traced = self.traced.is_some_and(|generation| {
+            generation == u32::MAX || line.contains(&format!("generation: {generation} "))
+        });
+        if traced {
             eprintln!("{line}");
         }
     }

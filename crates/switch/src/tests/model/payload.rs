@@ -18,6 +18,12 @@ pub(crate) struct Chunk {
     pub(crate) flags: u32,
 }
 
+/// Where the bytes of a hostile guest belong is known when they are taken.
+pub(crate) const NOWHERE: CircuitId = CircuitId {
+    index: u32::MAX,
+    generation: u32::MAX,
+};
+
 /// Pieces in order. Neighbours are joined, as bytes in a buffer are.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ChunkQueue {
@@ -32,11 +38,12 @@ impl ChunkQueue {
 
     pub(crate) fn push(&mut self, chunk: Chunk) {
         self.bytes += chunk.len;
-        if let Some(last) = self.chunks.back_mut()
-            && last.flags == 0
-            && (last.circuit, last.from) == (chunk.circuit, chunk.from)
-            && last.offset + u64::from(last.len) == chunk.offset
-        {
+        let neighbour = self.chunks.back_mut().filter(|last| {
+            last.flags == 0
+                && (last.circuit, last.from) == (chunk.circuit, chunk.from)
+                && last.offset + u64::from(last.len) == chunk.offset
+        });
+        if let Some(last) = neighbour {
             last.len += chunk.len;
             last.flags = chunk.flags;
             return;

@@ -8,7 +8,7 @@ use super::socket::{After, Plan};
 use crate::{CircuitId, Reason, Side};
 
 /// What the kernel of the host keeps in a UNIX socket, in bytes.
-const SOCKET_BUFFER: u32 = 208 * 1024;
+pub(crate) const SOCKET_BUFFER: u32 = 208 * 1024;
 
 /// How far a program has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

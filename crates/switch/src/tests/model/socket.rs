@@ -170,11 +170,12 @@ impl Socket {
         }
         self.unread += chunk.len;
         self.buf_used += chunk.len;
-        if chunk.len <= GOOD_COPY_LEN
-            && let Some(last) = self.queue.back_mut()
-            && chunk.len < last.tailroom
-            && last.chunk.flags & SEQPACKET_END_OF_MESSAGE == 0
-        {
+        let roomy = self.queue.back_mut().filter(|last| {
+            chunk.len <= GOOD_COPY_LEN
+                && chunk.len < last.tailroom
+                && last.chunk.flags & SEQPACKET_END_OF_MESSAGE == 0
+        });
+        if let Some(last) = roomy {
             last.tailroom -= chunk.len;
             last.chunk.len += chunk.len;
             last.chunk.flags |= chunk.flags;
@@ -200,9 +201,7 @@ impl Socket {
 
     fn read_stream(&mut self, max: u32) -> (u32, bool) {
         let mut total = 0;
-        while total < max
-            && let Some(first) = self.queue.front_mut()
-        {
+        while let Some(first) = self.queue.front_mut().filter(|_| total < max) {
             let taken = (first.chunk.len - first.read).min(max - total);
             total += taken;
             first.read += taken;

@@ -4,14 +4,8 @@ use wire::vsock::{HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 
 use crate::tests::model::World;
 use crate::tests::model::guest::Packet;
-use crate::tests::model::payload::{Chunk, Random};
-use crate::{CircuitId, LineId, Side};
-
-/// Where the bytes of a hostile guest belong is known when they are taken.
-const NOWHERE: CircuitId = CircuitId {
-    index: u32::MAX,
-    generation: u32::MAX,
-};
+use crate::tests::model::payload::{Chunk, NOWHERE, Random};
+use crate::{LineId, Side};
 
 /// Queues one packet, half of the time one that could almost be right.
 pub(super) fn send(world: &mut World, line: LineId, random: &mut Random) {
