@@ -433,7 +433,12 @@ impl Starting {
 
     /// An error as soon as waiting longer makes no sense.
     fn check(&mut self, until: Instant) -> Result<()> {
-        let status = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
+        let status = self
+            .child
+            .as_mut()
+            .map(Child::try_wait)
+            .transpose()?
+            .flatten();
         if let Some(status) = status {
             bail!("QEMU has ended ({status})");
         }

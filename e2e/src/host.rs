@@ -13,6 +13,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+use sha2::{Digest, Sha256};
 
 use crate::pattern::Pattern;
 
@@ -163,6 +164,40 @@ pub fn drain(stream: &mut impl Read, pattern: &mut Pattern) -> Result<u64> {
         pattern.check(&buffer[..count])?;
         total += count as u64;
     }
+}
+
+/// Receives to the end of the data; returns how many bytes came and their SHA-256 in hexadecimal.
+///
+/// # Errors
+/// When the data ends with an error.
+pub fn drain_digest(stream: &mut impl Read) -> Result<(u64, String)> {
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut total = 0;
+    loop {
+        let count = stream
+            .read(&mut buffer)
+            .with_context(|| format!("after {total} bytes"))?;
+        if count == 0 {
+            return Ok((total, format!("{:x}", digest.finalize())));
+        }
+        digest.update(&buffer[..count]);
+        total += count as u64;
+    }
+}
+
+/// The SHA-256, in hexadecimal, of the first `total` bytes of the pattern with seed 0.
+pub fn digest_of(total: u64) -> String {
+    let mut digest = Sha256::new();
+    let mut pattern = Pattern::new(0);
+    let mut buffer = vec![0; CHUNK_BYTES];
+    while pattern.offset() < total {
+        let left = total - pattern.offset();
+        let len = usize::try_from(left).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+        pattern.fill(&mut buffer[..len]);
+        digest.update(&buffer[..len]);
+    }
+    format!("{:x}", digest.finalize())
 }
 
 /// The path where host programs dial a VM with SEQPACKET sockets.

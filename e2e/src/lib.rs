@@ -22,18 +22,25 @@ pub mod pattern;
 pub mod probe;
 pub mod protocol;
 mod qmp;
+mod scene;
 mod shared;
 pub mod spawn;
 
-pub use control::{CommandSpec, Output};
+pub use control::{CommandSpec, Output, Running};
 pub use daemon::{Daemon, DaemonSpec, ringdown_program};
 pub use guest::{BOOT_DEADLINE_S, Guest, GuestSpec};
 pub use images::Kernel;
 pub use qmp::Qmp;
+pub use scene::{Scene, finished, step_us};
 pub use shared::{Shared, SharedGuard, ShowLogs};
 
 /// How many lines of a console or daemon log are shown when a test fails.
 pub const LOG_TAIL_LINES: usize = 80;
+
+/// Whether scenarios run in their full size and length: `RINGDOWN_E2E_FULL=1`. Else they run in a form that is short enough for every day.
+pub fn is_full() -> bool {
+    std::env::var_os("RINGDOWN_E2E_FULL").is_some_and(|value| value == "1")
+}
 
 /// The last `line_count` lines of the file at `path`, or a sentence that says why they cannot be shown.
 pub fn log_tail(path: &std::path::Path, line_count: usize) -> String {

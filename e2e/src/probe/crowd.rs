@@ -38,8 +38,8 @@ struct Served {
     ended: bool,
 }
 
-/// Serves all calls to `port` (`PORT` or `PORT:seqpacket`) until it is killed.
-pub(super) fn serve(port: &str, mode: &str) -> Result<()> {
+/// Serves all calls to `port` (`PORT` or `PORT:seqpacket`) until it is killed. It makes `file` when it listens.
+pub(super) fn serve(port: &str, mode: &str, file: &Path) -> Result<()> {
     let (port, word) = match port.split_once(':') {
         Some((port, word)) => (port, Some(word)),
         None => (port, None),
@@ -50,6 +50,7 @@ pub(super) fn serve(port: &str, mode: &str) -> Result<()> {
         other => bail!("cannot serve {other:?}"),
     };
     let listener = socket::listen(number(port)?, socket::socket_type(word)?, 1024)?;
+    std::fs::write(file, "")?;
     let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     watch(&poller, &listener, epoll::EventFlags::IN)?;
     let mut circuits: HashMap<RawFd, Served> = HashMap::new();

@@ -36,7 +36,7 @@ fn obey(arguments: &[String]) -> Result<()> {
         .context("expected `run`, `serve`, `hold` or `burst`")?;
     match (what.as_str(), rest) {
         ("run", steps) => script::run(steps),
-        ("serve", [port, mode]) => crowd::serve(port, mode),
+        ("serve", [port, mode, file]) => crowd::serve(port, mode, file.as_ref()),
         ("hold", [cid, port, count, directory]) => crowd::hold(
             number(cid)?,
             number(port)?,
