@@ -100,6 +100,16 @@ impl Circuit {
         &mut self.flows[side.other().index()]
     }
 
+    /// Whether `side` should be told of new room for what it sends.
+    pub(crate) fn starves(&self, side: Side) -> bool {
+        // Its own buffer is what it announces for the other direction.
+        let buffer = match self.end(side).is_host() {
+            true => u32::MAX,
+            false => self.flows[side.other().index()].window(),
+        };
+        self.flows[side.index()].update_is_due(buffer)
+    }
+
     /// The side where a program of the host is, if there is one.
     pub(crate) fn host_side(&self) -> Option<Side> {
         [Side::Caller, Side::Callee]

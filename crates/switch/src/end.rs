@@ -24,6 +24,8 @@ pub(crate) struct End {
     pub(crate) heard: u32,
     /// Shutdown flags that the guest has been sent.
     pub(crate) told: u32,
+    /// The guest has asked for an announcement of room that it has not had yet.
+    pub(crate) wants_credit: bool,
     pub(crate) outbox: Outbox,
     /// Waiting in its line's round.
     pub(crate) queued: bool,
@@ -51,6 +53,7 @@ impl End {
             gone: false,
             heard: 0,
             told: 0,
+            wants_credit: false,
             outbox: Outbox::default(),
             queued: false,
             readable: false,

@@ -181,7 +181,7 @@ impl Switch {
         flow.acknowledge_all();
         if flow.end != Ending::Open {
             self.settle(now, index, actions);
-        } else if flow.update_is_due() {
+        } else if circuit.starves(host.other()) {
             self.queue_credit_update(index, host.other(), actions);
         }
     }

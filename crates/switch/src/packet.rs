@@ -156,7 +156,7 @@ impl Switch {
         // There may be room now for what waits, and the sender may want to know.
         let circuit = &mut self.circuits[index];
         let waits = circuit.flow_to(side).kept() > 0 || circuit.end(side.other()).readable;
-        let sender_starves = circuit.answered && circuit.flow_to(side).update_is_due();
+        let sender_starves = circuit.answered && circuit.starves(side.other());
         if waits {
             self.enqueue(index, side, actions);
         }
@@ -378,7 +378,7 @@ impl Switch {
             flow.end_message();
         }
         // Room of which the source was not told while it had plenty may be all that is left to it now.
-        let source_starves = flow.update_is_due();
+        let source_starves = circuit.starves(side);
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.bytes_from_guest += u64::from(header.len);
         }
@@ -409,9 +409,12 @@ impl Switch {
         self.settle(now, index, actions);
     }
 
-    /// The receiver at `side` announced room of its own accord: the sender has asked or needs it.
+    /// The receiver at `side` announced room and nothing else. Linux does so whenever it has read everything, which
+    /// the sender need not know each time: it is told when it has asked, or is about to run out.
     fn pass_credit(&mut self, index: usize, side: Side, actions: &mut Actions) {
-        if self.circuits[index].flow_to(side).has_news() {
+        let circuit = &mut self.circuits[index];
+        let asked = std::mem::take(&mut circuit.end_mut(side.other()).wants_credit);
+        if asked && circuit.flow_to(side).has_news() {
             self.queue_credit_update(index, side.other(), actions);
         }
     }
@@ -420,7 +423,8 @@ impl Switch {
         let other = side.other();
         if self.circuits[index].end(other).line().is_some() && !self.circuits[index].end(other).gone
         {
-            // Only the receiver knows; its answer is passed on as any announcement is.
+            // Only the receiver knows; its answer is passed on.
+            self.circuits[index].end_mut(side).wants_credit = true;
             self.circuits[index].end_mut(other).outbox.credit_request = true;
             self.enqueue(index, other, actions);
         }

@@ -7,6 +7,7 @@ mod limits;
 mod lines;
 mod model;
 mod refusals;
+mod results;
 mod seqpacket;
 mod setup;
 mod simulation;

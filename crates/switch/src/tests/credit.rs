@@ -384,3 +384,26 @@ fn a_window_beyond_two_gigabytes_does_not_make_new_counts_old() {
     assert_eq!(world.reasons(), []);
     world.finish();
 }
+
+#[test]
+fn a_sender_with_a_small_buffer_of_its_own_is_told_of_room_in_time() {
+    // Found by reading Linux: since 6.12.92 a guest has no more in flight than its own buffer holds, however large its
+    // receiver's is. Half of the receiver's window was never used up, and so the guest was never told of new room.
+    for (cid, size) in [(2, 4096), (2, 1), (4, 4096)] {
+        let (mut world, lines) = World::of(2, Limits::default());
+        let waits = Plan {
+            reads: true,
+            ..sleeps()
+        };
+        world.listen_host(lines[0], 80, waits);
+        world.guest(lines[1]).listen(80, SocketType::Stream, waits);
+        let mut socket = Socket::new(Side::Caller, SocketType::Stream, size);
+        socket.plan.left = 20_000;
+        world
+            .guest(lines[0])
+            .connect(Duration::ZERO, socket, (cid, 80), None);
+        world.settle();
+        assert_eq!(world.totals.bytes, 20_000, "{cid} {size}");
+        world.finish();
+    }
+}

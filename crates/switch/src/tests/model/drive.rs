@@ -174,6 +174,7 @@ impl World {
             }
         }
         self.advance(Duration::from_secs(60));
+        self.check_nobody_waits();
         // A guest that has neither finished nor been told anything keeps its circuit: programs end.
         let now = self.now;
         for guest in self.guests.values_mut() {
@@ -197,6 +198,30 @@ impl World {
         self.advance(Duration::from_secs(60));
         self.check_nothing_left();
         self.audit.verdict();
+    }
+
+    /// Everybody reads, so that whoever means to write has written.
+    fn check_nobody_waits(&self) {
+        for guest in self
+            .guests
+            .values()
+            .filter(|guest| !guest.hostile && guest.up)
+        {
+            for socket in guest.sockets.values() {
+                let tainted = socket.circuit.is_some_and(|id| self.audit.is_tainted(id));
+                let waits = socket.may_write() && socket.plan.left > 0;
+                assert!(!waits || tainted, "it waits for room for ever: {socket:?}");
+            }
+        }
+        for program in self.programs.values() {
+            let tainted = program.circuit.is_some_and(|id| self.audit.is_tainted(id));
+            let waits =
+                program.call == Call::Open && !program.cannot_write && program.plan.left > 0;
+            assert!(
+                !waits || tainted || program.released,
+                "it waits for room for ever: {program:?}"
+            );
+        }
     }
 
     // ---- What scenarios do and want to know ----

@@ -150,7 +150,8 @@ impl Program {
             busy |= self.read(u32::MAX) > 0;
         }
         while self.plan.left > 0 {
-            let len = u64::from(self.plan.write_len).min(self.plan.left) as u32;
+            // A longer message would be EMSGSIZE.
+            let len = u64::from(self.plan.write_len.min(self.buffer)).min(self.plan.left) as u32;
             let written = self.write(len, audit);
             if written == 0 {
                 break;

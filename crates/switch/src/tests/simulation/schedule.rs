@@ -22,6 +22,8 @@ pub(super) struct Schedule {
     hostile: Option<LineId>,
     next_number: u32,
     faults: bool,
+    /// Everybody sends what it means to, says so, and waits for the other: nothing may stand still.
+    gentle: bool,
 }
 
 /// Small limits, so that they are met.
@@ -56,6 +58,7 @@ impl Schedule {
             hostile: None,
             next_number: guests,
             faults: seed % 3 != 0,
+            gentle: seed % 6 == 0,
         };
         for line in lines {
             schedule.furnish(line);
@@ -84,7 +87,7 @@ impl Schedule {
         guest.buffer_payload = random.pick(&[4096 - 44, 65_536, 1500]);
         for port in PORTS {
             let socket_type = kind(port);
-            let plan = plan(random);
+            let plan = plan(random, self.gentle);
             let guest = self.world.guests.get_mut(&line).expect("just added");
             guest.listen(port, socket_type, plan);
             let listener = guest.listeners.get_mut(&port).expect("just made");
@@ -100,7 +103,7 @@ impl Schedule {
             let answer = match random.below(8) {
                 0 => Answer::Refuse(random.pick(&[Reason::NoListener, Reason::WrongType])),
                 1 => Answer::Never,
-                _ => Answer::Accept(plan(random)),
+                _ => Answer::Accept(plan(random, self.gentle)),
             };
             self.world.listeners.insert((line, port), answer);
         }
@@ -208,7 +211,7 @@ impl Schedule {
             0 => 9999,
             _ => self.random.pick(&PORTS),
         };
-        let plan = plan(&mut self.random);
+        let plan = plan(&mut self.random, self.gentle);
         if self.random.one_in(3) {
             self.world.dial(line, port, kind(port), plan);
             return;
@@ -262,7 +265,8 @@ impl Schedule {
         let sockets: Vec<u32> = guest.sockets.keys().copied().collect();
         if !sockets.is_empty() && !guest.paused {
             let id = self.random.pick(&sockets);
-            match self.random.below(12) {
+            let least = 3 * u64::from(self.gentle);
+            match least + self.random.below(12 - least) {
                 0 => guest.close(now, id, audit),
                 1 => guest.shutdown(id, SHUTDOWN_SEND, audit),
                 2 => guest.shutdown(id, SHUTDOWN_RECEIVE, audit),
@@ -283,7 +287,8 @@ impl Schedule {
         };
         let audit = &mut self.world.audit;
         let program = self.world.programs.get_mut(&token).expect("listed");
-        match self.random.below(12) {
+        let least = 3 * u64::from(self.gentle);
+        match least + self.random.below(12 - least) {
             0 => program.close(audit),
             1 => program.finished = true,
             2 => program.refuse(audit),
@@ -375,7 +380,7 @@ fn buffer(random: &mut Random, kernel: Kernel) -> u32 {
     }
 }
 
-fn plan(random: &mut Random) -> Plan {
+fn plan(random: &mut Random, gentle: bool) -> Plan {
     let left = match random.below(4) {
         0 => 0,
         1 => random.below(2000),
@@ -385,8 +390,11 @@ fn plan(random: &mut Random) -> Plan {
     Plan {
         left,
         write_len: random.pick(&[1, 10, 777, 5000, 65_536, 300_000]),
-        after: random.pick(&[After::Wait, After::HalfClose, After::Close]),
+        after: match gentle {
+            true => After::HalfClose,
+            false => random.pick(&[After::Wait, After::HalfClose, After::Close]),
+        },
         reads: !random.one_in(4),
-        closes: random.one_in(2),
+        closes: gentle || random.one_in(2),
     }
 }
