@@ -1,0 +1,34 @@
+//! Hostile bytes for every door of Ringdown.
+//!
+//! # Theory of operation
+//!
+//! Every module has one function or more that takes any bytes and panics if a promise is broken: a *target*. The bytes
+//! are read by [`Dice`] as decisions, so that every input means something, and a fuzzer that changes one byte changes one
+//! decision. A target compares what the code under test does with a model that is written from the specification and
+//! shares nothing with it, or with what an honest party must see whatever the hostile one does.
+//!
+//! The files in `tests/` hand these functions to bolero. There they are, with the same corpus and the same harness,
+//!
+//! - ordinary tests: `cargo test -p ringdown-fuzz` runs the corpus and about a second of random cases each, and names the seed of
+//!   a case that fails (`BOLERO_RANDOM_SEED=... cargo test -p ringdown-fuzz NAME` runs it again);
+//! - fuzz targets: `make fuzz` runs each for a minute under libFuzzer, guided by coverage.
+//!
+//! | target | attacker | under attack |
+//! | --- | --- | --- |
+//! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
+//! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
+//! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
+//! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
+//! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
+//! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
+//! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
+//! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
+//!
+//! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
+
+mod dice;
+pub mod ring;
+pub mod segments;
+pub mod wire;
+
+pub use dice::Dice;
