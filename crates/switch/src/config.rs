@@ -20,7 +20,8 @@ pub struct Limits {
     pub min_grant_bytes: u32,
     /// What the grants of one line's flows may add up to, in bytes, before new flows get `min_grant_bytes`.
     pub line_grant_bytes: u64,
-    /// One turn of a circuit in its line's round, in bytes.
+    /// One turn of a circuit in its line's round, in bytes: not less than two receive buffers of a guest (8 KiB), or
+    /// messages would be cut into more packets than their receiver takes.
     pub quantum_bytes: u32,
     /// How long a guest or a host program may take to answer a dial.
     pub handshake: Duration,

@@ -191,10 +191,12 @@ impl Switch {
         if (flow.kept() == 0 && !readable) || flow.refused {
             return None;
         }
-        if from_guest && message && flow.holds_message_part() {
-            return None;
-        }
-        let budget = flow.credit().min(quantum);
+        let sendable = match (message, from_guest) {
+            (true, true) => flow.sendable_messages(),
+            (true, false) if flow.lacks_room_for_message() => 0,
+            _ => u32::MAX,
+        };
+        let budget = flow.credit().min(quantum).min(sendable);
         let packets = flow.packet_credit();
         if budget > 0 && packets > 0 {
             let header = self.header_to(index, side, Operation::Data, 0);

@@ -212,18 +212,32 @@ impl Flow {
         self.message_end = self.received;
     }
 
+    /// Whether the receiver has yet to make room for all of the message that is kept. It can make that room, as it can
+    /// read every message before this one; a part of this one, however, it could not read.
+    pub(crate) fn lacks_room_for_message(&self) -> bool {
+        self.kept() > self.credit() && self.kept() <= self.window
+    }
+
     /// Whether all that is kept is the beginning of a message whose end will never come.
     pub(crate) fn is_cut_short(&self) -> bool {
         let part = self.received.wrapping_sub(self.message_end);
         self.end != Ending::Open && self.kept() > 0 && self.kept() <= part
     }
 
-    /// Whether all that is kept is a small part of a message. Many of those would use up the receiver's packets before
-    /// it has a message to consume; together they need few.
-    pub(crate) fn holds_message_part(&self) -> bool {
+    /// How much of what is kept may go to a guest now, when it comes from another guest and is made of messages: whole
+    /// ones, or a large part of one. Many small parts would use up the receiver's packets before it has a message to
+    /// consume; together they need few.
+    pub(crate) fn sendable_messages(&self) -> u32 {
         let whole = self.message_end.wrapping_sub(self.delivered);
-        let has_whole = whole > 0 && whole <= MAX_WINDOW;
-        self.end == Ending::Open && !has_whole && self.kept() < MIN_MESSAGE_PART
+        if self.end != Ending::Open {
+            self.kept()
+        } else if whole > 0 && whole <= MAX_WINDOW {
+            whole
+        } else if self.kept() >= MIN_MESSAGE_PART {
+            self.kept()
+        } else {
+            0
+        }
     }
 
     /// The buffer and the count to show to the source, and a note that they have been shown.

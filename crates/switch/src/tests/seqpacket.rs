@@ -264,3 +264,63 @@ fn a_message_without_an_end_is_an_error_to_the_host() {
         world.finish();
     }
 }
+
+#[test]
+fn a_message_is_not_begun_before_the_receiver_has_room_for_all_of_it() {
+    // Seed 2250: the credit left took a part of the sixth message, which the receiver could not read. Counted together
+    // with the five that it had read, that part used up the packets that the rest would have needed.
+    let (mut world, lines) = World::of(1, Limits::default());
+    let waits = Plan {
+        reads: false,
+        ..sleeps()
+    };
+    world
+        .guest(lines[0])
+        .listen(80, SocketType::SeqPacket, waits);
+    world
+        .guest(lines[0])
+        .listeners
+        .get_mut(&80)
+        .unwrap()
+        .buf_alloc = 4096;
+    let token = world.dial(lines[0], 80, SocketType::SeqPacket, sleeps());
+    world.settle();
+    for _ in 0..6 {
+        let plan = &mut world.programs.get_mut(&token).unwrap().plan;
+        (plan.left, plan.write_len) = (777, 777);
+        world.settle();
+        world.advance(Duration::from_secs(1));
+    }
+    let receiver = world.guest(lines[0]).accepted(80).unwrap();
+    assert_eq!(world.guests[&lines[0]].socket(receiver).unread, 5 * 777);
+    world
+        .guest(lines[0])
+        .sockets
+        .get_mut(&receiver)
+        .unwrap()
+        .plan
+        .reads = true;
+    world.settle();
+    assert_eq!(world.guests[&lines[0]].socket(receiver).fwd_cnt, 6 * 777);
+    world.finish();
+}
+
+#[test]
+fn the_beginning_of_a_message_does_not_go_along_with_whole_ones() {
+    // Seed 12654: the sender's window ended in the middle of the sixth message, whose beginning went along with the
+    // fifth. Counted together with messages that were read, it used up the packets that the rest would have needed.
+    let plan = Plan {
+        after: After::Wait,
+        ..messages(20 * 777, 777)
+    };
+    let (mut world, lines, id) = call(4, plan, sleeps(), 4096);
+    world.advance(Duration::from_secs(1));
+    assert_eq!(world.guests[&lines[0]].socket(id).tx_cnt, 4096);
+    let receiver = world.guest(lines[1]).accepted(80).unwrap();
+    assert_eq!(world.guests[&lines[1]].socket(receiver).unread, 5 * 777);
+    let socket = world.guest(lines[1]).sockets.get_mut(&receiver).unwrap();
+    socket.plan.reads = true;
+    world.settle();
+    assert_eq!(world.guests[&lines[1]].socket(receiver).fwd_cnt, 20 * 777);
+    world.finish();
+}

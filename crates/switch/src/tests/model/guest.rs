@@ -529,7 +529,9 @@ impl Guest {
         } else {
             socket.fwd_cnt
         };
-        if socket.fwd_cnt != socket.told_fwd_cnt {
+        if late {
+            socket.stale_fwd_cnt = socket.fwd_cnt;
+        } else if socket.fwd_cnt != socket.told_fwd_cnt {
             socket.stale_fwd_cnt = socket.told_fwd_cnt;
             socket.told_fwd_cnt = socket.fwd_cnt;
         }

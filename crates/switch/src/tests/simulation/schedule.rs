@@ -39,7 +39,7 @@ fn limits(random: &mut Random) -> Limits {
         max_grant_bytes: random.pick(&[65_536, 1_048_576]).max(262_144),
         min_grant_bytes: random.pick(&[100, 1024, 4096]),
         line_grant_bytes: random.pick(&[100_000, 1_000_000, 100_000_000]),
-        quantum_bytes: random.pick(&[200, 5000, 131_072]),
+        quantum_bytes: random.pick(&[8192, 20_000, 131_072]),
         ..Limits::default()
     }
 }
@@ -84,7 +84,7 @@ impl Schedule {
         let guest = self.world.guests.get_mut(&line).expect("just added");
         guest.kernel = random.pick(&[Kernel::Old, Kernel::CountsPackets]);
         guest.ring = random.pick(&[1, 4, 64, 256]);
-        guest.buffer_payload = random.pick(&[4096 - 44, 65_536, 1500]);
+        guest.buffer_payload = random.pick(&[4096 - 44, 65_536]);
         for port in PORTS {
             let socket_type = kind(port);
             let plan = plan(random, self.gentle);
@@ -225,14 +225,18 @@ impl Schedule {
         if guest.hostile || !guest.up {
             return;
         }
-        let size = buffer(&mut self.random, guest.kernel);
-        let mut socket = Socket::new(Side::Caller, kind(port), size);
-        socket.plan = plan;
         // Now and then the port of an earlier call.
         let own = self
             .random
             .one_in(3)
             .then(|| 700 + self.random.below(6) as u32);
+        // A dial that is given up and repeated is one call to the switch: it comes from one socket, with one buffer.
+        let size = match own {
+            Some(_) => 65_536,
+            None => buffer(&mut self.random, guest.kernel),
+        };
+        let mut socket = Socket::new(Side::Caller, kind(port), size);
+        socket.plan = plan;
         if !own.is_some_and(|own| self.is_in_use(line, own)) {
             let now = self.world.now;
             self.world
@@ -387,9 +391,11 @@ fn plan(random: &mut Random, gentle: bool) -> Plan {
         2 => random.below(100_000),
         _ => random.below(400_000),
     };
+    let write_len = random.pick(&[1, 10, 777, 5000, 65_536, 300_000]);
     Plan {
-        left,
-        write_len: random.pick(&[1, 10, 777, 5000, 65_536, 300_000]),
+        // A ring of one buffer takes its time for very many messages.
+        left: left.min(5000 * u64::from(write_len)),
+        write_len,
         after: match gentle {
             true => After::HalfClose,
             false => random.pick(&[After::Wait, After::HalfClose, After::Close]),
