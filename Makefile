@@ -6,12 +6,12 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e kernel-tests lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
 	@echo
-	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z0-9]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z0-9-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make demo KEEP=1        leaves the guests of the demonstration running'
 	@echo '  RINGDOWN_ACCELERATOR    kvm or tcg, instead of what a probe guest finds'
@@ -51,6 +51,9 @@ unit: ## check everything that needs no guest
 
 e2e: build images ## run the scenarios with real guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e
+
+kernel-tests: build images ## run Linux's own tests of vsock between guests
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)
