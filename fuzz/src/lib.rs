@@ -29,6 +29,7 @@
 mod dice;
 pub mod ring;
 pub mod segments;
+pub mod switch;
 pub mod wire;
 
 pub use dice::Dice;

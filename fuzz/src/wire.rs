@@ -106,7 +106,9 @@ fn request_by_bytes(bytes: &[u8]) -> Request {
             b'0'..=b'9' => {
                 valid &= !behind;
                 digits += 1;
-                value = value.saturating_mul(10).saturating_add(u64::from(byte - b'0'));
+                value = value
+                    .saturating_mul(10)
+                    .saturating_add(u64::from(byte - b'0'));
             }
             b' ' | b'\t' | b'\r' | 0x0c => behind |= digits > 0,
             _ => valid = false,
@@ -240,7 +242,8 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
         3 => Frame::Started { pid: dice.double() },
         4 => Frame::Data {
             stream,
-            bytes: &payload[..dice.pick(&[0, 1, 4096, MAX_DATA_LEN - 1, MAX_DATA_LEN, MAX_DATA_LEN + 1])],
+            bytes: &payload
+                [..dice.pick(&[0, 1, 4096, MAX_DATA_LEN - 1, MAX_DATA_LEN, MAX_DATA_LEN + 1])],
         },
         5 => Frame::EndOfStream(stream),
         6 => Frame::StreamClosed(stream),
@@ -286,7 +289,9 @@ pub fn credit(input: &[u8]) {
     let mut window = ReceiveWindow::new(size);
     assert_eq!(window.size(), size.min(MAX_CREDIT));
     let mut sender = SendCredit::default();
-    sender.grant(window.size()).expect("a window is within bounds");
+    sender
+        .grant(window.size())
+        .expect("a window is within bounds");
     let size = u64::from(window.size());
     // Bytes on the receiver's side: in its buffer, and consumed but not granted again.
     let (mut buffered, mut owed) = (0_u64, 0_u64);
@@ -319,10 +324,7 @@ pub fn credit(input: &[u8]) {
                 assert!(matches!(refusal, Err(CreditError::Exceeded { excess }) if excess > 0));
                 let most = MAX_CREDIT - sender.available() as u32;
                 assert_eq!(sender.clone().grant(most), Ok(()));
-                assert_eq!(
-                    sender.clone().grant(most + 1),
-                    Err(CreditError::Excessive)
-                );
+                assert_eq!(sender.clone().grant(most + 1), Err(CreditError::Excessive));
             }
         }
         assert_eq!(sender.available() as u64 + buffered + owed, size);

@@ -1,34 +1,9 @@
 //! Targets for byte formats.
 
-use bolero::check;
+mod support;
 
-#[test]
-fn wire_header() {
-    check!(name = "wire_header").for_each(fuzz::wire::header);
-}
-
-#[test]
-fn wire_connect() {
-    check!(name = "wire_connect")
-        .with_max_len(64)
-        .for_each(fuzz::wire::connect);
-}
-
-#[test]
-fn wire_decoder() {
-    check!(name = "wire_decoder").for_each(fuzz::wire::decoder);
-}
-
-#[test]
-fn wire_frames() {
-    check!(name = "wire_frames")
-        .with_max_len(256)
-        .for_each(fuzz::wire::frames);
-}
-
-#[test]
-fn wire_credit() {
-    check!(name = "wire_credit")
-        .with_max_len(512)
-        .for_each(fuzz::wire::credit);
-}
+target!(wire_header, 44, fuzz::wire::header);
+target!(wire_connect, 64, fuzz::wire::connect);
+target!(wire_decoder, 4096, fuzz::wire::decoder);
+target!(wire_frames, 256, fuzz::wire::frames);
+target!(wire_credit, 512, fuzz::wire::credit);
