@@ -28,6 +28,7 @@ use crate::circuit::CircuitIo;
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
+use crate::reports::Reports;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 
 use self::host::Redial;
@@ -255,6 +256,7 @@ impl Fabric {
             seqpacket: false,
             parked: 0,
             callers: 0,
+            reports: Reports::default(),
             woken: false,
             draining: false,
         })

@@ -27,6 +27,7 @@ mod frontend;
 mod kept;
 mod line;
 mod reactor;
+mod reports;
 mod ring;
 mod socket;
 

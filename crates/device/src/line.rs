@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use memory::queue::Queue;
 
 use crate::frontend::{Frontend, RINGS, RX, TX};
+use crate::reports::Reports;
 use crate::ring::Ring;
 use crate::socket::Listener;
 
@@ -32,6 +33,8 @@ pub(crate) struct LineIo {
     pub(crate) parked: usize,
     /// Programs that have yet to say whom they want.
     pub(crate) callers: usize,
+    /// What the log has been told about this VM's calls.
+    pub(crate) reports: Reports,
     /// Whether the line waits for its turn to be pumped.
     pub(crate) woken: bool,
     /// Whether the line waits for its turn to be drained.
