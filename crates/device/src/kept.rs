@@ -67,6 +67,11 @@ impl Kept {
         self.parcels.is_empty()
     }
 
+    /// How many parcels there are.
+    pub(crate) fn len(&self) -> usize {
+        self.parcels.len()
+    }
+
     pub(crate) fn front(&mut self) -> Option<&mut Parcel> {
         self.parcels.front_mut()
     }

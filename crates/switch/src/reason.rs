@@ -62,6 +62,9 @@ pub enum Reason {
     /// A message is larger than the other side can ever take.
     #[error("the message is larger than the receiver's buffer")]
     MessageTooLong,
+    /// A receiver does not take its messages, and so many wait that their number and not their bytes is the burden.
+    #[error("too many small messages wait for a receiver that does not take them")]
+    TooManyMessages,
     /// The operator ended it.
     #[error("ended by the operator")]
     Operator,
@@ -69,7 +72,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 20] = [
+    pub const ALL: [Reason; 21] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -89,6 +92,7 @@ impl Reason {
         Reason::CreditViolation,
         Reason::MemoryFault,
         Reason::MessageTooLong,
+        Reason::TooManyMessages,
         Reason::Operator,
     ];
 
@@ -114,6 +118,7 @@ impl Reason {
             Reason::CreditViolation => "ended_credit_violation",
             Reason::MemoryFault => "ended_memory_fault",
             Reason::MessageTooLong => "ended_message_too_long",
+            Reason::TooManyMessages => "ended_too_many_messages",
             Reason::Operator => "ended_operator",
         }
     }

@@ -20,6 +20,10 @@ const DRAIN_BATCH: usize = 256;
 /// Packets of one circuit that are sent to a host program in one call.
 const OUTGOING_PACKETS: usize = 64;
 
+/// Messages, or pieces of them, that are stored for one receiver. The credit bounds their bytes, but a message of one byte
+/// costs a hundred: more than this and the circuit ends, as it would in a Linux receiver that counts packets.
+const KEPT_MESSAGES: usize = 4096;
+
 /// A packet that the switch is deciding about.
 #[derive(Debug)]
 pub(super) struct Packet {
@@ -202,6 +206,12 @@ impl Fabric {
         };
         let len = packet.header.len as usize - offset;
         let mergeable = circuit.is_stream();
+        if !mergeable && circuit.kept_or_new(from).len() >= KEPT_MESSAGES {
+            return self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::TooManyMessages,
+            });
+        }
         let room = circuit
             .kept_or_new(from)
             .store(len, packet.header.flags, mergeable);
