@@ -97,7 +97,7 @@ impl Fabric {
         host.unanswered = false;
         if answer(&host.socket, &connect::accepted(port)) {
             // It may have sent data already, or be gone: find out.
-            self.tell(Event::HostReadable { circuit: id });
+            self.host_is_readable(id);
         } else {
             self.tell(Event::Kill {
                 circuit: id,

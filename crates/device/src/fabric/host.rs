@@ -13,7 +13,7 @@ use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::{Arrival, Fabric};
 use crate::caller::{Caller, Progress};
-use crate::circuit::HostSocket;
+use crate::circuit::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::{Dial, dial, port_path};
@@ -358,6 +358,17 @@ impl Fabric {
         }
         if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
         {
+            self.host_is_readable(id);
+        }
+    }
+
+    /// There may be something to read from a host program. Its request, as long as it is all there is, is nothing.
+    pub(super) fn host_is_readable(&mut self, id: CircuitId) {
+        let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
+        let only_request = host.is_some_and(|host| {
+            host.request_len > 0 && host.behind_request() == BehindRequest::Nothing
+        });
+        if !only_request {
             self.tell(Event::HostReadable { circuit: id });
         }
     }

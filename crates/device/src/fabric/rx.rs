@@ -7,7 +7,7 @@ use std::sync::Arc;
 use memory::guest::{self, GuestMemory};
 use memory::io::{Scatter, is_memory_fault};
 use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
-use wire::vsock::{HEADER_LEN, Header, SEQPACKET_END_OF_MESSAGE};
+use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
 use crate::circuit::BehindRequest;
@@ -142,35 +142,49 @@ impl Fabric {
         }
     }
 
+    /// Sends data, or if it turns out that there is none, the header alone: the switch counts the credit in it as shown to the
+    /// guest, which would otherwise wait for it for ever.
     fn send_data(&mut self, turn: Turn) {
         let Some(circuit) = self.circuit(turn.circuit) else {
             return;
         };
-        if circuit.keeps_something(turn.from) {
-            return self.send_kept_to_guest(turn);
-        }
-        if circuit.host.is_none() {
+        let packets = if circuit.keeps_something(turn.from) {
+            self.send_kept_to_guest(turn)
+        } else if circuit.host.is_none() {
             // Nothing more comes from there.
-            return self.tell(Event::HostDrained {
+            self.tell(Event::HostDrained {
                 circuit: turn.circuit,
             });
-        }
-        match circuit.is_stream() {
-            true => self.send_from_host(turn),
-            false => self.take_message(turn),
+            0
+        } else if circuit.is_stream() {
+            self.send_from_host(turn)
+        } else {
+            self.take_message(turn);
+            0
+        };
+        // A message that has just been taken goes with the same numbers, in a turn of its own.
+        let nothing_follows = self
+            .circuit(turn.circuit)
+            .is_some_and(|circuit| !circuit.keeps_something(turn.from));
+        if packets == 0 && nothing_follows && self.has_buffers(turn.line, 1) {
+            let header = Header {
+                operation: Operation::CreditUpdate as u16,
+                ..turn.header
+            };
+            self.send_control(turn.line, &header);
         }
     }
 
-    /// From the host program's socket straight into the guest's buffers.
-    fn send_from_host(&mut self, turn: Turn) {
+    /// From the host program's socket straight into the guest's buffers. Returns how many packets were sent.
+    fn send_from_host(&mut self, turn: Turn) -> u32 {
         if !self.is_past_request(turn.circuit) {
-            return;
+            return 0;
         }
         let Some(memory) = self.memory(turn.line, RX) else {
-            return;
+            return 0;
         };
         let Some((buffers, room)) = self.gather_room(turn) else {
-            return;
+            return 0;
         };
         match self.receive_into(turn, &memory, buffers, room) {
             Ok(0) => self.tell(Event::HostFinished {
@@ -193,6 +207,7 @@ impl Fabric {
                         circuit: turn.circuit,
                     });
                 }
+                return packets;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.tell(Event::HostDrained {
@@ -205,6 +220,7 @@ impl Fabric {
                 reason: Reason::PeerReset,
             }),
         }
+        0
     }
 
     /// Whether the host program has sent something behind its request. What follows from it if not has been done.
@@ -349,10 +365,10 @@ impl Fabric {
         self.message_room = room;
     }
 
-    /// What is kept, cut to the guest's buffers.
-    fn send_kept_to_guest(&mut self, turn: Turn) {
+    /// What is kept, cut to the guest's buffers. Returns how many packets were sent.
+    fn send_kept_to_guest(&mut self, turn: Turn) -> u32 {
         let Some(memory) = self.memory(turn.line, RX) else {
-            return;
+            return 0;
         };
         let mut sent = Sent {
             circuit: turn.circuit,
@@ -380,6 +396,7 @@ impl Fabric {
             sent.packets += 1;
         }
         self.switch.transmitted(self.now, sent, &mut self.actions);
+        sent.packets
     }
 
     /// Fills the first buffer held from what is kept, for a stream from as many parcels as fit. Returns the payload's
