@@ -250,6 +250,21 @@ fn write_until_it_fails(stream: &mut impl Write) -> ErrorKind {
     }
 }
 
+#[test]
+fn a_guest_that_only_sends_is_not_held_up_by_a_program_that_only_listens() {
+    let scene = scene();
+    for guest in &scene.guests {
+        // The program says nothing behind its request, so there is never data to carry the guest's credit along.
+        let probe = guest
+            .probe_listening("listen:1208 accept send:5000000:8192 close")
+            .unwrap();
+        let mut stream = host::dial(&scene.daemon.host_socket(guest.name()), 1208).unwrap();
+        let received = host::drain(&mut stream, &mut Pattern::new(0)).unwrap();
+        assert_eq!(received, 5_000_000);
+        finished(probe).unwrap();
+    }
+}
+
 // ---- Refusals ----
 
 /// Runs a dial in a guest that must be reset, and finds the reason in the daemon's log.
