@@ -28,6 +28,18 @@
 //!
 //! Between two guests the credit runs end to end: the numbers that one guest announces are shown to the other,
 //! capped by the grant. The switch adds no acknowledgement of its own.
+//! A sender is told of new room when it asks, along with data that goes its way, and before it runs dry, not whenever
+//! its receiver has read something.
+//!
+//! Credit counts bytes; a Linux receiver since 6.12.92 counts packets too, and resets the connection of whoever sends
+//! it too many. So the packets in flight are counted and bounded, and a receiver that has room for bytes but perhaps
+//! not for packets is asked what it has consumed. Of messages a receiver consumes only whole ones: none is begun that
+//! could not be finished.
+//!
+//! # What is tested
+//!
+//! `tests/model` plays both protocol sides and the device. Scenarios beside it are named for what they show;
+//! `tests/simulation` runs random schedules from seeds; `tests/results.txt` is a table of what named scenarios cost.
 
 mod circuit;
 mod config;

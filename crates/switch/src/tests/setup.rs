@@ -59,8 +59,8 @@ fn nobody_has_anything_to_say() {
     world.finish();
 }
 
-/// A signal interrupts `connect()`, and the kernel begins it anew: the same ports, a second request. Whether the first has been seen,
-/// passed on or answered by then, it is one call.
+/// A signal interrupts `connect()`, and the kernel begins it anew: the same ports, a second request. Whether the first
+/// has been seen, passed on or answered by then, it is one call.
 #[test]
 fn a_dial_that_is_repeated_is_one_call() {
     for stage in 0..5 {

@@ -22,7 +22,8 @@ pub(crate) enum Output {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log {
     pub(crate) kept: Option<Vec<(Input, Output, Vec<Action>)>>,
-    /// What is said about this generation of circuits is printed, or about all for 4294967295: `RINGDOWN_SIM_TRACE=<generation>`.
+    /// What is said about this generation of circuits is printed, or about all for 4294967295:
+    /// `RINGDOWN_SIM_TRACE=<generation>`.
     pub(crate) traced: Option<u32>,
 }
 

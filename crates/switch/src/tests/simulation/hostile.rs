@@ -7,13 +7,12 @@ use crate::tests::model::guest::Packet;
 use crate::tests::model::payload::{Chunk, NOWHERE, Random};
 use crate::{LineId, Side};
 
-/// Queues one packet, half of the time one that could almost be right.
-pub(super) fn send(world: &mut World, line: LineId, random: &mut Random) {
-    let Some(guest) = world.guests.get(&line) else {
-        return;
-    };
-    let cid = guest.cid;
-    let ends: Vec<(u32, u32, u32, u32, u16)> = world
+/// An end of a circuit as its guest sees it: own port, the peer's identifier and port, bytes that it could acknowledge,
+/// and the type of socket.
+type KnownEnd = (u32, u32, u32, u32, u16);
+
+fn ends(world: &World, line: LineId) -> Vec<KnownEnd> {
+    world
         .switch
         .circuits
         .iter()
@@ -26,7 +25,16 @@ pub(super) fn send(world: &mut World, line: LineId, random: &mut Random) {
         })
         .filter(|(end, ..)| end.line() == Some(line))
         .map(|(end, peer, delivered, kind)| (end.port, peer.cid(), peer.port, delivered, kind))
-        .collect();
+        .collect()
+}
+
+/// Queues one packet, half of the time one that could almost be right.
+pub(super) fn send(world: &mut World, line: LineId, random: &mut Random) {
+    let Some(guest) = world.guests.get(&line) else {
+        return;
+    };
+    let cid = guest.cid;
+    let ends = ends(world, line);
     let fresh = (
         random.below(50) as u32,
         random.pick(&[HOST_CID, 3, 4, 5, 77]),
