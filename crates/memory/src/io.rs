@@ -118,6 +118,9 @@ pub struct Received {
     pub truncated: bool,
     /// The sender marked the end of a message (`MSG_EOR`). UNIX sockets do not pass this on: there a record is a message.
     pub end_of_record: bool,
+    /// The sender sent descriptors or the like along, which were thrown away (`MSG_CTRUNC`). They also end what one call
+    /// reads, so that there may be more however short it was.
+    pub control_dropped: bool,
 }
 
 impl<'m> Scatter<'m> {
@@ -196,6 +199,7 @@ impl<'m> Scatter<'m> {
             len,
             truncated: message.msg_flags & libc::MSG_TRUNC != 0,
             end_of_record: message.msg_flags & libc::MSG_EOR != 0,
+            control_dropped: message.msg_flags & libc::MSG_CTRUNC != 0,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use memory::guest::{self, GuestMemory};
-use memory::io::{Scatter, is_memory_fault};
+use memory::io::{Received, Scatter, is_memory_fault};
 use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
@@ -187,10 +187,11 @@ impl Fabric {
             return 0;
         };
         match self.receive_into(turn, &memory, buffers, room) {
-            Ok(0) => self.tell(Event::HostFinished {
+            Ok(received) if received.len == 0 => self.tell(Event::HostFinished {
                 circuit: turn.circuit,
             }),
-            Ok(len) => {
+            Ok(received) => {
+                let len = received.len;
                 let packets = self.hand_over(turn, &memory, len);
                 let sent = Sent {
                     circuit: turn.circuit,
@@ -201,8 +202,9 @@ impl Fabric {
                 };
                 self.switch.transmitted(self.now, sent, &mut self.actions);
                 let ending = self.host_is_ending(turn.circuit);
-                if len < room && !ending {
-                    // A short read: the socket is empty, and will say when it is not.
+                if len < room && !ending && !received.control_dropped {
+                    // A short read: the socket is empty, and will say when it is not. Descriptors that a program sends
+                    // along cut a read short, too.
                     self.tell(Event::HostDrained {
                         circuit: turn.circuit,
                     });
@@ -266,7 +268,7 @@ impl Fabric {
         memory: &GuestMemory,
         buffers: usize,
         room: usize,
-    ) -> io::Result<usize> {
+    ) -> io::Result<Received> {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
         let mut scatter = Scatter::new();
         let mut left = room;
@@ -288,7 +290,7 @@ impl Fabric {
             .circuit(turn.circuit)
             .and_then(|circuit| circuit.host.as_ref())
             .ok_or_else(broken)?;
-        scatter.receive(host.socket.as_fd())
+        scatter.receive_record(host.socket.as_fd())
     }
 
     /// Gives the buffers that `len` bytes have filled to the guest. Returns how many.
@@ -316,6 +318,15 @@ impl Fabric {
         packets
     }
 
+    /// Whether a read of no bytes was the end of data. A message of no bytes looks the same; it has no form in vsock, and is
+    /// passed over as Linux does.
+    fn no_message_is_left(&mut self, id: CircuitId) -> bool {
+        let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
+        host.is_none_or(|host| {
+            host.ending && rustix::io::ioctl_fionread(&host.socket).is_ok_and(|left| left == 0)
+        })
+    }
+
     /// A message of a host program is read as a whole and then sent on as the guest has room.
     fn take_message(&mut self, turn: Turn) {
         let mut room = std::mem::take(&mut self.message_room);
@@ -328,9 +339,13 @@ impl Fabric {
                 scatter.receive_record(host.socket.as_fd())
             });
         match received {
-            Some(Ok(record)) if record.len == 0 => self.tell(Event::HostFinished {
-                circuit: turn.circuit,
-            }),
+            Some(Ok(record)) if record.len == 0 => {
+                if self.no_message_is_left(turn.circuit) {
+                    self.tell(Event::HostFinished {
+                        circuit: turn.circuit,
+                    });
+                }
+            }
             Some(Ok(record))
                 if record.truncated
                     || record.len > self.switch.window_towards(turn.circuit, turn.from.other()) =>
