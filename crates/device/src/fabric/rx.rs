@@ -339,13 +339,12 @@ impl Fabric {
                 scatter.receive_record(host.socket.as_fd())
             });
         match received {
-            Some(Ok(record)) if record.len == 0 => {
-                if self.no_message_is_left(turn.circuit) {
-                    self.tell(Event::HostFinished {
-                        circuit: turn.circuit,
-                    });
-                }
+            Some(Ok(record)) if record.len == 0 && self.no_message_is_left(turn.circuit) => {
+                self.tell(Event::HostFinished {
+                    circuit: turn.circuit,
+                });
             }
+            Some(Ok(record)) if record.len == 0 => {}
             Some(Ok(record))
                 if record.truncated
                     || record.len > self.switch.window_towards(turn.circuit, turn.from.other()) =>
