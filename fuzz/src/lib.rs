@@ -27,9 +27,14 @@
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
 mod dice;
+pub mod fabric;
+mod guest;
+mod house;
 pub mod ring;
 pub mod segments;
 pub mod switch;
+pub mod vhost;
+mod vmm;
 pub mod wire;
 
 pub use dice::Dice;

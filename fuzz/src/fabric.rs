@@ -1,0 +1,198 @@
+//! The whole device, from a guest's descriptors to another's, or to a socket of the host.
+
+mod ends;
+
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use memory::driver::RawDescriptor;
+use switch::Limits;
+use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH};
+
+use crate::Dice;
+use crate::guest::{BASE, Guest, PACKET_BYTES, RX, TX};
+use crate::house::House;
+use ends::{Conversation, Route};
+
+/// Things that happen in one case, at most.
+const STEPS: usize = 100;
+
+const WEB: (&str, u32) = ("web", 3);
+const DB: (&str, u32) = ("db", 4);
+
+/// Two honest parties talk: packets cut into descriptors in any way, buffers of any size cut in any way, readers that take their time.
+/// Every byte arrives once and in order, and so does the end; then nothing is left.
+pub fn carry(input: &[u8]) {
+    let mut dice = Dice::new(input);
+    let mut house = House::new(&[WEB, DB], Limits::default());
+    let route = dice.pick(&[Route::ToHost, Route::FromHost, Route::ToGuest]);
+    let mut talk = Conversation::begin(&mut house, route);
+    for _ in 0..STEPS {
+        if dice.is_empty() {
+            break;
+        }
+        talk.step(&mut house, &mut dice);
+    }
+    talk.finish(&mut house);
+    drop(talk);
+    house.until("the VMMs are gone", |house| {
+        house.fabric.lines().iter().all(|line| !line.attached)
+    });
+    house.check_empty();
+}
+
+/// One guest does whatever it likes to its rings, its packets and its neighbour. A bystander's conversation goes on meanwhile,
+/// and afterwards the hostile guest's line serves a fresh guest.
+pub fn attack(input: &[u8]) {
+    let mut dice = Dice::new(input);
+    let limits = Limits {
+        circuits: 20,
+        half_open: 5,
+        orphan_resets: 10,
+        line_grant_bytes: 1 << 20,
+        linger: Duration::from_millis(1),
+        ..Limits::default()
+    };
+    let mut house = House::new(&[WEB, DB], limits);
+    let bystander = dice.pick(&[Route::ToHost, Route::FromHost]);
+    let mut talk = Conversation::begin_with(&mut house, bystander, DB, None);
+    let listener = UnixListener::bind(house.path("web.sock_80")).expect("a listener");
+    listener.set_nonblocking(true).expect("an open socket");
+    let mut programs = Vec::new();
+    let mut attacker = Attacker::new(&mut house);
+    for _ in 0..STEPS {
+        if dice.is_empty() {
+            break;
+        }
+        match dice.below(16) {
+            0..=11 => attacker.act(&mut dice),
+            12 | 13 => talk.step(&mut house, &mut dice),
+            _ => house.settle(),
+        }
+        if let Ok((stream, _)) = listener.accept() {
+            programs.push(stream);
+        }
+        let report = house.line(WEB.0).report;
+        assert!(report.circuits <= limits.circuits, "{report:?}");
+        assert!(
+            report.granted_bytes
+                <= limits.line_grant_bytes + 20 * u64::from(limits.min_grant_bytes)
+        );
+    }
+    talk.finish(&mut house);
+    drop(attacker);
+    house.until("the hostile guest's VMM is gone", |house| {
+        !house.line(WEB.0).attached
+    });
+    drop((listener, programs));
+    let _ = std::fs::remove_file(house.path("web.sock_80"));
+    let mut again = Conversation::begin_with(&mut house, Route::ToHost, WEB, None);
+    again.step(&mut house, &mut dice);
+    again.finish(&mut house);
+    drop((again, talk));
+    house.until("the VMMs are gone", |house| {
+        house.fabric.lines().iter().all(|line| !line.attached)
+    });
+    house.check_empty();
+}
+
+struct Attacker {
+    guest: Guest,
+    /// It has written into its rings: what comes back may be anything, and is not looked at.
+    wild: bool,
+}
+
+impl Attacker {
+    fn new(house: &mut House) -> Attacker {
+        Attacker {
+            guest: Guest::attach(house, WEB.0, WEB.1),
+            wild: false,
+        }
+    }
+
+    fn act(&mut self, dice: &mut Dice<'_>) {
+        match dice.below(16) {
+            0..=6 if !self.wild => self.packet(dice),
+            0..=9 if !self.wild => {
+                let len = dice.pick(&[HEADER_LEN + 1, 4096, 300, HEADER_LEN, 1, PACKET_BYTES]);
+                let cuts = [dice.below(60), dice.below(3), dice.below(3)];
+                self.guest.post(len, &cuts);
+            }
+            10 if !self.wild => while self.guest.receive().is_some() {},
+            11 | 12 => {
+                // Anywhere in the two rings and their tables.
+                self.wild = true;
+                let bytes = dice.take(8);
+                let offset = dice.below(8192);
+                let rings = self.guest.queues[RX].setup().descriptors - self.guest.arena.base();
+                self.guest.arena.write(rings as usize + offset, bytes);
+            }
+            13 => {
+                self.wild = true;
+                let ring = dice.pick(&[TX, RX]);
+                let queue = &mut self.guest.queues[ring];
+                let descriptor = RawDescriptor {
+                    address: BASE + u64::from(dice.edgy()),
+                    len: dice.edgy(),
+                    flags: dice.word() & 7,
+                    next: dice.word() % 34,
+                };
+                queue.write_descriptor(dice.word() % 32, descriptor);
+            }
+            14 => {
+                self.wild = true;
+                let ring = dice.pick(&[TX, RX]);
+                let queue = &mut self.guest.queues[ring];
+                let ahead = dice.word() % 40;
+                queue.set_available_entry(queue.available_index(), dice.word() % 34);
+                queue.set_available_index(queue.available_index().wrapping_add(ahead));
+            }
+            _ => {
+                self.guest.notify(RX);
+                self.guest.notify(TX);
+            }
+        }
+    }
+
+    fn packet(&mut self, dice: &mut Dice<'_>) {
+        let payload = [b'!'; 5000];
+        let len = match dice.below(4) {
+            0 => dice.below(payload.len()),
+            _ => dice.below(100),
+        };
+        let operation = match dice.below(8) {
+            0..=3 => Operation::Data as u16,
+            4 => Operation::Request as u16,
+            5 => Operation::Response as u16,
+            _ => dice.below(9) as u16,
+        };
+        let header = Header {
+            src_cid: if dice.one_in(16) {
+                DB.1.into()
+            } else {
+                WEB.1.into()
+            },
+            dst_cid: u64::from(dice.pick(&[HOST_CID, DB.1, DB.1, WEB.1, 99])),
+            src_port: 1000 + dice.below(3) as u32,
+            dst_port: dice.pick(&[80, 80, 80, 81, 5000]),
+            len: match dice.below(8) {
+                0 => dice.edgy(),
+                _ => len as u32,
+            },
+            socket_type: dice.pick(&[1, 1, 1, 2, 9]),
+            operation,
+            flags: match dice.below(4) {
+                0 => dice.double(),
+                1 => dice.below(SHUTDOWN_BOTH as usize + 1) as u32,
+                _ => 0,
+            },
+            buf_alloc: dice.pick(&[262_144, 4096, 0, u32::MAX]),
+            fwd_cnt: match dice.below(4) {
+                0 => dice.edgy(),
+                _ => 0,
+            },
+        };
+        let cuts = [dice.below(60), dice.below(60), dice.below(3)];
+        self.guest.send(&header, &payload[..len], &cuts);
+    }
+}

@@ -1,0 +1,102 @@
+//! A fabric with lines, run by the thread that attacks it.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use device::{Fabric, LineConfig, LineSnapshot};
+use switch::{Limits, Policy, Rule};
+use tempfile::TempDir;
+
+/// How long anything may take. Nothing takes that long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a turn waits for something to happen: other threads answer soon.
+const TURN: Duration = Duration::from_micros(50);
+
+/// The agent's port, of which these targets make no use.
+const AGENT_PORT: u32 = 1007;
+
+pub(crate) struct House {
+    pub(crate) fabric: Fabric,
+    directory: TempDir,
+}
+
+impl House {
+    /// A fabric with these VMs, of which each may call each.
+    pub(crate) fn new(vms: &[(&str, u32)], limits: Limits) -> House {
+        let directory = tempfile::tempdir().expect("a directory for sockets");
+        let mut fabric = Fabric::new(limits, AGENT_PORT, Box::new(|_| false)).expect("a fabric");
+        fabric.set_policy(Policy::new(vec![Rule::default()]));
+        let mut house = House { fabric, directory };
+        for (name, cid) in vms {
+            let config = LineConfig {
+                name: (*name).to_owned(),
+                cid: *cid,
+                vhost_user: house.path(&format!("{name}.vhost")),
+                host: house.path(&format!("{name}.sock")),
+            };
+            house.fabric.open_line(&config).expect("the line opens");
+        }
+        house
+    }
+
+    /// A file in the directory of sockets.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Connects to a line as its VMM.
+    pub(crate) fn connect_vmm(&self, name: &str) -> UnixStream {
+        let stream = UnixStream::connect(self.path(&format!("{name}.vhost")));
+        let stream = stream.expect("the line's thread listens");
+        stream.set_nonblocking(true).expect("an open socket");
+        stream
+    }
+
+    pub(crate) fn turn(&mut self) {
+        self.fabric.turn(Some(TURN)).expect("the fabric can wait");
+    }
+
+    /// Lets the fabric run until something holds.
+    pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut House) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "it never came: {what}");
+            self.turn();
+        }
+    }
+
+    /// Lets the fabric run until it has nothing to do, as far as it knows.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..3 {
+            self.fabric
+                .turn(Some(Duration::ZERO))
+                .expect("the fabric can wait");
+        }
+    }
+
+    pub(crate) fn line(&self, name: &str) -> LineSnapshot {
+        let mut lines = self.fabric.lines().into_iter();
+        let found = lines.find(|line| line.report.name == name);
+        found.expect("the line is there")
+    }
+
+    /// Nothing is left of any circuit.
+    pub(crate) fn check_empty(&mut self) {
+        let circuits = self.fabric.circuits();
+        assert!(circuits.is_empty(), "{circuits:#?}");
+        for line in self.fabric.lines() {
+            let report = &line.report;
+            assert_eq!((report.circuits, report.granted_bytes), (0, 0), "{line:?}");
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.fabric.stop();
+        }
+    }
+}
