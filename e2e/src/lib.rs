@@ -18,6 +18,7 @@ mod daemon;
 mod guest;
 pub mod host;
 pub mod images;
+pub mod newer;
 pub mod pattern;
 pub mod probe;
 pub mod protocol;
