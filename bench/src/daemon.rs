@@ -1,7 +1,7 @@
 //! The program under test, as a child process whose appetite is measured.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
@@ -90,6 +90,11 @@ impl Daemon {
         self.directory.path().join(format!("{name}.sock_{port}"))
     }
 
+    /// Where the daemon is asked what it does.
+    pub fn control_socket(&self) -> PathBuf {
+        self.directory.path().join("control.sock")
+    }
+
     /// Runs another command of the program against this daemon, and returns whether it succeeded.
     ///
     /// # Errors
@@ -161,6 +166,18 @@ impl Daemon {
     /// Size of its log, in bytes.
     pub fn log_bytes(&self) -> u64 {
         fs::metadata(self.log_path()).map_or(0, |metadata| metadata.len())
+    }
+
+    /// What is in its log from this byte on.
+    pub fn log_since(&self, start: u64) -> String {
+        let read = || {
+            let mut file = fs::File::open(self.log_path())?;
+            file.seek(SeekFrom::Start(start))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            io::Result::Ok(bytes)
+        };
+        String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
     }
 
     /// Everything in its log.

@@ -69,6 +69,8 @@ pub struct VirtualGuest {
     counts: Counts,
     /// Headers of packets that belong to no socket, when they are asked for.
     strays: Option<Vec<Header>>,
+    /// Dials that nobody listens for are kept with the strays, and not refused.
+    mute: bool,
     /// The device does not reclaim or refill: descriptors have been tampered with.
     tampered: bool,
 }

@@ -8,6 +8,7 @@
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
+pub mod attacks;
 pub mod daemon;
 pub mod frontend;
 pub mod guest;

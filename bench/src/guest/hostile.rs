@@ -4,7 +4,8 @@ use memory::driver::{DriverQueue, Full};
 use memory::guest::Range;
 use wire::vsock::Header;
 
-use super::{GUEST_BASE, VirtualGuest};
+use super::rings::NO_SLOT;
+use super::{Connection, GUEST_BASE, VirtualGuest};
 use crate::frontend::TX;
 
 impl VirtualGuest {
@@ -24,10 +25,31 @@ impl VirtualGuest {
         Ok(())
     }
 
+    /// Puts a chain of any ranges into the transmit ring, if there is room. The guest goes on as before.
+    pub fn try_chain(&mut self, readable: &[Range], writable: &[Range]) -> bool {
+        // The slot of no packet: nothing is reclaimed for it.
+        let added = self.rings.queues[TX].add(readable, writable, NO_SLOT);
+        self.kick(TX);
+        added.is_ok()
+    }
+
     /// A ring, to write anything into it. The guest is not serviced any more: what the device gives back may be anything.
     pub fn tamper(&mut self, index: usize) -> &mut DriverQueue {
         self.tampered = true;
         &mut self.rings.queues[index]
+    }
+
+    /// Dials are neither accepted nor refused from now on: they are strays (see [`keep_strays`](Self::keep_strays)).
+    pub fn leave_dials_unanswered(&mut self) {
+        self.mute = true;
+        self.keep_strays();
+    }
+
+    /// Forgets a socket without a word to anybody.
+    pub fn forget(&mut self, connection: Connection) {
+        if let Some(socket) = self.sockets.remove(&connection.0) {
+            self.by_key.remove(&socket.key);
+        }
     }
 
     /// Writes into fresh memory of the guest. Returns its guest address.

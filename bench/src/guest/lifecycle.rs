@@ -57,6 +57,7 @@ impl VirtualGuest {
             violation_count: 0,
             counts: Counts::default(),
             strays: None,
+            mute: false,
             tampered: false,
         };
         guest.connect_vmm()?;

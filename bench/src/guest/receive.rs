@@ -95,6 +95,13 @@ impl VirtualGuest {
         if operation != Some(Operation::Data) && !payload.is_empty() {
             self.violation(format!("payload with {header:?}"));
         }
+        let strange = SocketType::from_wire(header.socket_type).is_none();
+        if let (true, Some(strays), Some(Operation::Reset)) =
+            (strange, self.strays.as_mut(), operation)
+        {
+            // The answer to a packet of a type that does not exist is of that type.
+            return strays.push(*header);
+        }
         let (Some(operation), Some(socket_type)) =
             (operation, SocketType::from_wire(header.socket_type))
         else {
@@ -113,7 +120,9 @@ impl VirtualGuest {
         let known = self.by_key.get(&key).copied();
         match known {
             Some(id) => self.received_known(id, operation, socket_type, header, payload),
-            None if operation == Operation::Request => self.dialled(key, socket_type, header),
+            None if operation == Operation::Request && !self.mute => {
+                self.dialled(key, socket_type, header);
+            }
             None if self.strays.is_some() => self.strays.get_or_insert_default().push(*header),
             None if operation == Operation::Reset => {}
             None => self.refuse(header),

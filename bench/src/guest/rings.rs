@@ -13,6 +13,9 @@ use super::layout::SLOT_LEN;
 use super::{GUEST_BASE, GuestConfig, Layout, VirtualGuest};
 use crate::frontend::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT, RX, TX};
 
+/// The token of a chain that has no slot.
+pub(super) const NO_SLOT: u64 = u64::MAX;
+
 pub(super) struct Rings {
     pub(super) queues: [DriverQueue; 3],
     pub(super) kicks: [OwnedFd; 3],
@@ -122,7 +125,9 @@ impl Rings {
     /// Takes back what the device has sent.
     pub(super) fn reclaim(&mut self) {
         while let Some((slot, _)) = self.queues[TX].take_used() {
-            self.free_slots.push(slot as usize);
+            if slot != NO_SLOT {
+                self.free_slots.push(slot as usize);
+            }
         }
     }
 }

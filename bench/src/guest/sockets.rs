@@ -371,9 +371,8 @@ impl VirtualGuest {
 
     /// Shuts directions down, as `shutdown(2)`: [`SHUTDOWN_RECEIVE`], [`SHUTDOWN_SEND`] or both.
     pub fn shutdown(&mut self, connection: Connection, flags: u32) {
-        if let Some(socket) = self.sockets.get_mut(&connection.0)
-            && !socket.is_over()
-        {
+        let socket = self.sockets.get_mut(&connection.0);
+        if let Some(socket) = socket.filter(|socket| !socket.is_over()) {
             socket.own_shutdown |= flags;
             self.send_control(connection.0, Operation::Shutdown, flags);
         }

@@ -176,3 +176,31 @@ fn a_guest_without_messages_is_not_sent_any() {
     assert_eq!(db.counts().received_packets, 0);
     assert_no_violations(&[&web, &db]);
 }
+
+/// An empty message is nothing that vsock could carry; above all it is not the end of data.
+#[test]
+fn a_message_without_a_byte_is_no_end() {
+    let daemon = daemon();
+    let listener = listen_for_messages(&daemon.listener_path("web", 80));
+    let mut web = guest(&daemon, "web");
+    let near = web.connect_with(2, 80, SocketType::SeqPacket).unwrap();
+    let far = accept(&listener).unwrap();
+    for bytes in [&b""[..], b"one", b"", b"", b"two", b""] {
+        send(&far, bytes, SendFlags::NOSIGNAL).unwrap();
+    }
+    drop(far);
+    let mut arrived = Vec::new();
+    wait_for("the end", &mut [&mut web], |guests| {
+        match guests[0].try_receive_message(near) {
+            Ok((message, _)) => arrived.push(message),
+            Err(Received::Nothing) => return false,
+            Err(other) => {
+                assert_eq!(other, Received::End);
+                return true;
+            }
+        }
+        false
+    });
+    assert_eq!(arrived, [b"one", b"two"]);
+    assert_no_violations(&[&web]);
+}

@@ -1,0 +1,140 @@
+//! Attacks on a running daemon: what a guest, a VMM or a program of the host may try, each a small function in a table.
+//!
+//! The attacker is the VM `mallory` and programs around it. While an attack lasts, bystanders (`alice` and `bob`) talk to the
+//! host and to each other without a pause. An attack has failed, as it should, when
+//!
+//! - what the attacker gets is what the table says, with a reason in the log,
+//! - the bystanders' bytes have kept coming, all of them and in order,
+//! - the daemon lives, comes to rest while the attacker still holds everything it has, and has grown by less than the
+//!   stated bound,
+//! - afterwards a fresh VM works on the attacker's own line, and no descriptor is left behind.
+
+mod bystander;
+mod chain;
+mod credit;
+mod flood;
+mod header;
+mod host;
+mod lifecycle;
+mod memory;
+mod protocol;
+mod ring;
+mod scene;
+
+use std::fmt;
+
+pub use scene::{Arena, Scene, Verdict};
+
+/// What is attacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// The fields of the rings.
+    Ring,
+    /// Chains of descriptors.
+    Chain,
+    /// Headers of packets.
+    Header,
+    /// Announcements of buffers and of what was consumed.
+    Credit,
+    /// Rings, drivers and VMMs that come and go.
+    Lifecycle,
+    /// Too much of what is allowed.
+    Flood,
+    /// The guest's memory as the VMM hands it over.
+    Memory,
+    /// The vhost-user protocol.
+    Protocol,
+    /// Sockets of the host.
+    Host,
+}
+
+/// What must come of an attack, beside nothing for anybody else. The text is part of the reason in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The attacker's line is down until its driver starts anew.
+    LineFails(&'static str),
+    /// The circuit or the dial ends.
+    CircuitEnds(&'static str),
+    /// The VMM's request is refused, or its connection ended.
+    Refused(&'static str),
+    /// Nothing: what was sent is dropped, answered, or bounded. The attack itself says which.
+    Nothing,
+}
+
+impl Outcome {
+    fn log(self) -> Option<&'static str> {
+        match self {
+            Outcome::LineFails(text) | Outcome::CircuitEnds(text) | Outcome::Refused(text) => {
+                Some(text)
+            }
+            Outcome::Nothing => None,
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::LineFails(text) => write!(formatter, "the line fails: “{text}”"),
+            Outcome::CircuitEnds(text) => write!(formatter, "the circuit ends: “{text}”"),
+            Outcome::Refused(text) => write!(formatter, "the VMM is refused: “{text}”"),
+            Outcome::Nothing => write!(formatter, "nothing comes of it"),
+        }
+    }
+}
+
+/// An attack.
+pub struct Attack {
+    /// What is attacked.
+    pub group: Group,
+    /// Its name.
+    pub name: &'static str,
+    /// What the attacker does.
+    pub what: &'static str,
+    /// What must come of it.
+    pub outcome: Outcome,
+    run: fn(&mut Scene<'_>),
+}
+
+/// Every attack.
+pub fn all() -> impl Iterator<Item = &'static Attack> {
+    [
+        ring::ATTACKS,
+        chain::ATTACKS,
+        header::ATTACKS,
+        credit::ATTACKS,
+        lifecycle::ATTACKS,
+        flood::ATTACKS,
+        memory::ATTACKS,
+        protocol::ATTACKS,
+        host::ATTACKS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The table of attacks as a page.
+pub fn page() -> String {
+    let mut page = String::from(
+        "# The table of attacks\n\n\
+        This page is made from the table in `bench/src/attacks`; the test `attacks` compares the two and runs every row\n\
+        against a real daemon: `cargo test -p ringdown-bench --test attacks`. While each attack lasts, two other VMs exchange\n\
+        data with the host and with each other; afterwards the daemon must be alive and at rest, its memory within bounds, no\n\
+        descriptor left behind, and a fresh VM must work on the attacker's line.\n",
+    );
+    let mut group = None;
+    for attack in all() {
+        if group != Some(attack.group) {
+            group = Some(attack.group);
+            page.push_str(&format!(
+                "\n## {:?}\n\n| Attack | What is done | What must come of it |\n|---|---|---|\n",
+                attack.group
+            ));
+        }
+        page.push_str(&format!(
+            "| `{}` | {} | {} |\n",
+            attack.name, attack.what, attack.outcome
+        ));
+    }
+    page
+}
