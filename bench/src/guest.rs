@@ -104,6 +104,8 @@ pub struct Counts {
     pub credit_updates: u64,
     /// Resets from the device.
     pub resets: u64,
+    /// Events that said that every circuit is gone.
+    pub transport_resets: u64,
 }
 
 impl VirtualGuest {

@@ -1,6 +1,6 @@
 //! Programs of the host.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 

@@ -115,6 +115,7 @@ impl VirtualGuest {
         self.rings.fill();
         // Published before the device looks: nobody is to be notified.
         self.rings.queues[RX].kick_needed();
+        self.rings.queues[EVENT].kick_needed();
         self.share_memory()?;
         self.start_rings([self.config.first_index; 3])
     }

@@ -6,7 +6,7 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SHUTDOWN_BOTH, SocketType};
 
 use super::connection::{Key, Socket, State};
 use super::{MAX_QUEUED_REPLIES, Packet, VirtualGuest};
-use crate::frontend::{RX, TX};
+use crate::frontend::{EVENT, RX, TX};
 
 impl VirtualGuest {
     /// Takes what the device has given back, answers it, and gives new buffers. Returns whether anything happened.
@@ -25,6 +25,7 @@ impl VirtualGuest {
             self.rings.reclaim();
             self.flush();
             happened |= self.take_received();
+            self.take_events();
             self.expire();
             let more = [RX, TX].map(|index| self.rings.queues[index].enable_interrupts());
             let stuck = self.queued.len() >= MAX_QUEUED_REPLIES;
@@ -32,6 +33,25 @@ impl VirtualGuest {
                 return happened;
             }
         }
+    }
+
+    /// Linux's `virtio_vsock_event_handle`: a reset of the transport ends every socket that is not just listening.
+    fn take_events(&mut self) {
+        if !self.config.event_ring {
+            return;
+        }
+        while let Some(event) = self.rings.take_event(&self.arena) {
+            if event != 0 {
+                self.violation(format!("event {event} does not exist"));
+                continue;
+            }
+            self.counts.transport_resets += 1;
+            let ids: Vec<u32> = self.sockets.keys().copied().collect();
+            for id in ids {
+                self.finish(id, State::Reset);
+            }
+        }
+        self.kick(EVENT);
     }
 
     fn take_received(&mut self) -> bool {

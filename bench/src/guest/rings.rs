@@ -11,7 +11,11 @@ use wire::vsock::{HEADER_LEN, Header};
 
 use super::layout::SLOT_LEN;
 use super::{GUEST_BASE, GuestConfig, Layout, VirtualGuest};
-use crate::frontend::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT, RX, TX};
+use crate::frontend::{EVENT, FEATURE_EVENT_INDEX, FEATURE_INDIRECT, RX, TX};
+
+/// Buffers for events, and the length of each in bytes, as in Linux.
+const EVENT_BUFFERS: usize = 8;
+const EVENT_LEN: u32 = 4;
 
 /// The token of a chain that has no slot.
 pub(super) const NO_SLOT: u64 = u64::MAX;
@@ -23,6 +27,8 @@ pub(super) struct Rings {
     /// By token: where each receive buffer is in the arena.
     buffers: Vec<usize>,
     buffer_lens: &'static [u32],
+    /// Where the event buffers are in the arena; none without an event ring.
+    event_buffers: Vec<usize>,
     slots: Vec<usize>,
     /// Slots for packets, free to be used.
     free_slots: Vec<usize>,
@@ -48,6 +54,12 @@ impl Rings {
             calls: [event()?, event()?, event()?],
             buffers: (0..in_ring).map(|_| arena.allocate(stride, 64)).collect(),
             buffer_lens,
+            event_buffers: match config.event_ring {
+                true => (0..EVENT_BUFFERS.min(entries))
+                    .map(|_| arena.allocate(EVENT_LEN as usize, 8))
+                    .collect(),
+                false => Vec::new(),
+            },
             free_slots: slots.clone(),
             slots,
         })
@@ -64,8 +76,11 @@ impl Rings {
         self.slots.len() - self.free_slots.len()
     }
 
-    /// Posts every receive buffer.
+    /// Posts every buffer for packets and events.
     pub(super) fn fill(&mut self) {
+        for token in 0..self.event_buffers.len() {
+            self.post_event(token);
+        }
         for token in 0..self.buffers.len() {
             self.post(token);
         }
@@ -86,6 +101,25 @@ impl Rings {
         self.queues[RX]
             .add(&[], &ranges, token as u64)
             .expect("there are no more buffers than the ring has room for");
+    }
+
+    fn post_event(&mut self, token: usize) {
+        let range = Range {
+            address: GUEST_BASE + self.event_buffers[token] as u64,
+            len: EVENT_LEN,
+        };
+        self.queues[EVENT]
+            .add(&[], &[range], token as u64)
+            .expect("there are no more buffers than the ring has room for");
+    }
+
+    /// The next event from the device, if there is one (virtio 1.2, section 5.10.6.7).
+    pub(super) fn take_event(&mut self, arena: &Arena) -> Option<u32> {
+        let (token, _) = self.queues[EVENT].take_used()?;
+        let mut bytes = [0; 4];
+        arena.read(self.event_buffers[token as usize], &mut bytes);
+        self.post_event(token as usize);
+        Some(u32::from_le_bytes(bytes))
     }
 
     /// The packet in a receive buffer.

@@ -219,3 +219,26 @@ fn rings_of_every_size_work() {
         assert_no_violations(&[&web]);
     }
 }
+
+/// A guest whose rings have gone on without this daemon knows of circuits that this daemon does not.
+#[test]
+fn a_guest_that_lives_on_is_told_that_its_circuits_are_gone() {
+    let daemon = daemon();
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    for (first_index, resets) in [(0, 0), (500, 1)] {
+        let config = GuestConfig {
+            first_index,
+            event_ring: true,
+            ..GuestConfig::default()
+        };
+        let mut web = guest_with(&daemon, "web", config);
+        wait_for("the event", &mut [&mut web], |guests| {
+            guests[0].counts().transport_resets >= resets
+        });
+        let circuit = web.connect(2, 7).unwrap();
+        web.send(circuit, b"new").unwrap();
+        assert_eq!(web.receive(circuit, 3).unwrap(), b"new");
+        assert_eq!(web.counts().transport_resets, resets);
+        assert_no_violations(&[&web]);
+    }
+}
