@@ -208,14 +208,15 @@ impl Switch {
         let to = from.other();
         let unwanted = circuit.end(to).heard & SHUTDOWN_RECEIVE != 0;
         let flow = &mut circuit.flows[from.index()];
-        // Whoever shut down its reading still got what was kept for it at that moment, and nothing more.
+        // Whoever shut down its reading still gets what is kept for it, should it read on; but no more is wanted, and
+        // the source hears of that at once.
         flow.refused |= unwanted && flow.kept() == 0;
         let ending = flow.end;
         let passes_end = flow.kept() == 0 && matches!(ending, Ending::Finishing | Ending::Aborting);
         if passes_end {
             flow.end = Ending::Done;
         }
-        let passes_refusal = flow.refused && !flow.refusal_passed;
+        let passes_refusal = (flow.refused || unwanted) && !flow.refusal_passed;
         flow.refusal_passed |= passes_refusal;
         if passes_end && !circuit.end(to).gone {
             let end = circuit.end_mut(to);

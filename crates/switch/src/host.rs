@@ -107,7 +107,7 @@ impl Switch {
             return;
         };
         let flow = circuit.flow_from(host);
-        if readable && (flow.end != Ending::Open || flow.refused) {
+        if readable && (flow.end != Ending::Open || flow.refused || flow.refusal_passed) {
             return;
         }
         circuit.end_mut(host).readable = readable;

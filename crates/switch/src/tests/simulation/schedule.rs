@@ -249,13 +249,17 @@ impl Schedule {
     /// those of the next. (Linux forgets the address of a socket before the program closes it, and lets it speak all
     /// the same.)
     fn is_in_use(&self, line: LineId, port: u32) -> bool {
-        let guests = &self.world.guests;
+        let (guests, switch) = (&self.world.guests, &self.world.switch);
         let on_its_way =
             |packet: &Packet| [packet.header.src_port, packet.header.dst_port].contains(&port);
         guests[&line]
             .sockets
             .values()
             .any(|socket| socket.port == port)
+            || switch
+                .by_end
+                .keys()
+                .any(|end| end.line == line && end.port == port)
             || guests
                 .values()
                 .any(|guest| guest.rx.iter().chain(&guest.tx).any(on_its_way))
