@@ -39,6 +39,7 @@ pub fn carry(input: &[u8]) {
         house.fabric.lines().iter().all(|line| !line.attached)
     });
     house.check_empty();
+    house.close_later();
 }
 
 /// One guest does whatever it likes to its rings, its packets and its neighbour. A bystander's conversation goes on meanwhile,
@@ -94,6 +95,7 @@ pub fn attack(input: &[u8]) {
         house.fabric.lines().iter().all(|line| !line.attached)
     });
     house.check_empty();
+    house.close_later();
 }
 
 struct Attacker {

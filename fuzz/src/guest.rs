@@ -188,7 +188,8 @@ impl Guest {
         };
         let ranges = cut(slot, len.min(PACKET_BYTES), cuts);
         // What was there before must not look as if it had arrived.
-        self.arena.write(slot, &[UNTOUCHED; SLOT_BYTES]);
+        self.arena
+            .write(slot, &[UNTOUCHED; SLOT_BYTES][..span(slot, &ranges)]);
         let added = self.queues[RX].add(&[], &ranges, token as u64);
         assert!(
             added.is_ok(),
@@ -217,10 +218,9 @@ impl Guest {
                 "{written} bytes in a buffer of {room}"
             );
             let mut bytes = self.read_pieces(slot, &ranges);
+            let behind = &bytes[written as usize..];
             assert!(
-                bytes[written as usize..]
-                    .iter()
-                    .all(|byte| *byte == UNTOUCHED),
+                behind == &[UNTOUCHED; SLOT_BYTES][..behind.len()],
                 "the device wrote more than it said"
             );
             bytes.truncate(written as usize);
@@ -237,9 +237,9 @@ impl Guest {
 
     /// What is in a buffer. Between and behind its pieces nothing has changed.
     fn read_pieces(&self, slot: usize, ranges: &[Range]) -> Vec<u8> {
-        let mut all = vec![0; SLOT_BYTES];
+        let mut all = vec![0; span(slot, ranges)];
         self.arena.read(slot, &mut all);
-        let mut bytes = Vec::with_capacity(PACKET_BYTES);
+        let mut bytes = Vec::with_capacity(all.len());
         for range in ranges {
             let start = (range.address - BASE) as usize - slot;
             let piece = &mut all[start..start + range.len as usize];
@@ -247,7 +247,7 @@ impl Guest {
             piece.fill(UNTOUCHED);
         }
         assert!(
-            all.iter().all(|byte| *byte == UNTOUCHED),
+            all == [UNTOUCHED; SLOT_BYTES][..all.len()],
             "the device wrote outside of the buffer"
         );
         bytes
@@ -258,6 +258,12 @@ impl Guest {
             self.free[TX].push(slot as usize);
         }
     }
+}
+
+/// How many bytes of a slot these pieces take up, with the gap behind the last.
+fn span(slot: usize, ranges: &[Range]) -> usize {
+    let end = |range: &Range| (range.address - BASE) as usize + range.len as usize;
+    ranges.last().map_or(0, end) + GAP_BYTES - slot
 }
 
 /// Ranges of a slot with gaps between them, cut after each of these lengths; the last one takes the rest. Empty ones stay.

@@ -2,6 +2,9 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use device::{Fabric, LineConfig, LineSnapshot};
@@ -93,10 +96,44 @@ impl House {
     }
 }
 
-impl Drop for House {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.fabric.stop();
+/// How many houses may wait to be closed.
+const CLOSING: usize = 16;
+
+/// Closes houses: that waits for threads that have nothing left to do but end.
+static CLOSER: LazyLock<SyncSender<Interior>> = LazyLock::new(|| {
+    let (sender, houses) = sync_channel::<Interior>(CLOSING);
+    thread::spawn(move || houses.into_iter().for_each(Interior::close));
+    sender
+});
+
+struct Interior {
+    fabric: Fabric,
+    /// The files in it go with it.
+    _directory: TempDir,
+}
+
+impl Interior {
+    fn close(mut self) {
+        self.fabric.stop();
+    }
+}
+
+impl House {
+    /// Closes the house now: no thread and no descriptor is left when this returns.
+    pub(crate) fn close(self) {
+        self.interior().close();
+    }
+
+    /// Closes the house soon, while the next case runs.
+    pub(crate) fn close_later(self) {
+        let sent = CLOSER.send(self.interior());
+        sent.expect("the closing thread lives as long as the process");
+    }
+
+    fn interior(self) -> Interior {
+        Interior {
+            fabric: self.fabric,
+            _directory: self.directory,
         }
     }
 }

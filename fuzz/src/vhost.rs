@@ -49,6 +49,7 @@ pub fn converse(input: &[u8]) {
         house.until("the honest VMM's end is noticed", |house| {
             !house.line(NAME).attached
         });
+        house.close();
     }
     assert_eq!(
         (open_descriptors(), shared_mappings()),
