@@ -103,7 +103,12 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
+        let same_type = socket_type == self.circuits[index].socket_type;
         if operation == Some(Operation::Reset) {
+            if !same_type {
+                // It answers an earlier packet of the other type, as Linux sees it too.
+                return;
+            }
             let reason = if self.circuits[index].answered || side == Side::Caller {
                 Reason::PeerReset
             } else {
@@ -111,7 +116,7 @@ impl Switch {
             };
             return self.guest_gone(now, index, side, reason, actions);
         }
-        if socket_type != self.circuits[index].socket_type {
+        if !same_type {
             return self.kill(now, index, Reason::ProtocolViolation, actions);
         }
         if self.announced(index, side, header, actions).is_err() {

@@ -285,3 +285,22 @@ fn a_message_read_too_late_is_thrown_away() {
     world.check_tables();
     world.finish();
 }
+
+#[test]
+fn a_reset_of_the_other_type_is_about_something_else() {
+    // Seed 35601: a guest answered an earlier packet of the same ports, and the answer ended a call that it accepted.
+    let (mut world, line, header) = connected();
+    let socket_type = 2;
+    world.inject(
+        line,
+        Header {
+            socket_type,
+            ..with(Operation::Reset, header)
+        },
+    );
+    assert_eq!(world.switch.circuits.len(), 1);
+    assert_eq!(world.programs[&1].call, Call::Open);
+    world.inject(line, with(Operation::Reset, header));
+    assert_eq!(world.switch.circuits.len(), 0);
+    world.finish();
+}

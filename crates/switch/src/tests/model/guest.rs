@@ -377,7 +377,7 @@ impl Guest {
         match socket.state {
             State::Connecting => self.receive_connecting(id, operation, &packet, audit),
             State::Established => {
-                if packet.circuit.is_some() {
+                if packet.circuit.is_some_and(|id| !audit.is_tainted(id)) {
                     assert_eq!(
                         packet.circuit, socket.circuit,
                         "a packet of another circuit"
