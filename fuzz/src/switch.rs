@@ -275,10 +275,7 @@ impl World {
         if kept > 0 {
             let most = u64::from(budget).min(kept) as usize;
             sent.len = 1 + dice.below(most) as u32;
-        } else if let Some(host) = host
-            && host.open
-            && !host.finished
-        {
+        } else if let Some(host) = host.filter(|host| host.open && !host.finished) {
             match (dice.below(4), host.socket_type) {
                 (0, _) => return drop(self.tell(Event::HostDrained { circuit })),
                 (1, _) => {

@@ -206,9 +206,10 @@ impl Conversation {
             arrived && first.heard_end && second.heard_end
         });
         for side in &mut self.sides {
-            if let Party::Guest(end) = &mut side.party
-                && !end.socket.reset
-            {
+            let Party::Guest(end) = &mut side.party else {
+                continue;
+            };
+            if !end.socket.reset {
                 end.say(Operation::Shutdown, SHUTDOWN_BOTH);
                 end.say(Operation::Reset, 0);
             }

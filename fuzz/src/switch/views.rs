@@ -133,9 +133,8 @@ impl Views {
             return Expected::Anything;
         }
         if operation == Some(Operation::Request) {
-            if let Some(view) = self.views.get_mut(&key)
-                && view.sent == 0
-            {
+            let unused = self.views.get_mut(&key).filter(|view| view.sent == 0);
+            if let Some(view) = unused {
                 view.vague = true;
                 return Expected::Anything;
             }
