@@ -55,6 +55,12 @@ e2e: build images ## run the scenarios with real guests
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
 
+fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
+	@CARGO='$(CARGO)' fuzz/run
+
+mutants: ## see that faults put in on purpose are found
+	@CARGO='$(CARGO)' fuzz/mutants/run
+
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)
 
