@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e kernel-tests lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e kernel-tests fuzz mutants lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
