@@ -2,13 +2,13 @@
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_send_buffer_size, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -84,6 +84,22 @@ pub fn connect(host: &Path) -> Result<UnixStream> {
         .with_context(|| format!("cannot connect to {}", host.display()))?;
     bound(&stream)?;
     Ok(stream)
+}
+
+/// Listens at `path` with a backlog of this many connections; the system holds one more.
+///
+/// # Errors
+/// The system's reason.
+pub fn listen_with_backlog(path: &Path, backlog: i32) -> Result<UnixListener> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, backlog)?;
+    Ok(UnixListener::from(socket))
 }
 
 /// Gives a stream the deadline of tests for every read and write.
@@ -282,6 +298,8 @@ impl Messages {
         let deadline = Some(Duration::from_secs(IO_DEADLINE_S));
         set_socket_timeout(&socket, Timeout::Recv, deadline)?;
         set_socket_timeout(&socket, Timeout::Send, deadline)?;
+        // A message must fit in here as a whole. The system doubles the number, and by default allows no larger one.
+        set_socket_send_buffer_size(&socket, 212_992)?;
         Ok(Messages(socket))
     }
 }

@@ -84,9 +84,7 @@ impl Guest {
     /// # Errors
     /// When it does not come to listen.
     pub fn probe_listening(&self, steps: &str) -> Result<Running> {
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let file = format!("/tmp/.listens-{number}");
+        let file = ready_file();
         let (first, rest) = steps.split_once(' ').unwrap_or((steps, ""));
         let running = self.probe(&format!("{first} touch:{file} {rest}"))?;
         self.wait_until(&format!("[ -e {file} ]"), Duration::from_secs(60))
@@ -117,11 +115,17 @@ impl Guest {
     /// # Errors
     /// When it does not come to listen.
     pub fn serve(&self, port: &str, mode: &str) -> Result<Running> {
-        let file = format!("/tmp/.serves-{}", port.replace(':', "-"));
+        let file = ready_file();
         let running = self.start_probe(&format!("serve {port} {mode} {file}"))?;
         self.wait_until(&format!("[ -e {file} ]"), Duration::from_secs(60))?;
         Ok(running)
     }
+}
+
+/// A file that no other probe uses, for a probe to make when it listens.
+fn ready_file() -> String {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    format!("/tmp/.listens-{}", COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Waits for a probe, which must have succeeded, and returns what it printed.

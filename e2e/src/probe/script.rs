@@ -53,6 +53,8 @@ struct Script {
     circuit: Option<OwnedFd>,
     sent: Pattern,
     received: Pattern,
+    /// Buffers sent with MSG_ZEROCOPY, which keep their content to the end.
+    lent: Vec<Vec<u8>>,
 }
 
 /// Does the steps in order.
@@ -62,6 +64,7 @@ pub(super) fn run(steps: &[String]) -> Result<()> {
         circuit: None,
         sent: Pattern::new(0),
         received: Pattern::new(0),
+        lent: Vec::new(),
     };
     for step in steps {
         let started = Instant::now();
@@ -181,8 +184,9 @@ impl Script {
             }
             socket::send_all(self.circuit()?, &buffer[..len], flags)?;
             if flags == ZEROCOPY {
-                // The kernel may still read from the buffer: the next piece needs another one.
-                buffer = vec![0; chunk];
+                // The kernel may still read from it, until long after the call: the next piece needs another one.
+                self.lent
+                    .push(std::mem::replace(&mut buffer, vec![0; chunk]));
             }
             left -= len as u64;
         }
