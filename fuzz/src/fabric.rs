@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use memory::driver::RawDescriptor;
+use memory::queue::MAX_CHAIN_LEN;
 use switch::Limits;
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 
@@ -96,6 +97,15 @@ pub fn attack(input: &[u8]) {
     });
     house.check_empty();
     house.close_later();
+}
+
+/// A packet of as many descriptors as a chain may have, each with payload and one of them across two regions, is one piece more than
+/// the kernel takes in a call. It arrives nevertheless.
+pub fn a_packet_in_more_pieces_than_one_call_takes() {
+    let mut house = House::new(&[WEB], Limits::default());
+    let mut talk = Conversation::begin(&mut house, Route::ToHost);
+    talk.send_in_pieces(&mut house, MAX_CHAIN_LEN);
+    talk.finish(&mut house);
 }
 
 struct Attacker {

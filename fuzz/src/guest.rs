@@ -26,6 +26,8 @@ pub(crate) const TX: usize = 1;
 pub(crate) const BASE: u64 = 0x1_0000_0000;
 /// In bytes: rings, tables, and slots for packets.
 const ARENA_BYTES: usize = 2 << 20;
+/// Where the second region begins, in bytes.
+pub(crate) const BORDER: usize = ARENA_BYTES / 2;
 /// The most bytes that one packet has, header included.
 pub(crate) const PACKET_BYTES: usize = 20 * 1024;
 /// What lies between two pieces of a packet, in bytes.
@@ -100,11 +102,18 @@ impl Guest {
         send(plain(SET_FEATURES, quads(&[FEATURES])));
         send(plain(GET_PROTOCOL_FEATURES, Vec::new()));
         send(plain(SET_PROTOCOL_FEATURES, quads(&[PROTOCOL_FEATURES])));
-        let region = self.arena.region(BASE).expect("a descriptor");
-        let mut table = words(&[1, 0]);
-        table.extend(region_payload(&region));
+        // Two regions that touch, with the border inside a slot for a packet to send: some packets lie across.
+        let parts = [0, BORDER].map(|offset| {
+            let part = self.arena.part(BASE + offset as u64, offset, BORDER);
+            part.expect("a descriptor")
+        });
+        let mut table = words(&[parts.len() as u32, 0]);
+        parts
+            .iter()
+            .for_each(|part| table.extend(region_payload(part)));
         let table = plain(SET_MEM_TABLE, table);
-        send_bytes(&self.vmm, &table, &[region.file.as_fd()]).expect("the socket has room");
+        let files = [parts[0].file.as_fd(), parts[1].file.as_fd()];
+        send_bytes(&self.vmm, &table, &files).expect("the socket has room");
         for index in [RX, TX] {
             let number = index as u32;
             let setup = self.queues[index].setup();
@@ -202,6 +211,16 @@ impl Guest {
         true
     }
 
+    /// Sends a packet whose bytes lie in these ranges, whatever they are.
+    pub(crate) fn send_ranges(&mut self, ranges: &[Range]) {
+        // No slot belongs to it, so it must not come back as one.
+        let added = self.queues[TX].add(ranges, &[], u64::MAX);
+        assert!(added.is_ok(), "the ring has room");
+        if self.queues[TX].kick_needed() {
+            self.notify(TX);
+        }
+    }
+
     pub(crate) fn notify(&self, index: usize) {
         // A full counter is a notification, too.
         let _ = rustix::io::write(&self.kicks[index], &1_u64.to_ne_bytes());
@@ -255,7 +274,9 @@ impl Guest {
 
     fn reclaim(&mut self) {
         while let Some((slot, _)) = self.queues[TX].take_used() {
-            self.free[TX].push(slot as usize);
+            if slot != u64::MAX {
+                self.free[TX].push(slot as usize);
+            }
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use wire::vsock::{HOST_CID, Header, Operation, SHUTDOWN_BOTH, SHUTDOWN_SEND};
+use memory::guest::Range;
+use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH, SHUTDOWN_SEND};
 
 use super::{DB, WEB};
 use crate::Dice;
-use crate::guest::{Guest, PACKET_BYTES};
+use crate::guest::{BASE, BORDER, Guest, PACKET_BYTES};
 use crate::house::House;
 
 const PORT: u32 = 80;
@@ -186,6 +187,54 @@ impl Conversation {
             }
             _ => house.settle(),
         }
+    }
+
+    /// The first side, a guest, sends a packet of that many descriptors of one byte of payload each, the last of them across the border
+    /// of two regions. It arrives although nothing else happens on the connection.
+    pub(super) fn send_in_pieces(&mut self, house: &mut House, descriptors: usize) {
+        let side = &mut self.sides[0];
+        let Party::Guest(end) = &mut side.party else {
+            panic!("a guest was connected first");
+        };
+        let len = descriptors + 1;
+        let bytes: Vec<u8> = (0..len as u64)
+            .map(|position| pattern(side.number, position))
+            .collect();
+        let header = Header {
+            len: len as u32,
+            ..end.header(Operation::Data, 0)
+        };
+        let mut rest = &[&header.to_bytes()[..], &bytes].concat()[..];
+        let mut ranges = Vec::new();
+        // Far enough before the border; the last one ends one byte behind it.
+        let mut offset = BORDER - 64 - 2 * descriptors;
+        for number in 1..=descriptors {
+            let piece = match number {
+                1 => HEADER_LEN + 1,
+                _ if number == descriptors => 2,
+                _ => 1,
+            };
+            if number == descriptors {
+                offset = BORDER - 1;
+            }
+            let (bytes, after) = rest.split_at(piece);
+            end.guest.arena.write(offset, bytes);
+            ranges.push(Range {
+                address: BASE + offset as u64,
+                len: piece as u32,
+            });
+            offset += piece + 1;
+            rest = after;
+        }
+        assert!(rest.is_empty());
+        end.guest.send_ranges(&ranges);
+        end.socket.sent += len as u32;
+        side.sent += len as u64;
+        let sent = side.sent;
+        house.until("the packet arrives", |_| {
+            self.sides[1].receive(usize::MAX);
+            self.sides[1].received == sent
+        });
     }
 
     /// Both say what they still have to say, and that this was all; both hear it; and the connection is over.

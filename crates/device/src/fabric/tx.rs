@@ -251,6 +251,13 @@ impl Fabric {
                 .iter()
                 .map(|packet| packet.header.len as usize)
                 .sum();
+            let Some(step) = step else {
+                // From memory of our own it takes fewer pieces, and the socket has room.
+                for packet in &packets[next..] {
+                    self.store(id, from, packet, 0);
+                }
+                break;
+            };
             match step {
                 Ok(step) => {
                     sent += step;
@@ -288,18 +295,19 @@ impl Fabric {
         }
     }
 
-    /// Sends as many of the packets as one call takes. Returns how many were offered, and how many bytes were taken.
+    /// Sends as many of the packets as one call takes. Returns how many were offered, and how many bytes were taken; nothing
+    /// when the first packet alone has more pieces than one call takes.
     fn send_packets(
         &mut self,
         id: CircuitId,
         memory: &GuestMemory,
         packets: &[Packet],
-    ) -> (usize, io::Result<usize>) {
+    ) -> (usize, Option<io::Result<usize>>) {
         let Some((host, is_stream)) = self.circuit(id).and_then(|circuit| {
             let is_stream = circuit.is_stream();
             Some((circuit.host.as_ref()?, is_stream))
         }) else {
-            return (packets.len(), Err(io::ErrorKind::BrokenPipe.into()));
+            return (packets.len(), Some(Err(io::ErrorKind::BrokenPipe.into())));
         };
         let mut gather = Gather::new();
         let mut count = 0;
@@ -314,12 +322,11 @@ impl Fabric {
             count += 1;
         }
         if count == 0 {
-            // More pieces than one call takes, in a single packet: its circuit stores it.
-            return (1, Ok(0));
+            return (0, None);
         }
         match gather.send(host.socket.as_fd(), !is_stream) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (count, Ok(0)),
-            other => (count, other),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (count, Some(Ok(0))),
+            other => (count, Some(other)),
         }
     }
 
