@@ -12,6 +12,7 @@ mod outgoing;
 mod relay;
 pub mod server;
 pub mod session;
+pub mod signals;
 mod stream;
 pub mod transport;
 pub mod uplink;

@@ -39,6 +39,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Err(error) = agent::signals::keep_ignored_signals_to_ourselves() {
+        eprintln!(
+            "ringdown-agent: commands will ignore the signals that the agent ignores: {error}"
+        );
+    }
     match Server::new(endpoint).run() {
         Ok(never) => match never {},
         Err(error) => {
