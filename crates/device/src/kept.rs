@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use memory::queue::Chain;
 use switch::LineId;
+use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
 /// Bytes are stored in pieces of at most this size, so that a piece that has been delivered is given back soon.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -92,21 +93,32 @@ impl Kept {
         self.parcels.push_back(parcel);
     }
 
-    /// Room for `len` more bytes behind what is kept. Bytes of a stream are put together, so that a thousand small
-    /// packets cost little more than their bytes; those of a message have a parcel of their own.
-    pub(crate) fn store(&mut self, len: usize, flags: u32, mergeable: bool) -> &mut [u8] {
-        let merges = mergeable
-            && matches!(self.parcels.back(), Some(Parcel::Stored { bytes, .. }) if bytes.len() + len <= PIECE_BYTES);
+    /// Room for `len` more bytes behind what is kept. Bytes of a stream are put together, and so are the parts of one
+    /// message, so that a thousand small packets cost little more than their bytes; messages have parcels of their own.
+    pub(crate) fn store(&mut self, len: usize, flags: u32, is_stream: bool) -> &mut [u8] {
+        let merges = match self.parcels.back() {
+            Some(Parcel::Stored { bytes, flags, .. }) => {
+                let ends = !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0;
+                !ends && bytes.len() + len <= PIECE_BYTES
+            }
+            _ => false,
+        };
         if !merges {
             self.parcels.push_back(Parcel::Stored {
                 bytes: Vec::new(),
                 offset: 0,
-                flags,
+                flags: 0,
             });
         }
-        let Some(Parcel::Stored { bytes, .. }) = self.parcels.back_mut() else {
+        let Some(Parcel::Stored {
+            bytes,
+            flags: of_all,
+            ..
+        }) = self.parcels.back_mut()
+        else {
             return &mut [];
         };
+        *of_all |= flags;
         let start = bytes.len();
         bytes.resize(start + len, 0);
         &mut bytes[start..]
@@ -130,10 +142,15 @@ mod tests {
     }
 
     #[test]
-    fn messages_stay_apart() {
+    fn messages_stay_apart_and_their_parts_together() {
         let mut kept = Kept::default();
-        kept.store(3, 1, false);
-        kept.store(4, 1, false);
+        kept.store(1, 0, false);
+        kept.store(2, SEQPACKET_END_OF_MESSAGE, false);
+        kept.store(4, SEQPACKET_END_OF_MESSAGE, false);
+        assert!(
+            kept.iter()
+                .all(|parcel| parcel.flags() == SEQPACKET_END_OF_MESSAGE)
+        );
         assert_eq!(kept.iter().map(Parcel::left).collect::<Vec<_>>(), [3, 4]);
     }
 }
