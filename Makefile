@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e kernel-tests fuzz mutants lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e sim kernel-tests fuzz mutants lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -60,6 +60,9 @@ fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
 
 mutants: ## see that faults put in on purpose are found
 	@CARGO='$(CARGO)' fuzz/mutants/run
+
+sim: setup ## simulate the switch for ten minutes (SIM_SECONDS=60 for one); a failing seed is printed
+	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)
