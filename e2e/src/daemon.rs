@@ -194,12 +194,21 @@ impl Daemon {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.process_id()))?.count())
     }
 
-    /// Its resident memory in bytes.
+    /// Its resident memory in bytes, with the pages of its guests that it has touched.
     pub fn resident_bytes(&self) -> Result<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The memory that is its own, resident, in bytes: without its program and the memory of its guests.
+    pub fn own_bytes(&self) -> Result<u64> {
+        self.status_bytes("RssAnon:")
+    }
+
+    fn status_bytes(&self, key: &str) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.process_id()))?;
         let kib = text
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .find_map(|line| line.strip_prefix(key))
             .and_then(|rest| rest.split_whitespace().next())
             .ok_or_else(|| anyhow!("the daemon has no memory: has it ended?"))?;
         Ok(kib.parse::<u64>()? * 1024)

@@ -335,7 +335,7 @@ fn a_thousand_each_way(scene: &Scene, guest: &Guest) {
         stream.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"ping");
     }
-    guest.shell("touch /tmp/hold/go").unwrap();
+    guest.shell("touch /tmp/hold/go /tmp/hold/end").unwrap();
     for stream in &mut called {
         let mut byte = [0];
         stream.read_exact(&mut byte).unwrap();

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::buffer::spare_capacity;
@@ -122,7 +120,8 @@ impl Served {
 }
 
 /// Opens `count` circuits to an echo server and keeps them. It makes the file `open` in `directory` when all are there; when the
-/// test has made the file `go`, it sends a byte through each and waits for its return, and prints `alive COUNT`.
+/// test has made the file `go`, it sends a byte through each, waits for its return, and makes the file `alive`; and when the test has
+/// made the file `end`, it closes them and prints `alive COUNT`.
 pub(super) fn hold(cid: u32, port: u32, count: usize, directory: &Path) -> Result<()> {
     let mut circuits = Vec::with_capacity(count);
     for opened in 0..count {
@@ -131,10 +130,7 @@ pub(super) fn hold(cid: u32, port: u32, count: usize, directory: &Path) -> Resul
         circuits.push(circuit);
     }
     std::fs::write(directory.join("open"), "")?;
-    let go = directory.join("go");
-    while !go.exists() {
-        thread::sleep(Duration::from_millis(20));
-    }
+    super::wait_for_file(&directory.join("go"));
     for (index, circuit) in circuits.iter().enumerate() {
         let sent = [index as u8];
         socket::send_all(circuit, &sent, SendFlags::empty())
@@ -149,6 +145,8 @@ pub(super) fn hold(cid: u32, port: u32, count: usize, directory: &Path) -> Resul
             "circuit {index} brought {count} bytes, {received:?}"
         );
     }
+    std::fs::write(directory.join("alive"), "")?;
+    super::wait_for_file(&directory.join("end"));
     println!("alive {}", circuits.len());
     Ok(())
 }

@@ -12,7 +12,10 @@ pub mod crowd;
 pub mod script;
 mod socket;
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -55,4 +58,11 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse()
         .ok()
         .with_context(|| format!("{text:?} is not a number that fits"))
+}
+
+/// Waits for a file of the test's. It is looked for again and again, until the command's own deadline.
+fn wait_for_file(path: &Path) {
+    while !path.exists() {
+        thread::sleep(Duration::from_millis(10));
+    }
 }

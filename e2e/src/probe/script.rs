@@ -27,7 +27,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -92,7 +91,8 @@ impl Script {
             return Ok(std::fs::write(path, "")?);
         }
         if let Some(path) = step.strip_prefix("wait:") {
-            return wait_for_file(Path::new(path));
+            super::wait_for_file(Path::new(path));
+            return Ok(());
         }
         let mut words: VecDeque<&str> = step.split(':').collect();
         let verb = words.pop_front().unwrap_or_default();
@@ -318,14 +318,6 @@ impl Script {
         poll(&mut wanted, patience.as_ref())?;
         Ok(wanted[0].revents().contains(PollFlags::IN))
     }
-}
-
-/// Without inotify, which busybox's kernel configuration may lack: the file is looked for until the command's own deadline.
-fn wait_for_file(path: &Path) -> Result<()> {
-    while !path.exists() {
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }
 
 fn bytes(word: Option<&str>) -> Result<u64> {
