@@ -404,15 +404,12 @@ fn buffer_options(bytes: u64) -> String {
 }
 
 #[test]
-fn receivers_with_tiny_and_large_buffers_get_every_byte() {
+fn receivers_with_large_buffers_get_every_byte() {
     let scene = scene();
     for guest in both(&scene) {
-        for (bytes, total) in [
-            (2, 300),
-            (128, 20_000),
-            (4096, 300_000),
-            (8 << 20, 20_000_000),
-        ] {
+        // Only larger ones than usual: socat sets the option on a socket that is connected, and Linux resets a connection whose
+        // buffer shrinks below what is on its way.
+        for (bytes, total) in [(1 << 20, 5_000_000), (8 << 20, 20_000_000)] {
             let listener = listen(&scene, guest, 1040);
             let address = format!("VSOCK-CONNECT:2:1040,{}", buffer_options(bytes));
             let spec = with_options(&address, &format!("drain send:{total} close"));
