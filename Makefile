@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e sim kernel-tests fuzz mutants lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -51,6 +51,9 @@ unit: ## check everything that needs no guest
 
 e2e: build images ## run the scenarios with real guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e
+
+e2e-full: build images ## run the scenarios in their full size and length: 1 GiB each way
+	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e -- --nocapture
 
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
