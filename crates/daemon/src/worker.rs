@@ -4,12 +4,16 @@ use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
 use switch::{AddLineError, Limits, LineReport, Policy, Reason, Rule};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
 use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+
+/// See [`spin_limit`].
+const SPIN_LIMIT: Duration = Duration::from_micros(100);
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
@@ -37,6 +41,7 @@ impl Worker {
             arrivals.try_send(arrival).is_ok()
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
+        fabric.set_spin(spin_limit());
         let waker = fabric.waker();
         let (jobs, todo) = channel::<Job>();
         let thread = std::thread::Builder::new()
@@ -62,6 +67,15 @@ impl Worker {
         self.jobs.send(job).ok()?;
         self.waker.wake();
         wait.recv().ok()
+    }
+}
+
+/// How long the worker may look before it sleeps, while guests and programs answer quickly: somewhat longer than they take to be
+/// woken and to answer. On a machine of one processor they could not answer while we look.
+fn spin_limit() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 1 => SPIN_LIMIT,
+        _ => Duration::ZERO,
     }
 }
 

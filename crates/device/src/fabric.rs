@@ -29,7 +29,9 @@ use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::reports::Reports;
+use crate::ring::Ring;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
+use crate::spin::Spin;
 
 use self::host::Redial;
 use self::tx::{Outgoing, Packet};
@@ -118,15 +120,19 @@ pub struct Fabric {
     actions: Vec<Action>,
     /// The packet that is being decided about.
     packet: Option<Packet>,
-    /// Packets of one circuit on their way to a host program.
-    outgoing: Outgoing,
+    /// Packets on their way to host programs, by circuit.
+    outgoing: Vec<Outgoing>,
     /// Lines that may be sent something.
     woken: VecDeque<LineId>,
     /// Lines with more packets than one turn takes.
     draining: VecDeque<LineId>,
+    /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
+    unarmed: Vec<LineId>,
+    spin: Spin,
     /// Rings with something to publish.
     touched: Vec<(LineId, usize)>,
     spare_chains: Vec<Chain>,
+    spare_packets: Vec<Vec<Packet>>,
     /// Room for a message of a host program, which has to be read as a whole.
     message_room: Vec<u8>,
     stopped: bool,
@@ -165,14 +171,23 @@ impl Fabric {
             happened: Vec::new(),
             actions: Vec::new(),
             packet: None,
-            outgoing: Outgoing::default(),
+            outgoing: Vec::new(),
+            spare_packets: Vec::new(),
             woken: VecDeque::new(),
             draining: VecDeque::new(),
+            unarmed: Vec::new(),
+            spin: Spin::new(Duration::ZERO),
             touched: Vec::new(),
             spare_chains: Vec::new(),
             message_room: vec![0; host::MAX_MESSAGE_BYTES],
             stopped: false,
         })
+    }
+
+    /// Lets a turn look for up to this long before it sleeps, while things come so fast that it is worth it. Zero, which
+    /// holds until this is called, sleeps at once.
+    pub fn set_spin(&mut self, limit: Duration) {
+        self.spin = Spin::new(limit);
     }
 
     /// Wakes this fabric's [`turn`](Self::turn) from another thread.
@@ -259,6 +274,7 @@ impl Fabric {
             reports: Reports::default(),
             woken: false,
             draining: false,
+            unarmed: false,
         })
     }
 
@@ -344,7 +360,7 @@ impl Fabric {
     /// When the system's means of waiting fail, which leaves nothing to go on with.
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let mut happened = std::mem::take(&mut self.happened);
-        self.reactor.wait(self.patience(limit), &mut happened)?;
+        self.wait(limit, &mut happened)?;
         self.now = self.start.elapsed();
         for (token, flags) in happened.drain(..) {
             self.dispatch(token, flags);
@@ -363,6 +379,92 @@ impl Fabric {
         }
         self.publish();
         Ok(())
+    }
+
+    /// Waits until something happens: looks for a moment if that is likely to be enough, and else sleeps.
+    fn wait(
+        &mut self,
+        limit: Option<Duration>,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<()> {
+        if self.patience(limit) == Some(Duration::ZERO) {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        let look_for = self.spin.patience();
+        if !look_for.is_zero() {
+            if let Some(after) = self.look(look_for, happened)? {
+                self.spin.found(after);
+                return Ok(());
+            }
+            self.spin.missed();
+        }
+        if self.arm() {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        let patience = self.patience(limit);
+        let asleep_since = Instant::now();
+        self.reactor.wait(patience, happened)?;
+        if !happened.is_empty() {
+            self.spin.slept(asleep_since.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Looks for something to do, for this long. Returns after which time there was something.
+    fn look(
+        &mut self,
+        look_for: Duration,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<Option<Duration>> {
+        let start = Instant::now();
+        loop {
+            self.reactor.wait(Some(Duration::ZERO), happened)?;
+            let sent = self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true));
+            let elapsed = start.elapsed();
+            if sent || !happened.is_empty() {
+                return Ok(Some(elapsed));
+            }
+            if elapsed >= look_for {
+                return Ok(None);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Asks every guest to notify us of what it sends. Returns whether one has sent something already.
+    fn arm(&mut self) -> bool {
+        let sent = self.unarmed_lines(|ring| ring.queue.enable_notifications());
+        for id in self.unarmed.drain(..) {
+            let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
+            if let Some(line) = line {
+                line.unarmed = false;
+            }
+        }
+        sent
+    }
+
+    /// Schedules those of the unarmed lines whose ring has something. Returns whether there is one.
+    fn unarmed_lines(&mut self, has_something: impl Fn(&mut Ring) -> bool) -> bool {
+        let mut any = false;
+        for position in 0..self.unarmed.len() {
+            let id = self.unarmed[position];
+            let ring = self.line(id).and_then(|line| line.rings[TX].as_mut());
+            if ring.is_some_and(&has_something) {
+                self.schedule_drain(id);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// This guest's ring was empty. As long as we do not sleep it need not tell us when it no longer is.
+    fn leave_unarmed(&mut self, id: LineId) {
+        let known = self
+            .line(id)
+            .map(|line| std::mem::replace(&mut line.unarmed, true));
+        if known == Some(false) {
+            self.unarmed.push(id);
+        }
     }
 
     /// How long this turn may wait.

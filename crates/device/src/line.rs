@@ -39,6 +39,8 @@ pub(crate) struct LineIo {
     pub(crate) woken: bool,
     /// Whether the line waits for its turn to be drained.
     pub(crate) draining: bool,
+    /// Whether the guest has been left without the wish to be notified of what it sends.
+    pub(crate) unarmed: bool,
 }
 
 impl LineIo {
