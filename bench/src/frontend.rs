@@ -64,6 +64,9 @@ pub struct Vmm {
     /// The same socket, for what the library has no word for.
     raw: RawVmm,
     cid: u64,
+    offered: u64,
+    /// The device confirms what it was told.
+    confirms: bool,
 }
 
 impl Vmm {
@@ -78,6 +81,8 @@ impl Vmm {
             frontend,
             raw,
             cid: 0,
+            offered: 0,
+            confirms: false,
         };
         vmm.negotiate_protocol()?;
         Ok(vmm)
@@ -91,24 +96,29 @@ impl Vmm {
             0,
             "a device without protocol features"
         );
+        self.offered = offered;
         // The library learns from this call that protocol features may be spoken of. Ring features come later.
         ask("SET_FEATURES", self.frontend.set_features(FEATURE_PROTOCOL))?;
         let protocol = ask(
             "GET_PROTOCOL_FEATURES",
             self.frontend.get_protocol_features(),
         )?;
-        let wanted = VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
+        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
+        assert!(protocol.contains(needed), "the device offers {protocol:?}");
+        let wanted = needed
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
-        assert!(protocol.contains(wanted), "the device offers {protocol:?}");
+        let wanted = wanted & protocol;
         ask(
             "SET_PROTOCOL_FEATURES",
             self.frontend.set_protocol_features(wanted),
         )?;
-        // From here on, everything is confirmed: nothing is assumed to have worked.
-        self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        self.confirms = wanted.contains(VhostUserProtocolFeatures::REPLY_ACK);
+        if self.confirms {
+            // From here on, everything is confirmed: nothing is assumed to have worked.
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
         ask("GET_QUEUE_NUM", self.frontend.get_queue_num())?;
         let flags = VhostUserConfigFlags::empty();
         let (_, config) = ask("GET_CONFIG", self.frontend.get_config(0, 8, flags, &[0; 8]))?;
@@ -121,6 +131,11 @@ impl Vmm {
     /// The guest's context identifier, from the device's configuration.
     pub fn cid(&self) -> u64 {
         self.cid
+    }
+
+    /// The ring and device features that the device offers.
+    pub fn offered_features(&self) -> u64 {
+        self.offered
     }
 
     /// Asks for these features.
@@ -203,9 +218,12 @@ impl Vmm {
         descriptor: &OwnedFd,
     ) -> Result<(), FrontendError> {
         let payload = (index as u64).to_le_bytes();
-        let flags = VERSION | NEED_REPLY;
+        let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
         self.raw
             .send_header(request, flags, 8, &payload, &[descriptor.as_fd()])?;
+        if !self.confirms {
+            return Ok(());
+        }
         let (_, _, answer) = self.raw.receive()?;
         match answer == 0_u64.to_le_bytes() {
             true => Ok(()),

@@ -13,3 +13,4 @@ pub mod daemon;
 pub mod frontend;
 pub mod guest;
 pub mod host;
+pub mod perf;

@@ -257,7 +257,7 @@ impl<'a> Liar<'a> {
             let offset = page * dice.pick(&[0, 0, 1, 15, 16]);
             let frontend_address = match dice.below(6) {
                 0 => dice.quad(),
-                _ => self.arena.base() + guest_address,
+                _ => self.arena.base().wrapping_add(guest_address),
             };
             quads(&[guest_address, size, frontend_address, offset])
         };

@@ -8,6 +8,10 @@
 
 mod arena;
 mod queue;
+#[cfg(not(miri))]
+mod window;
 
 pub use arena::Arena;
 pub use queue::{DriverQueue, Full, RawDescriptor};
+#[cfg(not(miri))]
+pub use window::Window;

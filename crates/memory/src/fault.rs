@@ -24,11 +24,21 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-#[cfg(test)]
-#[cfg(not(miri))]
+use self::atomics::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use self::table::Registration;
+use self::table::{Slot, Span, find};
+
+mod table;
+
+#[cfg(all(test, loom))]
+mod interleavings;
+#[cfg(all(test, not(any(miri, loom))))]
 mod tests;
+
+mod atomics {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+}
 
 /// How many regions one process can have mapped at a time, over all of its virtual machines.
 ///
@@ -51,46 +61,9 @@ pub fn install() -> io::Result<()> {
     outcome.map_err(io::Error::from_raw_os_error)
 }
 
-/// The entry of one mapped span in the table, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Registration {
-    slot: &'static Slot,
-}
-
-impl Registration {
-    /// Enters a span, in bytes, whose pages are `page_len` bytes long. `None` when the table is full.
-    pub(crate) fn new(start: usize, len: usize, page_len: usize) -> Option<Registration> {
-        Registration::enter(&SLOTS, start, len, page_len)
-    }
-
-    fn enter(
-        slots: &'static [Slot],
-        start: usize,
-        len: usize,
-        page_len: usize,
-    ) -> Option<Registration> {
-        let slot = slots
-            .iter()
-            .find(|slot| !slot.taken.swap(true, Ordering::Acquire))?;
-        slot.start.store(start, Ordering::Relaxed);
-        slot.len.store(len, Ordering::Relaxed);
-        slot.page_len.store(page_len, Ordering::Relaxed);
-        slot.poisoned.store(false, Ordering::Relaxed);
-        slot.generation.fetch_add(1, Ordering::Release);
-        Some(Registration { slot })
-    }
-
-    /// Whether a page of the span was lost since it was entered.
-    pub(crate) fn is_poisoned(&self) -> bool {
-        self.slot.poisoned.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.slot.generation.fetch_add(1, Ordering::AcqRel);
-        self.slot.taken.store(false, Ordering::Release);
-    }
+/// Enters a span, in bytes, whose pages are `page_len` bytes long. `None` when the table is full.
+pub(crate) fn register(start: usize, len: usize, page_len: usize) -> Option<Registration> {
+    Registration::enter(&SLOTS, start, len, page_len)
 }
 
 /// How many faults in registered spans there have been so far, in the whole process. While it is zero nobody is poisoned.
@@ -98,56 +71,19 @@ pub(crate) fn count() -> usize {
     FAULTS.load(Ordering::Acquire)
 }
 
-#[derive(Debug)]
-struct Slot {
-    taken: AtomicBool,
-    /// Odd when the span is valid: it starts at zero, and every entry and every removal adds one.
-    generation: AtomicUsize,
-    start: AtomicUsize,
-    len: AtomicUsize,
-    page_len: AtomicUsize,
-    poisoned: AtomicBool,
-}
-
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 
-static SLOTS: [Slot; MAX_MAPPINGS] = [const { Slot::empty() }; MAX_MAPPINGS];
+static SLOTS: [Slot; MAX_MAPPINGS] = [const { empty_slot() }; MAX_MAPPINGS];
 
-impl Slot {
-    const fn empty() -> Slot {
-        Slot {
-            taken: AtomicBool::new(false),
-            generation: AtomicUsize::new(0),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            page_len: AtomicUsize::new(0),
-            poisoned: AtomicBool::new(false),
-        }
+const fn empty_slot() -> Slot {
+    Slot {
+        taken: AtomicBool::new(false),
+        generation: AtomicUsize::new(0),
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        page_len: AtomicUsize::new(0),
+        poisoned: AtomicBool::new(false),
     }
-}
-
-/// A span as the handler read it.
-struct Span {
-    slot: &'static Slot,
-    start: usize,
-    len: usize,
-    page_len: usize,
-}
-
-fn find(slots: &'static [Slot], address: usize) -> Option<Span> {
-    slots.iter().find_map(|slot| {
-        let generation = slot.generation.load(Ordering::Acquire);
-        let span = Span {
-            slot,
-            start: slot.start.load(Ordering::Relaxed),
-            len: slot.len.load(Ordering::Relaxed),
-            page_len: slot.page_len.load(Ordering::Relaxed),
-        };
-        fence(Ordering::Acquire);
-        let consistent =
-            generation % 2 == 1 && slot.generation.load(Ordering::Relaxed) == generation;
-        (consistent && address.wrapping_sub(span.start) < span.len).then_some(span)
-    })
 }
 
 /// Puts empty private memory in place of a span: all of it, or if that much may not be had, the page at `address`.

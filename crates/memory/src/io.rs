@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::guest::{GuestMemory, MemoryError, Range, Walk};
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[cfg(not(miri))]
 mod tests;
 

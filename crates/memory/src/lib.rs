@@ -48,5 +48,7 @@ pub mod guest;
 pub mod io;
 pub mod queue;
 
+#[cfg_attr(loom, path = "area/modelled.rs")]
 mod area;
 mod region;
+mod sync;

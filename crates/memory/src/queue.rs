@@ -37,15 +37,17 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use crate::area::{Area, Refusal};
 use crate::guest::{GuestMemory, MAX_REGIONS, Range};
+use crate::sync::{Ordering, fence};
 
 mod chain;
 mod error;
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod interleavings;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 #[cfg(feature = "driver")]

@@ -8,6 +8,14 @@ use crate::area::Area;
 use crate::guest::RegionSpec;
 use crate::region::Region;
 
+/// Size of a huge page of x86-64, in bytes.
+#[cfg(not(miri))]
+const HUGE_PAGE_LEN: usize = 2 << 20;
+
+/// Size of an ordinary page of x86-64, in bytes: what `/proc/self/pagemap` counts in.
+#[cfg(not(miri))]
+const BASE_PAGE_LEN: u64 = 4096;
+
 /// Memory of a guest: a memfd, mapped here as the guest and its VMM would have it.
 ///
 /// # Example
@@ -43,6 +51,42 @@ impl Arena {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         let (file, frontend_address) = backing::create(size)?;
+        Arena::from_file(file, frontend_address, size)
+    }
+
+    /// An arena of one huge page, which lies in one piece in the machine's memory and stays where it is: a device of this machine can
+    /// be told its [physical address](Arena::physical_address). The system must have a huge page to spare (`/proc/sys/vm/nr_hugepages`).
+    ///
+    /// # Errors
+    /// What the system reports, `OutOfMemory` when it has none.
+    #[cfg(not(miri))]
+    pub fn huge_page() -> io::Result<Arena> {
+        let (file, frontend_address) = backing::create_huge(HUGE_PAGE_LEN)?;
+        Arena::from_file(file, frontend_address, HUGE_PAGE_LEN)
+    }
+
+    /// Where the beginning of the arena lies in this machine's memory.
+    ///
+    /// # Errors
+    /// When the system does not say, which it says to the administrator only (Linux, Documentation/admin-guide/mm/pagemap.rst).
+    #[cfg(not(miri))]
+    pub fn physical_address(&self) -> io::Result<u64> {
+        use std::os::unix::fs::FileExt;
+
+        // A page that was never touched is nowhere.
+        self.write(0, &[0]);
+        let mut entry = [0; 8];
+        let place = self.base() / BASE_PAGE_LEN * 8;
+        File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, place)?;
+        let entry = u64::from_le_bytes(entry);
+        let (present, number) = (entry >> 63 == 1, entry & ((1 << 55) - 1));
+        if !present || number == 0 {
+            return Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        }
+        Ok(number * BASE_PAGE_LEN)
+    }
+
+    fn from_file(file: File, frontend_address: u64, size: usize) -> io::Result<Arena> {
         let spec = RegionSpec {
             guest_address: 0,
             size: size as u64,
@@ -165,8 +209,20 @@ mod backing {
 
     /// A file, and the front-end address to map it with.
     pub(super) fn create(size: usize) -> io::Result<(File, u64)> {
+        create_with(size, libc::MFD_CLOEXEC)
+    }
+
+    /// The same of huge pages.
+    pub(super) fn create_huge(size: usize) -> io::Result<(File, u64)> {
+        create_with(
+            size,
+            libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+        )
+    }
+
+    fn create_with(size: usize, flags: libc::c_uint) -> io::Result<(File, u64)> {
         // SAFETY: the name is a string that ends in zero.
-        let descriptor = unsafe { libc::memfd_create(c"arena".as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor = unsafe { libc::memfd_create(c"arena".as_ptr(), flags) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }

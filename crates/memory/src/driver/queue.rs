@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use thiserror::Error;
 
@@ -10,6 +9,7 @@ use crate::queue::{
     AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, DESCRIPTOR_LEN, INDIRECT, NEXT, NO_INTERRUPT,
     NO_NOTIFY, QueueSetup, USED_FLAGS, USED_INDEX, USED_RING, WRITE, needs_event,
 };
+use crate::sync::{Ordering, fence};
 
 /// There are not enough free descriptors for this chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

@@ -86,7 +86,7 @@ fn threads_that_fault_at_once_all_go_on() {
 
 #[test]
 fn the_table_finds_what_is_in_it_and_has_a_last_entry() {
-    static TABLE: [Slot; 3] = [const { Slot::empty() }; 3];
+    static TABLE: [Slot; 3] = [const { empty_slot() }; 3];
     let found = |address| find(&TABLE, address).map(|span| (span.start, span.len));
     assert_eq!(found(0), None);
     let mut entries: Vec<_> = [1000, 2000, 3000]

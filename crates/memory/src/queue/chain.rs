@@ -1,10 +1,9 @@
 //! Following a chain of descriptors.
 
-use std::sync::atomic::Ordering;
-
 use super::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, QueueError, QueueSetup};
 use crate::area::Area;
 use crate::guest::{GuestMemory, Range};
+use crate::sync::Ordering;
 
 /// Size of a descriptor (virtio 1.2, section 2.7.5), in bytes.
 pub(crate) const DESCRIPTOR_LEN: usize = 16;

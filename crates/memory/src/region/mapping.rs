@@ -80,7 +80,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(MemoryError::Map(io::Error::last_os_error()));
         }
-        let Some(registration) = Registration::new(base.addr(), len, page_len) else {
+        let Some(registration) = fault::register(base.addr(), len, page_len) else {
             // SAFETY: the mapping was made above and nobody has seen it.
             unsafe { libc::munmap(base, len) };
             return Err(MemoryError::TooManyMappings);

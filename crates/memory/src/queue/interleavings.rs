@@ -1,0 +1,218 @@
+//! Driver and device on two threads, in every order that loom can think of and with every value that a processor may show them.
+//!
+//! Two promises of one queue are looked at, with event indices and with flags (virtio 1.2, sections 2.7.7 and 2.7.10):
+//!
+//! - No wake-up is lost. Whoever has nothing to do sleeps; were it not woken, loom finds everybody asleep and says so.
+//! - Nothing is read before it was published. Each chain's bytes are a cell that loom watches: an access that is not ordered
+//!   behind the other side's last one is an error, whatever value it would have found. A head, a descriptor or an entry of the used ring
+//!   that is older than its index shows as a wrong token.
+//!
+//! The bytes of indirect tables are copied as payload is, and are not modelled; they are ordered by the same two indices.
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use super::*;
+use crate::driver::{Arena, DriverQueue};
+
+const PAGE: usize = 4096;
+
+/// An eventfd: signals add up to one, and waiting takes it away.
+struct Event {
+    signalled: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Event {
+    fn new() -> Event {
+        Event {
+            signalled: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn signal(&self) {
+        *self.signalled.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut signalled = self.signalled.lock().unwrap();
+        while !*signalled {
+            signalled = self.changed.wait(signalled).unwrap();
+        }
+        *signalled = false;
+    }
+}
+
+/// What the two share besides the ring.
+struct Shared {
+    kick: Event,
+    interrupt: Event,
+    /// The bytes of each chain. Who has the chain may touch them.
+    payload: Vec<UnsafeCell<u64>>,
+}
+
+// SAFETY: loom checks every access to the cells; that is what they are for.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn replace(&self, chain: u64, expected: u64, value: u64) {
+        self.payload[chain as usize].with_mut(|payload| {
+            // SAFETY: loom has just found that nobody else accesses the cell.
+            let payload = unsafe { &mut *payload };
+            assert_eq!(*payload, expected, "the payload of chain {chain}");
+            *payload = value;
+        });
+    }
+}
+
+const REQUEST: u64 = 1000;
+const RESPONSE: u64 = 2000;
+
+struct World {
+    driver: DriverQueue,
+    queue: Queue,
+    shared: loom::sync::Arc<Shared>,
+    /// The guest's address of a byte for each chain, by which the device recognises it.
+    base: u64,
+}
+
+impl World {
+    fn new(size: u16, event_index: bool, start: u16, chains: u64) -> World {
+        let arena = Arc::new(Arena::new(PAGE).unwrap());
+        let base = 1 << 32;
+        let memory =
+            Arc::new(GuestMemory::with_regions(vec![arena.region(base).unwrap()]).unwrap());
+        let mut driver = DriverQueue::new(arena, base, size, event_index, false);
+        driver.start_at(start);
+        // Every field there is must be there before the threads are.
+        driver.set_available_flags(0);
+        driver.used_flags();
+        (0..size).for_each(|entry| {
+            driver.used_entry(entry);
+        });
+        let queue = Queue::new(driver.setup(), memory).unwrap();
+        queue.driver_digest();
+        World {
+            driver,
+            queue,
+            shared: loom::sync::Arc::new(Shared {
+                kick: Event::new(),
+                interrupt: Event::new(),
+                payload: (0..chains).map(|_| UnsafeCell::new(0)).collect(),
+            }),
+            base,
+        }
+    }
+}
+
+/// The device: serves chains until it has seen as many as there will be, and sleeps in between.
+fn serve(queue: &mut Queue, shared: &Shared, base: u64, chains: u64) {
+    let (mut chain, mut served) = (Chain::default(), 0);
+    while served < chains {
+        queue.disable_notifications();
+        while queue.pop(&mut chain).unwrap() {
+            let token = chain.writable[0].address - base;
+            assert_eq!(token, served, "chains come in order");
+            shared.replace(token, REQUEST + token, RESPONSE + token);
+            queue.complete(chain.head, token as u32 + 1);
+            served += 1;
+        }
+        if queue.publish() {
+            shared.interrupt.signal();
+        }
+        if !queue.enable_notifications() && served < chains {
+            shared.kick.wait();
+        }
+    }
+}
+
+/// The driver: adds chains while there is room, one or a few at a time, takes them back, and sleeps when nothing else is left to do.
+fn drive(driver: &mut DriverQueue, shared: &Shared, base: u64, chains: u64, batch: u64) {
+    let (mut added, mut taken) = (0, 0);
+    while taken < chains {
+        let until = chains.min(added + batch);
+        while added < until && driver.free_descriptors() > 0 {
+            shared.replace(added, 0, REQUEST + added);
+            let byte = Range {
+                address: base + added,
+                len: 1,
+            };
+            driver.add(&[], &[byte], added).unwrap();
+            added += 1;
+        }
+        if driver.kick_needed() {
+            shared.kick.signal();
+        }
+        driver.disable_interrupts();
+        while let Some((token, written)) = driver.take_used() {
+            assert_eq!((token, written), (taken, taken as u32 + 1));
+            shared.replace(token, RESPONSE + token, 0);
+            taken += 1;
+        }
+        let idle = added == chains || driver.free_descriptors() == 0;
+        if taken < chains && idle && !driver.enable_interrupts() {
+            shared.interrupt.wait();
+        }
+    }
+}
+
+/// Runs driver and device to their end in every way. `preemptions` bounds how often a thread may be interrupted in the middle of its
+/// work in one run; `LOOM_MAX_PREEMPTIONS` says otherwise.
+fn explore(size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
+    let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counter = std::sync::Arc::clone(&runs);
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 10_000;
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    builder.check(move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let World {
+            mut driver,
+            mut queue,
+            shared,
+            base,
+        } = World::new(size, event_index, start, chains);
+        let other = loom::sync::Arc::clone(&shared);
+        let device = thread::spawn(move || serve(&mut queue, &other, base, chains));
+        drive(&mut driver, &shared, base, chains, batch);
+        device.join().unwrap();
+    });
+    let runs = runs.load(std::sync::atomic::Ordering::Relaxed);
+    eprintln!(
+        "size {size}, event index {event_index}, from {start}, {chains} chains by {batch}: {runs} runs"
+    );
+}
+
+#[test]
+fn one_chain_with_event_index() {
+    explore(1, true, 0, 1, 1);
+}
+
+#[test]
+fn one_chain_with_flags() {
+    explore(1, false, 0, 1, 1);
+}
+
+/// The second chain takes the first one's places in all three areas.
+#[test]
+fn a_ring_of_one_is_used_again() {
+    explore(1, true, 0, 2, 1);
+    explore(1, false, 0, 2, 1);
+}
+
+#[test]
+fn two_chains_one_by_one() {
+    explore(2, true, 0, 2, 1);
+    explore(2, false, 0, 2, 1);
+}
+
+#[test]
+fn two_chains_at_once_while_the_indices_wrap() {
+    explore(2, true, 65_535, 2, 2);
+    explore(2, false, 65_535, 2, 2);
+}
