@@ -12,7 +12,8 @@ use tokio::sync::mpsc::Sender as ArrivalSender;
 
 use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
 
-/// See [`spin_limit`].
+/// How long the worker may look before it sleeps, while guests and programs answer quickly: somewhat longer than they take to
+/// be woken and to answer.
 const SPIN_LIMIT: Duration = Duration::from_micros(100);
 
 /// Something for the worker's thread to do between two turns.
@@ -41,7 +42,7 @@ impl Worker {
             arrivals.try_send(arrival).is_ok()
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
-        fabric.set_spin(spin_limit());
+        fabric.set_spin(SPIN_LIMIT);
         let waker = fabric.waker();
         let (jobs, todo) = channel::<Job>();
         let thread = std::thread::Builder::new()
@@ -67,15 +68,6 @@ impl Worker {
         self.jobs.send(job).ok()?;
         self.waker.wake();
         wait.recv().ok()
-    }
-}
-
-/// How long the worker may look before it sleeps, while guests and programs answer quickly: somewhat longer than they take to be
-/// woken and to answer. On a machine of one processor they could not answer while we look.
-fn spin_limit() -> Duration {
-    match std::thread::available_parallelism() {
-        Ok(processors) if processors.get() > 1 => SPIN_LIMIT,
-        _ => Duration::ZERO,
     }
 }
 

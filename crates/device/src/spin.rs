@@ -3,13 +3,17 @@
 //! To be woken on another processor costs a sleeper tens of microseconds, several times what it takes to handle a small
 //! packet; whoever is still looking when the next one comes saves that time, and the guest saves its notification. But a
 //! processor that looks in vain is taken from others. So we look only while the last things came in quick succession,
-//! not much longer than they let us wait, and never longer than a limit; after two vain looks we sleep at once, until two
-//! sleeps in a row turn out to have been so short that looking would have been the better choice.
+//! not much longer than they let us wait, and never longer than a limit; after two vain looks we sleep at once, until a few
+//! sleeps in a row turn out to have been so short that looking would have been the better choice. Where it never is, because
+//! whoever should answer needs the very processor that we look on, ever more of them are needed.
 
 use std::time::Duration;
 
-/// Outcomes in a row that change our mind.
-const IN_A_ROW: u32 = 2;
+/// Vain looks in a row that end the looking.
+const VAIN_LOOKS: u32 = 2;
+
+/// Short sleeps in a row that begin it, at first and at most.
+const SHORT_SLEEPS: std::ops::RangeInclusive<u32> = 2..=4096;
 
 /// The weight of the newest wait in the average, as a power of two: one eighth.
 const SHIFT: u32 = 3;
@@ -25,6 +29,10 @@ pub(crate) struct Spin {
     worth_it: bool,
     /// Outcomes in a row that speak against what we do.
     against: u32,
+    /// Short sleeps in a row that it takes to begin.
+    needed: u32,
+    /// Whether a look has found something since it began.
+    found_any: bool,
 }
 
 impl Spin {
@@ -35,6 +43,8 @@ impl Spin {
             average_wait: limit / MARGIN,
             worth_it: false,
             against: 0,
+            needed: *SHORT_SLEEPS.start(),
+            found_any: false,
         }
     }
 
@@ -50,6 +60,7 @@ impl Spin {
     /// A look has found something after this time.
     pub(crate) fn found(&mut self, after: Duration) {
         self.against = 0;
+        self.found_any = true;
         self.learn(after);
     }
 
@@ -57,9 +68,13 @@ impl Spin {
     pub(crate) fn missed(&mut self) {
         self.against += 1;
         self.learn(self.limit);
-        if self.against >= IN_A_ROW {
+        if self.against >= VAIN_LOOKS {
             self.worth_it = false;
             self.against = 0;
+            self.needed = match self.found_any {
+                true => *SHORT_SLEEPS.start(),
+                false => (self.needed * 2).min(*SHORT_SLEEPS.end()),
+            };
         }
     }
 
@@ -74,9 +89,10 @@ impl Spin {
         }
         self.learn(time);
         self.against += 1;
-        if self.against >= IN_A_ROW {
+        if self.against >= self.needed {
             self.worth_it = true;
             self.against = 0;
+            self.found_any = false;
         }
     }
 
@@ -144,6 +160,24 @@ mod tests {
             spin.found(LIMIT * 2);
         }
         assert_eq!(spin.patience(), LIMIT);
+    }
+
+    #[test]
+    fn looking_that_never_finds_anything_becomes_rare() {
+        let mut spin = Spin::new(LIMIT);
+        let mut looks = 0;
+        for _ in 0..100_000 {
+            match spin.patience() {
+                Duration::ZERO => spin.slept(SOON),
+                _ => {
+                    looks += 1;
+                    spin.missed();
+                }
+            }
+        }
+        assert!(looks < 100, "{looks} looks");
+        // It is given another chance now and then, and taken up again at once when it helps.
+        assert!(looks > 20, "{looks} looks");
     }
 
     #[test]
