@@ -29,6 +29,8 @@ pub(crate) struct HostSocket {
     pub(crate) ending: bool,
     /// The guest has yet to answer the program's dial.
     pub(crate) unanswered: bool,
+    /// It is among those of its line that wait for room for a message.
+    pub(crate) short_of_room: bool,
     /// How much of what is in the socket is still the program's request, in bytes.
     ///
     /// It is left there until the program sends something behind it, because a UNIX socket has no other way to show a
@@ -108,6 +110,7 @@ impl HostSocket {
             writable: true,
             ending: false,
             unanswered,
+            short_of_room: false,
             request_len: 0,
         }
     }

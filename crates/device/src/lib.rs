@@ -30,6 +30,7 @@ mod reactor;
 mod reports;
 mod ring;
 mod socket;
+mod tally;
 
 pub use fabric::{Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError};
 pub use reactor::Waker;

@@ -446,6 +446,7 @@ impl Fabric {
                 bytes,
                 offset,
                 flags,
+                ..
             } = parcel
             else {
                 break;
