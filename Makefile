@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants interleavings lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -66,7 +66,11 @@ fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
 mutants: ## see that faults put in on purpose are found
 	@CARGO='$(CARGO)' fuzz/mutants/run
 
-interleavings: ## enumerate what threads that share a ring may see (PREEMPTIONS=4 for each of them)
+proofs: interleavings ## enumerate clauses of the virtio specification, and what threads that share a ring may see
+	@echo '[proofs] clauses of virtio 1.2, over every case within their bounds'
+	@$(CARGO) test --quiet --release --package ringdown-memory --lib clauses
+
+interleavings:
 	@echo '[interleavings] a driver and a device, a signal handler and the threads that map memory, under loom'
 	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
 		$(CARGO) test --quiet --release --package ringdown-memory --lib interleavings
