@@ -6,7 +6,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -45,9 +45,11 @@ test: ## check everything, with real guests
 	@$(MAKE) --no-print-directory build images
 	@echo '[test] unit tests, then scenarios with real guests'
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --workspace
+	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 unit: ## check everything that needs no guest
 	@$(CARGO) test --workspace --exclude ringdown-e2e
+	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 e2e: build images ## run the scenarios with real guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e
@@ -63,6 +65,15 @@ fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
 
 mutants: ## see that faults put in on purpose are found
 	@CARGO='$(CARGO)' fuzz/mutants/run
+
+proofs: interleavings ## enumerate clauses of the virtio specification, and what threads that share a ring may see
+	@echo '[proofs] clauses of virtio 1.2, over every case within their bounds'
+	@$(CARGO) test --quiet --release --package ringdown-memory --lib clauses
+
+interleavings:
+	@echo '[interleavings] a driver and a device, a signal handler and the threads that map memory, under loom'
+	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
+		$(CARGO) test --quiet --release --package ringdown-memory --lib interleavings
 
 sim: setup ## simulate the switch for ten minutes (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture

@@ -47,7 +47,7 @@ pub struct Serve {
     /// Read VMs and rules from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME[,cid=CID][,vhost-user=SOCKET][,host=SOCKET]; may be repeated
+    /// Serve a VM: name=NAME[,cid=CID][,vhost-user=SOCKET][,host=SOCKET][,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
     /// Let one VM call another: from=NAME,to=NAME,port=PORT, each of them * for any; may be repeated
@@ -85,6 +85,10 @@ pub struct VmAdd {
     /// Socket for programs of the host [default: NAME.sock in the runtime directory]
     #[arg(long, value_name = "SOCKET")]
     pub host: Option<PathBuf>,
+    /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
+    /// host-connects-per-second or control-messages-per-second; may be repeated
+    #[arg(long, value_name = "KEY=NUMBER")]
+    pub limit: Vec<String>,
     /// Print the VM as JSON
     #[arg(long)]
     pub json: bool,

@@ -137,6 +137,34 @@ fn wrong_words_end_with_2_and_the_remedy() {
             "CID \"two\" cannot be given",
         ),
         (&["vm", "add", "web", "--host", ""], "a value is required"),
+        (
+            &["vm", "add", "web", "--limit", "circuit=3"],
+            "unknown key \"circuit\": did you mean \"circuits\"?",
+        ),
+        (
+            &["vm", "add", "web", "--limit", "circuits"],
+            "write it like --limit circuits=1000",
+        ),
+        (
+            &["vm", "add", "web", "--limit", "circuits=-1"],
+            "circuits cannot be \"-1\": use a whole number from 0 to 1000000",
+        ),
+        (
+            &[
+                "vm",
+                "add",
+                "web",
+                "--limit",
+                "circuits=1",
+                "--limit",
+                "circuits=2",
+            ],
+            "the key \"circuits\" is given twice",
+        ),
+        (
+            &["serve", "--vm", "name=web,limits.circuits=x"],
+            "circuits cannot be \"x\"",
+        ),
         (&["vm", "rm", "We"], "cannot be the name of a VM"),
         (&["args", "web"], "--vmm"),
         (
@@ -317,6 +345,9 @@ fn vms_come_and_go_at_run_time() {
         "9",
         "--host",
         "db-host",
+        "--limit",
+        "half-open-circuits=5",
+        "--limit=circuits=0",
         "--json",
         "--runtime-dir",
     ]);
@@ -336,6 +367,10 @@ fn vms_come_and_go_at_run_time() {
     let list: serde_json::Value =
         serde_json::from_str(&run_with(directory, &["vm", "ls", "--json"]).out).unwrap();
     assert_eq!(list["vms"][1]["state"], "waiting");
+    assert_eq!(list["vms"][0]["limits"]["half_open_circuits"], 5);
+    assert_eq!(list["vms"][0]["limits"]["circuits"], 0);
+    assert_eq!(list["vms"][1]["limits"]["half_open_circuits"], 2048);
+    assert_eq!(list["vms"][1]["usage"]["circuits"], 0);
 
     assert_refused(
         &run_with(directory, &["vm", "add", "web"]),

@@ -8,6 +8,7 @@
 //! cid = 3                                # optional: one is assigned, from 3 up
 //! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default
 //! host = "/run/ringdown/web.sock"        # optional: this is the default
+//! limits = { circuits = 1000 }           # optional: what is left out has its default
 //!
 //! [[allow]]                              # without any, VMs reach the host and not each other
 //! from = "web"                           # a VM's name, or "*" for any
@@ -32,6 +33,8 @@ pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use option::{parse_allow_option, parse_vm_option};
 pub use plan::{MAX_VMS, Plan};
 
+use switch::Limits;
+
 use crate::input::InputError;
 use crate::line::AllowRule;
 
@@ -49,6 +52,8 @@ pub struct VmRequest {
     pub vhost_user: Option<PathBuf>,
     /// The host socket; `None` asks for `NAME.sock` in the runtime directory.
     pub host: Option<PathBuf>,
+    /// What the VM may use; what was left out has its default.
+    pub limits: Limits,
 }
 
 /// Something together with the place where it was written, for messages.

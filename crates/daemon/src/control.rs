@@ -1,5 +1,6 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tokio::sync::Mutex;
 use crate::api::types::{VmState, VmStatus};
 use crate::config::{Plan, VmRequest};
 use crate::input::InputError;
+use crate::limits::members;
 use crate::line::{LineError, LineSpec, LineStatus, LineWorker};
 use crate::readiness::Readiness;
 use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
@@ -189,6 +191,8 @@ impl Control {
             host: spec.host.clone(),
             agent,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
+            limits: members(&spec.limits),
+            usage: line.map(usage).unwrap_or_default(),
             counters: counters.unwrap_or_default(),
         }
     }
@@ -213,6 +217,21 @@ pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlE
         }
     }
     Ok(worker.add_line(spec)?)
+}
+
+/// What a VM uses, by the names of its limits.
+fn usage(line: &LineStatus) -> BTreeMap<String, u64> {
+    let members = [
+        ("circuits", u64::from(line.circuits)),
+        ("half_open_circuits", u64::from(line.half_open_circuits)),
+        ("buffered_bytes", line.buffered_bytes),
+        ("buffered_messages", line.buffered_messages),
+        ("granted_bytes", line.granted_bytes),
+    ];
+    members
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
 }
 
 fn seconds(duration: Duration) -> String {

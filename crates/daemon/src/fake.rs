@@ -118,6 +118,10 @@ impl LineWorker for FakeWorker {
             attached: false,
             driver_ready: false,
             circuits: 0,
+            half_open_circuits: 0,
+            buffered_bytes: 0,
+            buffered_messages: 0,
+            granted_bytes: 0,
             counters: Counters::from([("circuits_opened", 0)]),
         };
         let line = Line {

@@ -14,7 +14,22 @@ pub const MAX_NAME_LEN: usize = 63;
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// The keys that describe a VM.
-pub const VM_KEYS: [&str; 4] = ["name", "cid", "vhost-user", "host"];
+pub const VM_KEYS: [&str; 5] = ["name", "cid", "vhost-user", "host", "limits"];
+
+/// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
+pub const VM_OPTION_KEYS: [&str; 11] = [
+    "name",
+    "cid",
+    "vhost-user",
+    "host",
+    "limits.circuits",
+    "limits.half-open-circuits",
+    "limits.buffered-bytes",
+    "limits.buffered-messages",
+    "limits.connects-per-second",
+    "limits.host-connects-per-second",
+    "limits.control-messages-per-second",
+];
 
 /// The keys that describe a rule.
 pub const ALLOW_KEYS: [&str; 3] = ["from", "to", "port"];
@@ -70,6 +85,20 @@ pub enum InputError {
     RelativePath {
         /// What was found.
         path: PathBuf,
+    },
+    /// A limit cannot have this value.
+    #[error(
+        "{key} cannot be {value}: use a whole number from {least} to {most}, or leave it out for the default"
+    )]
+    Limit {
+        /// The limit, as it is called in the configuration.
+        key: &'static str,
+        /// What was found.
+        value: String,
+        /// The least that it can be.
+        least: u64,
+        /// The most that it can be.
+        most: u64,
     },
     /// Two VMs have one name.
     #[error("there is a VM named {name:?} already: give each VM a name of its own")]
@@ -256,7 +285,7 @@ pub fn check_socket_path(path: &Path) -> Result<(), InputError> {
 
 /// The key of `valid` that is nearest to `key`, when one is near enough to have been meant.
 pub fn nearest<'a>(key: &str, valid: &[&'a str]) -> Option<&'a str> {
-    let (distance, candidate) = valid
+    let (_, candidate) = valid
         .iter()
         .map(|candidate| {
             (
@@ -264,9 +293,10 @@ pub fn nearest<'a>(key: &str, valid: &[&'a str]) -> Option<&'a str> {
                 *candidate,
             )
         })
+        // Half of the word may be wrong: "nmae" and "vhostuser" are recognised, "colour" is not.
+        .filter(|(distance, candidate)| *distance <= candidate.len().div_ceil(2))
         .min()?;
-    // Half of the word may be wrong: "nmae" and "vhostuser" are recognised, "colour" is not.
-    (distance <= candidate.len().div_ceil(2)).then_some(candidate)
+    Some(candidate)
 }
 
 fn reserved_cid(cid: &str) -> &'static str {

@@ -8,6 +8,7 @@ pub mod control;
 pub mod fake;
 mod hello;
 pub mod input;
+pub mod limits;
 pub mod line;
 pub mod readiness;
 pub mod runtime;

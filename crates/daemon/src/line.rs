@@ -8,6 +8,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use switch::Limits;
+
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineSpec {
@@ -19,6 +21,8 @@ pub struct LineSpec {
     pub vhost_user: PathBuf,
     /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach.
     pub host: PathBuf,
+    /// What the VM may use.
+    pub limits: Limits,
 }
 
 /// Permission for circuits from one VM to another. `None` stands for any.
@@ -43,8 +47,16 @@ pub struct LineStatus {
     pub attached: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
-    /// Open circuits.
+    /// Circuits, in any state.
     pub circuits: u32,
+    /// Circuits of those whose dial has not been answered yet.
+    pub half_open_circuits: u32,
+    /// Payload that waits for receivers, in bytes: what the guest sent, and messages of host programs to it.
+    pub buffered_bytes: u64,
+    /// Messages of the guest that are stored for receivers.
+    pub buffered_messages: u64,
+    /// Credit that guests and programs hold or may get for what the guest sends, in bytes.
+    pub granted_bytes: u64,
     /// What has happened on the line since it was opened.
     pub counters: Counters,
 }

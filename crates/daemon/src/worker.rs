@@ -99,7 +99,8 @@ impl LineWorker for Worker {
             vhost_user: spec.vhost_user,
             host: spec.host,
         };
-        match self.ask(move |fabric| fabric.open_line(&config)) {
+        let limits = spec.limits;
+        match self.ask(move |fabric| fabric.open_line_within(&config, limits)) {
             Some(result) => result.map_err(|error| line_error(&spec.name, error)),
             None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
         }
@@ -123,6 +124,10 @@ impl LineWorker for Worker {
                 attached: line.attached,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
+                half_open_circuits: line.report.half_open,
+                buffered_bytes: line.report.kept_bytes,
+                buffered_messages: line.kept_messages,
+                granted_bytes: line.report.granted_bytes,
                 counters: counters(&line.report),
                 name: line.report.name,
                 cid: line.report.cid,
@@ -189,7 +194,7 @@ fn counters(report: &LineReport) -> Counters {
         ("spoofed_packets", counted.spoofed),
         ("malformed_packets", counted.malformed),
         ("resets_dropped", counted.resets_dropped),
-        ("granted_bytes", report.granted_bytes),
+        ("rests_for_control_messages", counted.rests),
     ]);
     for reason in Reason::ALL {
         counters.insert(reason.name(), counted.ended[reason.index()]);

@@ -25,10 +25,14 @@ pub(crate) struct HostSocket {
     pub(crate) socket: OwnedFd,
     /// The socket takes data, as far as we know.
     pub(crate) writable: bool,
+    /// It has been given a larger buffer than the system's usual one.
+    pub(crate) enlarged: bool,
     /// The program has said that no more comes, so that a short read is not yet the end.
     pub(crate) ending: bool,
     /// The guest has yet to answer the program's dial.
     pub(crate) unanswered: bool,
+    /// It is among those of its line that wait for room for a message.
+    pub(crate) short_of_room: bool,
     /// How much of what is in the socket is still the program's request, in bytes.
     ///
     /// It is left there until the program sends something behind it, because a UNIX socket has no other way to show a
@@ -106,8 +110,10 @@ impl HostSocket {
         HostSocket {
             socket,
             writable: true,
+            enlarged: false,
             ending: false,
             unanswered,
+            short_of_room: false,
             request_len: 0,
         }
     }

@@ -6,7 +6,7 @@ mod host;
 mod rx;
 mod tx;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -31,7 +31,11 @@ use crate::reactor::{EventFlags, Reactor, Token};
 use crate::reports::Reports;
 use crate::ring::Ring;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
+<<<<<<< HEAD
 use crate::spin::Spin;
+=======
+use crate::tally::Tally;
+>>>>>>> main
 
 use self::host::Redial;
 use self::tx::{Outgoing, Packet};
@@ -89,6 +93,8 @@ pub struct LineSnapshot {
     pub report: LineReport,
     /// Whether a VMM is connected.
     pub attached: bool,
+    /// Messages that the guest has sent and that are stored for their receivers.
+    pub kept_messages: u64,
 }
 
 /// A switch with everything it decides about. One thread owns and runs it.
@@ -109,6 +115,8 @@ pub struct Fabric {
     redials: Vec<Redial>,
     /// Listeners that accept nobody until then, in order of time.
     resting_listeners: VecDeque<(Time, LineId, usize)>,
+    /// Lines that are not drained until then, as their guests have sent too many packets without payload.
+    resting_lines: BTreeSet<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
     look_at_stopped_at: Option<Time>,
     agent_port: u32,
@@ -126,9 +134,14 @@ pub struct Fabric {
     woken: VecDeque<LineId>,
     /// Lines with more packets than one turn takes.
     draining: VecDeque<LineId>,
+<<<<<<< HEAD
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
     unarmed: Vec<LineId>,
     spin: Spin,
+=======
+    /// Lines with circuits that are short of room for a message.
+    short_lines: VecDeque<LineId>,
+>>>>>>> main
     /// Rings with something to publish.
     touched: Vec<(LineId, usize)>,
     spare_chains: Vec<Chain>,
@@ -139,7 +152,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// A fabric without lines. Guests that dial `agent_port` of the host are handed to `arrivals`.
+    /// A fabric without lines. `limits` are those of each line that is opened without its own. Guests that dial `agent_port` of the host are handed to `arrivals`.
     ///
     /// # Errors
     /// When the system has no descriptors left.
@@ -163,6 +176,7 @@ impl Fabric {
             caller_deadlines: VecDeque::new(),
             redials: Vec::new(),
             resting_listeners: VecDeque::new(),
+            resting_lines: BTreeSet::new(),
             look_at_stopped_at: None,
             agent_port,
             arrivals,
@@ -175,8 +189,12 @@ impl Fabric {
             spare_packets: Vec::new(),
             woken: VecDeque::new(),
             draining: VecDeque::new(),
+<<<<<<< HEAD
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
+=======
+            short_lines: VecDeque::new(),
+>>>>>>> main
             touched: Vec::new(),
             spare_chains: Vec::new(),
             message_room: vec![0; host::MAX_MESSAGE_BYTES],
@@ -201,6 +219,25 @@ impl Fabric {
     /// When its name, identifier or sockets cannot be had. Nothing is left behind then.
     pub fn open_line(&mut self, config: &LineConfig) -> Result<(), OpenLineError> {
         let id = self.switch.add_line(&config.name, config.cid)?;
+        self.furnish_line(id, config)
+    }
+
+    /// The same, with limits of its own.
+    ///
+    /// # Errors
+    /// As [`Fabric::open_line`].
+    pub fn open_line_within(
+        &mut self,
+        config: &LineConfig,
+        limits: Limits,
+    ) -> Result<(), OpenLineError> {
+        let id = self
+            .switch
+            .add_line_within(&config.name, config.cid, limits)?;
+        self.furnish_line(id, config)
+    }
+
+    fn furnish_line(&mut self, id: LineId, config: &LineConfig) -> Result<(), OpenLineError> {
         match self.line_io(id, config) {
             Ok(line) => {
                 let index = id.0 as usize;
@@ -272,6 +309,10 @@ impl Fabric {
             parked: 0,
             callers: 0,
             reports: Reports::default(),
+            rest_reported_at: None,
+            messages: Tally::default(),
+            host_message_bytes: Tally::default(),
+            short_of_room: Vec::new(),
             woken: false,
             draining: false,
             unarmed: false,
@@ -336,14 +377,12 @@ impl Fabric {
 
     /// Every line, as it stands.
     pub fn lines(&self) -> Vec<LineSnapshot> {
-        let attached = |id: LineId| {
-            let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
-            line.is_some_and(|line| line.attached)
-        };
+        let line_of = |id: LineId| self.lines.get(id.0 as usize).and_then(Option::as_ref);
         self.switch
             .lines()
             .map(|report| LineSnapshot {
-                attached: attached(report.id),
+                attached: line_of(report.id).is_some_and(|line| line.attached),
+                kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
                 report,
             })
             .collect()
@@ -377,6 +416,7 @@ impl Fabric {
                 self.pump(line);
             }
         }
+        self.end_shortage();
         self.publish();
         Ok(())
     }
@@ -477,6 +517,7 @@ impl Fabric {
             self.caller_deadlines.front().map(|(at, _)| *at),
             self.redials.iter().map(|redial| redial.next_at).min(),
             self.resting_listeners.front().map(|(at, ..)| *at),
+            self.resting_lines.first().map(|(at, _)| *at),
             self.look_at_stopped_at,
         ];
         let now = self.start.elapsed();
@@ -511,6 +552,7 @@ impl Fabric {
         self.expire_callers();
         self.redial();
         self.wake_listeners();
+        self.end_rests();
         self.look_at_stopped();
     }
 

@@ -6,6 +6,8 @@ use memory::queue::Chain;
 use switch::LineId;
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
+use crate::tally::Entry;
+
 /// Bytes are stored in pieces of at most this size, so that a piece that has been delivered is given back soon.
 const PIECE_BYTES: usize = 64 * 1024;
 
@@ -29,6 +31,8 @@ pub(crate) enum Parcel {
         offset: usize,
         /// Flags of the packet, for its last piece.
         flags: u32,
+        /// By which a message is counted. Bytes of a stream are not: they are put together, and bounded by their credit.
+        _entry: Option<Entry>,
     },
 }
 
@@ -93,21 +97,27 @@ impl Kept {
         self.parcels.push_back(parcel);
     }
 
-    /// Room for `len` more bytes behind what is kept. Bytes of a stream are put together, and so are the parts of one
-    /// message, so that a thousand small packets cost little more than their bytes; messages have parcels of their own.
-    pub(crate) fn store(&mut self, len: usize, flags: u32, is_stream: bool) -> &mut [u8] {
-        let merges = match self.parcels.back() {
+    /// Whether `len` more bytes become part of the last parcel.
+    pub(crate) fn merges(&self, len: usize, is_stream: bool) -> bool {
+        match self.parcels.back() {
             Some(Parcel::Stored { bytes, flags, .. }) => {
                 let ends = !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0;
                 !ends && bytes.len() + len <= PIECE_BYTES
             }
             _ => false,
-        };
-        if !merges {
+        }
+    }
+
+    /// Room for `len` more bytes behind what is kept. Bytes of a stream are put together, and so are the parts of one
+    /// message, so that a thousand small packets cost little more than their bytes; messages, which have an entry, have parcels of
+    /// their own.
+    pub(crate) fn store(&mut self, len: usize, flags: u32, entry: Option<Entry>) -> &mut [u8] {
+        if !self.merges(len, entry.is_none()) {
             self.parcels.push_back(Parcel::Stored {
                 bytes: Vec::new(),
                 offset: 0,
                 flags: 0,
+                _entry: entry,
             });
         }
         let Some(Parcel::Stored {
@@ -128,12 +138,13 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tally::Tally;
 
     #[test]
     fn small_pieces_of_a_stream_are_put_together_up_to_a_size() {
         let mut kept = Kept::default();
         for byte in 0..=PIECE_BYTES {
-            kept.store(1, 0, true)[0] = byte as u8;
+            kept.store(1, 0, None)[0] = byte as u8;
         }
         assert_eq!(
             kept.iter().map(Parcel::left).collect::<Vec<_>>(),
@@ -144,9 +155,11 @@ mod tests {
     #[test]
     fn messages_stay_apart_and_their_parts_together() {
         let mut kept = Kept::default();
-        kept.store(1, 0, false);
-        kept.store(2, SEQPACKET_END_OF_MESSAGE, false);
-        kept.store(4, SEQPACKET_END_OF_MESSAGE, false);
+        let tally = Tally::default();
+        kept.store(1, 0, Some(tally.enter(1)));
+        kept.store(2, SEQPACKET_END_OF_MESSAGE, Some(tally.enter(1)));
+        kept.store(4, SEQPACKET_END_OF_MESSAGE, Some(tally.enter(1)));
+        assert_eq!(tally.total(), 2, "parcels are counted, not packets");
         assert!(
             kept.iter()
                 .all(|parcel| parcel.flags() == SEQPACKET_END_OF_MESSAGE)

@@ -31,6 +31,7 @@ mod reports;
 mod ring;
 mod socket;
 mod spin;
+mod tally;
 
 pub use fabric::{Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError};
 pub use reactor::Waker;

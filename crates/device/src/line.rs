@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use memory::queue::Queue;
+use switch::{CircuitId, Time};
 
 use crate::frontend::{Frontend, RINGS, RX, TX};
 use crate::reports::Reports;
 use crate::ring::Ring;
 use crate::socket::Listener;
+use crate::tally::Tally;
 
 #[derive(Debug)]
 pub(crate) struct LineIo {
@@ -35,6 +37,15 @@ pub(crate) struct LineIo {
     pub(crate) callers: usize,
     /// What the log has been told about this VM's calls.
     pub(crate) reports: Reports,
+    /// When the log was last told that the guest sends too many packets without payload.
+    pub(crate) rest_reported_at: Option<Time>,
+    /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
+    /// [`Limits::kept_messages`](switch::Limits::kept_messages) at most, and what was parked when the rings stopped.
+    pub(crate) messages: Tally,
+    /// Bytes of messages that programs of the host have sent and that the guest has yet to take.
+    pub(crate) host_message_bytes: Tally,
+    /// Circuits whose next message stays in the host program's socket until there is room for it. Each is there once.
+    pub(crate) short_of_room: Vec<CircuitId>,
     /// Whether the line waits for its turn to be pumped.
     pub(crate) woken: bool,
     /// Whether the line waits for its turn to be drained.

@@ -31,9 +31,11 @@ use self::table::{Slot, Span, find};
 
 mod table;
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod interleavings;
-#[cfg(all(test, not(any(miri, loom))))]
+#[cfg(test)]
+#[cfg(not(any(miri, loom)))]
 mod tests;
 
 mod atomics {

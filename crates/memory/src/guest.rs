@@ -23,7 +23,8 @@ use crate::region::Region;
 
 mod transfer;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 /// The most regions that one memory may have: what vhost-user back ends commonly announce, after the number of slots that KVM

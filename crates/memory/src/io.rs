@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use crate::guest::{GuestMemory, MemoryError, Range, Walk};
 
-#[cfg(all(test, not(loom)))]
-#[cfg(not(miri))]
+#[cfg(test)]
+#[cfg(not(any(miri, loom)))]
 mod tests;
 
 /// Whether this error of a [`Gather`] or [`Scatter`] says that guest memory was not there: its file was truncated. The line must be

@@ -35,6 +35,8 @@
 //! Miri runs the copies and the rings, two threads over one ring included, with ordinary memory in place of a mapped file:
 //! `MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks" cargo +nightly miri test -p ringdown-memory --lib`.
 //!
+//! `loom` enumerates what two threads that share a ring, or the table of spans in [`fault`], can see of each other: `make interleavings`.
+//!
 //! # Ownership of the mapping
 //!
 //! A region is unmapped when nothing refers to it any more: a queue and a snapshot of the memory hold it by reference count.

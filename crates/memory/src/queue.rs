@@ -45,9 +45,11 @@ use crate::sync::{Ordering, fence};
 mod chain;
 mod error;
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod interleavings;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 #[cfg(feature = "driver")]

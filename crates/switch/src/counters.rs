@@ -19,6 +19,8 @@ pub struct Counters {
     pub spoofed: u64,
     /// Packets dropped because nothing could be made of them.
     pub malformed: u64,
+    /// Times that the guest was not heard for a moment, as it had sent too many packets without payload.
+    pub rests: u64,
     /// Resets that were due for packets without a circuit and were dropped, as too many were waiting.
     pub resets_dropped: u64,
     /// Dials refused and circuits cut short, by [`Reason::index`].

@@ -177,7 +177,8 @@ impl Switch {
 
     /// A turn of data for the guest at `side`.
     fn next_data(&mut self, now: Time, index: usize, side: Side) -> Option<Transmit> {
-        let quantum = self.limits.quantum_bytes;
+        let limits = self.limits_at(index, side);
+        let (quantum, credit_poll) = (limits.quantum_bytes, limits.credit_poll);
         let circuit = self.circuits.get_mut(index)?;
         let id = circuit.id;
         let from = side.other();
@@ -212,7 +213,7 @@ impl Switch {
             // The receiver has room for bytes but perhaps not for packets, and has no reason of its own to say
             // what it has consumed: ask.
             flow.asked = 1;
-            self.poll_credit_by(index, now + self.limits.credit_poll);
+            self.poll_credit_by(index, now + credit_poll);
             return Some(Transmit::Control(self.header_to(
                 index,
                 side,
@@ -238,6 +239,7 @@ impl Switch {
     /// Asks again the receivers that have not answered, less and less often; or lets them have a few packets more.
     pub(crate) fn poll_credit(&mut self, now: Time, index: usize, actions: &mut Actions) {
         for side in [Side::Caller, Side::Callee] {
+            let credit_poll = self.limits_at(index, side).credit_poll;
             let circuit = &mut self.circuits[index];
             let readable = circuit.end(side.other()).readable;
             let flow = circuit.flow_to(side);
@@ -246,7 +248,7 @@ impl Switch {
                 continue;
             }
             flow.asked += 1;
-            let wait = self.limits.credit_poll * (1 << (flow.asked - 1).min(MAX_POLL_BACKOFF));
+            let wait = credit_poll * (1 << (flow.asked - 1).min(MAX_POLL_BACKOFF));
             let end = circuit.end_mut(side);
             if end.gone || end.is_host() {
                 continue;

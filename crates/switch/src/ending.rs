@@ -299,7 +299,7 @@ impl Switch {
         let told = circuit.end(side.other()).gone && circuit.end(side).told == SHUTDOWN_BOTH;
         let lingers = |deadline: Deadline| deadline.kind == DeadlineKind::Linger;
         if told && !circuit.deadline.is_some_and(lingers) {
-            let at = now + self.limits.linger;
+            let at = now + self.limits_at(index, side).linger;
             let kind = DeadlineKind::Linger;
             self.set_deadline(index, Some(Deadline { at, kind }));
         }

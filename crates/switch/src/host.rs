@@ -18,7 +18,7 @@ impl Switch {
         token: u64,
         actions: &mut Actions,
     ) {
-        let (host_port, cid) = match self.admit_host_dial(line_id, port, socket_type) {
+        let (host_port, cid) = match self.admit_host_dial(now, line_id, port, socket_type) {
             Ok(admitted) => admitted,
             Err(reason) => {
                 if let Some(line) = self.line_mut(line_id) {
@@ -43,30 +43,28 @@ impl Switch {
     /// A free port for the host's end, and the guest's identifier; or why the call cannot be made.
     fn admit_host_dial(
         &mut self,
+        now: Time,
         line_id: LineId,
         port: u32,
         socket_type: SocketType,
     ) -> Result<(u32, u32), Reason> {
-        let limits = self.limits;
         let line = self
             .lines
             .get_mut(line_id.0 as usize)
             .ok_or(Reason::UnknownCid)?;
+        if !line.host_connects.take(now) {
+            return Err(Reason::ConnectRate);
+        }
         if !line.up {
             return Err(Reason::NotRunning);
         }
         if socket_type == SocketType::SeqPacket && !line.seqpacket {
             return Err(Reason::Unsupported);
         }
-        if line.circuits >= limits.circuits {
-            return Err(Reason::CircuitLimit);
-        }
-        if line.half_open >= limits.half_open {
-            return Err(Reason::HalfOpenLimit);
-        }
-        let cid = line.cid;
-        // There are fewer circuits than ports, so this ends.
-        for _ in 0..=limits.circuits {
+        line.admit_circuit()?;
+        let (cid, circuits) = (line.cid, line.circuits);
+        // Each circuit has one port, so one of so many is free.
+        for _ in 0..=circuits {
             let host_port = self.lines[line_id.0 as usize].take_port();
             let key = EndKey {
                 line: line_id,

@@ -53,6 +53,7 @@ mod host;
 mod line;
 mod packet;
 mod policy;
+mod rate;
 mod reason;
 mod switch;
 

@@ -1,11 +1,13 @@
 //! A VM's attachment to the switch, as the switch knows it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use thiserror::Error;
 use wire::vsock::Header;
 
-use crate::{Counters, Limits, Side};
+use crate::rate::Bucket;
+use crate::{Counters, Limits, Reason, Side, Time};
 
 /// The number of a line. Numbers are used again after a line is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +36,7 @@ pub enum AddLineError {
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) cid: u32,
+    pub(crate) limits: Limits,
     pub(crate) up: bool,
     /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
     pub(crate) seqpacket: bool,
@@ -50,6 +53,14 @@ pub(crate) struct Line {
     pub(crate) granted_bytes: u64,
     /// The next port to give to a host program that dials this guest.
     pub(crate) next_port: u32,
+    /// Dials of the guest. A driver that starts anew finds its line's budgets as they were.
+    pub(crate) connects: Bucket,
+    /// Dials of host programs to the guest.
+    pub(crate) host_connects: Bucket,
+    /// Packets without payload from the guest.
+    pub(crate) controls: Bucket,
+    /// The end of the last rest that was counted.
+    pub(crate) rests_until: Time,
 }
 
 /// An end in its line's round.
@@ -63,11 +74,18 @@ pub(crate) struct Waiting {
 /// the host's.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
+/// Who has been quiet for so long may dial as often at once as it may in this time.
+const CONNECT_DEPTH: Duration = Duration::from_secs(1);
+
+/// The same for packets without payload, which come in bursts, and of which so many cost the worker some milliseconds.
+const CONTROL_DEPTH: Duration = Duration::from_millis(100);
+
 impl Line {
-    pub(crate) fn new(name: String, cid: u32) -> Line {
+    pub(crate) fn new(name: String, cid: u32, limits: Limits) -> Line {
         Line {
             name,
             cid,
+            limits,
             up: false,
             seqpacket: false,
             counters: Counters::default(),
@@ -78,27 +96,45 @@ impl Line {
             half_open: 0,
             granted_bytes: 0,
             next_port: FIRST_HOST_PORT,
+            connects: Bucket::new(limits.connects_per_second, CONNECT_DEPTH),
+            host_connects: Bucket::new(limits.host_connects_per_second, CONNECT_DEPTH),
+            controls: Bucket::new(limits.controls_per_second, CONTROL_DEPTH),
+            rests_until: Time::ZERO,
         }
     }
 
     /// Reserves up to `wanted_bytes` for a flow. While the line's share lasts, each flow gets at most half of what is
     /// left, so that the last bytes of the share are never gone and every flow gets at least the minimum.
-    pub(crate) fn reserve(&mut self, wanted_bytes: u32, limits: &Limits) -> u32 {
-        let grant = self.offer(wanted_bytes, limits).max(limits.min_grant_bytes);
+    pub(crate) fn reserve(&mut self, wanted_bytes: u32) -> u32 {
+        let grant = self.offer(wanted_bytes).max(self.limits.min_grant_bytes);
         self.granted_bytes += u64::from(grant);
         grant
     }
 
     /// Reserves up to `wanted_bytes` more for a flow that has its minimum: once the share is used up, nothing.
-    pub(crate) fn reserve_more(&mut self, wanted_bytes: u32, limits: &Limits) -> u32 {
-        let grant = self.offer(wanted_bytes, limits);
+    pub(crate) fn reserve_more(&mut self, wanted_bytes: u32) -> u32 {
+        let grant = self.offer(wanted_bytes);
         self.granted_bytes += u64::from(grant);
         grant
     }
 
-    fn offer(&self, wanted_bytes: u32, limits: &Limits) -> u32 {
-        let left = limits.line_grant_bytes.saturating_sub(self.granted_bytes);
+    fn offer(&self, wanted_bytes: u32) -> u32 {
+        let left = self
+            .limits
+            .line_grant_bytes
+            .saturating_sub(self.granted_bytes);
         wanted_bytes.min(u32::try_from(left / 2).unwrap_or(u32::MAX))
+    }
+
+    /// Whether the line has room for another circuit.
+    pub(crate) fn admit_circuit(&self) -> Result<(), Reason> {
+        if self.circuits >= self.limits.circuits {
+            return Err(Reason::CircuitLimit);
+        }
+        if self.half_open >= self.limits.half_open {
+            return Err(Reason::HalfOpenLimit);
+        }
+        Ok(())
     }
 
     pub(crate) fn release(&mut self, grant: u32) {
@@ -128,10 +164,16 @@ pub struct LineReport {
     pub cid: u32,
     /// Whether the guest's driver is running.
     pub up: bool,
+    /// What it may use.
+    pub limits: Limits,
     /// Circuits, in any state.
     pub circuits: u32,
-    /// Credit reserved, in bytes: the most that could be kept for this line.
+    /// Circuits of those whose dial has not been answered yet.
+    pub half_open: u32,
+    /// Credit reserved, in bytes: the most that could be kept of what its guest sends.
     pub granted_bytes: u64,
+    /// Payload in our keeping that its guest sent, or that programs of the host sent to it, in bytes.
+    pub kept_bytes: u64,
     /// What has been counted.
     pub counters: Counters,
 }

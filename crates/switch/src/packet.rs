@@ -27,19 +27,38 @@ impl Switch {
             return;
         }
         line.counters.packets_from_guest += 1;
+        // Payload has cost its sender credit. What came without, or could not be taken, has not.
+        let took_payload = self.route(now, line_id, &header, actions);
+        if let (false, Some(line)) = (took_payload, self.line_mut(line_id)) {
+            line.controls.charge(now);
+        }
+    }
+
+    /// Finds whom a packet is for, and acts on it. Returns whether it has brought payload that was taken.
+    fn route(
+        &mut self,
+        now: Time,
+        line_id: LineId,
+        header: &Header,
+        actions: &mut Actions,
+    ) -> bool {
+        let Some(line) = self.line_mut(line_id) else {
+            return false;
+        };
         // The line is known by its socket; what the packet claims about its source must agree.
         if header.src_cid != u64::from(line.cid) {
             line.counters.spoofed += 1;
-            return;
+            return false;
         }
         let Ok(peer_cid) = u32::try_from(header.dst_cid) else {
             line.counters.malformed += 1;
-            return;
+            return false;
         };
         let operation = Operation::from_wire(header.operation);
         let Some(socket_type) = SocketType::from_wire(header.socket_type) else {
             line.counters.malformed += 1;
-            return self.answer_with_reset(line_id, &header, actions);
+            self.answer_with_reset(line_id, header, actions);
+            return false;
         };
         let key = EndKey {
             line: line_id,
@@ -52,30 +71,52 @@ impl Switch {
                 if let Some((index, side)) = known {
                     let index = index as usize;
                     if self.is_same_dial(index, side, socket_type) {
-                        if self.announced(index, side, &header, actions).is_err() {
+                        if self.announced(index, side, header, actions).is_err() {
                             self.kill(now, index, Reason::CreditViolation, actions);
                         }
-                        return;
+                        return false;
                     }
                     // The guest's ports are in use for a circuit that it has already forgotten.
                     self.guest_gone(now, index, side, Reason::PeerReset, actions);
                 }
-                self.request(now, line_id, key, socket_type, &header, actions);
+                self.request(now, line_id, key, socket_type, header, actions);
+                false
             }
-            (_, Some((index, side))) => {
-                self.known(
-                    now,
-                    index as usize,
-                    side,
-                    operation,
-                    socket_type,
-                    &header,
-                    actions,
-                );
+            (_, Some((index, side))) => self.known(
+                now,
+                index as usize,
+                side,
+                operation,
+                socket_type,
+                header,
+                actions,
+            ),
+            (Some(Operation::Reset), None) => false,
+            (_, None) => {
+                self.answer_with_reset(line_id, header, actions);
+                false
             }
-            (Some(Operation::Reset), None) => {}
-            (_, None) => self.answer_with_reset(line_id, &header, actions),
         }
+    }
+
+    /// A guest sent something that is not even a header.
+    pub fn malformed(&mut self, now: Time, line: LineId) {
+        if let Some(line) = self.line_mut(line) {
+            line.counters.malformed += 1;
+            line.controls.charge(now);
+        }
+    }
+
+    /// Until when this guest is not to be heard, if it has sent more packets without payload than it may. What it has sent
+    /// stays in its ring. To be asked before a batch is taken from the ring: the debt is no larger than the batch.
+    pub fn rests_until(&mut self, now: Time, line: LineId) -> Option<Time> {
+        let line = self.line_mut(line)?;
+        let until = line.controls.in_debt_until(now)?;
+        if line.rests_until < until {
+            line.rests_until = until;
+            line.counters.rests += 1;
+        }
+        Some(until)
     }
 
     /// Whether a request only repeats the dial that this circuit began with. Linux says so again when a signal interrupts
@@ -91,7 +132,7 @@ impl Switch {
             && !end.outbox.reset
     }
 
-    /// A packet of a circuit that exists.
+    /// A packet of a circuit that exists. Returns whether it has brought payload that was taken.
     #[allow(clippy::too_many_arguments)] // One packet, taken apart once.
     fn known(
         &mut self,
@@ -102,32 +143,37 @@ impl Switch {
         socket_type: SocketType,
         header: &Header,
         actions: &mut Actions,
-    ) {
+    ) -> bool {
         let same_type = socket_type == self.circuits[index].socket_type;
         if operation == Some(Operation::Reset) {
             if !same_type {
                 // It answers an earlier packet of the other type, as Linux sees it too.
-                return;
+                return false;
             }
             let reason = if self.circuits[index].answered || side == Side::Caller {
                 Reason::PeerReset
             } else {
                 Reason::GuestRefused
             };
-            return self.guest_gone(now, index, side, reason, actions);
+            self.guest_gone(now, index, side, reason, actions);
+            return false;
         }
         if !same_type {
-            return self.kill(now, index, Reason::ProtocolViolation, actions);
+            self.kill(now, index, Reason::ProtocolViolation, actions);
+            return false;
         }
         if self.announced(index, side, header, actions).is_err() {
-            return self.kill(now, index, Reason::CreditViolation, actions);
+            self.kill(now, index, Reason::CreditViolation, actions);
+            return false;
         }
         let answered = self.circuits[index].answered;
         match operation {
             Some(Operation::Response) if !answered && side == Side::Callee => {
                 self.answered(index, actions)
             }
-            Some(Operation::Data) if answered => self.data(now, index, side, header, actions),
+            Some(Operation::Data) if answered => {
+                return self.data(now, index, side, header, actions);
+            }
             Some(Operation::Shutdown) if answered => {
                 self.shutdown(now, index, side, header.flags, actions)
             }
@@ -137,6 +183,7 @@ impl Switch {
             Some(Operation::CreditRequest) => self.credit_wanted(index, side, actions),
             _ => self.kill(now, index, Reason::ProtocolViolation, actions),
         }
+        false
     }
 
     /// Takes in the credit fields, which every packet carries.
@@ -173,12 +220,11 @@ impl Switch {
 
     /// The receiver offers more than was reserved for what `from` sends: reserve more, within the limits.
     fn regrant(&mut self, index: usize, from: Side) {
-        let limits = self.limits;
-        let circuit = &mut self.circuits[index];
-        let Some(line) = circuit.end(from).line() else {
+        let Some(line) = self.circuits[index].end(from).line() else {
             return;
         };
-        let flow = circuit.flow_from(from);
+        let limits = *self.limits(line);
+        let flow = self.circuits[index].flow_from(from);
         let (old, wanted) = (flow.grant(), flow.wanted_grant(&limits));
         if wanted <= old {
             return;
@@ -186,7 +232,7 @@ impl Switch {
         let Some(line) = self.line_mut(line) else {
             return;
         };
-        let extra = line.reserve_more(wanted - old, &limits);
+        let extra = line.reserve_more(wanted - old);
         self.circuits[index].flow_from(from).set_grant(old + extra);
     }
 
@@ -200,7 +246,12 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
-        let callee = match self.callee(line_id, &key, socket_type) {
+        let admitted = self.lines[line_id.0 as usize].connects.take(now);
+        let callee = match admitted {
+            true => self.callee(line_id, &key, socket_type),
+            false => Err(Reason::ConnectRate),
+        };
+        let callee = match callee {
             Ok(party) => End::new(party, key.peer_port),
             Err(reason) => return self.refuse_request(line_id, header, reason, actions),
         };
@@ -243,12 +294,7 @@ impl Switch {
     fn callee(&self, from: LineId, key: &EndKey, socket_type: SocketType) -> Result<Party, Reason> {
         let (cid, port) = (key.peer_cid, key.peer_port);
         let caller = &self.lines[from.0 as usize];
-        if caller.circuits >= self.limits.circuits {
-            return Err(Reason::CircuitLimit);
-        }
-        if caller.half_open >= self.limits.half_open {
-            return Err(Reason::HalfOpenLimit);
-        }
+        caller.admit_circuit()?;
         if cid == HOST_CID {
             return Ok(Party::Host);
         }
@@ -263,12 +309,7 @@ impl Switch {
         if socket_type == SocketType::SeqPacket && !callee.seqpacket {
             return Err(Reason::Unsupported);
         }
-        if callee.circuits >= self.limits.circuits {
-            return Err(Reason::CircuitLimit);
-        }
-        if callee.half_open >= self.limits.half_open {
-            return Err(Reason::HalfOpenLimit);
-        }
+        callee.admit_circuit()?;
         // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
         let theirs = EndKey {
             line,
@@ -305,11 +346,10 @@ impl Switch {
 
     /// A reset for a packet that belongs to no circuit. It is a courtesy, so more than a limit are dropped.
     fn answer_with_reset(&mut self, line_id: LineId, header: &Header, actions: &mut Actions) {
-        let limit = self.limits.orphan_resets;
         let Some(line) = self.line_mut(line_id) else {
             return;
         };
-        if line.orphans.len() >= limit {
+        if line.orphans.len() >= line.limits.orphan_resets {
             line.counters.resets_dropped += 1;
             return;
         }
@@ -343,6 +383,7 @@ impl Switch {
         }
     }
 
+    /// Payload. Returns whether there was some, and credit for it.
     fn data(
         &mut self,
         now: Time,
@@ -350,7 +391,7 @@ impl Switch {
         side: Side,
         header: &Header,
         actions: &mut Actions,
-    ) {
+    ) -> bool {
         let circuit = &mut self.circuits[index];
         let id = circuit.id;
         let to_host = circuit.end(side.other()).is_host();
@@ -364,20 +405,22 @@ impl Switch {
         // An empty message looks like an end of data to its reader, and Linux sends none.
         let empty_message = header.len == 0 && message;
         if flow.end != Ending::Open || header.flags & !known_flags != 0 || empty_message {
-            return self.kill(now, index, Reason::ProtocolViolation, actions);
+            self.kill(now, index, Reason::ProtocolViolation, actions);
+            return false;
         }
         if header.len == 0 {
             // It would be kept without ever counting against the credit.
-            return;
+            return false;
         }
         if flow.receive(header.len).is_err() {
-            return self.kill(now, index, Reason::CreditViolation, actions);
+            self.kill(now, index, Reason::CreditViolation, actions);
+            return false;
         }
         if flow.refused {
             // The sender has been told, and sent before it heard.
             flow.discard();
             flow.acknowledge_all();
-            return;
+            return true;
         }
         if header.flags & SEQPACKET_END_OF_MESSAGE != 0 {
             flow.end_message();
@@ -397,6 +440,7 @@ impl Switch {
         if source_starves {
             self.queue_credit_update(index, side, actions);
         }
+        true
     }
 
     fn shutdown(&mut self, now: Time, index: usize, side: Side, flags: u32, actions: &mut Actions) {

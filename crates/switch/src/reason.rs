@@ -41,6 +41,9 @@ pub enum Reason {
     /// The VM has as many unanswered dials as it may.
     #[error("the VM has as many unanswered dials as its limit allows")]
     HalfOpenLimit,
+    /// Calls are made more often than the VM may make them, or may be called by programs of the host.
+    #[error("calls are made more often than the VM's limit allows")]
+    ConnectRate,
     /// The called VM has yet to see the end of an earlier circuit with the same ports.
     #[error("an earlier circuit between the same ports is not over yet")]
     PortsInUse,
@@ -72,7 +75,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 21] = [
+    pub const ALL: [Reason; 22] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -85,6 +88,7 @@ impl Reason {
         Reason::TimedOut,
         Reason::CircuitLimit,
         Reason::HalfOpenLimit,
+        Reason::ConnectRate,
         Reason::PortsInUse,
         Reason::PeerReset,
         Reason::LineDown,
@@ -111,6 +115,7 @@ impl Reason {
             Reason::TimedOut => "ended_timed_out",
             Reason::CircuitLimit => "ended_circuit_limit",
             Reason::HalfOpenLimit => "ended_half_open_limit",
+            Reason::ConnectRate => "ended_connect_rate",
             Reason::PortsInUse => "ended_ports_in_use",
             Reason::PeerReset => "ended_peer_reset",
             Reason::LineDown => "ended_line_down",

@@ -33,7 +33,8 @@ pub(crate) struct EndKey {
 /// The operator: the directory of lines, the policy, and the state of every circuit.
 #[derive(Debug)]
 pub struct Switch {
-    pub(crate) limits: Limits,
+    /// Of lines that are added without limits of their own.
+    limits: Limits,
     pub(crate) policy: Policy,
     pub(crate) lines: Slab<Line>,
     pub(crate) circuits: Slab<Circuit>,
@@ -44,7 +45,8 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// A switch without lines and with a policy that denies every call between VMs.
+    /// A switch without lines and with a policy that denies every call between VMs. `limits` are those of each line that
+    /// is added without its own.
     pub fn new(limits: Limits) -> Switch {
         Switch {
             limits,
@@ -68,6 +70,19 @@ impl Switch {
     /// # Errors
     /// When the identifier is reserved, or it or the name is taken.
     pub fn add_line(&mut self, name: &str, cid: u32) -> Result<LineId, AddLineError> {
+        self.add_line_within(name, cid, self.limits)
+    }
+
+    /// The same, with limits of its own.
+    ///
+    /// # Errors
+    /// As [`Switch::add_line`].
+    pub fn add_line_within(
+        &mut self,
+        name: &str,
+        cid: u32,
+        limits: Limits,
+    ) -> Result<LineId, AddLineError> {
         if !(MIN_GUEST_CID..CID_ANY).contains(&cid) {
             return Err(AddLineError::ReservedCid(cid));
         }
@@ -80,7 +95,7 @@ impl Switch {
         if self.lines.iter().any(|(_, line)| line.name == name) {
             return Err(AddLineError::NameTaken(name.to_owned()));
         }
-        let id = LineId(self.lines.insert(Line::new(name.to_owned(), cid)) as u32);
+        let id = LineId(self.lines.insert(Line::new(name.to_owned(), cid, limits)) as u32);
         self.by_cid.insert(cid, id);
         Ok(id)
     }
@@ -143,13 +158,32 @@ impl Switch {
 
     /// Every line, in no particular order.
     pub fn lines(&self) -> impl Iterator<Item = LineReport> + '_ {
-        self.lines.iter().map(|(index, line)| LineReport {
+        let mut kept_bytes: HashMap<LineId, u64> = HashMap::new();
+        for (_, circuit) in &self.circuits {
+            for side in [Side::Caller, Side::Callee] {
+                let kept = circuit.flows[side.index()].kept();
+                let (from, to) = (circuit.end(side), circuit.end(side.other()));
+                // What a host program sent is kept for the guest that has not taken it.
+                let line = if from.is_host() {
+                    to.line()
+                } else {
+                    from.line()
+                };
+                if let (Some(line), true) = (line, kept > 0) {
+                    *kept_bytes.entry(line).or_default() += u64::from(kept);
+                }
+            }
+        }
+        self.lines.iter().map(move |(index, line)| LineReport {
             id: LineId(index as u32),
             name: line.name.clone(),
             cid: line.cid,
             up: line.up,
+            limits: line.limits,
             circuits: line.circuits,
+            half_open: line.half_open,
             granted_bytes: line.granted_bytes,
+            kept_bytes: kept_bytes.get(&LineId(index as u32)).copied().unwrap_or(0),
             counters: line.counters,
         })
     }
@@ -178,6 +212,13 @@ impl Switch {
         })
     }
 
+    /// What a line may use.
+    pub fn limits(&self, line: LineId) -> &Limits {
+        self.lines
+            .get(line.0 as usize)
+            .map_or(&self.limits, |line| &line.limits)
+    }
+
     /// The line of the VM with this context identifier.
     pub fn line_by_cid(&self, cid: u32) -> Option<LineId> {
         self.by_cid.get(&cid).copied()
@@ -202,6 +243,16 @@ impl Switch {
         let index = id.index as usize;
         let circuit = self.circuits.get(index)?;
         (circuit.id == id).then_some(index)
+    }
+
+    /// The limits of the line at `side`, or of the one at the other side if that is the host.
+    pub(crate) fn limits_at(&self, index: usize, side: Side) -> &Limits {
+        let circuit = &self.circuits[index];
+        let line = circuit
+            .end(side)
+            .line()
+            .or_else(|| circuit.end(side.other()).line());
+        line.map_or(&self.limits, |line| self.limits(line))
     }
 
     pub(crate) fn line_mut(&mut self, id: LineId) -> Option<&mut Line> {
@@ -234,17 +285,20 @@ impl Switch {
             generation: self.next_generation,
         };
         self.next_generation = self.next_generation.wrapping_add(1);
+        let default_grant = self.limits.grant_bytes;
         let mut flow_of = |end: &End| {
             // A host program gets no credit: it is read only when there is room, so nothing needs to be reserved.
             let grant = match end
                 .line()
                 .and_then(|line| self.lines.get_mut(line.0 as usize))
             {
-                Some(line) => line.reserve(self.limits.grant_bytes, &self.limits),
-                None => self.limits.grant_bytes,
+                Some(line) => line.reserve(line.limits.grant_bytes),
+                None => default_grant,
             };
             Flow::new(0, grant)
         };
+        // The called guest has to answer, or the caller's host.
+        let answering = callee.line().or(caller.line());
         let mut flows = [flow_of(&caller), flow_of(&callee)];
         for (flow, destination) in flows.iter_mut().zip([&callee, &caller]) {
             if destination.is_host() {
@@ -273,7 +327,8 @@ impl Switch {
             }
         }
         entry.insert(circuit);
-        let deadline = now + self.limits.handshake;
+        let patience = answering.map_or(&self.limits, |line| self.limits(line));
+        let deadline = now + patience.handshake;
         self.set_deadline(
             index,
             Some(Deadline {

@@ -1,9 +1,11 @@
 //! `ringdown vm`: the VMs of the running daemon.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use daemon::api::types::{NewVm, VmStatus};
-use daemon::input::{check_name, check_socket_path, parse_cid};
+use daemon::input::{InputError, check_name, check_socket_path, parse_cid};
+use daemon::limits::parse_member;
 
 use super::{print, print_json};
 use crate::arguments::{VmAdd, VmList};
@@ -22,6 +24,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         cid: cid.map(u64::from),
         vhost_user: options.vhost_user.as_deref().map(socket).transpose()?,
         host: options.host.as_deref().map(socket).transpose()?,
+        limits: limits(&options.limit)?,
     })?;
     if options.json {
         return print_json(&status);
@@ -50,6 +53,19 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
         return Ok(());
     }
     print(&table(&list.vms))
+}
+
+/// Each limit once: of two it would not be clear which one is meant.
+fn limits(options: &[String]) -> Result<BTreeMap<String, u64>, Failure> {
+    let mut limits = BTreeMap::new();
+    for option in options {
+        let (name, value) = parse_member(option)?;
+        if limits.insert(name, value).is_some() {
+            let key = option.split('=').next().unwrap_or_default().to_owned();
+            return Err(InputError::RepeatedKey { key }.into());
+        }
+    }
+    Ok(limits)
 }
 
 /// The daemon has a working directory of its own, so a path is sent from the root.
@@ -112,6 +128,8 @@ mod tests {
             host: "/r/h".into(),
             agent,
             circuits: 12,
+            limits: Default::default(),
+            usage: Default::default(),
             counters: Default::default(),
         };
         let agent = AgentInfo {

@@ -12,12 +12,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
+use switch::Limits;
 
 use super::problem::{Failure, Kind};
 use super::types::{DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewVm, VmList, VmStatus};
 use crate::config::VmRequest;
 use crate::control::{Control, ControlError};
 use crate::input::{check_cid, check_name, check_socket_path};
+use crate::limits::{LIMIT_MEMBERS, set};
 
 /// The longest body of a request, in bytes.
 pub const MAX_BODY_LEN: usize = 16 * 1024;
@@ -140,10 +142,15 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     for path in [&new.vhost_user, &new.host].into_iter().flatten() {
         check_socket_path(path)?;
     }
+    let mut limits = Limits::default();
+    for (name, value) in &new.limits {
+        set(&mut limits, &LIMIT_MEMBERS, name, *value)?;
+    }
     Ok(VmRequest {
         name: new.name,
         cid,
         vhost_user: new.vhost_user,
         host: new.host,
+        limits,
     })
 }

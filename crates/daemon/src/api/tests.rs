@@ -51,11 +51,19 @@ fn until_hung_up(mut guest: UnixStream) -> Vec<u8> {
 #[test]
 fn a_vm_is_added_shown_listed_and_removed() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
-    let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"db","cid":9}"#);
+    let new = r#"{"name":"db","cid":9,"limits":{"circuits":8,"host_connects_per_second":0}}"#;
+    let (status, body) = daemon.request("POST", "/v1/vms", new);
     assert_eq!(status, 201, "{body}");
     let directory = daemon.runtime_dir().display();
     let expected = json!({
         "name": "db", "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
+        "limits": {
+            "circuits": 8, "half_open_circuits": 2048, "buffered_bytes": 268_435_456, "buffered_messages": 65536,
+            "connects_per_second": 20_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,
+        },
+        "usage": {
+            "circuits": 0, "half_open_circuits": 0, "buffered_bytes": 0, "buffered_messages": 0, "granted_bytes": 0,
+        },
         "vhost_user": format!("{directory}/db.vhost"), "host": format!("{directory}/db.sock"),
     });
     assert_eq!(json_of(&body), expected);
@@ -120,6 +128,22 @@ fn each_bad_request_is_a_problem_that_says_what_to_do() {
             400,
             "invalid-request",
             "unknown field `cdi`",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"limits\":{\"circuit\":3}}",
+            400,
+            "invalid-request",
+            "unknown key \"circuit\": did you mean \"circuits\"?",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            "{\"name\":\"db\",\"limits\":{\"connects_per_second\":1000001}}",
+            400,
+            "invalid-request",
+            "connects-per-second cannot be 1000001: use a whole number from 0 to 1000000",
         ),
         (
             "POST",

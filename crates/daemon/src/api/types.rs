@@ -31,6 +31,9 @@ pub struct NewVm {
     /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<PathBuf>,
+    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }
 
 /// How far a VM has come.
@@ -105,8 +108,15 @@ pub struct VmStatus {
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
-    /// Open circuits.
+    /// Circuits, in any state.
     pub circuits: u32,
+    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS).
+    #[serde(default)]
+    pub limits: BTreeMap<String, u64>,
+    /// What it uses now, by the same names for what can be in use, and `granted_bytes`: the credit that is reserved for
+    /// what its guest sends.
+    #[serde(default)]
+    pub usage: BTreeMap<String, u64>,
     /// What has happened on its line, by name.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,

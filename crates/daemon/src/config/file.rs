@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use switch::Limits;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
@@ -13,6 +14,7 @@ use crate::input::{
     ALLOW_KEYS, InputError, VM_KEYS, check_cid, check_name, check_socket_path, parse_peer,
     parse_port,
 };
+use crate::limits::{LIMIT_KEYS, set, set_in_words};
 use crate::line::AllowRule;
 
 /// The largest configuration file, in bytes.
@@ -106,6 +108,7 @@ impl<'a> Source<'a> {
             cid: None,
             vhost_user: None,
             host: None,
+            limits: Limits::default(),
         };
         for (key, value) in table.get_ref().iter() {
             match key.get_ref().as_ref() {
@@ -117,6 +120,7 @@ impl<'a> Source<'a> {
                 "cid" => request.cid = Some(self.cid(value)?),
                 "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
                 "host" => request.host = Some(self.socket("host", value)?),
+                "limits" => request.limits = self.limits(value)?,
                 other => return self.refuse(key.span(), Err(unknown(other, &VM_KEYS))),
             }
         }
@@ -127,6 +131,29 @@ impl<'a> Source<'a> {
         };
         request.name = self.refuse(table.span(), name.ok_or(missing))?;
         Ok(request)
+    }
+
+    fn limits(&self, value: &Value<'_>) -> Result<Limits, ConfigError> {
+        let DeValue::Table(table) = value.get_ref() else {
+            let expected = "a table, as in { circuits = 1000 }";
+            return Err(self.wrong_type("limits", expected, value));
+        };
+        let mut limits = Limits::default();
+        for (key, value) in table.iter() {
+            let name = key.get_ref().as_ref();
+            if !LIMIT_KEYS.contains(&name) {
+                return self.refuse(key.span(), Err(unknown(name, &LIMIT_KEYS)));
+            }
+            let DeValue::Integer(number) = value.get_ref() else {
+                return Err(self.wrong_type(name, "a whole number", value));
+            };
+            let set = match integer(number) {
+                Some(number) => set(&mut limits, &LIMIT_KEYS, name, number),
+                None => set_in_words(&mut limits, &LIMIT_KEYS, name, number.as_str()),
+            };
+            self.refuse(value.span(), set)?;
+        }
+        Ok(limits)
     }
 
     fn rule(&self, table: Table<'_>) -> Result<AllowRule, ConfigError> {

@@ -2,11 +2,14 @@
 
 use std::path::Path;
 
+use switch::Limits;
+
 use super::{ConfigError, VmRequest, Written, refuse};
 use crate::input::{
-    ALLOW_KEYS, InputError, VM_KEYS, check_name, check_socket_path, parse_cid, parse_peer,
+    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_socket_path, parse_cid, parse_peer,
     parse_port,
 };
+use crate::limits::{LIMIT_KEYS, set_in_words};
 use crate::line::AllowRule;
 
 const VM_EXAMPLE: &str = "--vm name=web,cid=3";
@@ -33,7 +36,7 @@ pub fn parse_allow_option(text: &str) -> Result<Written<AllowRule>, ConfigError>
 }
 
 fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
-    let [name, cid, vhost_user, host] = fields(text, &VM_KEYS, VM_EXAMPLE)?;
+    let [name, cid, vhost_user, host, rest @ ..] = fields(text, &VM_OPTION_KEYS, VM_EXAMPLE)?;
     let name = name.ok_or(InputError::MissingKey {
         what: "this VM",
         key: "name",
@@ -50,11 +53,18 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         }
     };
     let cid = cid.map(|text| parse_cid(&text)).transpose()?;
+    let mut limits = Limits::default();
+    for (key, text) in LIMIT_KEYS.iter().zip(rest) {
+        if let Some(text) = text {
+            set_in_words(&mut limits, &LIMIT_KEYS, key, &text)?;
+        }
+    }
     Ok(VmRequest {
         name,
         cid,
         vhost_user: socket(vhost_user)?,
         host: socket(host)?,
+        limits,
     })
 }
 

@@ -106,6 +106,7 @@ impl Plan {
             cid,
             vhost_user,
             host,
+            limits: request.limits,
         })
     }
 

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
 use crate::line::AllowRule;
+use switch::Limits;
 
 fn file(text: &str) -> Result<Config, ConfigError> {
     parse_file(text, "ringdown.toml", Path::new("/etc/ringdown"))
@@ -48,6 +49,7 @@ fn a_file_says_everything_that_can_be_said() {
         cid = 0x10
         vhost-user = "/run/web.vhost"
         host = "web.sock"
+        limits = { circuits = 1_000, buffered-bytes = 0 }
 
         [[vm]]
         name = "db"
@@ -73,6 +75,11 @@ fn a_file_says_everything_that_can_be_said() {
         cid: Some(16),
         vhost_user: Some("/run/web.vhost".into()),
         host: Some("/etc/ringdown/web.sock".into()),
+        limits: Limits {
+            circuits: 1000,
+            line_grant_bytes: 0,
+            ..Limits::default()
+        },
     };
     assert_eq!(config.vms[0].value, web);
     assert_eq!(config.vms[0].place, "ringdown.toml: line 4, column 9");
@@ -81,6 +88,7 @@ fn a_file_says_everything_that_can_be_said() {
         cid: None,
         vhost_user: None,
         host: None,
+        limits: Limits::default(),
     };
     assert_eq!(config.vms[1].value, db);
     let rules: Vec<_> = config.rules.into_iter().map(|rule| rule.value).collect();
@@ -117,6 +125,34 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         (
             "[[vm]]\nname = \"web\"\ncolour = 3",
             "unknown key \"colour\": the keys that may stand here are name, cid, vhost-user, host",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits = { circuit = 3 }",
+            "line 3, column 12: unknown key \"circuit\": did you mean \"circuits\"? ",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits.connects_per_second = 3",
+            "line 3, column 8: unknown key \"connects_per_second\": did you mean \"connects-per-second\"? ",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits = { circuits = 1000001 }",
+            "line 3, column 23: circuits cannot be 1000001: use a whole number from 0 to 1000000, or leave it out",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits = { circuits = -1 }",
+            "circuits cannot be \"-1\": use",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\n[vm.limits]\ncontrol-messages-per-second = 0",
+            "line 4, column 31: control-messages-per-second cannot be 0: use a whole number from 1000",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits = { circuits = \"8\" }",
+            "\"circuits\" must be a whole number, found string",
+        ),
+        (
+            "[[vm]]\nname = \"web\"\nlimits = 8",
+            "\"limits\" must be a table, as in { circuits = 1000 }, found integer",
         ),
         (
             "[[allow]]\nfrom = \"*\"\nto = \"*\"\nprot = 1",
@@ -338,6 +374,37 @@ fn a_path_may_have_107_bytes() {
 }
 
 #[test]
+fn limits_are_options_too() {
+    let found = vm("name=web,limits.circuits=8,limits.control-messages-per-second=1000").unwrap();
+    let expected = Limits {
+        circuits: 8,
+        controls_per_second: 1000,
+        ..Limits::default()
+    };
+    assert_eq!(found.limits, expected);
+    assert_eq!(vm("name=web").unwrap().limits, Limits::default());
+    let plan = plan(&["name=web,limits.circuits=8"]).unwrap();
+    assert_eq!(plan.get("web").unwrap().limits.circuits, 8);
+    let table = [
+        ("circuits=8", "did you mean \"limits.circuits\"?"),
+        ("limits.circuit=8", "did you mean \"limits.circuits\"?"),
+        (
+            "limits.circuits=many",
+            "circuits cannot be \"many\": use a whole number from 0 to 1000000",
+        ),
+        (
+            "limits.buffered-messages=0",
+            "buffered-messages cannot be 0: use a whole number from 1 ",
+        ),
+        ("limits.circuits=8,limits.circuits=9", "is given twice"),
+    ];
+    for (text, expected) in table {
+        let found = vm(&format!("name=web,{text}")).unwrap_err();
+        assert!(found.contains(expected), "{text}: {found}");
+    }
+}
+
+#[test]
 fn an_assigned_cid_is_the_lowest_that_nobody_asked_for() {
     let plan = plan(&["name=a", "name=b,cid=3", "name=c", "name=d,cid=5"]).unwrap();
     let cids: Vec<u32> = plan.lines().map(|line| line.cid).collect();
@@ -352,6 +419,7 @@ fn a_cid_stays_while_its_vm_lives_and_is_free_after() {
         cid: None,
         vhost_user: None,
         host: None,
+        limits: Limits::default(),
     };
     assert_eq!(plan.add(&request("c")).unwrap().cid, 5);
     plan.remove("a");
@@ -416,6 +484,7 @@ fn a_daemon_serves_so_many_vms_and_no_more() {
         cid: None,
         vhost_user: None,
         host: None,
+        limits: Limits::default(),
     };
     for index in 0..MAX_VMS {
         plan.add(&request(index)).unwrap();

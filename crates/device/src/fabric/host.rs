@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use memory::io::Gather;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
 use switch::{CircuitId, Event, LineId, Reason, Side, Time};
 use wire::connect;
@@ -48,10 +49,17 @@ pub(super) struct Redial {
     give_up_at: Time,
 }
 
+/// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
+/// reports it for every piece that its reader takes, which would wake us for nothing.
 const SOCKET_EVENTS: EventFlags = EventFlags::IN
-    .union(EventFlags::OUT)
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
+const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
+
+/// What a host program's socket may hold, in bytes, once it has been found too small: the credit that a guest has, so that a
+/// stream whose reader keeps up never has to be stored. Linux doubles the number for its own bookkeeping, and limits it
+/// (`net.core.wmem_max`); with less, more is stored and nothing is lost.
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 impl Fabric {
     // ---- Programs that call ----
@@ -354,6 +362,7 @@ impl Fabric {
             self.tell(Event::HostRefused { circuit: id });
         } else if flags.contains(EventFlags::OUT) && !host.writable {
             host.writable = true;
+            self.watch_for_room(id, SOCKET_EVENTS);
             self.send_kept(id);
         }
         if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
@@ -390,10 +399,26 @@ impl Fabric {
             .is_some_and(|host| host.ending)
     }
 
-    pub(super) fn host_is_full(&mut self, id: CircuitId) {
-        if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) {
-            host.writable = false;
+    /// The socket took less than it was offered. Returns whether it has been given more room, so that it may take more.
+    pub(super) fn host_is_full(&mut self, id: CircuitId) -> bool {
+        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+            return false;
+        };
+        if !std::mem::replace(&mut host.enlarged, true) {
+            let enlarged = set_socket_send_buffer_size(&host.socket, SEND_BUFFER_BYTES);
+            return enlarged.is_ok();
         }
+        host.writable = false;
+        self.watch_for_room(id, FULL_SOCKET_EVENTS);
+        false
+    }
+
+    fn watch_for_room(&mut self, id: CircuitId, events: EventFlags) {
+        let host = self.circuits[id.index as usize]
+            .as_ref()
+            .and_then(|circuit| circuit.host.as_ref());
+        // It fails only when the kernel has no memory, and then only for a descriptor that is not yet watched.
+        let _ = host.map(|host| self.reactor.retag(&host.socket, Token::Circuit(id), events));
     }
 
     /// Sends a host program what is kept for it, as far as its socket takes it.
@@ -407,8 +432,7 @@ impl Fabric {
                 Ok(sent) => {
                     delivered += sent;
                     self.drop_sent(id, from, sent);
-                    if sent < offered {
-                        self.host_is_full(id);
+                    if sent < offered && !self.host_is_full(id) {
                         break;
                     }
                 }
@@ -446,6 +470,7 @@ impl Fabric {
                 bytes,
                 offset,
                 flags,
+                ..
             } = parcel
             else {
                 break;

@@ -20,6 +20,9 @@ const PUMP_TURNS: usize = 256;
 /// Buffers that one read of a host program's socket may fill.
 const SCATTER_BUFFERS: usize = 64;
 
+/// After so many more circuits that wait for room for a message, those that have ended are struck out.
+const SHORT_SWEEP: usize = 1024;
+
 /// A turn of data, as the switch asked for it.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
@@ -327,8 +330,82 @@ impl Fabric {
         })
     }
 
+    /// Whether so much of host programs' messages waits for this guest that the next one is not to be read. The first one
+    /// always is.
+    fn is_short_of_room(&mut self, turn: Turn) -> bool {
+        let most = self.switch.limits(turn.line).line_grant_bytes;
+        let Some(line) = self.line(turn.line) else {
+            return false;
+        };
+        let held = line.host_message_bytes.total();
+        if held == 0 || held < most {
+            return false;
+        }
+        let Some(host) = self
+            .circuit(turn.circuit)
+            .and_then(|circuit| circuit.host.as_mut())
+        else {
+            return false;
+        };
+        if !std::mem::replace(&mut host.short_of_room, true) {
+            self.wait_for_room(turn);
+        }
+        true
+    }
+
+    fn wait_for_room(&mut self, turn: Turn) {
+        let circuits = &self.circuits;
+        let Some(line) = self
+            .lines
+            .get_mut(turn.line.0 as usize)
+            .and_then(Option::as_mut)
+        else {
+            return;
+        };
+        if line.short_of_room.is_empty() {
+            self.short_lines.push_back(turn.line);
+        } else if line.short_of_room.len() % SHORT_SWEEP == 0 {
+            // Circuits that have ended meanwhile must not pile up.
+            line.short_of_room.retain(|id| {
+                let circuit = circuits.get(id.index as usize).and_then(Option::as_ref);
+                circuit.is_some_and(|circuit| circuit.id == *id)
+            });
+        }
+        line.short_of_room.push(turn.circuit);
+    }
+
+    /// Reads on from the host programs of those guests that have taken half of what waited for them: not after each
+    /// message, or each would have all programs looked at.
+    pub(super) fn end_shortage(&mut self) {
+        for _ in 0..self.short_lines.len() {
+            let Some(id) = self.short_lines.pop_front() else {
+                return;
+            };
+            let most = self.switch.limits(id).line_grant_bytes;
+            let Some(line) = self.line(id) else { continue };
+            if line.host_message_bytes.total() > most / 2 {
+                self.short_lines.push_back(id);
+                continue;
+            }
+            for circuit in std::mem::take(&mut line.short_of_room) {
+                if let Some(host) = self
+                    .circuit(circuit)
+                    .and_then(|circuit| circuit.host.as_mut())
+                {
+                    host.short_of_room = false;
+                    self.tell(Event::HostReadable { circuit });
+                }
+            }
+        }
+    }
+
     /// A message of a host program is read as a whole and then sent on as the guest has room.
     fn take_message(&mut self, turn: Turn) {
+        if self.is_short_of_room(turn) {
+            return self.tell(Event::HostDrained {
+                circuit: turn.circuit,
+            });
+        }
         let mut room = std::mem::take(&mut self.message_room);
         let received = self
             .circuit(turn.circuit)
@@ -355,9 +432,13 @@ impl Fabric {
                 });
             }
             Some(Ok(record)) => {
-                if let Some(circuit) = self.circuit(turn.circuit) {
+                let tally = self
+                    .line(turn.line)
+                    .map(|line| line.host_message_bytes.clone());
+                if let (Some(tally), Some(circuit)) = (tally, self.circuit(turn.circuit)) {
+                    let entry = tally.enter(record.len as u64);
                     let kept = circuit.kept_or_new(turn.from);
-                    kept.store(record.len, SEQPACKET_END_OF_MESSAGE, false)
+                    kept.store(record.len, SEQPACKET_END_OF_MESSAGE, Some(entry))
                         .copy_from_slice(&room[..record.len]);
                 }
                 self.tell(Event::HostStored {

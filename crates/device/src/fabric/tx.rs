@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use memory::guest::{self, GuestMemory};
 use memory::io::{Gather, is_memory_fault};
@@ -13,9 +14,14 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 use super::Fabric;
 use crate::frontend::TX;
 use crate::kept::Parcel;
+use crate::tally::Tally;
 
-/// Packets taken from one guest in one turn, before the others have theirs.
+/// Packets taken from one guest in one turn, before the others have theirs. Also by how many a guest may exceed what it
+/// may send without payload.
 const DRAIN_BATCH: usize = 256;
+
+/// How often the log says that a guest sends too many packets without payload.
+const REST_REPORTS: Duration = Duration::from_secs(60);
 
 /// Packets of one circuit that are sent to a host program in one call.
 const OUTGOING_PACKETS: usize = 64;
@@ -48,7 +54,7 @@ impl Fabric {
     pub(super) fn drain(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.draining = false;
-        if !line.is_running() || self.lost_memory(id) {
+        if !line.is_running() || self.lost_memory(id) || self.rests(id) {
             return;
         }
         let Some(line) = self.line(id) else { return };
@@ -62,7 +68,45 @@ impl Fabric {
         }
     }
 
-    /// Takes everything that a guest has sent before its ring stops: at most what the ring can hold.
+    /// Whether a guest is not to be heard now, as it has sent too many packets without payload. Then it will be later.
+    fn rests(&mut self, id: LineId) -> bool {
+        let now = self.now;
+        let Some(until) = self.switch.rests_until(now, id) else {
+            return false;
+        };
+        self.resting_lines.insert((until, id));
+        let Some(line) = self.line(id) else {
+            return true;
+        };
+        if let Some(ring) = line.rings[TX].as_mut() {
+            // It would only be told again that there is something.
+            ring.queue.disable_notifications();
+        }
+        if line
+            .rest_reported_at
+            .is_none_or(|at| now >= at + REST_REPORTS)
+        {
+            line.rest_reported_at = Some(now);
+            tracing::warn!(
+                vm = line.name,
+                "the guest sends more packets without payload than its limit allows: they have to wait"
+            );
+        }
+        true
+    }
+
+    /// Hears those guests again that have rested long enough.
+    pub(super) fn end_rests(&mut self) {
+        while let Some((until, id)) = self.resting_lines.first().copied() {
+            if until > self.now {
+                break;
+            }
+            self.resting_lines.pop_first();
+            self.schedule_drain(id);
+        }
+    }
+
+    /// Takes everything that a guest has sent before its ring stops, even from one that rests: at most what the ring can hold.
     pub(super) fn drain_last(&mut self, id: LineId) {
         if self.line(id).is_some_and(|line| line.is_running()) {
             self.drain_batch(id, usize::from(memory::queue::MAX_QUEUE_SIZE));
@@ -100,6 +144,7 @@ impl Fabric {
         let mut bytes = [0; HEADER_LEN];
         if let Err(error) = memory.read(&chain.readable, 0, &mut bytes) {
             tracing::debug!(line = id.0, %error, "dropped a packet without a whole header");
+            self.switch.malformed(self.now, id);
             return self.complete(id, TX, chain, 0);
         }
         let mut header = Header::from_bytes(&bytes);
@@ -220,16 +265,28 @@ impl Fabric {
             return;
         };
         let len = packet.header.len as usize - offset;
-        let mergeable = circuit.is_stream();
-        if !mergeable && circuit.kept_or_new(from).len() >= KEPT_MESSAGES {
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::TooManyMessages,
-            });
+        let is_stream = circuit.is_stream();
+        let kept = circuit.kept_or_new(from);
+        let new_parcel = !kept.merges(len, is_stream);
+        let of_circuit = kept.len();
+        let tally = self.line(packet.line).map(|line| line.messages.clone());
+        let tally = tally.filter(|_| !is_stream);
+        if let Some(tally) = &tally {
+            let most = u64::from(self.switch.limits(packet.line).kept_messages);
+            if new_parcel && (of_circuit >= KEPT_MESSAGES || tally.total() >= most) {
+                return self.tell(Event::Kill {
+                    circuit: id,
+                    reason: Reason::TooManyMessages,
+                });
+            }
         }
+        let entry = tally.map(|tally| tally.enter(1));
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
         let room = circuit
             .kept_or_new(from)
-            .store(len, packet.header.flags, mergeable);
+            .store(len, packet.header.flags, entry);
         if let Err(error) = memory.read(&packet.chain.readable, HEADER_LEN + offset, room) {
             self.tell(Event::Kill {
                 circuit: id,
@@ -390,14 +447,18 @@ impl Fabric {
         let Some(memory) = self.memory(id, TX) else {
             return;
         };
+        let Some(tally) = self.line(id).map(|line| line.messages.clone()) else {
+            return;
+        };
         let mut returned = Vec::new();
         for circuit in self.circuits.iter_mut().flatten() {
+            let tally = (!circuit.is_stream()).then_some(&tally);
             for from in [Side::Caller, Side::Callee] {
                 let Some(kept) = circuit.kept(from) else {
                     continue;
                 };
                 for parcel in kept.iter_mut() {
-                    returned.extend(unpark_parcel(parcel, id, &memory));
+                    returned.extend(unpark_parcel(parcel, id, &memory, tally));
                 }
             }
         }
@@ -424,7 +485,12 @@ impl Fabric {
 }
 
 /// Turns a parked parcel of this line into a stored one, and returns what is to be given back.
-fn unpark_parcel(parcel: &mut Parcel, of: LineId, memory: &GuestMemory) -> Option<Parcel> {
+fn unpark_parcel(
+    parcel: &mut Parcel,
+    of: LineId,
+    memory: &GuestMemory,
+    tally: Option<&Tally>,
+) -> Option<Parcel> {
     let Parcel::Parked {
         line,
         chain,
@@ -447,6 +513,7 @@ fn unpark_parcel(parcel: &mut Parcel, of: LineId, memory: &GuestMemory) -> Optio
         bytes,
         offset: 0,
         flags: *flags,
+        _entry: tally.map(|tally| tally.enter(1)),
     };
     Some(std::mem::replace(parcel, stored))
 }

@@ -6,6 +6,7 @@ use loom::thread;
 use self::atomics::{AtomicBool, AtomicUsize};
 use self::table::{Registration, Slot, find};
 
+#[allow(clippy::duplicate_mod)] // That is the point.
 #[path = "table.rs"]
 mod table;
 
@@ -30,7 +31,10 @@ fn slots(count: usize) -> &'static [Slot] {
 }
 
 fn found(slots: &'static [Slot], address: usize) -> Option<(usize, usize)> {
-    find(slots, address).map(|span| (span.start, span.len))
+    find(slots, address).map(|span| {
+        assert_eq!(span.page_len, PAGE_LEN);
+        (span.start, span.len)
+    })
 }
 
 /// Half of an old span and half of a new one in the same slot, taken together, may cover anything. Taking such a thing for a span would

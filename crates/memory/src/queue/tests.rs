@@ -1,6 +1,7 @@
 use super::*;
 use crate::driver::{Arena, DriverQueue, RawDescriptor};
 
+mod clauses;
 mod hostile;
 mod model;
 mod places;

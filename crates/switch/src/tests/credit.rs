@@ -74,7 +74,7 @@ fn a_stopped_reader_holds_no_more_than_its_window_and_its_circuit_no_more_than_i
     world.guest(lines[1]).paused = true;
     world.settle();
     let circuit = world.switch.circuits().next().unwrap();
-    assert!(circuit.caller.kept_bytes <= world.switch.limits.max_grant_bytes);
+    assert!(circuit.caller.kept_bytes <= Limits::default().max_grant_bytes);
     assert!(circuit.caller.kept_bytes > 3_000_000, "the grant is used");
     world.guest(lines[1]).paused = false;
     world.finish_soon(0);

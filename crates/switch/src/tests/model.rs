@@ -13,6 +13,7 @@ pub(crate) mod guest;
 mod guest_side;
 mod host_side;
 pub(crate) mod log;
+pub(crate) mod pace;
 pub(crate) mod payload;
 pub(crate) mod program;
 pub(crate) mod socket;

@@ -156,7 +156,7 @@ fn a_host_that_does_not_accept_in_time_has_a_full_backlog() {
         .get_mut(&socket)
         .unwrap()
         .connect_by = None;
-    let patience = world.switch.limits.handshake;
+    let patience = Limits::default().handshake;
     world.advance(patience - Duration::from_millis(1));
     assert_eq!(
         world.guests[&lines[0]].socket(socket).state,
@@ -183,7 +183,7 @@ fn a_guest_that_does_not_answer_in_time_is_told_that_it_is_too_late() {
         .get_mut(&socket)
         .unwrap()
         .connect_by = None;
-    world.advance(world.switch.limits.handshake);
+    world.advance(Limits::default().handshake);
     world.settle();
     assert_eq!(
         world.programs[&token].call,

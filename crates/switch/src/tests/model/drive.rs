@@ -6,6 +6,7 @@ use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::guest::{Guest, Packet};
 use super::log::{Input, Output};
+use super::pace::Pace;
 use super::payload::{Chunk, NOWHERE};
 use super::program::{Answer, Call};
 use super::socket::{After, Plan, Socket, State};
@@ -35,9 +36,12 @@ impl World {
     /// Adds a running VM with CID 3 + `number`.
     pub(crate) fn add_guest(&mut self, number: u32) -> LineId {
         let (name, cid) = (format!("vm{number}"), 3 + number);
-        let line = self.switch.add_line(&name, cid).expect("a new name");
-        self.log.record(Input::Add(name, cid), Output::Done, &[]);
+        let line = self.switch.add_line_within(&name, cid, self.limits);
+        let line = line.expect("a new name");
+        self.log
+            .record(Input::Add(name, cid, self.limits), Output::Done, &[]);
         self.guests.insert(line, Guest::new(line, cid));
+        self.paces.insert(line, Pace::new(self.now, &self.limits));
         self.line_up(line);
         line
     }
@@ -109,6 +113,7 @@ impl World {
         guests
             .filter_map(Guest::next_timer)
             .chain(self.switch.poll_at())
+            .chain(self.guests.keys().filter_map(|line| self.rest_ends(*line)))
             .min()
     }
 

@@ -4,6 +4,7 @@ use wire::vsock::{Header, Operation, SHUTDOWN_SEND, SocketType};
 
 use super::guest::Packet;
 use super::log::{Input, Output};
+use super::pace::BATCH;
 use super::payload::Chunk;
 use super::world::World;
 use crate::switch::EndKey;
@@ -22,13 +23,19 @@ impl World {
             let Some(guest) = self.guests.get_mut(&line) else {
                 break;
             };
-            if guest.paused || !guest.up {
+            if guest.paused || !guest.up || guest.tx.is_empty() {
                 break;
             }
+            if taken % BATCH == 0 && !self.is_heard(line) {
+                break;
+            }
+            let guest = self.guests.get_mut(&line).expect("just seen");
             let Some(packet) = guest.tx.pop_front() else {
                 break;
             };
             taken += 1;
+            let now = self.now;
+            self.pace(line).sent(now, &packet.header);
             self.packet(line, packet);
         }
         taken
@@ -76,6 +83,11 @@ impl World {
             header.operation == Operation::Request as u16 && *side == Side::Caller
         });
         if let Some((circuit, _)) = dialled {
+            let again = before.is_some_and(|(before, _)| before == circuit);
+            if !again {
+                let now = self.now;
+                self.pace(line).dialled(now);
+            }
             self.circuit_of
                 .insert((line, key.port, key.peer_cid, key.peer_port), circuit);
             if hostile {

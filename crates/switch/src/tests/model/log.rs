@@ -4,18 +4,20 @@ use crate::{Action, Event, Limits, LineId, Policy, Sent, Switch, Time, Transmit}
 
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
-    Add(String, u32),
+    Add(String, u32, Limits),
     Policy(Policy),
     Handle(Time, Event),
     Next(Time, LineId),
     Sent(Time, Sent),
     Remove(Time, LineId),
+    Rest(Time, LineId),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
     Done,
     Next(Option<Transmit>),
+    Rest(Option<Time>),
 }
 
 /// Nothing is kept unless a test asks for it.
@@ -48,22 +50,25 @@ impl Log {
     }
 
     /// Asks another switch the same, and compares every answer.
-    pub(crate) fn replay(&self, limits: Limits) -> usize {
-        let mut switch = Switch::new(limits);
+    pub(crate) fn replay(&self) -> usize {
+        let mut switch = Switch::new(Limits::default());
         let kept = self.kept.as_ref().expect("the log was kept");
         for (input, output, expected) in kept {
             let mut actions = Vec::new();
             let mut answer = Output::Done;
             match input.clone() {
-                Input::Add(name, cid) => {
+                Input::Add(name, cid, limits) => {
                     switch
-                        .add_line(&name, cid)
+                        .add_line_within(&name, cid, limits)
                         .expect("it could be added before");
                 }
                 Input::Policy(policy) => switch.set_policy(policy),
                 Input::Handle(now, event) => switch.handle(now, event, &mut actions),
                 Input::Next(now, line) => {
                     answer = Output::Next(switch.next_for(now, line, &mut actions));
+                }
+                Input::Rest(now, line) => {
+                    answer = Output::Rest(switch.rests_until(now, line));
                 }
                 Input::Sent(now, sent) => switch.transmitted(now, sent, &mut actions),
                 Input::Remove(now, line) => switch.remove_line(now, line, &mut actions),

@@ -48,7 +48,7 @@ impl World {
             assert_eq!(line.half_open, count(&half_open), "half_open of {id:?}");
             let sum = granted.get(&id).copied().unwrap_or(0);
             assert_eq!(line.granted_bytes, sum, "granted_bytes of {id:?}");
-            let limits = &switch.limits;
+            let limits = &line.limits;
             let least = u64::from(limits.min_grant_bytes) * u64::from(line.circuits);
             assert!(
                 sum <= limits.line_grant_bytes + least,

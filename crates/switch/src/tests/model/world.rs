@@ -7,6 +7,7 @@ use wire::vsock::{Operation, SocketType};
 use super::audit::Audit;
 use super::guest::Guest;
 use super::log::{Input, Log, Output};
+use super::pace::Pace;
 use super::payload::{Chunk, ChunkQueue};
 use super::program::{Answer, Call, Program, SOCKET_BUFFER};
 use crate::{Action, CircuitId, Direction, Event, Limits, LineId, Reason, Side, Switch, Time};
@@ -24,6 +25,8 @@ pub(crate) struct Totals {
 pub(crate) struct World {
     pub(crate) now: Time,
     pub(crate) switch: Switch,
+    /// Of the guests that are added from now on.
+    pub(crate) limits: Limits,
     pub(crate) guests: BTreeMap<LineId, Guest>,
     pub(crate) programs: BTreeMap<u64, Program>,
     pub(crate) listeners: BTreeMap<(LineId, u32), Answer>,
@@ -33,6 +36,7 @@ pub(crate) struct World {
     pub(crate) audit: Audit,
     pub(crate) reports: Vec<(LineId, u32, Reason)>,
     pub(crate) totals: Totals,
+    pub(crate) paces: BTreeMap<LineId, Pace>,
     pub(crate) log: Log,
     pub(super) circuit_of: BTreeMap<(LineId, u32, u32, u32), CircuitId>,
     pub(crate) woken: BTreeSet<LineId>,
@@ -47,6 +51,7 @@ impl World {
         World {
             now: Time::ZERO,
             switch: Switch::new(limits),
+            limits,
             guests: BTreeMap::new(),
             programs: BTreeMap::new(),
             listeners: BTreeMap::new(),
@@ -55,6 +60,7 @@ impl World {
             audit: Audit::default(),
             reports: Vec::new(),
             totals: Totals::default(),
+            paces: BTreeMap::new(),
             log: Log::default(),
             circuit_of: BTreeMap::new(),
             woken: BTreeSet::new(),
@@ -111,6 +117,9 @@ impl World {
             Action::HostDialing { token, circuit } => {
                 let program = self.program(token);
                 assert_eq!(program.circuit.replace(circuit), None);
+                let line = self.called_line(circuit);
+                let now = self.now;
+                self.pace(line).was_dialled(now);
                 self.host_of.insert(circuit, token);
             }
             Action::HostDialRefused { token, reason } => {
@@ -153,6 +162,13 @@ impl World {
         self.switch
             .find(circuit)
             .is_some_and(|index| !self.switch.circuits[index].answered)
+    }
+
+    /// The line of the guest that a program has dialled.
+    fn called_line(&self, circuit: CircuitId) -> LineId {
+        let index = self.switch.find(circuit).expect("it was just made");
+        let callee = self.switch.circuits[index].end(Side::Callee);
+        callee.line().expect("programs dial guests")
     }
 
     fn forward(&mut self, circuit: CircuitId, from: Side, payload: &mut Option<Chunk>) {
@@ -291,6 +307,7 @@ impl World {
     pub(crate) fn remove_line(&mut self, line: LineId) {
         self.lose_guest(line);
         self.guests.remove(&line);
+        self.paces.remove(&line);
         let mut actions = Vec::new();
         self.switch.remove_line(self.now, line, &mut actions);
         self.log

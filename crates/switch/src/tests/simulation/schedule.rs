@@ -34,6 +34,9 @@ fn limits(random: &mut Random) -> Limits {
     Limits {
         circuits: random.pick(&[8, 30, 1000]),
         half_open: random.pick(&[2, 10, 1000]),
+        connects_per_second: random.pick(&[0, 1, 20, 500, 20_000]),
+        host_connects_per_second: random.pick(&[0, 1, 20, 500, 20_000]),
+        controls_per_second: random.pick(&[0, 1000, 10_000, 500_000]),
         orphan_resets: random.pick(&[0, 1, 8, 100]),
         grant_bytes: random.pick(&[4096, 65536, 262_144]),
         max_grant_bytes: random.pick(&[65_536, 1_048_576]).max(262_144),
@@ -72,6 +75,7 @@ impl Schedule {
     }
 
     fn add_guest(&mut self) -> LineId {
+        self.world.limits = limits(&mut self.random);
         let line = self.world.add_guest(self.next_number);
         self.next_number += 1;
         self.furnish(line);
