@@ -31,11 +31,8 @@ use crate::reactor::{EventFlags, Reactor, Token};
 use crate::reports::Reports;
 use crate::ring::Ring;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
-<<<<<<< HEAD
 use crate::spin::Spin;
-=======
 use crate::tally::Tally;
->>>>>>> main
 
 use self::host::Redial;
 use self::tx::{Outgoing, Packet};
@@ -134,14 +131,11 @@ pub struct Fabric {
     woken: VecDeque<LineId>,
     /// Lines with more packets than one turn takes.
     draining: VecDeque<LineId>,
-<<<<<<< HEAD
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
     unarmed: Vec<LineId>,
     spin: Spin,
-=======
     /// Lines with circuits that are short of room for a message.
     short_lines: VecDeque<LineId>,
->>>>>>> main
     /// Rings with something to publish.
     touched: Vec<(LineId, usize)>,
     spare_chains: Vec<Chain>,
@@ -189,12 +183,9 @@ impl Fabric {
             spare_packets: Vec::new(),
             woken: VecDeque::new(),
             draining: VecDeque::new(),
-<<<<<<< HEAD
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
-=======
             short_lines: VecDeque::new(),
->>>>>>> main
             touched: Vec::new(),
             spare_chains: Vec::new(),
             message_room: vec![0; host::MAX_MESSAGE_BYTES],
