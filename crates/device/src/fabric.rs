@@ -40,6 +40,10 @@ use self::tx::{Outgoing, Packet};
 /// Chains kept for use again, so that the steady state allocates nothing.
 const SPARE_CHAINS: usize = 1024;
 
+/// How long a guest may have to wait until it hears that packets it sent have left, unless it is so many that it may want the
+/// descriptors.
+const INTERRUPT_DELAY: Duration = Duration::from_millis(1);
+
 /// What a line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineConfig {
@@ -134,6 +138,8 @@ pub struct Fabric {
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
     unarmed: Vec<LineId>,
     spin: Spin,
+    /// Lines whose guests are to be told by then that packets they sent have left, in order of time.
+    owed_interrupts: VecDeque<(Time, LineId)>,
     /// Lines with circuits that are short of room for a message.
     short_lines: VecDeque<LineId>,
     /// Rings with something to publish.
@@ -171,6 +177,7 @@ impl Fabric {
             redials: Vec::new(),
             resting_listeners: VecDeque::new(),
             resting_lines: BTreeSet::new(),
+            owed_interrupts: VecDeque::new(),
             look_at_stopped_at: None,
             agent_port,
             arrivals,
@@ -465,27 +472,33 @@ impl Fabric {
     /// Asks every guest to notify us of what it sends. Returns whether one has sent something already.
     fn arm(&mut self) -> bool {
         let sent = self.unarmed_lines(|ring| ring.queue.enable_notifications());
-        for id in self.unarmed.drain(..) {
-            let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
-            if let Some(line) = line {
+        while let Some(id) = self.unarmed.pop() {
+            if let Some(line) = self.line(id) {
                 line.unarmed = false;
             }
         }
         sent
     }
 
-    /// Schedules those of the unarmed lines whose ring has something. Returns whether there is one.
+    /// Schedules those of the unarmed lines whose ring has something, and forgets them until they are drained. Returns
+    /// whether there is one.
     fn unarmed_lines(&mut self, has_something: impl Fn(&mut Ring) -> bool) -> bool {
-        let mut any = false;
-        for position in 0..self.unarmed.len() {
-            let id = self.unarmed[position];
-            let ring = self.line(id).and_then(|line| line.rings[TX].as_mut());
-            if ring.is_some_and(&has_something) {
-                self.schedule_drain(id);
-                any = true;
+        let before = self.unarmed.len();
+        let mut position = 0;
+        while let Some(id) = self.unarmed.get(position).copied() {
+            let Some(line) = self.line(id) else {
+                self.unarmed.swap_remove(position);
+                continue;
+            };
+            if !line.rings[TX].as_mut().is_some_and(&has_something) {
+                position += 1;
+                continue;
             }
+            line.unarmed = false;
+            self.unarmed.swap_remove(position);
+            self.schedule_drain(id);
         }
-        any
+        self.unarmed.len() < before
     }
 
     /// This guest's ring was empty. As long as we do not sleep it need not tell us when it no longer is.
@@ -509,6 +522,7 @@ impl Fabric {
             self.redials.iter().map(|redial| redial.next_at).min(),
             self.resting_listeners.front().map(|(at, ..)| *at),
             self.resting_lines.first().map(|(at, _)| *at),
+            self.owed_interrupts.front().map(|(at, _)| *at),
             self.look_at_stopped_at,
         ];
         let now = self.start.elapsed();
@@ -544,6 +558,7 @@ impl Fabric {
         self.redial();
         self.wake_listeners();
         self.end_rests();
+        self.pay_interrupts();
         self.look_at_stopped();
     }
 
@@ -584,7 +599,7 @@ impl Fabric {
     fn complete(&mut self, id: LineId, index: usize, chain: Chain, written: u32) {
         if let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) {
             let first = !ring.touched;
-            ring.complete(chain.head, written);
+            ring.complete(&chain, written);
             if first {
                 self.touched.push((id, index));
             }
@@ -597,11 +612,31 @@ impl Fabric {
     fn publish(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for (id, index) in touched.drain(..) {
-            if let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) {
+            let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) else {
+                continue;
+            };
+            if index != TX {
                 ring.publish();
+            } else if ring.publish_lazily() {
+                self.owed_interrupts
+                    .push_back((self.now + INTERRUPT_DELAY, id));
             }
         }
         self.touched = touched;
+    }
+
+    /// Sends the interrupts that have been held back long enough.
+    fn pay_interrupts(&mut self) {
+        while let Some((at, id)) = self.owed_interrupts.front().copied() {
+            if at > self.now {
+                break;
+            }
+            self.owed_interrupts.pop_front();
+            if let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) {
+                ring.has_deadline = false;
+                ring.pay_interrupt();
+            }
+        }
     }
 
     /// Drops what is kept from one side of a circuit, giving parked chains back.

@@ -19,19 +19,65 @@ pub(crate) struct Ring {
     pub(crate) held: VecDeque<Chain>,
     /// There is something to publish.
     pub(crate) touched: bool,
+    /// The guest is owed an interrupt for what has been published.
+    pub(crate) owes_interrupt: bool,
+    /// Descriptors of the ring that were given back since the last interrupt.
+    pub(crate) given_back: u16,
+    /// There is a moment by which an interrupt that is owed will be sent.
+    pub(crate) has_deadline: bool,
 }
 
 impl Ring {
+    /// A ring that has just been set up.
+    pub(crate) fn new(queue: Queue, kick: File, call: Option<File>, enabled: bool) -> Ring {
+        Ring {
+            queue,
+            kick,
+            call,
+            enabled,
+            held: VecDeque::new(),
+            touched: false,
+            owes_interrupt: false,
+            given_back: 0,
+            has_deadline: false,
+        }
+    }
+
     /// Gives a chain back to the guest. It sees it at the next [`Ring::publish`].
-    pub(crate) fn complete(&mut self, head: u16, written: u32) {
-        self.queue.complete(head, written);
+    pub(crate) fn complete(&mut self, chain: &Chain, written: u32) {
+        self.queue.complete(chain.head, written);
         self.touched = true;
+        self.given_back = self.given_back.saturating_add(chain.entries);
     }
 
     /// Makes everything given back visible, and interrupts the guest if it wants to know.
     pub(crate) fn publish(&mut self) {
-        if std::mem::take(&mut self.touched) && self.queue.publish() {
+        self.show();
+        self.pay_interrupt();
+    }
+
+    /// Makes everything given back visible. The guest is interrupted only once a quarter of the ring is back: that packets it sent
+    /// have left is news to a guest only when it lacks descriptors for more. Returns whether it is owed an interrupt, which
+    /// must then be sent in a while, and there is no deadline yet for that.
+    pub(crate) fn publish_lazily(&mut self) -> bool {
+        self.show();
+        if self.given_back >= self.queue.size() / 4 {
+            self.pay_interrupt();
+        }
+        self.owes_interrupt && !std::mem::replace(&mut self.has_deadline, true)
+    }
+
+    /// Sends the interrupt that is owed, if one is.
+    pub(crate) fn pay_interrupt(&mut self) {
+        if std::mem::take(&mut self.owes_interrupt) {
+            self.given_back = 0;
             self.interrupt();
+        }
+    }
+
+    fn show(&mut self) {
+        if std::mem::take(&mut self.touched) {
+            self.owes_interrupt |= self.queue.publish();
         }
     }
 

@@ -122,14 +122,7 @@ impl Fabric {
         });
         // A ring that has been used and that nothing is known of: what the guest holds for open is not.
         let used_before = !resumes && !queue.is_fresh();
-        let ring = Ring {
-            queue,
-            kick: start.kick,
-            call: start.call,
-            enabled: start.enabled,
-            held: Default::default(),
-            touched: false,
-        };
+        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
         let Some(line) = self.line(id) else {
             return Ok(0);
         };
