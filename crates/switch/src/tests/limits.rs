@@ -260,17 +260,29 @@ fn a_guest_dials_so_often_and_no_more() {
 }
 
 #[test]
-fn a_dial_that_is_refused_for_another_reason_is_paid_for() {
+fn a_dial_is_paid_for_when_somebody_else_has_to_do_with_it() {
     let limits = Limits {
         connects_per_second: 2,
         ..Limits::default()
     };
     let (mut world, lines) = world(limits);
-    for (cid, port) in [(77, 80), (HOST_CID, 9999), (HOST_CID, 80)] {
+    for (cid, port) in [
+        (77, 80),
+        (HOST_CID, 9999),
+        (4, 9999),
+        (77, 80),
+        (HOST_CID, 80),
+    ] {
         world.connect_to(lines[0], cid, port, sleeps());
         world.settle();
     }
-    let expected = [Reason::UnknownCid, Reason::NoListener, Reason::ConnectRate];
+    let expected = [
+        Reason::UnknownCid,
+        Reason::NoListener,
+        Reason::GuestRefused,
+        Reason::UnknownCid,
+        Reason::ConnectRate,
+    ];
     assert_eq!(world.reasons(), expected);
     world.finish();
 }
