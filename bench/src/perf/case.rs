@@ -58,6 +58,35 @@ pub enum Case {
         /// In bytes.
         message_len: usize,
     },
+    /// How many connections are made in a second.
+    Connect {
+        /// Who dials.
+        direction: Direction,
+        /// Programs that dial at once.
+        parallel: usize,
+    },
+    /// What an idle circuit takes.
+    IdleCircuits {
+        /// To a host's program, or to another guest.
+        direction: Direction,
+        /// How many.
+        count: usize,
+    },
+    /// What guests cost that do nothing.
+    QuietVms(usize),
+    /// Throughput of many guests with a stream each.
+    Vms(usize),
+    /// Throughput of one guest with many circuits.
+    Circuits(usize),
+    /// A quiet guest's round trips beside a noisy guest.
+    Noisy,
+    /// Copies of so many bytes.
+    Memcpy(usize),
+    /// Round trips of event counters, between processors or on one.
+    Eventfd {
+        /// Between two.
+        apart: bool,
+    },
 }
 
 /// A case of throughput.
@@ -97,7 +126,7 @@ pub fn length(len: usize) -> String {
     }
 }
 
-fn parse_length(text: &str) -> Result<usize, String> {
+fn parse_length(text: &str, max: usize) -> Result<usize, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
         Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
@@ -107,8 +136,20 @@ fn parse_length(text: &str) -> Result<usize, String> {
         .parse::<usize>()
         .ok()
         .and_then(|number| number.checked_mul(1 << shift))
-        .filter(|len| (1..=super::pattern::MAX_LEN).contains(len))
-        .ok_or_else(|| format!("{text:?} is no length: expected 64, 4K, up to 256K"))
+        .filter(|len| (1..=max).contains(len))
+        .ok_or_else(|| {
+            format!(
+                "{text:?} is no length here: expected 64, 4K, up to {}",
+                length(max)
+            )
+        })
+}
+
+fn parse_count(text: &str, max: usize) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|count| (1..=max).contains(count))
+        .ok_or_else(|| format!("{text:?} is no number here: expected 1 to {max}"))
 }
 
 impl fmt::Display for Case {
@@ -143,6 +184,20 @@ impl fmt::Display for Case {
                 };
                 write!(formatter, "pingpong/{between}/{}", length(*message_len))
             }
+            Case::Connect {
+                direction,
+                parallel,
+            } => write!(formatter, "connect/{direction}/{parallel}"),
+            Case::IdleCircuits { direction, count } => {
+                write!(formatter, "idle/{direction}/{count}")
+            }
+            Case::QuietVms(count) => write!(formatter, "quiet/{count}"),
+            Case::Vms(count) => write!(formatter, "vms/{count}"),
+            Case::Circuits(count) => write!(formatter, "circuits/{count}"),
+            Case::Noisy => formatter.write_str("noisy"),
+            Case::Memcpy(len) => write!(formatter, "memcpy/{}", length(*len)),
+            Case::Eventfd { apart: true } => formatter.write_str("eventfd/apart"),
+            Case::Eventfd { apart: false } => formatter.write_str("eventfd/together"),
         }
     }
 }
@@ -159,17 +214,28 @@ impl FromStr for Case {
                     "h-g" => Direction::HostToGuest,
                     _ => return Err(format!("{between:?}: expected g-g or h-g")),
                 },
-                message_len: parse_length(message_len)?,
+                message_len: parse_length(message_len, super::pattern::MAX_LEN)?,
             }),
+            ["connect", direction @ ("g2h" | "h2g"), parallel] => Ok(Case::Connect {
+                direction: direction.parse()?,
+                parallel: parse_count(parallel, 32)?,
+            }),
+            ["idle", direction @ ("g2h" | "g2g"), count] => Ok(Case::IdleCircuits {
+                direction: direction.parse()?,
+                count: parse_count(count, 100_000)?,
+            }),
+            ["quiet", count] => Ok(Case::QuietVms(parse_count(count, 64)?)),
+            ["vms", count] => Ok(Case::Vms(parse_count(count, 64)?)),
+            ["circuits", count] => Ok(Case::Circuits(parse_count(count, 100_000)?)),
+            ["noisy"] => Ok(Case::Noisy),
+            ["memcpy", len] => Ok(Case::Memcpy(parse_length(len, 1 << 30)?)),
+            ["eventfd", "apart"] => Ok(Case::Eventfd { apart: true }),
+            ["eventfd", "together"] => Ok(Case::Eventfd { apart: false }),
             [direction, message_len, streams, modes @ ..] => {
-                let streams = streams
-                    .parse()
-                    .ok()
-                    .filter(|count| (1..=64).contains(count));
                 let mut case = Throughput::new(
                     direction.parse()?,
-                    parse_length(message_len)?,
-                    streams.ok_or("the number of streams: expected 1 to 64")?,
+                    parse_length(message_len, super::pattern::MAX_LEN)?,
+                    parse_count(streams, super::control::MAX_METERS)?,
                 );
                 for mode in modes {
                     match *mode {
@@ -201,6 +267,15 @@ mod tests {
             "g2h/64K/1/cheap/pages",
             "pingpong/h-g/64",
             "pingpong/g-g/4K",
+            "connect/h2g/16",
+            "idle/g2g/10000",
+            "quiet/16",
+            "vms/64",
+            "circuits/10000",
+            "noisy",
+            "memcpy/256M",
+            "eventfd/apart",
+            "eventfd/together",
         ] {
             let case: Case = name.parse().unwrap();
             assert_eq!(case.to_string(), name);
@@ -219,6 +294,8 @@ mod tests {
             "g2h/64K/65",
             "g2h/64K/1/fast",
             "pingpong/h-h/64",
+            "connect/g2g/1",
+            "vms/65",
         ] {
             assert!(name.parse::<Case>().is_err(), "{name}");
         }

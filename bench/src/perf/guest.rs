@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 use memory::driver::Arena;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use slab::Slab;
 use wire::vsock::{Header, Operation, SocketType};
 
@@ -105,6 +105,8 @@ pub struct Guest {
     listeners: HashMap<u32, Role>,
     next_local_port: u32,
     accepted: usize,
+    /// Dials that are still to be made, each when an earlier one has been answered.
+    dials_left: usize,
     /// Streams whose program can do something.
     runnable: VecDeque<usize>,
     /// Streams that found the transmit ring full.
@@ -149,7 +151,8 @@ impl Guest {
             .map_err(|error| words(&error))?;
         let transmit = TransmitRing::new(&arena, options.layout, event_index, indirect)
             .map_err(|error| words(&error))?;
-        let call = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| words(&error))?;
+        let call = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|error| words(&error))?;
         let region = arena.region(GUEST_BASE).map_err(|error| words(&error))?;
         vmm.set_features(features).map_err(|error| words(&error))?;
         vmm.set_memory(&[region]).map_err(|error| words(&error))?;
@@ -169,6 +172,7 @@ impl Guest {
             listeners: HashMap::new(),
             next_local_port: FIRST_LOCAL_PORT,
             accepted: 0,
+            dials_left: 0,
             runnable: VecDeque::new(),
             waiting_for_room: Vec::new(),
             queued: VecDeque::new(),
@@ -192,21 +196,37 @@ impl Guest {
     /// Runs until the measurement ends. Returns the latencies in nanoseconds.
     pub fn run(mut self) -> Histogram<u64> {
         while !self.control.stopped() {
-            let arrived = self.take_arrived();
-            if self.transmit.has_completed() {
-                self.reclaim();
-            }
-            let ran = self.run_programs();
-            self.tell_meters();
-            if !arrived && !ran && !self.receive.has_arrived() && !self.transmit.has_completed() {
-                self.halt();
-            }
+            self.step();
         }
         self.latencies
     }
 
+    /// Runs until something is so, which is looked at after every interrupt, or the measurement ends.
+    pub fn run_until(&mut self, done: impl Fn() -> bool) {
+        while !self.control.stopped() && !done() {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let arrived = self.take_arrived();
+        if self.transmit.has_completed() {
+            self.reclaim();
+        }
+        let ran = self.run_programs();
+        self.tell_meters();
+        if !arrived && !ran && !self.receive.has_arrived() && !self.transmit.has_completed() {
+            self.halt();
+        }
+    }
+
     /// Waits for an interrupt. Both rings have interrupts on.
+    ///
+    /// The device may have made the counter one that does not block: it is the same one for both sides.
     fn halt(&mut self) {
+        let mut wanted = [PollFd::new(&*self.call, PollFlags::IN)];
+        // Whatever ends it, the rings are looked at next.
+        let _ = poll(&mut wanted, None);
         let mut count = [0; 8];
         if rustix::io::read(&self.call, &mut count).is_ok() {
             self.interrupts += u64::from_ne_bytes(count);
@@ -374,6 +394,22 @@ impl Guest {
         let number = (key.local_port - FIRST_LOCAL_PORT) as usize;
         let index = self.insert(key, role, number);
         self.send_control(index, Operation::Request, 0);
+    }
+
+    /// Dials `count` times, with no more than `at_once` dials unanswered at any time.
+    pub fn dial_many(
+        &mut self,
+        peer_cid: u32,
+        port: u32,
+        role: Role,
+        count: usize,
+        at_once: usize,
+    ) {
+        let first = count.min(at_once);
+        self.dials_left = count - first;
+        for _ in 0..first {
+            self.dial(peer_cid, port, role);
+        }
     }
 
     fn dialled(&mut self, key: Key, header: &Header) {

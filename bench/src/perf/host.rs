@@ -83,6 +83,8 @@ pub struct Endpoint {
     pub message_len: usize,
     /// What becomes of the bytes.
     pub payload: Payload,
+    /// What is written counts as received: for limits, whose other end is elsewhere.
+    pub counts_sent: bool,
     /// Shared.
     pub control: Arc<Control>,
 }
@@ -114,6 +116,9 @@ impl Endpoint {
         let message = vec![0xa5; self.message_len];
         while !self.control.stopped() {
             self.stream.write_all(&message)?;
+            if self.counts_sent {
+                self.control.received[self.number].add(message.len() as u64);
+            }
         }
         Ok(())
     }

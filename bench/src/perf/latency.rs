@@ -48,7 +48,11 @@ pub fn measure(
     Ok(figures(&span?, &latencies))
 }
 
-fn from_host(
+/// Lets a program of the host play ping-pong with the first guest.
+///
+/// # Errors
+/// In words, when it cannot be done.
+pub fn from_host(
     running: &Running,
     message_len: usize,
     control: &Arc<Control>,
@@ -65,6 +69,7 @@ fn from_host(
         number: 0,
         message_len,
         payload: Payload::Copied,
+        counts_sent: false,
         control: Arc::clone(control),
     };
     endpoint

@@ -139,6 +139,7 @@ fn endpoint(
         number,
         message_len: case.message_len,
         payload: case.payload,
+        counts_sent: false,
         control: Arc::clone(control),
     };
     endpoint

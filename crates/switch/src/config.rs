@@ -18,7 +18,8 @@ use std::time::Duration;
 /// guest that is called is protected by its `half_open` and `circuits`, and loses nothing of its own budget by being
 /// called. Host programs have a budget of their own for each guest, `host_connects_per_second`: whoever may open
 /// the socket of one VM can neither use up what its guest may dial nor keep the worker busy. A dial too many is
-/// refused at once.
+/// refused at once. What is refused for another reason that is known at once (nobody has the identifier, no rule allows
+/// it, a limit is reached) troubles nobody else and is not taken from these budgets: it is a packet without payload like others.
 ///
 /// *Packets without payload* cost the sender no credit, so nothing else bounds them. Each takes one of
 /// `controls_per_second`: announcements and questions of credit, dials and answers, shutdowns, resets, and whatever makes no
@@ -70,8 +71,9 @@ impl Default for Limits {
         Limits {
             circuits: 16 * 1024,
             half_open: 2 * 1024,
-            connects_per_second: 20_000,
-            host_connects_per_second: 20_000,
+            // More than one worker sets up, less than a guest can ask for.
+            connects_per_second: 50_000,
+            host_connects_per_second: 50_000,
             controls_per_second: 500_000,
             orphan_resets: 1024,
             grant_bytes: 256 * 1024,

@@ -52,9 +52,6 @@ impl Switch {
             .lines
             .get_mut(line_id.0 as usize)
             .ok_or(Reason::UnknownCid)?;
-        if !line.host_connects.take(now) {
-            return Err(Reason::ConnectRate);
-        }
         if !line.up {
             return Err(Reason::NotRunning);
         }
@@ -62,6 +59,9 @@ impl Switch {
             return Err(Reason::Unsupported);
         }
         line.admit_circuit()?;
+        if !line.host_connects.take(now) {
+            return Err(Reason::ConnectRate);
+        }
         let (cid, circuits) = (line.cid, line.circuits);
         // Each circuit has one port, so one of so many is free.
         for _ in 0..=circuits {

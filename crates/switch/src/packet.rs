@@ -246,10 +246,11 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
-        let admitted = self.lines[line_id.0 as usize].connects.take(now);
-        let callee = match admitted {
-            true => self.callee(line_id, &key, socket_type),
-            false => Err(Reason::ConnectRate),
+        let callee = self.callee(line_id, &key, socket_type);
+        let connects = &mut self.lines[line_id.0 as usize].connects;
+        let callee = match callee {
+            Ok(_) if !connects.take(now) => Err(Reason::ConnectRate),
+            other => other,
         };
         let callee = match callee {
             Ok(party) => End::new(party, key.peer_port),

@@ -182,7 +182,10 @@ impl Views {
         let forwarded = actions
             .iter()
             .any(|action| matches!(action, Action::Forward { .. }));
+        let is_request = header.operation == Operation::Request as u16;
         let ended = actions.iter().find_map(|action| match action {
+            // The guest has dialled again with the ports of a circuit: that one ends, and this one begins.
+            Action::Report { reason, .. } if is_request && *reason == Reason::PeerReset => None,
             Action::Report { reason, .. } => Some(*reason),
             _ => None,
         });

@@ -231,7 +231,12 @@ impl Guest {
         let stream = &mut self.streams[index];
         stream.connected = true;
         if stream.role != Role::Dialler {
+            let Stream { key, role, .. } = *stream;
             self.control.operations[stream.meter()].add(1);
+            if self.dials_left > 0 {
+                self.dials_left -= 1;
+                self.dial(key.peer_cid, key.peer_port, role);
+            }
             return self.wake(index);
         }
         self.dialler_done(index);

@@ -59,7 +59,7 @@ fn a_vm_is_added_shown_listed_and_removed() {
         "name": "db", "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
         "limits": {
             "circuits": 8, "half_open_circuits": 2048, "buffered_bytes": 268_435_456, "buffered_messages": 65536,
-            "connects_per_second": 20_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,
+            "connects_per_second": 50_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,
         },
         "usage": {
             "circuits": 0, "half_open_circuits": 0, "buffered_bytes": 0, "buffered_messages": 0, "granted_bytes": 0,
