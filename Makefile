@@ -4,9 +4,10 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
+BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e e2e-full sim kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e e2e-full bench bench-quick sim kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -77,6 +78,15 @@ interleavings:
 
 sim: setup ## simulate the switch for ten minutes (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture
+
+bench: build ## measure beside a peer and the machine's limits, in about 12 minutes; keeps the run in bench/runs
+	@echo '[bench] the generator and the peer, optimised'
+	@$(CARGO) build --release --package ringdown-bench --bin ringdown-bench
+	@$(BENCH) peer install || echo '[bench] the peer cannot be built, see above: going on without it'
+	@$(BENCH) run $(if $(BENCH_QUICK),--quick --rounds 3,--output bench/runs)
+
+bench-quick: ## measure only what goals are about, and keep nothing
+	@$(MAKE) --no-print-directory bench BENCH_QUICK=1
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)

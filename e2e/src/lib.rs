@@ -17,6 +17,7 @@ pub mod control;
 mod daemon;
 mod guest;
 pub mod host;
+pub mod hostile;
 pub mod images;
 pub mod newer;
 pub mod pattern;

@@ -88,6 +88,9 @@ struct RunOptions {
     /// Warm-up before each measurement in milliseconds
     #[arg(long, default_value_t = 80)]
     warm_up_ms: u64,
+    /// How long nothing may happen, in milliseconds, before a case counts as hanging
+    #[arg(long, default_value_t = 5000)]
+    patience_ms: u64,
     /// The program to measure; by default `ringdown` beside this program
     #[arg(long)]
     ringdown: Option<PathBuf>,
@@ -174,6 +177,8 @@ fn run(options: &RunOptions) -> Result<(), String> {
     if let Some(nice) = options.nice {
         rustix::process::setpriority_process(None, nice)
             .map_err(|error| format!("priority {nice}: {error}"))?;
+        // Where the kernel shares processors among sessions first, priorities are the sessions'. Not every kernel does.
+        let _ = fs::write("/proc/self/autogroup", nice.to_string());
     }
     raise_descriptor_limit(DESCRIPTORS);
     let plan = plan(options, cases, placement)?;
@@ -221,7 +226,7 @@ fn plan(options: &RunOptions, cases: Vec<Case>, placement: Placement) -> Result<
         conditions: Conditions {
             warm_up: Duration::from_millis(options.warm_up_ms),
             window: Duration::from_millis(options.window_ms.max(1)),
-            patience: Duration::from_secs(5),
+            patience: Duration::from_millis(options.patience_ms),
             placement,
         },
     })

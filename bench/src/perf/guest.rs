@@ -41,6 +41,12 @@ use self::stream::{Key, Stream};
 /// Each socket's receive buffer, in bytes: Linux's default.
 const BUFFER_BYTES: u32 = 256 * 1024;
 
+/// Length of a receive buffer in bytes, of Linux from 6.3 to 6.16: a header and 4 KiB of payload.
+pub const LINUX_6_12_BUFFER_LEN: u32 = 4096 + wire::vsock::HEADER_LEN as u32;
+
+/// Length of a receive buffer in bytes, of Linux since 6.17: what is left of a page beside what the kernel keeps in it.
+pub const LINUX_6_17_BUFFER_LEN: u32 = 4096 - 320;
+
 /// Answers that may wait for room in the transmit ring before no more packets are looked at, as in Linux.
 const MAX_QUEUED: usize = 128;
 
@@ -83,7 +89,7 @@ impl GuestOptions {
         GuestOptions {
             payload: Payload::Copied,
             layout: TransmitLayout::Linear,
-            buffer_len: 4096,
+            buffer_len: LINUX_6_12_BUFFER_LEN,
             message_len,
             memory_bytes: 64 << 20,
         }
@@ -271,6 +277,12 @@ impl Guest {
                     break;
                 };
                 self.packets_in += 1;
+                if arrived.len > self.options.buffer_len {
+                    self.control.fail(format!(
+                        "{} bytes are said to have been written into a buffer of {}",
+                        arrived.len, self.options.buffer_len
+                    ));
+                }
                 let header = self.receive.header(arrived.buffer);
                 if arrived.len < wire::vsock::HEADER_LEN as u32 + header.len {
                     self.control.fail(format!(

@@ -16,7 +16,7 @@ use super::guest::Payload;
 use super::pattern::Pattern;
 
 /// How long a dial or an answer may take before it counts as never coming.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Room of the pipes of the cheap mode, in bytes.
 const PIPE_LEN: usize = 1 << 20;

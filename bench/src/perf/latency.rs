@@ -110,6 +110,10 @@ pub fn figures(span: &Span, latencies: &Histogram<u64>) -> Figures {
             "subject_share",
             span.subject.time_ns as f64 * 1e-9 / span.seconds,
         ),
+        (
+            "subject_starved_share",
+            span.subject.waited_ns as f64 * 1e-9 / span.seconds,
+        ),
         ("generator_share", span.generator_share),
         ("wakeups_each", span.subject.wakeups as f64 / operations),
         ("kicks_each", span.kicks as f64 / operations),

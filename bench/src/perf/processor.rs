@@ -58,6 +58,8 @@ pub fn own_time() -> Duration {
 pub struct Usage {
     /// Processor time in nanoseconds.
     pub time_ns: u64,
+    /// Time in nanoseconds that its threads could have run and had no processor, since others had it.
+    pub waited_ns: u64,
     /// How often a thread went to sleep and was woken.
     pub wakeups: u64,
 }
@@ -69,8 +71,10 @@ impl Usage {
         let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
         for task in fs::read_dir(tasks).into_iter().flatten().flatten() {
             let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            let time = read("schedstat");
-            usage.time_ns += number(time.split_whitespace().next());
+            let times = read("schedstat");
+            let mut times = times.split_whitespace();
+            usage.time_ns += number(times.next());
+            usage.waited_ns += number(times.next());
             let status = read("status");
             let line = status
                 .lines()
@@ -85,6 +89,7 @@ impl Usage {
     pub fn since(self, before: Usage) -> Usage {
         Usage {
             time_ns: self.time_ns.saturating_sub(before.time_ns),
+            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
             wakeups: self.wakeups.saturating_sub(before.wakeups),
         }
     }

@@ -18,9 +18,6 @@ pub(super) const GUEST_BASE: u64 = 0x4000_0000;
 /// Entries of each ring, as QEMU's device has them.
 const RING_SIZE: u16 = 128;
 
-/// A receive buffer's room in memory, in bytes: Linux allocates pages.
-const BUFFER_STRIDE: usize = 4096;
-
 /// Length of a page, in bytes.
 const PAGE_LEN: usize = 4096;
 
@@ -196,8 +193,9 @@ impl ReceiveRing {
     fn fill(&mut self) {
         while let Some(head) = self.free_heads.pop() {
             let buffer = self.free_buffers.pop().unwrap_or_else(|| {
-                self.buffers
-                    .push(self.arena.allocate(BUFFER_STRIDE, BUFFER_STRIDE));
+                // The kernel's allocator has sizes that are powers of two.
+                let room = (self.buffer_len as usize).next_power_of_two();
+                self.buffers.push(self.arena.allocate(room, PAGE_LEN));
                 self.buffers.len() as u32 - 1
             });
             self.posted[usize::from(head)] = buffer;

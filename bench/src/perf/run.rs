@@ -244,7 +244,7 @@ impl Plan {
         let checked = matches!(case, Case::Throughput(case) if case.payload == Payload::Checked);
         let measured = match case {
             Case::Memcpy(_) | Case::Eventfd { .. } => vec![Measured::Machine],
-            _ if checked => vec![ours],
+            _ if checked => [ours].into_iter().chain(peer).collect(),
             _ => limit.into_iter().chain([ours]).chain(peer).collect(),
         };
         let rounds = match case {
@@ -325,7 +325,11 @@ impl Plan {
                 }
                 progress.tell(&format!("{name} {subject} {}/{}", round + 1, step.rounds));
                 let outcome = match measured.measure(&step.case, &self.conditions) {
-                    Ok(figures) => Outcome::Figures(figures),
+                    Ok(mut figures) => {
+                        // What nothing happened for has no figure for each.
+                        figures.retain(|_, figure| figure.is_finite());
+                        Outcome::Figures(figures)
+                    }
                     Err(Failed::Hangs(reason)) => Outcome::Hangs(reason),
                     Err(Failed::Error(reason)) => Outcome::Failed(reason),
                 };

@@ -106,23 +106,8 @@ pub fn circuits(
     let control = Arc::new(Control::new(1));
     let mut threads = Threads::default();
     let message_len = 64 * 1024;
-    let opened = open_circuits(
-        &running,
-        &control,
-        &mut threads,
-        (count, message_len),
-        Role::Source,
-    );
-    let result = opened.and_then(|streams| {
-        let reader = Arc::clone(&control);
-        threads.spawn(move || {
-            if let Err(error) = read_many(streams, message_len, &reader) {
-                reader.fail(format!("reading: {error}"));
-            }
-            None
-        });
-        watch(&control, Some(&mut running), conditions)
-    });
+    let result = open_circuits(&running, &control, &mut threads, count, message_len)
+        .and_then(|()| watch(&control, Some(&mut running), conditions));
     control.stop();
     drop(running);
     threads.join();
@@ -132,41 +117,60 @@ pub fn circuits(
     Ok(figures)
 }
 
-/// Lets a guest dial `count` circuits, and accepts them.
+/// Lets a guest dial `count` circuits, and a program of the host read from all of them. Returns when all are there.
 fn open_circuits(
     running: &Running,
     control: &Arc<Control>,
     threads: &mut Threads,
-    (count, message_len): (usize, usize),
-    role: Role,
-) -> Result<Vec<UnixStream>, Failed> {
+    count: usize,
+    message_len: usize,
+) -> Result<(), Failed> {
     let listener = UnixListener::bind(running.listener_path(0, FIRST_PORT)).map_err(words)?;
+    let reader = Arc::clone(control);
+    threads.spawn(move || {
+        if let Err(error) = read_many(&listener, message_len, &reader) {
+            reader.fail(format!("reading: {error}"));
+        }
+        None
+    });
     let options = GuestOptions::new(message_len);
     threads.spawn_guest(running, 0, options, control, |guest| {
-        guest.dial_many(HOST_CID, FIRST_PORT, role, count, DIALS_AT_ONCE);
+        guest.dial_many(HOST_CID, FIRST_PORT, Role::Source, count, DIALS_AT_ONCE);
     })?;
-    let mut streams = Vec::with_capacity(count);
-    while streams.len() < count {
-        let stream = host::accept(&listener, host::PATIENCE)
-            .map_err(|error| words(format!("accepting circuit {}: {error}", streams.len())))?;
-        streams.push(stream);
+    let mut last = (Instant::now(), 0);
+    loop {
+        let made = control.operation_count();
+        if made >= count as u64 {
+            return Ok(());
+        }
+        if made != last.1 {
+            last = (Instant::now(), made);
+        }
+        if let Some(reason) = control.failure() {
+            return Err(Failed::Error(format!("after {made} circuits: {reason}")));
+        }
+        if last.0.elapsed() > host::PATIENCE {
+            return Err(Failed::Hangs(format!("no more than {made} circuits")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(streams)
 }
 
-/// Reads whatever comes on any of the sockets, one call each in turn, until the measurement ends.
+/// Accepts whoever comes, and reads whatever comes on any of the sockets, one call each in turn, until the measurement ends.
 fn read_many(
-    streams: Vec<UnixStream>,
+    listener: &UnixListener,
     message_len: usize,
     control: &Control,
 ) -> std::io::Result<()> {
+    const LISTENER: u64 = u64::MAX;
+    listener.set_nonblocking(true)?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for (index, stream) in streams.iter().enumerate() {
-        let data = epoll::EventData::new_u64(index as u64);
-        epoll::add(&epoll, stream, data, epoll::EventFlags::IN)?;
-    }
+    let data = epoll::EventData::new_u64(LISTENER);
+    epoll::add(&epoll, listener, data, epoll::EventFlags::IN)?;
+    let mut streams: Vec<UnixStream> = Vec::new();
     let mut events = Vec::with_capacity(256);
     let mut message = vec![0; message_len];
+    // The end of the measurement is noticed after this time.
     let slice = rustix::event::Timespec {
         tv_sec: 0,
         tv_nsec: 20_000_000,
@@ -178,6 +182,14 @@ fn read_many(
             Err(error) => return Err(error.into()),
         }
         for event in &events {
+            if event.data.u64() == LISTENER {
+                while let Ok((stream, _)) = listener.accept() {
+                    let data = epoll::EventData::new_u64(streams.len() as u64);
+                    epoll::add(&epoll, &stream, data, epoll::EventFlags::IN)?;
+                    streams.push(stream);
+                }
+                continue;
+            }
             let index = event.data.u64() as usize;
             let len = (&streams[index]).read(&mut message)?;
             if len == 0 && !control.stopped() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::processor::{Placement, pin};
 
 /// How long it may take to begin, and to end when told to.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A kind of program with vhost-user-vsock devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,15 +55,18 @@ impl Subject {
         let log = fs::File::create(directory.path().join("log")).map_err(words)?;
         let mut command = self.command(directory.path(), vms);
         command
-            .stdin(Stdio::null())
+            // Some end when their standard input does: it stays open as long as they are wanted.
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log);
         // What is started inherits the place.
         pin(placement.subject).map_err(|error| words(error.into()))?;
         let child = command.spawn().map_err(words);
         pin(placement.generator).map_err(|error| words(error.into()))?;
+        let mut child = child?;
         let mut running = Running {
-            child: child?,
+            _input: child.stdin.take(),
+            child,
             directory,
         };
         running.wait_until_ready(vms)?;
@@ -108,6 +111,7 @@ fn host_path(directory: &Path, vm: usize) -> PathBuf {
 #[derive(Debug)]
 pub struct Running {
     child: Child,
+    _input: Option<ChildStdin>,
     directory: TempDir,
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::case::{Direction, Throughput};
 use super::control::Control;
-use super::guest::{FIRST_PORT, GuestOptions, Role};
+use super::guest::{FIRST_PORT, GuestOptions, LINUX_6_12_BUFFER_LEN, LINUX_6_17_BUFFER_LEN, Role};
 use super::host::{self, Endpoint};
 use super::measure::{Conditions, Failed, Figures, Span, Threads, watch};
+use super::ring::TransmitLayout;
 use super::subject::{FIRST_CID, Running, Subject};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -51,6 +52,10 @@ fn options(case: &Throughput) -> GuestOptions {
     GuestOptions {
         payload: case.payload,
         layout: case.layout,
+        buffer_len: match case.layout {
+            TransmitLayout::Linear => LINUX_6_12_BUFFER_LEN,
+            TransmitLayout::Pages => LINUX_6_17_BUFFER_LEN,
+        },
         ..GuestOptions::new(case.message_len)
     }
 }
@@ -162,6 +167,10 @@ pub fn figures(span: &Span, streams: usize) -> Figures {
         (
             "subject_share",
             span.subject.time_ns as f64 * 1e-9 / span.seconds,
+        ),
+        (
+            "subject_starved_share",
+            span.subject.waited_ns as f64 * 1e-9 / span.seconds,
         ),
         ("generator_share", span.generator_share),
         ("wakeups_per_mib", span.subject.wakeups as f64 / mib),

@@ -39,6 +39,8 @@ pub struct Limits {
     /// Dials that programs of the host may make to the guest in a second. With 0 it cannot be called by them.
     pub host_connects_per_second: u32,
     /// Packets without payload that the guest may send in a second, a tenth of them at once. With 0 it may send any number.
+    /// Linux (6.1 and 6.12, `virtio_transport_stream_do_dequeue`) announces credit at most once for each read of a program, and
+    /// needs some four such packets for a connection that is made and ended.
     pub controls_per_second: u32,
     /// Resets for packets without a circuit that wait for room in one line's ring. More are dropped and counted:
     /// such a reset is a courtesy.

@@ -2,6 +2,9 @@
 
 use crate::Limits;
 
+#[cfg(test)]
+mod modulo;
+
 /// How a flow stands with respect to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {

@@ -119,6 +119,18 @@ impl Served {
     }
 }
 
+/// Dials, and sends back what it receives until that ends.
+pub(super) fn call(cid: u32, port: u32) -> Result<()> {
+    let circuit = socket::connect(cid, port, nix::sys::socket::SockType::Stream)?;
+    let mut buffer = [0; CHUNK_BYTES];
+    loop {
+        match socket::receive(&circuit, &mut buffer, RecvFlags::empty())? {
+            0 => return Ok(()),
+            count => socket::send_all(&circuit, &buffer[..count], SendFlags::empty())?,
+        }
+    }
+}
+
 /// Opens `count` circuits to an echo server and keeps them. It makes the file `open` in `directory` when all are there; when the
 /// test has made the file `go`, it sends a byte through each, waits for its return, and makes the file `alive`; and when the test has
 /// made the file `end`, it closes them and prints `alive COUNT`.

@@ -5,9 +5,12 @@
 //!
 //! - [`script`]: one circuit, step by step. `probe run connect:2:5000 send:100000 shut:wr drain`
 //! - [`crowd`]: servers and clients with thousands of circuits at once.
+//! - [`assault`]: what root in a guest may do with the kernel's own sockets to annoy others.
+//! - [`crate::hostile`]: the same with the device itself, without the kernel.
 //!
 //! It ends with 0 when every step went as it was written, with 1 and a line on standard error when one did not.
 
+pub mod assault;
 pub mod crowd;
 pub mod script;
 mod socket;
@@ -36,10 +39,11 @@ pub fn main(arguments: &[String]) -> ExitCode {
 fn obey(arguments: &[String]) -> Result<()> {
     let (what, rest) = arguments
         .split_first()
-        .context("expected `run`, `serve`, `hold` or `burst`")?;
+        .context("expected `run`, `serve`, `call`, `hold`, `burst`, `assault` or `attack`")?;
     match (what.as_str(), rest) {
         ("run", steps) => script::run(steps),
         ("serve", [port, mode, file]) => crowd::serve(port, mode, file.as_ref()),
+        ("call", [cid, port]) => crowd::call(number(cid)?, number(port)?),
         ("hold", [cid, port, count, directory]) => crowd::hold(
             number(cid)?,
             number(port)?,
@@ -49,6 +53,8 @@ fn obey(arguments: &[String]) -> Result<()> {
         ("burst", [cid, port, count, bytes]) => {
             crowd::burst(number(cid)?, number(port)?, number(count)?, number(bytes)?)
         }
+        ("assault", [name, directory]) => assault::main(name, directory.as_ref()),
+        ("attack", words) => crate::hostile::main(words),
         _ => bail!("cannot do {arguments:?}"),
     }
 }
@@ -61,7 +67,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
 }
 
 /// Waits for a file of the test's. It is looked for again and again, until the command's own deadline.
-fn wait_for_file(path: &Path) {
+pub(crate) fn wait_for_file(path: &Path) {
     while !path.exists() {
         thread::sleep(Duration::from_millis(10));
     }

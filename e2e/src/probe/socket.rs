@@ -34,6 +34,24 @@ pub(super) fn connect(cid: u32, port: u32, socket_type: SockType) -> io::Result<
     Ok(socket)
 }
 
+/// Dials without waiting for the answer, from this port of the guest if one is given.
+pub(super) fn dial(
+    cid: u32,
+    port: u32,
+    socket_type: SockType,
+    from: Option<u32>,
+) -> io::Result<OwnedFd> {
+    let socket = new(socket_type)?;
+    if let Some(from) = from {
+        nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, from))?;
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    match nix::sys::socket::connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
+        Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
 pub(super) fn listen(port: u32, socket_type: SockType, backlog: i32) -> io::Result<OwnedFd> {
     let socket = new(socket_type)?;
     nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port))?;

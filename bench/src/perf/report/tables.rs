@@ -128,13 +128,16 @@ fn throughput(run: &Run, direction: &str, title: &str) -> Table {
             both(run, name, "interrupts_per_mib"),
             brief(run, name, OURS, "fairness"),
             run.median(name, OURS, "generator_share")
-                .map(|share| format!("{:.0} %", share * 100.0))
+                .map(percent)
+                .unwrap_or_default(),
+            run.median(name, OURS, "subject_starved_share")
+                .map(percent)
                 .unwrap_or_default(),
         ])
     });
     let note = format!(
         "Gbit/s by message length and streams. The limit is {}. From the CPU time on: ringdown / peer. Fairness is Jain's index over streams; \
-         busy is the generator's share of its processor. Cheap: the guest does not touch payload, and the host's program splices; pages: \
+         busy is the generator's share of its processor, starved the time that ringdown's threads waited for theirs. Cheap: the guest does not touch payload, and the host's program splices; pages: \
          packets in many descriptors, as Linux 6.17 sends them; checked: every byte compared.",
         match limit {
             "memcpy" => "memcpy over 4 MiB",
@@ -157,9 +160,14 @@ fn throughput(run: &Run, direction: &str, title: &str) -> Table {
             "interrupts/MiB",
             "fairness",
             "busy",
+            "starved",
         ],
         rows.collect(),
     )
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 fn ping_pong(run: &Run) -> Table {

@@ -259,7 +259,8 @@ impl Fabric {
         }
         for id in abandoned {
             tracing::info!(line = id.0, "the guest has let go of its vsock device");
-            self.forget_guest(id);
+            // Its next driver may have started one of its rings by now: that one stays, and the line is up with the others.
+            self.forget_circuits(id);
         }
         if waits {
             self.watch_stopped();
@@ -271,6 +272,11 @@ impl Fabric {
         for index in [TX, RX, EVENT] {
             self.stop_ring(id, index);
         }
+        self.forget_circuits(id);
+    }
+
+    /// What is known of the guest's circuits, and of rings that have stopped, is no more.
+    fn forget_circuits(&mut self, id: LineId) {
         if let Some(line) = self.line(id) {
             line.stopped = Default::default();
             line.starts_anew = true;

@@ -59,7 +59,7 @@ fn every_schedule_keeps_every_promise() {
         events += world.totals.events;
         bytes += world.totals.bytes;
         circuits += world.audit.pairs.len();
-        rests += rests_of(&world);
+        rests += world.rests();
         for reason in world.reasons() {
             *reasons.entry(reason).or_default() += 1;
         }
@@ -82,11 +82,6 @@ fn every_schedule_keeps_every_promise() {
     for (reason, times) in reasons {
         println!("{times:8} {reason:?}");
     }
-}
-
-fn rests_of(world: &World) -> u64 {
-    let lines = world.switch.lines();
-    lines.map(|line| line.counters.rests).sum()
 }
 
 #[test]
