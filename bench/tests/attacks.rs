@@ -79,17 +79,22 @@ fn the_table_is_large_and_no_name_stands_twice() {
     }
 }
 
+/// Where another test's part of the page begins, which is about attacks from inside a guest.
+const NEXT_PART: &str = "\n# From inside a guest\n";
+
 /// `docs/attacks.md` is made from the table: with `BLESS=1` this test writes it.
 #[test]
 fn the_page_is_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/attacks.md");
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    let (own, rest) = found.split_at(found.find(NEXT_PART).unwrap_or(found.len()));
     if std::env::var_os("BLESS").is_some() {
         std::fs::create_dir_all(path.with_file_name("")).expect("a directory");
-        std::fs::write(&path, page()).expect("it can be written");
+        std::fs::write(&path, format!("{}{rest}", page())).expect("it can be written");
+        return;
     }
-    let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        found == page(),
+        own == page(),
         "docs/attacks.md is not the table of attacks: run this test with BLESS=1"
     );
 }

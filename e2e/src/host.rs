@@ -155,7 +155,11 @@ pub fn receive(stream: &mut impl Read, pattern: &mut Pattern, total: u64) -> Res
     let mut left = total;
     while left > 0 {
         let len = usize::try_from(left).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
-        let count = stream.read(&mut buffer[..len])?;
+        let count = match stream.read(&mut buffer[..len]) {
+            // A read with a deadline is not taken up again by itself when the process was stopped in the middle of it.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            result => result?,
+        };
         ensure!(count > 0, "the data ends {left} bytes too early");
         pattern.check(&buffer[..count])?;
         left -= count as u64;

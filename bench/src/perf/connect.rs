@@ -24,7 +24,7 @@ pub fn measure(
     conditions: &Conditions,
 ) -> Result<Figures, Failed> {
     let mut running = subject.start(1, conditions.placement)?;
-    let control = Arc::new(Control::new(1));
+    let control = Arc::new(Control::new(1, conditions.patience));
     let mut threads = Threads::default();
     let set_up = match direction {
         Direction::HostToGuest => from_host(&running, parallel, &control, &mut threads),
@@ -87,7 +87,7 @@ fn from_host(
         let (control, path) = (Arc::clone(control), running.host_socket(0));
         threads.spawn(move || {
             while !control.stopped() {
-                match host::dial(&path, FIRST_PORT) {
+                match host::dial(control.patience, &path, FIRST_PORT) {
                     Ok(_) => control.operations[number].add(1),
                     Err(error) => control.fail(format!("dialling: {error}")),
                 }
@@ -135,7 +135,7 @@ pub fn accept_and_read(
                     control.operations[number].add(1);
                 }
                 // A circuit that never ends ends with this time.
-                let _ = stream.set_read_timeout(Some(host::PATIENCE));
+                let _ = stream.set_read_timeout(Some(control.patience));
                 let _ = stream.read(&mut [0; 64]);
             }
             None

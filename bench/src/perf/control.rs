@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Everything runs, and nothing counts yet.
 pub const WARM_UP: u8 = 0;
@@ -59,6 +60,8 @@ pub struct Control {
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
     wakers: Mutex<Vec<Waker>>,
+    /// How long a dial or an answer may take before it counts as never coming.
+    pub patience: Duration,
     /// Bytes received, by stream; streams beyond the last share with others of the same thread.
     pub received: Vec<Meter>,
     /// Round trips, or connections made.
@@ -75,12 +78,13 @@ enum Waker {
 
 impl Control {
     /// For this many guests.
-    pub fn new(guests: usize) -> Control {
+    pub fn new(guests: usize, patience: Duration) -> Control {
         Control {
             phase: AtomicU8::new(WARM_UP),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             wakers: Mutex::new(Vec::new()),
+            patience,
             received: (0..MAX_METERS).map(|_| Meter::default()).collect(),
             operations: (0..MAX_METERS).map(|_| Meter::default()).collect(),
             drivers: (0..guests).map(|_| DriverMeters::default()).collect(),

@@ -15,9 +15,6 @@ use super::control::Control;
 use super::guest::Payload;
 use super::pattern::Pattern;
 
-/// How long a dial or an answer may take before it counts as never coming.
-pub const PATIENCE: Duration = Duration::from_secs(20);
-
 /// Room of the pipes of the cheap mode, in bytes.
 const PIPE_LEN: usize = 1 << 20;
 
@@ -25,9 +22,9 @@ const PIPE_LEN: usize = 1 << 20;
 ///
 /// # Errors
 /// What the system reports; `ConnectionRefused` with the answer when it is not OK.
-pub fn dial(path: &Path, port: u32) -> io::Result<UnixStream> {
+pub fn dial(patience: Duration, path: &Path, port: u32) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
     let mut line = [0; 128];
     let mut len = 0;

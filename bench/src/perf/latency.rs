@@ -31,7 +31,7 @@ pub fn measure(
         _ => 1,
     };
     let mut running = subject.start(guests, conditions.placement)?;
-    let control = Arc::new(Control::new(guests));
+    let control = Arc::new(Control::new(guests, conditions.patience));
     let mut threads = Threads::default();
     let set_up = match direction {
         Direction::GuestToGuest => between_guests(&running, message_len, &control, &mut threads),
@@ -62,7 +62,7 @@ pub fn from_host(
     threads.spawn_guest(running, 0, options, control, |guest| {
         guest.listen(FIRST_PORT, Role::Echo);
     })?;
-    let stream = host::dial(&running.host_socket(0), FIRST_PORT)
+    let stream = host::dial(control.patience, &running.host_socket(0), FIRST_PORT)
         .map_err(|error| format!("dialling: {error}"))?;
     let endpoint = Endpoint {
         stream,

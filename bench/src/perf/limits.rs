@@ -196,7 +196,7 @@ impl Limits {
     /// When it cannot be done.
     pub fn connect(&self, parallel: usize, conditions: &Conditions) -> Result<Figures, Failed> {
         let words = |error: io::Error| Failed::Error(error.to_string());
-        let control = Arc::new(Control::new(0));
+        let control = Arc::new(Control::new(0, conditions.patience));
         let other = Other::start(
             &self.program,
             Task::Dial,
@@ -232,10 +232,10 @@ impl Limits {
         let placement = conditions.placement;
         let other = Other::start(&self.program, task, streams, message_len, placement);
         let other = other.map_err(words)?;
-        let control = Arc::new(Control::new(0));
+        let control = Arc::new(Control::new(0, conditions.patience));
         let mut endpoints = Vec::new();
         for number in 0..streams {
-            let stream = host::accept(&other.listener, host::PATIENCE).map_err(words)?;
+            let stream = host::accept(&other.listener, conditions.patience).map_err(words)?;
             let endpoint = Endpoint {
                 stream,
                 number,

@@ -194,6 +194,13 @@ impl Point {
         Summary::of(&values)
     }
 
+    /// Whether it is not worth trying again: it has hung once, or failed twice, and never worked.
+    pub fn is_hopeless(&self) -> bool {
+        let worked = |round: &Round| matches!(round.outcome, Outcome::Figures(_));
+        let hung = |round: &Round| matches!(round.outcome, Outcome::Hangs(_));
+        !self.rounds.iter().any(worked) && (self.rounds.iter().any(hung) || self.rounds.len() >= 2)
+    }
+
     /// What went wrong in the first round in which something did, in a word and in full.
     pub fn trouble(&self) -> Option<(&'static str, &str)> {
         self.rounds.iter().find_map(|round| match &round.outcome {
@@ -225,6 +232,28 @@ mod tests {
         assert_eq!(Summary::of(&[1.0, 2.0]).unwrap().median, 1.5);
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(Summary::of(&[f64::NAN]), None);
+    }
+
+    #[test]
+    fn what_hangs_once_or_fails_twice_is_hopeless_unless_it_has_worked() {
+        let hangs = || Outcome::Hangs(String::new());
+        let fails = || Outcome::Failed(String::new());
+        let works = || Outcome::Figures(BTreeMap::new());
+        for (outcomes, hopeless) in [
+            (vec![], false),
+            (vec![hangs()], true),
+            (vec![fails()], false),
+            (vec![fails(), fails()], true),
+            (vec![works(), hangs(), fails()], false),
+        ] {
+            let rounds = outcomes.into_iter();
+            let point = Point {
+                case: String::new(),
+                subject: String::new(),
+                rounds: rounds.map(|outcome| Round { outcome, load: 0.0 }).collect(),
+            };
+            assert_eq!(point.is_hopeless(), hopeless, "{point:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::limits::{self, Limits};
 use super::measure::{Conditions, Failed, Figures};
 use super::processor::{load, stolen};
 use super::progress::Progress;
-use super::results::{Environment, FORMAT, Outcome, Round, Run, Settings};
+use super::results::{Environment, FORMAT, Outcome, Point, Round, Run, Settings};
 use super::ring::TransmitLayout;
 use super::subject::{Kind, Subject};
 use super::{connect, latency, scale, throughput};
@@ -314,12 +314,7 @@ impl Plan {
             for measured in &step.measured {
                 let expected = self.expected(&step.case);
                 let subject = measured.name();
-                // What hangs once is not waited for again.
-                let hung = run
-                    .point(&name, subject)
-                    .and_then(super::results::Point::trouble)
-                    .is_some_and(|(word, _)| word == "hangs");
-                if hung {
+                if run.point(&name, subject).is_some_and(Point::is_hopeless) {
                     progress.advance(expected);
                     continue;
                 }

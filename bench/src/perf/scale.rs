@@ -42,7 +42,7 @@ fn words(error: impl std::fmt::Display) -> Failed {
 /// When it hangs or cannot be done.
 pub fn vms(subject: &Subject, vms: usize, conditions: &Conditions) -> Result<Figures, Failed> {
     let mut running = subject.start(vms, conditions.placement)?;
-    let control = Arc::new(Control::new(vms));
+    let control = Arc::new(Control::new(vms, conditions.patience));
     let mut threads = Threads::default();
     let case = Throughput::new(Direction::GuestToHost, 64 * 1024, 1);
     let set_up = (0..vms).try_for_each(|vm| {
@@ -52,7 +52,7 @@ pub fn vms(subject: &Subject, vms: usize, conditions: &Conditions) -> Result<Fig
         threads.spawn_guest(&running, vm, options, &control, |guest| {
             guest.dial(HOST_CID, FIRST_PORT, Role::Source);
         })?;
-        let stream = host::accept(&listener, host::PATIENCE)
+        let stream = host::accept(&listener, control.patience)
             .map_err(|error| format!("accepting the circuit of VM {vm}: {error}"))?;
         let endpoint = endpoint(stream, vm, case.message_len, Payload::Copied, &control)?;
         threads.spawn(move || {
@@ -103,7 +103,7 @@ pub fn circuits(
     conditions: &Conditions,
 ) -> Result<Figures, Failed> {
     let mut running = subject.start(1, conditions.placement)?;
-    let control = Arc::new(Control::new(1));
+    let control = Arc::new(Control::new(1, conditions.patience));
     let mut threads = Threads::default();
     let message_len = 64 * 1024;
     let result = open_circuits(&running, &control, &mut threads, count, message_len)
@@ -149,7 +149,7 @@ fn open_circuits(
         if let Some(reason) = control.failure() {
             return Err(Failed::Error(format!("after {made} circuits: {reason}")));
         }
-        if last.0.elapsed() > host::PATIENCE {
+        if last.0.elapsed() > control.patience {
             return Err(Failed::Hangs(format!("no more than {made} circuits")));
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -217,7 +217,7 @@ pub fn idle_circuits(
         1
     };
     let running = subject.start(guests, conditions.placement)?;
-    let control = Arc::new(Control::new(guests));
+    let control = Arc::new(Control::new(guests, conditions.patience));
     let mut threads = Threads::default();
     let result = idle_figures(&running, direction, count, &control, &mut threads);
     control.stop();
@@ -246,47 +246,34 @@ fn idle_figures(
             (HOST_CID, Some(UnixListener::bind(path).map_err(words)?))
         }
     };
-    let mut kept = Vec::new();
-    let mut more = |count: usize, guest: &dyn Fn()| -> usize {
-        guest();
-        let start = control.operation_count();
-        let mut last = (Instant::now(), start);
-        loop {
-            if let Some(listener) = &listener {
-                while let Ok(stream) = host::accept(listener, Duration::from_millis(1)) {
-                    kept.push(stream);
-                }
-            } else {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let now = control.operation_count();
-            if now != last.1 {
-                last = (Instant::now(), now);
-            }
-            let made = (now - start) as usize;
-            if made >= count || last.0.elapsed() > NO_MORE_AFTER {
-                return made;
-            }
-        }
+    let mut host = Accepted {
+        listener,
+        kept: Vec::new(),
     };
-    let gate = Arc::new(std::sync::Barrier::new(2));
-    let (opener, guest_control) = (Arc::clone(&gate), Arc::clone(control));
+    let (go_on, told) = std::sync::mpsc::channel::<()>();
+    let guest_control = Arc::clone(control);
     let path = running.vhost_socket(0);
     let mut guest = Guest::attach(&path, options, control, 0)?;
     guest.dial_many(cid, FIRST_PORT, Role::Idle, CIRCUITS_BEFORE, DIALS_AT_ONCE);
     threads.spawn(move || {
-        // It runs until the first circuits are there, and then has the others to dial.
         guest.run_until(|| guest_control.operation_count() >= CIRCUITS_BEFORE as u64);
-        opener.wait();
-        guest.dial_many(cid, FIRST_PORT, Role::Idle, count, DIALS_AT_ONCE);
+        // Nobody tells it when it has failed already.
+        if told.recv().is_ok() {
+            guest.dial_many(cid, FIRST_PORT, Role::Idle, count, DIALS_AT_ONCE);
+        }
         Some(guest.run())
     });
-    more(CIRCUITS_BEFORE, &|| {});
+    if host.wait_for(CIRCUITS_BEFORE as u64, control) < CIRCUITS_BEFORE as u64 {
+        let reason = control.failure();
+        return Err(Failed::Hangs(
+            reason.unwrap_or_else(|| "the first circuits did not come".to_owned()),
+        ));
+    }
     std::thread::sleep(SETTLING);
     let before = Memory::of(running.pid());
-    let made = more(count, &|| {
-        gate.wait();
-    });
+    // The guest waits for this.
+    let _ = go_on.send(());
+    let made = host.wait_for((CIRCUITS_BEFORE + count) as u64, control) - CIRCUITS_BEFORE as u64;
     std::thread::sleep(SETTLING);
     let after = Memory::of(running.pid());
     if made == 0 {
@@ -313,6 +300,36 @@ fn idle_figures(
     .collect())
 }
 
+/// The host's ends of idle circuits, if they have any.
+struct Accepted {
+    listener: Option<UnixListener>,
+    kept: Vec<UnixStream>,
+}
+
+impl Accepted {
+    /// Waits until so many circuits are there, or no more come. Returns how many there are.
+    fn wait_for(&mut self, count: u64, control: &Control) -> u64 {
+        let mut last = (Instant::now(), 0);
+        loop {
+            match &self.listener {
+                Some(listener) => {
+                    while let Ok(stream) = host::accept(listener, Duration::from_millis(1)) {
+                        self.kept.push(stream);
+                    }
+                }
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            let made = control.operation_count();
+            if made != last.1 {
+                last = (Instant::now(), made);
+            }
+            if made >= count || last.0.elapsed() > NO_MORE_AFTER {
+                return made;
+            }
+        }
+    }
+}
+
 /// What the subject uses while `vms` guests are there and none of them does anything.
 ///
 /// # Errors
@@ -324,7 +341,7 @@ pub fn quiet_vms(
     conditions: &Conditions,
 ) -> Result<Figures, Failed> {
     let running = subject.start(vms, conditions.placement)?;
-    let control = Arc::new(Control::new(vms));
+    let control = Arc::new(Control::new(vms, conditions.patience));
     let guests: Vec<Guest> = (0..vms)
         .map(|vm| {
             let options = GuestOptions {
@@ -383,7 +400,7 @@ fn quiet_beside(
     conditions: &Conditions,
 ) -> Result<Histogram<u64>, Failed> {
     let mut running = subject.start(2, conditions.placement)?;
-    let control = Arc::new(Control::new(2));
+    let control = Arc::new(Control::new(2, conditions.patience));
     let mut threads = Threads::default();
     let set_up =
         latency::from_host(&running, 64, &control, &mut threads).and_then(|()| match noise {
@@ -418,7 +435,7 @@ fn make_noise(
         guest.run();
         None
     });
-    let stream = host::accept(&listener, host::PATIENCE).map_err(|error| error.to_string())?;
+    let stream = host::accept(&listener, control.patience).map_err(|error| error.to_string())?;
     let endpoint = endpoint(
         stream,
         MAX_METERS - 1,

@@ -28,7 +28,7 @@ pub fn measure(
         _ => 1,
     };
     let mut running = subject.start(guests, conditions.placement)?;
-    let control = Arc::new(Control::new(guests));
+    let control = Arc::new(Control::new(guests, conditions.patience));
     let mut threads = Threads::default();
     let set_up = match case.direction {
         Direction::GuestToHost => guest_to_host(&running, case, &control, &mut threads),
@@ -81,7 +81,7 @@ fn guest_to_host(
         }
     })?;
     for (number, listener) in listeners.iter().enumerate() {
-        let stream = host::accept(listener, host::PATIENCE)
+        let stream = host::accept(listener, control.patience)
             .map_err(|error| format!("accepting stream {number}: {error}"))?;
         let endpoint = endpoint(stream, number, case, control)?;
         threads.spawn(move || {
@@ -104,8 +104,12 @@ fn host_to_guest(
         }
     })?;
     for number in 0..case.streams {
-        let stream = host::dial(&running.host_socket(0), FIRST_PORT + number as u32)
-            .map_err(|error| format!("dialling stream {number}: {error}"))?;
+        let stream = host::dial(
+            control.patience,
+            &running.host_socket(0),
+            FIRST_PORT + number as u32,
+        )
+        .map_err(|error| format!("dialling stream {number}: {error}"))?;
         let endpoint = endpoint(stream, number, case, control)?;
         threads.spawn(move || {
             endpoint.source();

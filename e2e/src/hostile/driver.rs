@@ -315,6 +315,17 @@ impl Driver {
         self.send(&header, b"")
     }
 
+    /// Waits until the device has taken every packet.
+    pub(super) fn is_done(&mut self) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while self.small_places.len() < SMALL_PLACES {
+            self.reclaim();
+            ensure!(Instant::now() < until, "the device does not take packets");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// A range of the driver's memory.
     pub(super) fn range(&self, offset: usize, len: u32) -> Range {
         Range {
