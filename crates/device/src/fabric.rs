@@ -35,7 +35,7 @@ use crate::spin::Spin;
 use crate::tally::Tally;
 
 use self::host::Redial;
-use self::tx::{Outgoing, Packet};
+use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.
 const SPARE_CHAINS: usize = 1024;
@@ -129,6 +129,7 @@ pub struct Fabric {
     actions: Vec<Action>,
     /// The packet that is being decided about.
     packet: Option<Packet>,
+    batch: Batch,
     /// Packets on their way to host programs, by circuit.
     outgoing: Vec<Outgoing>,
     /// Lines that may be sent something.
@@ -186,6 +187,7 @@ impl Fabric {
             happened: Vec::new(),
             actions: Vec::new(),
             packet: None,
+            batch: Batch::default(),
             outgoing: Vec::new(),
             spare_packets: Vec::new(),
             woken: VecDeque::new(),

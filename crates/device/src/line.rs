@@ -61,10 +61,10 @@ impl LineIo {
         runs(RX) && runs(TX)
     }
 
-    /// How many descriptors the guest may park before the rest is stored: half of the ring, so that there is always room
-    /// for its other circuits. Descriptors and not chains: without indirect tables, seven packets of 64 KiB in pages of 4 KiB
-    /// fill a ring of 128.
-    pub(crate) fn parking_limit(&self) -> usize {
+    /// Half of the descriptors of the ring in which the guest sends: how many it may park before the rest is stored, so that
+    /// there is always room for its other circuits. Descriptors and not chains: without indirect tables, seven packets of
+    /// 64 KiB in pages of 4 KiB fill a ring of 128.
+    pub(crate) fn half_of_ring(&self) -> usize {
         self.rings[TX]
             .as_ref()
             .map_or(0, |ring| usize::from(ring.queue.size()) / 2)

@@ -47,6 +47,8 @@ pub struct Limits {
     pub orphan_resets: usize,
     /// Credit that a flow gets when there is plenty, in bytes: what Linux uses by default.
     pub grant_bytes: u32,
+    /// The most that a flow to a program of the host may be granted, in bytes, as long as the program takes everything at once.
+    pub max_host_grant_bytes: u32,
     /// The most that a flow between guests may be granted, in bytes, however much its receiver offers.
     pub max_grant_bytes: u32,
     /// The least that a flow is granted, in bytes, when the line has used its share up.
@@ -79,6 +81,7 @@ impl Default for Limits {
             controls_per_second: 500_000,
             orphan_resets: 1024,
             grant_bytes: 256 * 1024,
+            max_host_grant_bytes: 1024 * 1024,
             max_grant_bytes: 4 * 1024 * 1024,
             min_grant_bytes: 16 * 1024,
             line_grant_bytes: 256 * 1024 * 1024,

@@ -1,6 +1,7 @@
 //! One direction of a circuit: counting bytes, credit and packets.
 
 use crate::Limits;
+use crate::tuning::Tuning;
 
 #[cfg(test)]
 mod modulo;
@@ -59,6 +60,7 @@ pub(crate) struct Flow {
     packets: PacketsInFlight,
     /// Questions to a silent receiver since data was last sent to it.
     pub(crate) asked: u32,
+    pub(crate) tuning: Tuning,
     pub(crate) end: Ending,
     /// The destination takes no more.
     pub(crate) refused: bool,
@@ -81,6 +83,7 @@ impl Flow {
             message_end: 0,
             packets: PacketsInFlight::default(),
             asked: 0,
+            tuning: Tuning::default(),
             end: Ending::Open,
             refused: false,
             refusal_passed: false,
@@ -108,6 +111,25 @@ impl Flow {
 
     pub(crate) fn set_grant(&mut self, grant: u32) {
         self.grant = grant;
+    }
+
+    /// Offers the source `extra` bytes more, which have been reserved. For a flow to a program on the host, which has no buffer
+    /// of its own to announce.
+    pub(crate) fn widen(&mut self, extra: u32) {
+        self.grant += extra;
+        self.window = self.grant;
+    }
+
+    /// Offers the source no more than this from now on. What it may send already, it may still send: see
+    /// [`surplus`](Self::surplus).
+    pub(crate) fn narrow(&mut self, window: u32) {
+        self.window = window.min(self.window);
+    }
+
+    /// What is reserved beyond what the source has been offered and may be, in bytes.
+    pub(crate) fn surplus(&self) -> u32 {
+        let promised = self.edge.wrapping_sub(self.acknowledged);
+        self.grant.saturating_sub(self.window.max(promised))
     }
 
     pub(crate) fn window(&self) -> u32 {

@@ -179,7 +179,11 @@ impl Switch {
         flow.acknowledge_all();
         if flow.end != Ending::Open {
             self.settle(now, index, actions);
-        } else if circuit.starves(host.other()) {
+            return;
+        }
+        let update_is_due = circuit.starves(host.other());
+        self.tune(index, host.other(), update_is_due);
+        if update_is_due {
             self.queue_credit_update(index, host.other(), actions);
         }
     }

@@ -56,6 +56,7 @@ mod policy;
 mod rate;
 mod reason;
 mod switch;
+mod tuning;
 
 pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, Side};
 pub use config::Limits;

@@ -23,6 +23,12 @@ const DRAIN_BATCH: usize = 256;
 /// How often the log says that a guest sends too many packets without payload.
 const REST_REPORTS: Duration = Duration::from_secs(60);
 
+/// What is for other guests is passed on at the latest when it is so much, in bytes.
+const GUEST_BATCH_BYTES: usize = 64 * 1024;
+
+/// Packets for one circuit that a batch waits for, on average, beyond half of the ring.
+const PACKETS_TOGETHER: usize = 4;
+
 /// Packets of one circuit that are sent to a host program in one call.
 const OUTGOING_PACKETS: usize = 64;
 
@@ -39,6 +45,16 @@ pub(super) struct Packet {
     line: LineId,
     chain: Chain,
     header: Header,
+}
+
+/// What has been taken from a guest in the batch at hand.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Batch {
+    packets: usize,
+    /// Descriptors of the ring that they take up.
+    entries: usize,
+    /// Payload for other guests.
+    bytes_for_guests: usize,
 }
 
 /// Packets of one circuit for a program on the host, to be sent in one call.
@@ -114,15 +130,23 @@ impl Fabric {
         }
     }
 
-    /// Returns whether there may be more.
-    fn drain_batch(&mut self, id: LineId, batch: usize) -> bool {
-        for _ in 0..batch {
+    /// Takes up to `most` packets. Returns whether there may be more.
+    fn drain_batch(&mut self, id: LineId, most: usize) -> bool {
+        self.batch = Batch::default();
+        for _ in 0..most {
+            if most == DRAIN_BATCH && self.batch_is_full(id) {
+                return true;
+            }
             let mut chain = self.spare_chains.pop().unwrap_or_default();
             let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
                 return false;
             };
             match ring.queue.pop(&mut chain) {
-                Ok(true) => self.take_packet(id, chain),
+                Ok(true) => {
+                    self.batch.packets += 1;
+                    self.batch.entries += usize::from(chain.entries);
+                    self.take_packet(id, chain);
+                }
                 Ok(false) => {
                     self.spare_chains.push(chain);
                     self.leave_unarmed(id);
@@ -135,6 +159,20 @@ impl Fabric {
             }
         }
         true
+    }
+
+    /// Whether enough has been taken from a guest for the next step. The guest and its receivers are to be at work while we are,
+    /// so half of its ring is enough, unless that is of so many circuits that hardly two packets could be sent
+    /// together; and what is for other guests goes on sooner, as their credit does not reach far.
+    fn batch_is_full(&mut self, id: LineId) -> bool {
+        let Batch {
+            packets,
+            entries,
+            bytes_for_guests,
+        } = self.batch;
+        let half = self.line(id).map_or(0, |line| line.half_of_ring());
+        bytes_for_guests >= GUEST_BATCH_BYTES
+            || (entries >= half && packets >= self.outgoing.len() * PACKETS_TOGETHER)
     }
 
     fn take_packet(&mut self, id: LineId, chain: Chain) {
@@ -217,10 +255,13 @@ impl Fabric {
         let for_guest = self
             .circuit(id)
             .is_some_and(|circuit| circuit.host.is_none());
+        if for_guest {
+            self.batch.bytes_for_guests += packet.header.len as usize;
+        }
         let entries = usize::from(packet.chain.entries);
         let has_place = |fabric: &mut Fabric| {
             let line = fabric.line(line);
-            line.is_some_and(|line| line.parked + entries <= line.parking_limit())
+            line.is_some_and(|line| line.parked + entries <= line.half_of_ring())
         };
         if for_guest && !has_place(self) {
             // The receivers may have room; what is parked first goes first.
