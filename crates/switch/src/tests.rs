@@ -11,3 +11,4 @@ mod results;
 mod seqpacket;
 mod setup;
 mod simulation;
+mod tuning;

@@ -4,6 +4,10 @@
 //! ahead of the program, the less often that happens; so the credit of a flow whose program takes everything at once is
 //! doubled, as TCP does with its receive window. What a program does *not* take at once has to be stored, which costs a second
 //! copy; its flow gets the usual credit again, and has to show for longer that things have changed.
+//!
+//! Only streams: a message whose beginning fitted into the credit must not find that its end no longer does.
+
+use wire::vsock::SocketType;
 
 use crate::{Side, Switch};
 
@@ -52,9 +56,13 @@ impl Tuning {
 impl Switch {
     /// Some bytes of the guest at `from` have reached its program. `update_is_due`: the guest is about to be told.
     pub(crate) fn tune(&mut self, index: usize, from: Side, update_is_due: bool) {
-        let Some(line) = self.circuits[index].end(from).line() else {
+        let circuit = &self.circuits[index];
+        let Some(line) = circuit.end(from).line() else {
             return;
         };
+        if circuit.socket_type != SocketType::Stream {
+            return;
+        }
         let limits = *self.limits(line);
         let flow = self.circuits[index].flow_from(from);
         if flow.kept() > limits.grant_bytes && flow.window() > limits.grant_bytes {

@@ -253,8 +253,13 @@ fn room_that_was_not_needed_when_it_was_announced_is_shown_when_it_is() {
     world.finish();
 }
 
+/// A guest's socket with a buffer of this size, and a circuit to a program that sleeps. The guest's credit stays as it is.
 fn circuit_with(buf_alloc: u32) -> (World, LineId, Header) {
-    let (mut world, lines) = World::of(1, Limits::default());
+    let limits = Limits {
+        max_host_grant_bytes: Limits::default().grant_bytes,
+        ..Limits::default()
+    };
+    let (mut world, lines) = World::of(1, limits);
     world.listen_host(lines[0], 80, sleeps());
     let header = Header {
         src_cid: 3,
