@@ -120,7 +120,8 @@ fn beyond_a_guests_credit(scene: &mut Scene<'_>) {
     scene.keep((guest, victim));
 }
 
-fn pair(
+/// A circuit from the one guest to the other. Returns both ends.
+pub(super) fn pair(
     guest: &mut VirtualGuest,
     victim: &mut VirtualGuest,
     socket_type: SocketType,

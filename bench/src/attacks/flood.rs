@@ -1,12 +1,15 @@
 //! Too much of what is allowed.
 
 use std::io::Read;
+use std::time::Instant;
 
+use memory::guest::Range;
 use wire::vsock::{Operation, SocketType};
 
-use crate::guest::{State, drive};
+use crate::guest::{Connection, GUEST_BASE, SendError, State, VirtualGuest, drive};
 
-use super::scene::{ECHO_PORT, PATIENCE, Scene, assert_works};
+use super::credit::pair;
+use super::scene::{ECHO_PORT, PATIENCE, SHY, SMALL, Scene, TERSE, assert_works};
 use super::{Attack, Group, Outcome};
 
 const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
@@ -22,8 +25,8 @@ const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "dials-that-are-refused",
-        "50,000 dials to a port that nobody listens on, none of whose answers is read",
-        |scene| flood(scene, Operation::Request, 2, 9, 50_000),
+        "40,000 dials to a port that nobody listens on, none of whose answers is read",
+        refused_dials,
     ),
     nothing(
         "dials-to-unknown-vms",
@@ -41,17 +44,17 @@ pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "credit-requests",
         "50,000 questions for credit on one circuit",
-        |scene| circuit_flood(scene, Operation::CreditRequest),
+        |scene| circuit_flood(scene, Operation::CreditRequest, 50_000),
     ),
     nothing(
         "credit-updates",
         "50,000 announcements on one circuit",
-        |scene| circuit_flood(scene, Operation::CreditUpdate),
+        |scene| circuit_flood(scene, Operation::CreditUpdate, 50_000),
     ),
     nothing(
         "empty-data",
         "50,000 packets of data without a byte on one circuit",
-        |scene| circuit_flood(scene, Operation::Data),
+        |scene| circuit_flood(scene, Operation::Data, 50_000),
     ),
     nothing(
         "half-open-circuits",
@@ -73,6 +76,31 @@ pub(super) const ATTACKS: &[Attack] = &[
         "2,000 dials to the port where the daemon expects the agent, from an unprivileged port",
         agent_port,
     ),
+    nothing(
+        "control-storm",
+        "2,000 announcements at once from a guest that may send 1,000 in a second: it waits, and nobody else does",
+        control_storm,
+    ),
+    nothing(
+        "headerless-packets",
+        "1,000 packets too short for a header, from the same guest: each is counted, and it waits",
+        headerless_packets,
+    ),
+    Attack {
+        group: Group::Flood,
+        name: "dial-storm-over-quota",
+        what: "2,000 dials at once from a guest that may make 100 in a second: each of the others is reset and counted, \
+               and soon it can dial again",
+        outcome: Outcome::CircuitEnds("calls are made more often than the VM's limit allows"),
+        run: dials_over_quota,
+    },
+    Attack {
+        group: Group::Flood,
+        name: "messages-of-one-byte-on-many-circuits",
+        what: "100 messages of one byte on each of 20 circuits to a guest that does not run, where 1,000 may be stored",
+        outcome: Outcome::CircuitEnds("too many small messages wait"),
+        run: tiny_messages_everywhere,
+    },
 ];
 
 /// Sends packets as fast as the ring takes them, and looks at no answer.
@@ -94,19 +122,32 @@ fn flood(scene: &mut Scene<'_>, operation: Operation, cid: u32, port: u32, count
     scene.keep(guest);
 }
 
-fn circuit_flood(scene: &mut Scene<'_>, operation: Operation) {
+/// Fewer than a VM may make at once, however fast they come: each is refused since nobody listens, and for nothing else.
+fn refused_dials(scene: &mut Scene<'_>) {
+    let counters = ["ended_no_listener", "ended_connect_rate"];
+    let before = counters.map(|name| scene.counter(name));
+    flood(scene, Operation::Request, 2, 9, 40_000);
+    let after = counters.map(|name| scene.counter(name));
+    assert_eq!(after, [before[0] + 40_000, before[1]]);
+}
+
+fn circuit_flood(scene: &mut Scene<'_>, operation: Operation, count: u32) {
     let (mut guest, circuit, mut program) = scene.circuit();
     let mut sent = 0;
     let done = drive(&mut [&mut guest], PATIENCE, |guests| {
-        while sent < 50_000 && guests[0].packets_queued() == 0 {
+        while sent < count && guests[0].packets_queued() == 0 {
             let header = guests[0].header_of(circuit, operation, 0);
             guests[0].inject(header, b"");
             sent += 1;
         }
-        (sent == 50_000 && guests[0].packets_queued() == 0).then_some(())
+        (sent == count && guests[0].packets_queued() == 0).then_some(())
     });
     done.expect("the device takes them");
     guest.send(circuit, b"still here").expect("it is open");
+    let sent = drive(&mut [&mut guest], PATIENCE, |guests| {
+        (guests[0].packets_queued() == 0).then_some(())
+    });
+    sent.expect("the ring has room again");
     let mut bytes = [0; 10];
     program.read_exact(&mut bytes).expect("it arrives");
     scene.keep((guest, program));
@@ -180,4 +221,114 @@ fn agent_port(scene: &mut Scene<'_>) {
     answered.expect("each is answered");
     assert_works(&mut guest);
     scene.keep(guest);
+}
+
+/// The storm lasts as long as it is rested from, and the bystanders do not stop for it.
+fn control_storm(scene: &mut Scene<'_>) {
+    scene.attack_from(TERSE);
+    let rests = scene.counter("rests_for_control_messages");
+    let rounds = scene.bystanders_rounds();
+    circuit_flood(scene, Operation::CreditUpdate, 2000);
+    let rounds = scene.bystanders_rounds() - rounds;
+    let rests = scene.counter("rests_for_control_messages") - rests;
+    assert!(rests > 0, "the guest was heard all the time");
+    // Had they to wait with the attacker, there would be at most one exchange for each time that it is heard.
+    assert!(rounds > rests + 1, "{rounds} exchanges in {rests} rests");
+    scene
+        .wait_for_log("more packets without payload than its limit")
+        .expect("it says why");
+}
+
+fn headerless_packets(scene: &mut Scene<'_>) {
+    scene.attack_from(TERSE);
+    let counters = ["malformed_packets", "rests_for_control_messages"];
+    let before = counters.map(|name| scene.counter(name));
+    let mut guest = scene.attach();
+    let short = Range {
+        address: GUEST_BASE,
+        len: 43,
+    };
+    let mut sent = 0;
+    let done = drive(&mut [&mut guest], PATIENCE, |guests| {
+        while sent < 1000 && guests[0].try_chain(&[short], &[]) {
+            sent += 1;
+        }
+        (sent == 1000).then_some(())
+    });
+    done.expect("the device gives them back");
+    // What it sends now comes behind all of them.
+    assert_works(&mut guest);
+    let after = counters.map(|name| scene.counter(name));
+    assert_eq!(after[0], before[0] + 1000);
+    assert!(after[1] > before[1], "the guest was heard all the time");
+    scene.keep(guest);
+}
+
+fn dials_over_quota(scene: &mut Scene<'_>) {
+    scene.attack_from(SHY);
+    let refusals = scene.counter("ended_connect_rate");
+    let mut guest = scene.attach();
+    let start = Instant::now();
+    let mut circuits = Vec::new();
+    let states = drive(&mut [&mut guest], PATIENCE, |guests| {
+        // As fast as the ring takes them, and no faster: a guest with more packets on its hands than that takes no answers.
+        while circuits.len() < 2000 && guests[0].packets_queued() == 0 {
+            circuits.push(guests[0].dial(2, ECHO_PORT, SocketType::Stream));
+        }
+        let states: Vec<_> = circuits.iter().map(|end| guests[0].state(*end)).collect();
+        (states.len() == 2000 && !states.contains(&State::Connecting)).then_some(states)
+    });
+    let states = states.expect("each is answered, one way or the other");
+    // A second's worth at once, and then what has come back meanwhile.
+    let most = 101 + start.elapsed().as_millis() as usize / 10;
+    let open = |state: &&State| **state == State::Connected;
+    let opened = states.iter().filter(open).count();
+    assert!((1..=most).contains(&opened), "{opened} of {most}");
+    let refused = scene.counter("ended_connect_rate") - refusals;
+    assert_eq!(refused as usize, 2000 - opened, "each is counted");
+    for circuit in circuits {
+        guest.abort(circuit);
+    }
+    let until = Instant::now() + PATIENCE;
+    while let Err(error) = guest.connect(2, ECHO_PORT) {
+        assert!(Instant::now() < until, "it cannot dial again: {error}");
+    }
+    scene.keep(guest);
+}
+
+/// No circuit has as many as one circuit may: it is the line that has too many.
+fn tiny_messages_everywhere(scene: &mut Scene<'_>) {
+    scene.attack_from(SMALL);
+    let mut guest = scene.attach();
+    let mut victim = scene.victim();
+    let circuits: Vec<_> = (0..20)
+        .map(|_| pair(&mut guest, &mut victim, SocketType::SeqPacket).0)
+        .collect();
+    let mut most = 0;
+    for circuit in &circuits {
+        send_tiny_messages(&mut guest, *circuit, 100);
+        let stored = scene.status()["usage"]["buffered_messages"].as_u64();
+        most = most.max(stored.expect("it is a number"));
+    }
+    assert!((500..=1000).contains(&most), "{most} were stored");
+    assert!(scene.counter("ended_too_many_messages") > 0);
+    let open = |end: &&Connection| guest.state(**end) == State::Connected;
+    let open = circuits.iter().filter(open).count();
+    assert!(open >= 5, "{open} circuits of 20 are left");
+    assert_works(&mut guest);
+    scene.keep((guest, victim));
+}
+
+fn send_tiny_messages(guest: &mut VirtualGuest, circuit: Connection, count: u32) {
+    for _ in 0..count {
+        match guest.send_message(circuit, b"x", 0) {
+            Ok(()) => {}
+            Err(SendError::Over) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let taken = drive(&mut [guest], PATIENCE, |guests| {
+        (guests[0].packets_queued() == 0).then_some(())
+    });
+    taken.expect("the device takes them");
 }

@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketType as UnixSocketType, connect, send, socket,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType as UnixSocketType, connect,
+    recv, send, socket,
 };
 use wire::vsock::{Operation, SocketType};
 
@@ -13,7 +15,7 @@ use crate::guest::{ConnectError, State, drive};
 use crate::host;
 
 use super::header::wait_for_request;
-use super::scene::{ECHO_PORT, PATIENCE, Scene, assert_works};
+use super::scene::{ECHO_PORT, PATIENCE, SMALL, Scene, assert_works};
 use super::{Attack, Group, Outcome};
 
 const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
@@ -77,6 +79,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "a-request-in-two-messages",
         "half a request in a message",
         half_a_message,
+    ),
+    nothing(
+        "messages-for-a-guest-that-takes-none",
+        "two messages of 100,000 bytes from each of 20 programs to a guest that does not run, where 150,000 bytes may wait: \
+         the others stay in their sockets, and all arrive when it does run",
+        untaken_messages,
     ),
     nothing(
         "dial-storm",
@@ -293,6 +301,60 @@ fn half_a_message(scene: &mut Scene<'_>) {
         scene.keep(program);
     }
     scene.keep(guest);
+}
+
+/// What may wait of them is what the line's share is, and one message more.
+fn untaken_messages(scene: &mut Scene<'_>) {
+    const LEN: usize = 100_000;
+    const MOST: u64 = 150_000 + LEN as u64;
+    scene.attack_from(SMALL);
+    let mut guest = scene.attach();
+    guest.listen_with(80, SocketType::SeqPacket, 10);
+    let mut calls = Vec::new();
+    for _ in 0..20 {
+        let program = call_with_messages(scene);
+        send(&program, b"CONNECT 80\n", SendFlags::NOSIGNAL).expect("it is open");
+        calls.push((guest.accept(80).expect("a call comes"), program));
+    }
+    for (_, program) in &calls {
+        // The guest has answered, and so will the device.
+        let mut answer = [0; 64];
+        let (len, _) = recv(program, &mut answer[..], RecvFlags::empty()).expect("an answer");
+        assert!(answer[..len].starts_with(b"OK "));
+    }
+    let message = |call: usize, index: usize| vec![(call * 2 + index) as u8; LEN];
+    for (call, (_, program)) in calls.iter().enumerate() {
+        for index in 0..2 {
+            let sent = send(program, &message(call, index), SendFlags::NOSIGNAL);
+            assert_eq!(sent, Ok(LEN));
+        }
+    }
+    let waiting = || {
+        let usage = &scene.status()["usage"];
+        usage["buffered_bytes"].as_u64().expect("it is a number")
+    };
+    let mut most = 0;
+    let until = Instant::now() + PATIENCE;
+    while most < 150_000 {
+        most = most.max(waiting());
+        assert!(Instant::now() < until, "{most} bytes wait");
+    }
+    // Every question is a turn of the worker, in which it could take more.
+    for _ in 0..100 {
+        most = most.max(waiting());
+    }
+    assert!(most <= MOST, "{most} bytes wait");
+    for (call, (circuit, _)) in calls.iter().enumerate() {
+        for index in 0..2 {
+            let arrived = drive(&mut [&mut guest], PATIENCE, |guests| {
+                guests[0].try_receive_message(*circuit).ok()
+            });
+            let (bytes, _) = arrived.expect("it arrives");
+            assert!(bytes == message(call, index), "message {index} of {call}");
+        }
+    }
+    assert_eq!(waiting(), 0);
+    scene.keep((guest, calls));
 }
 
 fn dial_storm(scene: &mut Scene<'_>) {

@@ -1,7 +1,7 @@
 //! Where attacks happen, and how they are judged.
 
 use std::any::Any;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,25 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// At rest is a daemon that uses at most one tick of its processor's clock in this time.
 const REST_WINDOW: Duration = Duration::from_millis(60);
 const REST_USE: Duration = Duration::from_millis(10);
+
+/// The line that is attacked from unless the attack says otherwise, with the limits that every VM has.
+const MALLORY: &str = "mallory";
+
+/// A line whose guest may send 1,000 packets without payload in a second.
+pub(super) const TERSE: &str = "terse";
+
+/// A line whose guest may dial 100 times in a second.
+pub(super) const SHY: &str = "shy";
+
+/// A line with room for 1,000 messages and 150,000 bytes that wait.
+pub(super) const SMALL: &str = "small";
+
+/// Lines with less than the usual limits, so that it does not take long to be over them.
+const LIMITED: &[&str] = &[
+    "name=terse,cid=7,limits.control-messages-per-second=1000",
+    "name=shy,cid=8,limits.connects-per-second=100",
+    "name=small,cid=9,limits.buffered-messages=1000,limits.buffered-bytes=150000",
+];
 
 /// How much private memory an attack may cost, in bytes: less than a single VM's share of credit.
 const MEMORY_BOUND: u64 = 96 << 20;
@@ -59,9 +78,11 @@ impl Arena {
     /// # Errors
     /// When it does not start.
     pub fn start(program: &Path) -> io::Result<Arena> {
-        let vms = [("mallory", 3), ("victim", 4), ("alice", 5), ("bob", 6)];
-        let daemon = Daemon::start(program, &vms, &["--allow", "from=*,to=*,port=*"])?;
-        let echoes = ["mallory", "victim", "alice"]
+        let vms = [(MALLORY, 3), ("victim", 4), ("alice", 5), ("bob", 6)];
+        let mut arguments = vec!["--allow", "from=*,to=*,port=*"];
+        arguments.extend(LIMITED.iter().flat_map(|vm| ["--vm", vm]));
+        let daemon = Daemon::start(program, &vms, &arguments)?;
+        let echoes = [MALLORY, TERSE, SHY, SMALL, "victim", "alice"]
             .iter()
             .map(|name| Echo::start(&daemon.listener_path(name, ECHO_PORT)))
             .collect::<io::Result<_>>()?;
@@ -77,7 +98,7 @@ impl Arena {
     pub fn attempt(&mut self, attack: &Attack) -> Verdict {
         let mut failures = Vec::new();
         // The line works before, so that what is seen afterwards is the attack's doing.
-        check(&mut failures, "before the attack", self.line_works());
+        check(&mut failures, "before the attack", self.line_works(MALLORY));
         let descriptors = self.settled_descriptors();
         let (memory, log) = (self.daemon.private_bytes(), self.daemon.log_bytes());
         let rounds = self.bystander.rounds();
@@ -89,6 +110,8 @@ impl Arena {
         let start = Instant::now();
         let mut scene = Scene {
             daemon: &self.daemon,
+            bystander: &self.bystander,
+            attacker: MALLORY,
             log,
             held: Vec::new(),
             memory_bound: MEMORY_BOUND,
@@ -115,7 +138,8 @@ impl Arena {
             failures.push(format!("it cost {} KiB of log", log_bytes >> 10));
         }
         scene.held.clear();
-        check(&mut failures, "a fresh VM", self.line_works());
+        let attacker = scene.attacker;
+        check(&mut failures, "a fresh VM", self.line_works(attacker));
         check(&mut failures, "leak", self.descriptors_return(descriptors));
         if !self.daemon.is_running() {
             failures.push(format!("the daemon died:\n{}", self.daemon.log_tail()));
@@ -140,8 +164,8 @@ impl Arena {
     }
 
     /// A fresh VM on the attacker's line reaches the host and is reached.
-    fn line_works(&self) -> Result<(), String> {
-        let path = self.daemon.vhost_socket("mallory");
+    fn line_works(&self, attacker: &str) -> Result<(), String> {
+        let path = self.daemon.vhost_socket(attacker);
         let mut guest = VirtualGuest::attach(&path).map_err(|error| error.to_string())?;
         let circuit = guest
             .connect(2, ECHO_PORT)
@@ -218,19 +242,52 @@ fn panic_text(panic: Box<dyn Any + Send>) -> String {
 pub struct Scene<'a> {
     /// The daemon.
     pub(super) daemon: &'a Daemon,
+    bystander: &'a Bystander,
+    attacker: &'static str,
     log: u64,
     held: Vec<Box<dyn Any>>,
     memory_bound: u64,
 }
 
 impl Scene<'_> {
+    /// The attack comes from another line than `mallory`'s.
+    pub(super) fn attack_from(&mut self, attacker: &'static str) {
+        self.attacker = attacker;
+    }
+
+    /// How many exchanges the bystanders have had.
+    pub(super) fn bystanders_rounds(&self) -> u64 {
+        self.bystander.rounds()
+    }
+
+    /// What the daemon says about the attacker's line.
+    pub(super) fn status(&self) -> serde_json::Value {
+        let mut stream =
+            UnixStream::connect(self.daemon.control_socket()).expect("the control socket listens");
+        let request = format!(
+            "GET /v1/vms/{} HTTP/1.1\r\nHost: ringdown\r\nConnection: close\r\n\r\n",
+            self.attacker
+        );
+        stream.write_all(request.as_bytes()).expect("it is open");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let (_, body) = answer.split_once("\r\n\r\n").expect("there is a body");
+        serde_json::from_str(body).expect("it is JSON")
+    }
+
+    /// One of the counters of the attacker's line.
+    pub(super) fn counter(&self, name: &str) -> u64 {
+        let count = self.status()["counters"][name].as_u64();
+        count.expect("there is such a counter")
+    }
+
     /// The attacker's guest.
     pub(super) fn attach(&self) -> VirtualGuest {
         self.attach_with(GuestConfig::default())
     }
 
     pub(super) fn attach_with(&self, config: GuestConfig) -> VirtualGuest {
-        VirtualGuest::attach_with(&self.daemon.vhost_socket("mallory"), config)
+        VirtualGuest::attach_with(&self.daemon.vhost_socket(self.attacker), config)
             .expect("the attacker attaches")
     }
 
@@ -256,7 +313,7 @@ impl Scene<'_> {
 
     /// A bare connection to the attacker's vhost-user socket.
     pub(super) fn raw(&self) -> RawVmm {
-        RawVmm::connect(&self.daemon.vhost_socket("mallory")).expect("the socket listens")
+        RawVmm::connect(&self.daemon.vhost_socket(self.attacker)).expect("the socket listens")
     }
 
     /// The same, with an owner and features set.
@@ -270,12 +327,12 @@ impl Scene<'_> {
     }
 
     pub(super) fn host_socket(&self) -> PathBuf {
-        self.daemon.host_socket("mallory")
+        self.daemon.host_socket(self.attacker)
     }
 
     /// A listener at this port, for the attacker's dials.
     pub(super) fn listen(&mut self, port: u32) -> UnixListener {
-        let path = self.daemon.listener_path("mallory", port);
+        let path = self.daemon.listener_path(self.attacker, port);
         let listener = host::listen(&path).expect("the path is free");
         self.keep(Removed(path));
         listener

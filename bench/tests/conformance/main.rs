@@ -9,5 +9,6 @@ mod endings;
 mod lifecycle;
 mod many;
 mod messages;
+mod quota;
 mod setup;
 mod support;
