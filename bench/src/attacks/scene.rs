@@ -99,14 +99,15 @@ impl Arena {
         let mut failures = Vec::new();
         // The line works before, so that what is seen afterwards is the attack's doing.
         check(&mut failures, "before the attack", self.line_works(MALLORY));
-        let descriptors = self.settled_descriptors();
-        let (memory, log) = (self.daemon.private_bytes(), self.daemon.log_bytes());
-        let rounds = self.bystander.rounds();
+        // The first time, the bystanders may still be about to attach.
         check(
             &mut failures,
             "bystanders",
             self.bystander.wait_for_rounds(),
         );
+        let descriptors = self.settled_descriptors();
+        let (memory, log) = (self.daemon.private_bytes(), self.daemon.log_bytes());
+        let rounds = self.bystander.rounds();
         let start = Instant::now();
         let mut scene = Scene {
             daemon: &self.daemon,
