@@ -17,7 +17,7 @@ pub fn section() -> String {
         Made from the tables in `e2e/src/hostile`; the test `attacks_from_inside` compares the two and runs every row in a guest that\n\
         QEMU has booted: `cargo test -p ringdown-e2e --test attacks_from_inside`. While each attack lasts, another guest exchanges\n\
         checked data with the host; afterwards the daemon must be alive and at rest, its memory within bounds, no descriptor left\n\
-        behind, and a fresh driver, or the kernel's own, must work on the attacker's line.\n\n\
+        behind, and a fresh driver, the kernel's own, or a fresh VM must work on the attacker's line.\n\n\
         ## With the kernel's sockets\n\n\
         Root in the guest uses what its kernel offers. Nothing may come of it for anybody else.\n\n\
         | Attack | What is done |\n|---|---|\n"

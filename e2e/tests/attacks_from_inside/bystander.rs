@@ -17,6 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of an exchange: more than a packet, and no multiple of one.
 const EXCHANGE_BYTES: u64 = 10_001;
 
+/// Between two exchanges of a slow bystander.
+const SLOW_PAUSE: Duration = Duration::from_millis(100);
+
 /// The port of the host that the bystander dials.
 const CALL_PORT: u32 = 85;
 
@@ -30,6 +33,7 @@ pub struct Bystander {
 struct Shared {
     rounds: AtomicU64,
     resting: AtomicBool,
+    slow: AtomicBool,
     stop: AtomicBool,
     /// What it saw that it should not.
     trouble: Mutex<Option<String>>,
@@ -90,6 +94,11 @@ impl Bystander {
         self.shared.resting.store(resting, Ordering::Release);
     }
 
+    /// Lets it pause between exchanges, so that it leaves the processors to a guest that boots, or go on as fast as it can.
+    pub fn slow(&self, slow: bool) {
+        self.shared.slow.store(slow, Ordering::Release);
+    }
+
     /// Ends it. The error is what it saw that it should not.
     pub fn stop(self) -> Result<()> {
         self.shared.stop.store(true, Ordering::Release);
@@ -115,6 +124,9 @@ fn talk(circuits: &mut [UnixStream; 2], shared: &Shared) -> Result<()> {
         if shared.resting.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(2));
             continue;
+        }
+        if shared.slow.load(Ordering::Acquire) {
+            thread::sleep(SLOW_PAUSE);
         }
         let round = shared.rounds.load(Ordering::Acquire);
         for (circuit, (sent, _)) in circuits.iter_mut().zip(&mut patterns) {

@@ -12,6 +12,15 @@ const fn nothing(name: &'static str, what: &'static str, run: fn() -> Result<Dri
     super::attack(Group::Device, name, what, Outcome::Nothing, run)
 }
 
+/// QEMU hands on what the daemon must refuse, and does not connect again.
+const fn refused(name: &'static str, what: &'static str, run: fn() -> Result<Driver>) -> Attack {
+    let outcome = Outcome::Refused("the VMM's connection ended with an error");
+    super::attack(Group::Device, name, what, outcome, run)
+}
+
+/// Where the guest has no memory.
+const NOWHERE: u64 = 0x7fff_ffff_0000;
+
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "reset-in-the-middle",
@@ -59,6 +68,21 @@ pub(super) const ATTACKS: &[Attack] = &[
         configuration,
     ),
     nothing("ring-of-one", "rings of a single entry", || sized(1)),
+    nothing(
+        "rings-outside-memory",
+        "rings where the guest has no memory",
+        || placed([NOWHERE; 3]),
+    ),
+    refused(
+        "ring-of-three",
+        "rings of three entries, which is no power of two",
+        || sized(3),
+    ),
+    refused(
+        "features-without-virtio-1",
+        "a ring is started by a driver of before virtio 1",
+        || Driver::start(features::ALL & !features::VERSION_1),
+    ),
 ];
 
 /// Circuits with data on its way in both directions.
@@ -115,7 +139,7 @@ fn rings_moved() -> Result<Driver> {
     load(&mut driver)?;
     let address = driver.place(&[0; 64]) & !0xfff;
     for queue in [RX, TX] {
-        for addresses in [[address; 3], [0; 3], [u64::MAX & !0xfff; 3]] {
+        for addresses in [[address; 3], [0; 3], [!0xfff; 3]] {
             let size = driver.size();
             driver.device().set_queue(queue as u16, size, addresses);
             driver.device().enable_queue(queue as u16);
@@ -181,6 +205,18 @@ fn configuration() -> Result<Driver> {
         driver.device().set_cid(cid);
     }
     driver.works()?;
+    Ok(driver)
+}
+
+fn placed(addresses: [u64; 3]) -> Result<Driver> {
+    let driver = Driver::prepare(features::ALL)?;
+    for queue in [RX, TX] {
+        driver
+            .device()
+            .set_queue(queue as u16, driver.size(), addresses);
+    }
+    enable(&driver, &[RX, TX]);
+    driver.notify(TX);
     Ok(driver)
 }
 
