@@ -27,6 +27,8 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`].
+//!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
 //! stream stays open for as long as the agent lives.
 //!
@@ -36,6 +38,7 @@
 //! Bodies of structured frames are [postcard](https://postcard.jamesmunns.com/wire-format), checked against the
 //! limits of this module both when they are written and when they are read.
 
+pub mod bench;
 mod body;
 pub mod credit;
 mod decoder;
@@ -59,6 +62,9 @@ pub const PROTOCOL_VERSION: u16 = 1;
 /// The capability of running commands ([`ExecStart`]).
 pub const CAPABILITY_EXEC: &str = "exec";
 
+/// The capability of taking part in benchmarks ([`bench`]).
+pub const CAPABILITY_BENCH: &str = "bench";
+
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
 
@@ -76,6 +82,9 @@ pub const MAX_EXEC_START_LEN: usize = 256 * 1024;
 
 /// The longest body of a [`Hello`] or an [`ErrorReport`], in bytes.
 pub const MAX_MESSAGE_LEN: usize = 4096;
+
+/// The longest body of a frame of a benchmark, in bytes.
+pub const MAX_BENCH_LEN: usize = 160;
 
 /// The longest body of every other frame, in bytes.
 pub const MAX_SMALL_LEN: usize = 16;
@@ -161,6 +170,8 @@ pub enum Frame<'a> {
     Signal(u8),
     /// Agent to host: the command has ended and all of its output was sent. The last frame of its channel.
     Exit(ExitStatus),
+    /// Part of a benchmark.
+    Bench(bench::Message),
 }
 
 /// What a frame is, as its header says.
@@ -180,11 +191,12 @@ pub(crate) enum Kind {
     WindowSize = 21,
     Signal = 22,
     Exit = 23,
+    Bench = 32,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 13] = [
+    pub(crate) const ALL: [Kind; 14] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -198,6 +210,7 @@ impl Kind {
         Kind::WindowSize,
         Kind::Signal,
         Kind::Exit,
+        Kind::Bench,
     ];
 
     fn from_wire(value: u8) -> Option<Kind> {
@@ -210,6 +223,7 @@ impl Kind {
             Kind::Hello | Kind::Error => MAX_MESSAGE_LEN,
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
+            Kind::Bench => MAX_BENCH_LEN,
             _ => MAX_SMALL_LEN,
         }
     }
@@ -273,6 +287,9 @@ pub enum Invalid {
         /// The range in words.
         expected: &'static str,
     },
+    /// Numbers that belong together do not agree.
+    #[error("{0} contradicts itself")]
+    Contradiction(&'static str),
 }
 
 impl Frame<'_> {

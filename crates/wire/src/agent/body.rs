@@ -181,6 +181,8 @@ pub enum ErrorKind {
     Unavailable,
     /// Something failed that should not.
     Internal,
+    /// The other guest cannot be reached.
+    Unreachable,
 }
 
 /// Why an operation or a stream ends before its time.
@@ -246,6 +248,7 @@ impl Frame<'_> {
             Frame::WindowSize { rows, columns } => append(Kind::WindowSize, &(rows, columns), out),
             Frame::Signal(number) => append(Kind::Signal, number, out),
             Frame::Exit(status) => append(Kind::Exit, status, out),
+            Frame::Bench(message) => append(Kind::Bench, message, out),
         })
     }
 
@@ -258,6 +261,7 @@ impl Frame<'_> {
             Frame::Credit { bytes: 0, .. } => Err(Invalid::Empty("the credit")),
             Frame::Signal(number) => check_signal(*number, MAX_SIGNAL, "1 to 31"),
             Frame::Exit(status) => status.check(),
+            Frame::Bench(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
@@ -298,6 +302,7 @@ impl Frame<'_> {
             }
             Kind::Signal => Frame::Signal(parse(body)?),
             Kind::Exit => Frame::Exit(parse(body)?),
+            Kind::Bench => Frame::Bench(parse(body)?),
         };
         frame.check()?;
         Ok(frame)

@@ -139,6 +139,17 @@ impl Decoder {
         }
     }
 
+    /// Up to `limit` received bytes that belong to no frame, because the last frame said that such bytes follow it. None
+    /// if none are there; then there is room for more.
+    pub fn take_raw(&mut self, limit: usize) -> &[u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        let from = self.start;
+        self.start += limit.min(self.end - from);
+        &self.buffer[from..self.start]
+    }
+
     fn header(&self) -> Result<Option<(Kind, u16, usize)>, DecodeError> {
         let received = &self.buffer[self.start..self.end];
         let Some((&[kind, reserved, channel_low, channel_high, a, b, c, d], _)) =

@@ -46,6 +46,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::WindowSize { rows, columns } => Frame::WindowSize { rows, columns },
         Frame::Signal(number) => Frame::Signal(number),
         Frame::Exit(status) => Frame::Exit(status),
+        Frame::Bench(message) => Frame::Bench(message),
     }
 }
 
@@ -122,6 +123,7 @@ fn any_kind_of_error() -> impl Strategy<Value = ErrorKind> {
         ErrorKind::NoSuchDirectory,
         ErrorKind::Unavailable,
         ErrorKind::Internal,
+        ErrorKind::Unreachable,
     ])
 }
 
@@ -146,6 +148,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
         (1u8..=MAX_SIGNAL).prop_map(Frame::Signal),
         any::<u8>().prop_map(|code| Frame::Exit(ExitStatus::Code(code))),
         (1u8..=64).prop_map(|number| Frame::Exit(ExitStatus::Signal(number))),
+        super::bench::any_message().prop_map(Frame::Bench),
     ]
 }
 
