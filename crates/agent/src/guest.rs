@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use wire::agent::{CAPABILITY_EXEC, Hello, MAX_HOSTNAME_LEN};
+use wire::agent::{CAPABILITY_BENCH, CAPABILITY_EXEC, Hello, MAX_HOSTNAME_LEN};
 
 /// The agent's name and version, as hellos carry it.
 pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"));
@@ -31,7 +31,7 @@ pub fn hello() -> Hello {
     Hello {
         boot_id: boot_id(),
         hostname,
-        capabilities: vec![CAPABILITY_EXEC.to_owned()],
+        capabilities: vec![CAPABILITY_EXEC.to_owned(), CAPABILITY_BENCH.to_owned()],
         ..Hello::new(SOFTWARE)
     }
 }

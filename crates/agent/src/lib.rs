@@ -1,10 +1,12 @@
-//! The guest's side of Ringdown: it says to the host that the guest is ready, and runs commands for it.
+//! The guest's side of Ringdown: it says to the host that the guest is ready, runs commands for it, and takes part in
+//! benchmarks of its line.
 //!
 //! The agent is one static binary with threads and blocking waits, and no runtime: a thread that accepts
 //! ([`server`]), a thread that keeps the host informed ([`uplink`]), and a thread for each operation ([`session`]),
 //! of which there are at most [`server::MAX_OPERATIONS`]. It needs no files, and of the system only `/proc`, and
 //! `/dev/pts` for terminals.
 
+mod bench;
 pub mod command;
 pub mod guest;
 pub mod launch;
@@ -12,6 +14,7 @@ mod outgoing;
 mod relay;
 pub mod server;
 pub mod session;
+mod share;
 pub mod signals;
 mod stream;
 pub mod transport;

@@ -542,6 +542,7 @@ fn name_of(frame: &Frame<'_>) -> &'static str {
         Frame::WindowSize { .. } => "window size",
         Frame::Signal(_) => "signal",
         Frame::Exit(_) => "exit",
+        Frame::Bench(_) => "bench",
     }
 }
 

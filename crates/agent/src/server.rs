@@ -4,16 +4,18 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use wire::agent::{ErrorKind, ErrorReport};
 
-use crate::session::{Options, serve, tell};
+use crate::session::{Options, serve_in_place, tell};
+use crate::share::Share;
 use crate::transport::{Endpoint, Listener};
 use crate::uplink;
 
-/// The most operations at a time. Each has a thread and, at worst, about half a MiB of buffers.
+/// The most operations at a time. Each has a thread and, at worst, about half a MiB of buffers. The streams of benchmarks have
+/// places of their own, [`wire::agent::bench::MAX_STREAMS`], once they have asked.
 pub const MAX_OPERATIONS: usize = 64;
 
 /// The stack of an operation's thread, in bytes.
@@ -36,9 +38,13 @@ pub struct Server {
 impl Server {
     /// An agent that will listen there.
     pub fn new(endpoint: Endpoint) -> Server {
+        let options = Options {
+            has_vsock: endpoint == Endpoint::Vsock,
+            ..Options::new()
+        };
         Server {
             endpoint,
-            options: Arc::new(Options::new()),
+            options: Arc::new(options),
             active: Arc::new(AtomicUsize::new(0)),
         }
     }
@@ -108,7 +114,7 @@ impl Server {
     }
 
     fn start(&self, connection: OwnedFd) {
-        let Some(slot) = Slot::take(&self.active, MAX_OPERATIONS) else {
+        let Some(place) = Share::take(&self.active, 1, MAX_OPERATIONS) else {
             let message = format!(
                 "{MAX_OPERATIONS} operations run in this guest already, which is the limit"
             );
@@ -123,8 +129,7 @@ impl Server {
         };
         let options = Arc::clone(&self.options);
         let serve = move || {
-            let _slot = slot;
-            if let Err(stop) = serve(&connection, &options) {
+            if let Err(stop) = serve_in_place(&connection, &options, Some(place)) {
                 eprintln!("ringdown-agent: an operation ended early: {stop}");
             }
         };
@@ -135,40 +140,5 @@ impl Server {
         if let Err(error) = thread {
             eprintln!("ringdown-agent: cannot start a thread: {error}");
         }
-    }
-}
-
-/// One of a limited number of places; given back when dropped.
-#[derive(Debug)]
-struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    fn take(active: &Arc<AtomicUsize>, limit: usize) -> Option<Slot> {
-        active
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
-                (count < limit).then_some(count + 1)
-            })
-            .ok()
-            .map(|_| Slot(Arc::clone(active)))
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_are_as_many_slots_as_the_limit_says() {
-        let active = Arc::new(AtomicUsize::new(0));
-        let mut slots: Vec<Slot> = (0..3).map(|_| Slot::take(&active, 3).unwrap()).collect();
-        assert!(Slot::take(&active, 3).is_none());
-        slots.pop();
-        assert!(Slot::take(&active, 3).is_some(), "a slot comes back");
     }
 }

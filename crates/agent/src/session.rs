@@ -1,18 +1,22 @@
-//! One operation for the host, from its hello to the command's exit.
+//! One operation for the host, from its hello to the command's exit or the benchmark's outcome.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::{
     CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
-    OPERATION_CHANNEL, negotiate,
+    OPERATION_CHANNEL, bench, negotiate,
 };
 
+use crate::bench as benchmark;
+pub use crate::bench::Places;
 use crate::command::Running;
 use crate::relay::Relay;
+use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
 
 /// How long a host may take from connecting to asking for an operation.
@@ -31,6 +35,10 @@ pub struct Options {
     pub launcher: PathBuf,
     /// How long the host may take to ask for an operation.
     pub handshake_timeout: Duration,
+    /// Whether benchmarks between guests may use vsock.
+    pub has_vsock: bool,
+    /// The places of benchmarks.
+    pub places: Arc<Places>,
 }
 
 impl Options {
@@ -41,6 +49,8 @@ impl Options {
             // The kernel's own link: it stays right when the file is replaced or removed.
             launcher: PathBuf::from("/proc/self/exe"),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            has_vsock: false,
+            places: Arc::new(Places::default()),
         }
     }
 }
@@ -67,30 +77,62 @@ pub enum Stop {
 /// # Errors
 /// Why no exit of a command was delivered; for the log.
 pub fn serve(socket: &OwnedFd, options: &Options) -> Result<(), Stop> {
+    serve_in_place(socket, options, None)
+}
+
+/// The same, in a place among the operations that is kept for as long as it is needed.
+pub(crate) fn serve_in_place(
+    socket: &OwnedFd,
+    options: &Options,
+    place: Option<Share>,
+) -> Result<(), Stop> {
     rustix::io::ioctl_fionbio(socket, true).map_err(|error| Stop::HostGone(error.into()))?;
     let mut decoder = Decoder::new();
     let deadline = Instant::now() + options.handshake_timeout;
-    let started = ask(socket, &mut decoder, options, deadline)
-        .and_then(|request| Running::start(&request, &options.launcher).map_err(Stop::Report));
-    let result = match started {
-        Ok(command) => {
-            let mut relay = Relay::new(socket, decoder, command);
-            let result = relay.run();
-            if let Err(stop) = &result {
-                relay.abandon(stop);
-            }
-            result
+    let result = match ask(socket, &mut decoder, options, deadline) {
+        Ok(Request::Exec(request)) => run_command(socket, decoder, options, &request),
+        Ok(Request::Bench(start)) => {
+            let result = benchmark::run(socket, decoder, options, start, place);
+            told(socket, result)
         }
-        Err(Stop::Report(report)) => {
-            tell(socket, &report, Instant::now() + LINGER);
-            Err(Stop::Report(report))
-        }
-        Err(stop) => Err(stop),
+        Err(stop) => told(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
         linger(socket, Instant::now() + LINGER);
     }
     result
+}
+
+fn run_command(
+    socket: &OwnedFd,
+    decoder: Decoder,
+    options: &Options,
+    request: &ExecStart,
+) -> Result<(), Stop> {
+    let command = match Running::start(request, &options.launcher) {
+        Ok(command) => command,
+        Err(report) => return told(socket, Err(Stop::Report(report))),
+    };
+    let mut relay = Relay::new(socket, decoder, command);
+    let result = relay.run();
+    if let Err(stop) = &result {
+        relay.abandon(stop);
+    }
+    result
+}
+
+/// The result, of which the host knows.
+fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
+    if let Err(Stop::Report(report)) = &result {
+        tell(socket, report, Instant::now() + LINGER);
+    }
+    result
+}
+
+/// What the host asks for.
+enum Request {
+    Exec(ExecStart),
+    Bench(bench::Start),
 }
 
 /// Tell the host why there will be no operation, as far as it listens.
@@ -114,7 +156,7 @@ fn ask(
     decoder: &mut Decoder,
     options: &Options,
     deadline: Instant,
-) -> Result<ExecStart, Stop> {
+) -> Result<Request, Stop> {
     greet(socket, &options.hello, deadline).map_err(Stop::HostGone)?;
     let refuse = |kind, message: String| Stop::Report(ErrorReport::new(kind, message));
     let mut greeted = false;
@@ -142,7 +184,12 @@ fn ask(
                 greeted = true;
             }
             Frame::ExecStart(request) if greeted && channel == OPERATION_CHANNEL => {
-                return Ok(request);
+                return Ok(Request::Exec(request));
+            }
+            Frame::Bench(bench::Message::Start(start))
+                if greeted && channel == OPERATION_CHANNEL =>
+            {
+                return Ok(Request::Bench(start));
             }
             _ if !greeted => {
                 return Err(refuse(

@@ -17,6 +17,9 @@ const HOST_CID: u32 = 2;
 /// Any context identifier: this guest, in an address to bind to.
 const ANY_CID: u32 = u32::MAX;
 
+/// Any port, in an address to bind to.
+const ANY_PORT: u32 = u32::MAX;
+
 /// The lowest source port that the agent dials from. Those below stay free for well-known services.
 const FIRST_SOURCE_PORT: u32 = 512;
 
@@ -161,6 +164,58 @@ pub fn dial_host() -> io::Result<OwnedFd> {
         }
     }
     Err(last)
+}
+
+/// How often a dial to another guest is tried again when nothing answers: the kernel gives up after two seconds, in which a busy
+/// machine may not have come to it.
+const DIAL_ATTEMPTS: u32 = 4;
+
+/// Listen for another guest, at this port or, if it is 0, at any: the socket, non-blocking, and the port.
+///
+/// # Errors
+/// The system's reason: no vsock, the port is in use.
+pub(crate) fn listen_for_guest(port: u32) -> io::Result<(OwnedFd, u32)> {
+    let port = if port == 0 { ANY_PORT } else { port };
+    let socket = vsock_socket()?;
+    nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    let address: VsockAddr = nix::sys::socket::getsockname(socket.as_raw_fd())?;
+    Ok((socket, address.port()))
+}
+
+/// The next connection of that guest; nothing if there is none yet, or if it was another guest's, which is closed.
+///
+/// # Errors
+/// The system's reason.
+pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connection = match rustix::net::accept_with(listener, flags) {
+        Ok(connection) => connection,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
+    Ok((peer.cid() == cid).then_some(connection))
+}
+
+/// Dial a port of another guest.
+///
+/// # Errors
+/// The system's reason; a refusal, by a rule or because nobody listens, is a reset.
+pub(crate) fn dial_guest(cid: u32, port: u32) -> io::Result<OwnedFd> {
+    let mut attempt = 1;
+    loop {
+        let socket = vsock_socket()?;
+        match nix::sys::socket::connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
+            Err(nix::errno::Errno::ETIMEDOUT) if attempt < DIAL_ATTEMPTS => attempt += 1,
+            Err(error) => return Err(error.into()),
+            Ok(()) => {
+                rustix::io::ioctl_fionbio(&socket, true)?;
+                return Ok(socket);
+            }
+        }
+    }
 }
 
 fn vsock_socket() -> io::Result<OwnedFd> {
