@@ -4,6 +4,7 @@ use super::report::{Table, number};
 use super::results::Run;
 
 const OURS: &str = "ringdown";
+const ASLEEP: &str = "ringdown --spin 0";
 const PEER: &str = "vhost-device-vsock";
 
 /// A generator that is busier than this is itself the limit: only the subject's own cost counts then.
@@ -26,6 +27,7 @@ enum Bound {
 
 /// One goal.
 pub struct Goal {
+    subject: &'static str,
     title: &'static str,
     case: &'static str,
     figure: &'static str,
@@ -34,10 +36,19 @@ pub struct Goal {
 
 const fn goal(title: &'static str, case: &'static str, figure: &'static str, bound: Bound) -> Goal {
     Goal {
+        subject: OURS,
         title,
         case,
         figure,
         bound,
+    }
+}
+
+/// The same goal for a daemon that sleeps at once.
+const fn asleep(goal: Goal) -> Goal {
+    Goal {
+        subject: ASLEEP,
+        ..goal
     }
 }
 
@@ -153,6 +164,12 @@ pub const GOALS: &[Goal] = &[
         "mean_us",
         AtMost(Times(1.0, AF_UNIX)),
     ),
+    asleep(goal(
+        "ping-pong 64 B host-guest-host, mean, without looking before sleeping",
+        "pingpong/h-g/64",
+        "mean_us",
+        AtMost(Times(1.5, AF_UNIX)),
+    )),
     goal(
         "ping-pong 64 B guest-guest, mean",
         "pingpong/g-g/64",
@@ -262,7 +279,7 @@ impl Goal {
 
     /// The cells behind the title; none when the run does not know the case.
     fn judge(&self, run: &Run) -> Option<[String; 4]> {
-        let point = run.point(self.case, OURS)?;
+        let point = run.point(self.case, self.subject)?;
         let Some(value) = point.summary(self.figure).map(|summary| summary.median) else {
             let (word, reason) = point.trouble()?;
             return Some([
@@ -309,7 +326,7 @@ impl Goal {
 
     fn verdict(&self, run: &Run, met: bool) -> String {
         let share = run
-            .median(self.case, OURS, "generator_share")
+            .median(self.case, self.subject, "generator_share")
             .unwrap_or(0.0);
         match met {
             true => "met".to_owned(),

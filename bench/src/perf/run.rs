@@ -241,11 +241,20 @@ impl Plan {
             Case::Throughput(_) | Case::PingPong { .. } | Case::Connect { .. } => Some(af_unix),
             _ => None,
         };
+        let asleep = match case {
+            Case::PingPong { .. } => Some(program(Kind::RingdownAsleep, &self.ringdown)),
+            _ => None,
+        };
         let checked = matches!(case, Case::Throughput(case) if case.payload == Payload::Checked);
         let measured = match case {
             Case::Memcpy(_) | Case::Eventfd { .. } => vec![Measured::Machine],
             _ if checked => [ours].into_iter().chain(peer).collect(),
-            _ => limit.into_iter().chain([ours]).chain(peer).collect(),
+            _ => limit
+                .into_iter()
+                .chain([ours])
+                .chain(asleep)
+                .chain(peer)
+                .collect(),
         };
         let rounds = match case {
             // These show whether bytes are right, or what does not vary.

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub enum Kind {
     /// This project's.
     Ringdown,
+    /// This project's, told to sleep at once instead of looking first.
+    RingdownAsleep,
     /// vhost-device-vsock of rust-vmm.
     VhostDeviceVsock,
 }
@@ -41,6 +43,7 @@ impl Subject {
     pub fn name(&self) -> &'static str {
         match self.kind {
             Kind::Ringdown => "ringdown",
+            Kind::RingdownAsleep => "ringdown --spin 0",
             Kind::VhostDeviceVsock => "vhost-device-vsock",
         }
     }
@@ -79,9 +82,12 @@ impl Subject {
         command
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&self.program);
-        if self.kind == Kind::Ringdown {
+        if self.kind != Kind::VhostDeviceVsock {
             command.arg("serve").arg("--runtime-dir").arg(directory);
             command.args(["--allow", "from=*,to=*,port=*"]);
+        }
+        if self.kind == Kind::RingdownAsleep {
+            command.args(["--spin", "0"]);
         }
         for vm in 0..vms {
             let cid = FIRST_CID + vm as u32;
@@ -89,7 +95,9 @@ impl Subject {
             let host = host_path(directory, vm);
             let (vhost, host) = (vhost.display(), host.display());
             command.arg("--vm").arg(match self.kind {
-                Kind::Ringdown => format!("name=vm{vm},cid={cid},vhost-user={vhost},host={host}"),
+                Kind::Ringdown | Kind::RingdownAsleep => {
+                    format!("name=vm{vm},cid={cid},vhost-user={vhost},host={host}")
+                }
                 Kind::VhostDeviceVsock => {
                     format!("guest-cid={cid},socket={vhost},uds-path={host}")
                 }

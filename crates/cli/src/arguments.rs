@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use daemon::config::MAX_SPIN_MICROSECONDS;
 
 use crate::qemu::Memory;
 
@@ -53,6 +54,10 @@ pub struct Serve {
     /// Let one VM call another: from=NAME,to=NAME,port=PORT, each of them * for any; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub allow: Vec<String>,
+    /// Look for up to this many microseconds before sleeping, while guests and programs answer quickly: saves them and us the
+    /// wake-ups, at the cost of CPU time. 0 sleeps at once, 1000 is the most [default: 100]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=MAX_SPIN_MICROSECONDS))]
+    pub spin: Option<u64>,
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,

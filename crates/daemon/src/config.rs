@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! runtime-dir = "/run/ringdown"
+//! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
 //! [[vm]]
 //! name = "web"
@@ -28,6 +29,7 @@ mod tests;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use option::{parse_allow_option, parse_vm_option};
@@ -37,6 +39,13 @@ use switch::Limits;
 
 use crate::input::InputError;
 use crate::line::AllowRule;
+
+/// How long the worker looks before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
+/// longer than they take to be woken and to answer.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
+
+/// The longest that it can be told to look, in microseconds.
+pub const MAX_SPIN_MICROSECONDS: u64 = 1000;
 
 /// The most rules that one daemon holds.
 pub const MAX_RULES: usize = 4096;
@@ -70,6 +79,8 @@ pub struct Written<T> {
 pub struct Config {
     /// The runtime directory, if one was named.
     pub runtime_dir: Option<PathBuf>,
+    /// How long the worker may look before it sleeps, if that was said.
+    pub spin: Option<Duration>,
     /// The VMs to begin with.
     pub vms: Vec<Written<VmRequest>>,
     /// The rules to begin with.
@@ -80,6 +91,7 @@ impl Config {
     /// Adds what another source said. A runtime directory of `later` wins.
     pub fn extend(&mut self, later: Config) {
         self.runtime_dir = later.runtime_dir.or(self.runtime_dir.take());
+        self.spin = later.spin.or(self.spin.take());
         self.vms.extend(later.vms);
         self.rules.extend(later.rules);
     }

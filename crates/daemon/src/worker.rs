@@ -12,10 +12,6 @@ use tokio::sync::mpsc::Sender as ArrivalSender;
 
 use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
 
-/// How long the worker may look before it sleeps, while guests and programs answer quickly: somewhat longer than they take to
-/// be woken and to answer.
-const SPIN_LIMIT: Duration = Duration::from_micros(100);
-
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
 
@@ -30,9 +26,14 @@ impl Worker {
     /// Starts a worker without lines. What guests' agents have to say goes to `arrivals`; when there is no room, the
     /// guest is refused and calls again.
     ///
+    /// While guests and programs answer quickly it looks for up to `spin` before it sleeps.
+    ///
     /// # Errors
     /// When the system has no threads or descriptors left.
-    pub fn start(arrivals: ArrivalSender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>> {
+    pub fn start(
+        arrivals: ArrivalSender<AgentArrival>,
+        spin: Duration,
+    ) -> io::Result<Arc<dyn LineWorker>> {
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
                 vm: arrival.vm,
@@ -42,7 +43,7 @@ impl Worker {
             arrivals.try_send(arrival).is_ok()
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
-        fabric.set_spin(SPIN_LIMIT);
+        fabric.set_spin(spin);
         let waker = fabric.waker();
         let (jobs, todo) = channel::<Job>();
         let thread = std::thread::Builder::new()

@@ -6,6 +6,7 @@ use super::super::results::{Point, Run};
 use super::{Table, number};
 
 const OURS: &str = "ringdown";
+const ASLEEP: &str = "ringdown --spin 0";
 const PEER: &str = "vhost-device-vsock";
 
 /// All that the run has something for.
@@ -176,7 +177,7 @@ fn ping_pong(run: &Run) -> Table {
         let Ok(Case::PingPong { .. }) = name.parse() else {
             continue;
         };
-        for subject in ["af_unix", OURS, PEER] {
+        for subject in ["af_unix", OURS, ASLEEP, PEER] {
             let Some(point) = run.point(name, subject) else {
                 continue;
             };

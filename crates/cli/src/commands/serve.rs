@@ -2,8 +2,9 @@
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use daemon::config::{Config, parse_allow_option, parse_vm_option, read_file};
+use daemon::config::{Config, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file};
 use daemon::worker::Worker;
 use tracing_subscriber::EnvFilter;
 
@@ -17,9 +18,10 @@ use crate::failure::Failure;
 pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> {
     start_log(options.log.as_deref())?;
     let config = configuration(runtime_dir, &options)?;
+    let spin = config.spin.unwrap_or(DEFAULT_SPIN);
     Ok(daemon::serve::serve(
         &config,
-        Box::new(Worker::start),
+        Box::new(move |arrivals| Worker::start(arrivals, spin)),
         io::stdout(),
     )?)
 }
@@ -40,6 +42,7 @@ fn configuration(runtime_dir: Option<PathBuf>, options: &Serve) -> Result<Config
     let rules = options.allow.iter().map(|text| parse_allow_option(text));
     config.extend(Config {
         runtime_dir,
+        spin: options.spin.map(Duration::from_micros),
         vms: vms.collect::<Result<_, _>>()?,
         rules: rules.collect::<Result<_, _>>()?,
     });

@@ -4,12 +4,15 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use switch::Limits;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-use super::{Config, ConfigError, MAX_RULES, MAX_VMS, VmRequest, Written, refuse};
+use super::{
+    Config, ConfigError, MAX_RULES, MAX_SPIN_MICROSECONDS, MAX_VMS, VmRequest, Written, refuse,
+};
 use crate::input::{
     ALLOW_KEYS, InputError, VM_KEYS, check_cid, check_name, check_socket_path, parse_peer,
     parse_port,
@@ -20,7 +23,7 @@ use crate::line::AllowRule;
 /// The largest configuration file, in bytes.
 pub const MAX_FILE_LEN: u64 = 1024 * 1024;
 
-const TOP_KEYS: [&str; 3] = ["vm", "allow", "runtime-dir"];
+const TOP_KEYS: [&str; 4] = ["vm", "allow", "runtime-dir", "spin-microseconds"];
 
 /// Reads a configuration file.
 ///
@@ -69,6 +72,7 @@ pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, C
     for (key, value) in document.get_ref() {
         match key.get_ref().as_ref() {
             "runtime-dir" => config.runtime_dir = Some(source.path("runtime-dir", value)?),
+            "spin-microseconds" => config.spin = Some(source.spin(value)?),
             "vm" => {
                 for (place, table) in source.tables("vm", value, ("VMs", MAX_VMS))? {
                     config.vms.push(Written {
@@ -254,6 +258,24 @@ impl<'a> Source<'a> {
             integer(number)
                 .ok_or(InputError::Cid { cid: written })
                 .and_then(check_cid),
+        )
+    }
+
+    fn spin(&self, value: &Value<'_>) -> Result<Duration, ConfigError> {
+        let key = "spin-microseconds";
+        let DeValue::Integer(number) = value.get_ref() else {
+            return Err(self.wrong_type(key, "a number", value));
+        };
+        let found = integer(number).filter(|number| *number <= MAX_SPIN_MICROSECONDS);
+        let refused = InputError::Limit {
+            key,
+            value: number.as_str().to_owned(),
+            least: 0,
+            most: MAX_SPIN_MICROSECONDS,
+        };
+        self.refuse(
+            value.span(),
+            found.map(Duration::from_micros).ok_or(refused),
         )
     }
 

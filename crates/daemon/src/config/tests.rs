@@ -43,6 +43,7 @@ fn a_file_says_everything_that_can_be_said() {
     let config = file(
         r#"
         runtime-dir = "state"
+        spin-microseconds = 1_000
 
         [[vm]]
         name = "web"
@@ -70,6 +71,7 @@ fn a_file_says_everything_that_can_be_said() {
         config.runtime_dir.as_deref(),
         Some(Path::new("/etc/ringdown/state"))
     );
+    assert_eq!(config.spin, Some(Duration::from_millis(1)));
     let web = VmRequest {
         name: "web".to_owned(),
         cid: Some(16),
@@ -82,7 +84,7 @@ fn a_file_says_everything_that_can_be_said() {
         },
     };
     assert_eq!(config.vms[0].value, web);
-    assert_eq!(config.vms[0].place, "ringdown.toml: line 4, column 9");
+    assert_eq!(config.vms[0].place, "ringdown.toml: line 5, column 9");
     let db = VmRequest {
         name: "db".to_owned(),
         cid: None,
@@ -240,6 +242,14 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
             "\"port\" must be a number or \"*\", found boolean",
         ),
         ("runtime-dir = \"\"", "is not a path"),
+        (
+            "spin-microseconds = 1001",
+            "spin-microseconds cannot be 1001: use a whole number from 0 to 1000",
+        ),
+        (
+            "spin-microseconds = \"fast\"",
+            "\"spin-microseconds\" must be a number",
+        ),
         ("runtime-dir = 3", "\"runtime-dir\" must be a string"),
         (
             "[[vm]\nname = 1",
