@@ -16,15 +16,22 @@ static SCENE: Shared<Scene> = Shared::new();
 /// The port for which a rule with a single port stands.
 const PORT: &str = "5201";
 
-/// `old` may call `new` at any port, `new` may call `old` at one.
+/// `old` may call `new` and `wide` at any port, `new` may call `old` at one. `wide` is for tests that need all of a guest's places.
 fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
         let daemon = DaemonSpec::new()
             .vm("old", 3)
             .vm("new", 4)
+            .vm("wide", 5)
             .arguments(&["--allow", "from=old,to=new,port=*"])
+            .arguments(&["--allow", "from=old,to=wide,port=*"])
             .arguments(&["--allow", &format!("from=new,to=old,port={PORT}")]);
-        Scene::start(daemon, &[("old", Kernel::V6_1), ("new", Kernel::V6_12)]).unwrap()
+        let guests = [
+            ("old", Kernel::V6_1),
+            ("new", Kernel::V6_12),
+            ("wide", Kernel::V6_12),
+        ];
+        Scene::start(daemon, &guests).unwrap()
     })
 }
 
@@ -83,8 +90,7 @@ fn check_round_trips(measurement: &Value, message_len: u64) {
 #[test]
 fn between_host_and_guest_every_byte_arrives_each_way() {
     let scene = scene();
-    for guest in &scene.guests {
-        let name = guest.name();
+    for name in ["old", "new"] {
         for (direction, from, to) in [("to-guest", "host", name), ("from-guest", name, "host")] {
             let words = format!("{name} --direction {direction} --streams 2 --time 500ms --verify");
             let measured = measurement(&document(&scene, &words), from, to);
@@ -97,8 +103,7 @@ fn between_host_and_guest_every_byte_arrives_each_way() {
 #[test]
 fn round_trips_between_host_and_guest() {
     let scene = scene();
-    for guest in &scene.guests {
-        let name = guest.name();
+    for name in ["old", "new"] {
         for size in [64, 100_000] {
             let words = format!("{name} --ping --size {size} --time 500ms --verify");
             let measured = measurement(&document(&scene, &words), "host", name);
@@ -127,6 +132,36 @@ fn between_guests_every_byte_arrives_each_way_whoever_calls() {
         let measured = measurement(&document(&scene, &words), caller, called);
         check_round_trips(&measured, 64);
     }
+}
+
+#[test]
+fn as_many_streams_and_as_long_messages_as_are_allowed() {
+    let scene = scene();
+    for words in [
+        "wide --direction to-guest --streams 128 --size 4K",
+        "wide --direction from-guest --streams 128 --size 4K",
+        "wide --direction from-guest --streams 4 --size 16M",
+        "old --to wide --direction to-guest --streams 2 --size 16M",
+    ] {
+        let document = document(&scene, &format!("{words} --time 200ms"));
+        let streams = document["measurements"][0]["streams"].as_array().unwrap();
+        let expected = words
+            .split(' ')
+            .skip_while(|word| *word != "--streams")
+            .nth(1);
+        assert_eq!(
+            Some(streams.len().to_string().as_str()),
+            expected,
+            "{words}"
+        );
+    }
+    // All places and all memory are free again, and commands had theirs all the time.
+    let output = scene.daemon.run(&["exec", "wide", "--", "true"]).unwrap();
+    assert!(output.status.success());
+    document(
+        &scene,
+        "wide --direction from-guest --streams 4 --size 16M --time 100ms",
+    );
 }
 
 #[test]
