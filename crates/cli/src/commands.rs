@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod args;
+pub(crate) mod bench;
 mod exec;
 mod serve;
 mod vm;
@@ -21,6 +22,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
+        Command::Bench(options) => return bench::run(&client, &options),
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,

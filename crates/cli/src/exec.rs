@@ -10,7 +10,7 @@
 //! cannot be executed; as in ssh, 255 for everything else, above all a connection that breaks before the command's exit
 //! was reported. So 1 is always the command's word.
 
-mod connect;
+pub(crate) mod connect;
 mod output;
 mod session;
 mod signals;
@@ -166,7 +166,7 @@ impl Local {
 }
 
 /// A message from the guest as it may be shown on the host's terminal: without control characters.
-fn printable(message: &str) -> String {
+pub(crate) fn printable(message: &str) -> String {
     message
         .chars()
         .map(|character| {

@@ -5,6 +5,7 @@
 //! code of the guest's command.
 
 mod arguments;
+pub mod bench;
 mod client;
 mod commands;
 pub mod exec;

@@ -10,13 +10,13 @@ use wire::agent::PORT;
 use super::{ExecError, printable};
 
 /// How long the daemon and the guest may take to answer, each time. A guest without KVM on a busy machine is slow.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest answer, in bytes.
 const MAX_ANSWER_LEN: usize = 1024;
 
 /// A connection to the agent of the guest behind this host socket. Its reads time out after [`ANSWER_TIMEOUT`].
-pub(super) fn connect(path: &Path) -> Result<UnixStream, ExecError> {
+pub(crate) fn connect(path: &Path) -> Result<UnixStream, ExecError> {
     let failed = |source| ExecError::Connect {
         path: path.to_owned(),
         source,

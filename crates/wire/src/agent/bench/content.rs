@@ -27,16 +27,27 @@ impl Pattern {
     }
 
     /// Writes the next bytes of the row.
-    pub fn fill(&mut self, mut bytes: &mut [u8]) {
+    pub fn fill(&mut self, bytes: &mut [u8]) {
         // Up to where a word begins, then words, then the beginning of one.
-        while !bytes.is_empty() {
-            let word = word(self.seed, self.offset / 8).to_le_bytes();
+        let inside = (self.offset % 8) as usize;
+        let rest_of_word = if inside == 0 { 0 } else { 8 - inside };
+        let (head, body) = bytes.split_at_mut(rest_of_word.min(bytes.len()));
+        self.fill_within_word(head);
+        let mut words = body.chunks_exact_mut(8);
+        for place in &mut words {
+            place.copy_from_slice(&word(self.seed, self.offset / 8).to_le_bytes());
+            self.offset += 8;
+        }
+        self.fill_within_word(words.into_remainder());
+    }
+
+    /// The same for bytes that do not reach beyond the end of a word.
+    fn fill_within_word(&mut self, bytes: &mut [u8]) {
+        if !bytes.is_empty() {
             let inside = (self.offset % 8) as usize;
-            let len = (8 - inside).min(bytes.len());
-            let (now, later) = bytes.split_at_mut(len);
-            now.copy_from_slice(&word[inside..inside + len]);
-            bytes = later;
-            self.offset += len as u64;
+            let word = word(self.seed, self.offset / 8).to_le_bytes();
+            bytes.copy_from_slice(&word[inside..inside + bytes.len()]);
+            self.offset += bytes.len() as u64;
         }
     }
 

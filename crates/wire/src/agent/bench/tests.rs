@@ -229,6 +229,24 @@ fn payload_is_not_taken_for_frames_nor_frames_for_payload() {
     }
 }
 
+#[test]
+fn the_pattern_is_the_same_however_it_is_cut() {
+    let mut whole = [0; 200];
+    Pattern::new(3).fill(&mut whole);
+    for first in 0..20 {
+        for second in 0..20 {
+            let mut pieces = [0; 200];
+            let mut pattern = Pattern::new(3);
+            let (head, rest) = pieces.split_at_mut(first);
+            let (middle, tail) = rest.split_at_mut(second);
+            for piece in [head, middle, tail] {
+                pattern.fill(piece);
+            }
+            assert_eq!(pieces, whole, "{first} {second}");
+        }
+    }
+}
+
 fn accepted(message: Message) -> bool {
     Frame::Bench(message).to_bytes(1).is_ok()
 }

@@ -1,0 +1,195 @@
+//! `ringdown bench`: how fast a VM's line is, or the circuit between two VMs.
+//!
+//! A *measurement* is one direction of throughput, or round trips. It has one or more streams, each with a thread here and
+//! a connection to the agent ([`link`]); between two VMs, to both agents, and the payload then passes from guest to guest
+//! and not through this program ([`guests`], [`host`]). All streams are connected before the first begins. Then the calling
+//! thread looks at the clock, shows what has passed in each second, and says when it is enough ([`run`]).
+//!
+//! Time is taken from the host's clock, except for single round trips between guests, which only the guest sees. What counts is what the receiver
+//! has confirmed; that the stream just ended confirms nothing.
+
+mod guests;
+mod host;
+mod link;
+mod report;
+mod run;
+
+pub use report::{Measurement, Report};
+pub use run::{Interrupt, measure};
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wire::agent::bench::Role;
+use wire::agent::{ErrorKind, ErrorReport, Invalid};
+
+use crate::exec::{ExecError, printable};
+
+/// How long nothing may pass before a measurement is given up. A guest without KVM on a busy machine is slow.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A VM that takes part.
+#[derive(Debug, Clone)]
+pub struct Party {
+    /// Its name.
+    pub name: String,
+    /// Its context identifier.
+    pub cid: u32,
+    /// Its host socket.
+    pub host_socket: PathBuf,
+}
+
+/// Who is measured.
+#[derive(Debug, Clone)]
+pub struct Parties {
+    /// The VM.
+    pub vm: Party,
+    /// The VM that it calls, instead of the host.
+    pub other: Option<Party>,
+    /// The port at which the other VM's agent listens, or 0 for any.
+    pub port: u32,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Throughput from the host, or the VM that calls, to the other.
+    There,
+    /// Throughput from the other to the host, or to the VM that calls.
+    Back,
+    /// Round trips.
+    Ping,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// What is measured.
+    pub kind: Kind,
+    /// The length of the messages in bytes, 1 to [`MAX_MESSAGE_LEN`](wire::agent::bench::MAX_MESSAGE_LEN).
+    pub message_len: u32,
+    /// How many streams, 1 to [`MAX_STREAMS`](wire::agent::bench::MAX_STREAMS).
+    pub streams: usize,
+    /// How long it takes.
+    pub time: Duration,
+    /// Whether every byte is checked.
+    pub verify: bool,
+}
+
+impl Parties {
+    /// The name of who sends, or calls, and of the other.
+    fn names(&self, kind: Kind) -> (String, String) {
+        let (far, near) = match &self.other {
+            Some(other) => (other.name.clone(), self.vm.name.clone()),
+            None => (self.vm.name.clone(), "host".to_owned()),
+        };
+        match kind {
+            Kind::There | Kind::Ping => (near, far),
+            Kind::Back => (far, near),
+        }
+    }
+}
+
+impl Kind {
+    /// What the one that calls does, and what the other does.
+    fn roles(self) -> (Role, Role) {
+        match self {
+            Kind::There => (Role::Source, Role::Sink),
+            Kind::Back => (Role::Sink, Role::Source),
+            Kind::Ping => (Role::Ping, Role::Echo),
+        }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The agent cannot be reached.
+    #[error("VM {vm:?}: {source}")]
+    Connect {
+        /// The VM.
+        vm: String,
+        /// Why.
+        source: ExecError,
+    },
+    /// The agent is older or newer than this program.
+    #[error(
+        "the agent of VM {vm:?} ({software}) takes no part in this version's benchmarks: \
+         put this version's ringdown-agent into the guest and start it again"
+    )]
+    Unsupported {
+        /// The VM.
+        vm: String,
+        /// The agent's name and version.
+        software: String,
+    },
+    /// The agent says that it cannot do it.
+    #[error("the agent of VM {vm:?} says: {}", printable(&report.message))]
+    Agent {
+        /// The VM.
+        vm: String,
+        /// What it said.
+        report: ErrorReport,
+    },
+    /// No rule lets the one VM call the other.
+    #[error(
+        "the policy lets VM {from:?} not call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
+         or say it in its file as [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \
+         give that port to the benchmark as well, with --port"
+    )]
+    Denied {
+        /// The VM that calls.
+        from: String,
+        /// The VM that it calls.
+        to: String,
+        /// The port.
+        port: u32,
+    },
+    /// The connection broke.
+    #[error(
+        "the connection to the agent of VM {vm:?} broke before the end of the measurement ({what})"
+    )]
+    Broken {
+        /// The VM.
+        vm: String,
+        /// How.
+        what: String,
+    },
+    /// The agent sent what makes no sense.
+    #[error("the agent of VM {vm:?} broke the protocol: {what}")]
+    Protocol {
+        /// The VM.
+        vm: String,
+        /// How.
+        what: String,
+    },
+    /// Nothing passed for too long.
+    #[error("nothing passed for {seconds} s; is VM {vm:?} paused?")]
+    Stalled {
+        /// The VM.
+        vm: String,
+        /// How long.
+        seconds: u64,
+    },
+    /// A value is outside its limits.
+    #[error("this cannot be measured: {0}")]
+    Request(#[from] Invalid),
+    /// Something of this process failed.
+    #[error("cannot {what}: {source}")]
+    Local {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+impl BenchError {
+    /// Whether the one guest could not reach the other.
+    fn is_unreachable(&self) -> bool {
+        matches!(self, BenchError::Agent { report, .. } if report.kind == ErrorKind::Unreachable)
+    }
+}
+
+#[cfg(test)]
+mod tests;

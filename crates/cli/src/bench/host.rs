@@ -1,0 +1,214 @@
+//! Streams between the host, which is this program, and a guest.
+
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use wire::agent::Frame;
+use wire::agent::bench::{
+    Arrival, Latency, MAX_DURATION_MS, Message, Messages, Outcome, Peer, Received, Role, Start,
+};
+
+use super::link::Link;
+use super::run::Progress;
+use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
+
+/// How exactly the times of round trips are kept, in significant figures; and the longest that is kept, in nanoseconds: two
+/// minutes, longer than anything may stall.
+const LATENCY_FIGURES: u8 = 3;
+const MAX_LATENCY_NS: u64 = 120_000_000_000;
+
+/// A stream that is connected and waits for its start.
+#[derive(Debug)]
+pub(super) struct HostStream {
+    link: Link,
+    plan: Plan,
+    seed: Option<u64>,
+}
+
+impl HostStream {
+    /// Connect a stream.
+    pub(super) fn connect(
+        vm: &Party,
+        plan: &Plan,
+        seed: Option<u64>,
+    ) -> Result<HostStream, BenchError> {
+        let role = match plan.kind {
+            Kind::There => Role::Sink,
+            Kind::Back => Role::Source,
+            Kind::Ping => Role::Echo,
+        };
+        let start = Start {
+            role,
+            peer: Peer::Host,
+            message_len: plan.message_len,
+            seed,
+            limit_ms: MAX_DURATION_MS,
+        };
+        let mut link = Link::open(vm, start)?;
+        link.wait_until_ready()?;
+        let plan = *plan;
+        Ok(HostStream { link, plan, seed })
+    }
+
+    /// Let it run until it is enough: what the receiver says.
+    pub(super) fn run(self, progress: &Progress) -> Result<Outcome, BenchError> {
+        match self.plan.kind {
+            Kind::There => self.send(progress),
+            Kind::Back => self.receive(progress),
+            Kind::Ping => self.ping(progress),
+        }
+    }
+
+    fn send(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
+        let mut messages = Messages::new(self.plan.message_len, self.seed)?;
+        while !progress.is_enough() {
+            loop {
+                let bytes = messages.next_message();
+                let header_len = bytes.len() - self.plan.message_len as usize;
+                self.link.send(bytes)?;
+                progress.add(bytes.len() - header_len);
+                if messages.is_between_segments() {
+                    break;
+                }
+            }
+        }
+        self.finish(messages.bytes())
+    }
+
+    /// Say that it was all, and take the receiver's word.
+    fn finish(mut self, bytes: u64) -> Result<Outcome, BenchError> {
+        self.link.say(Message::End { bytes })?;
+        let until = Instant::now() + STALL_TIMEOUT;
+        let mut nothing = Received::new(None);
+        loop {
+            match self.link.next(&mut nothing)? {
+                None => {}
+                Some(Arrival::Frame(Frame::Bench(Message::Outcome(outcome)))) => {
+                    if outcome.bytes != bytes {
+                        let said = outcome.bytes;
+                        let what = format!("it has received {said} bytes where {bytes} were sent");
+                        return Err(self.link.protocol(what));
+                    }
+                    return Ok(outcome);
+                }
+                Some(_) => return Err(self.link.protocol("expected what it has received")),
+            }
+            if !self.link.receive()? && Instant::now() > until {
+                return Err(self.link.stalled(STALL_TIMEOUT));
+            }
+        }
+    }
+
+    fn receive(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
+        self.link.say(Message::Go)?;
+        let mut received = Received::new(self.seed);
+        let mut stopped = false;
+        let mut last = Instant::now();
+        loop {
+            match self.link.next(&mut received)? {
+                Some(Arrival::Payload(bytes)) => progress.add(bytes.len()),
+                Some(Arrival::Segment) => {}
+                Some(Arrival::Frame(Frame::Bench(Message::End { .. }))) => break,
+                Some(Arrival::WrongSum { said }) => {
+                    let count = received.bytes();
+                    let what = format!("it has sent {said} bytes, it says, and {count} came");
+                    return Err(self.link.protocol(what));
+                }
+                Some(_) => {
+                    return Err(self
+                        .link
+                        .protocol("a frame that has no place among payload"));
+                }
+                None => {
+                    if progress.is_enough() && !stopped {
+                        stopped = true;
+                        self.link.say(Message::Stop)?;
+                    }
+                    if self.link.receive()? {
+                        last = Instant::now();
+                    } else if last.elapsed() > STALL_TIMEOUT {
+                        return Err(self.link.stalled(STALL_TIMEOUT));
+                    }
+                }
+            }
+        }
+        let outcome = Outcome {
+            bytes: received.bytes(),
+            duration_us: 0,
+            wrong_bytes: received.wrong_bytes(),
+            first_wrong: received.first_wrong(),
+            latency: None,
+        };
+        self.link.say(Message::Outcome(outcome))?;
+        Ok(outcome)
+    }
+
+    fn ping(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
+        let mut messages = Messages::new(self.plan.message_len, self.seed)?;
+        let mut received = Received::new(self.seed);
+        let mut times = new_histogram()?;
+        while !progress.is_enough() {
+            loop {
+                let sent = Instant::now();
+                self.link.send(messages.next_message())?;
+                self.take_echo(messages.message().len(), &mut received)?;
+                times
+                    .saturating_record(sent.elapsed().as_nanos().min(MAX_LATENCY_NS.into()) as u64);
+                progress.add(messages.message().len());
+                if messages.is_between_segments() {
+                    break;
+                }
+            }
+        }
+        let outcome = self.finish(messages.bytes())?;
+        Ok(Outcome {
+            wrong_bytes: received.wrong_bytes(),
+            first_wrong: received.first_wrong(),
+            latency: latency(&times),
+            ..outcome
+        })
+    }
+
+    fn take_echo(&mut self, len: usize, received: &mut Received) -> Result<(), BenchError> {
+        let mut left = len;
+        let mut last = None;
+        while left > 0 {
+            let bytes = self.link.raw(left);
+            left -= bytes.len();
+            received.count(bytes);
+            // Only when nothing was left is there certainly room for more.
+            let nothing_left = bytes.is_empty();
+            if nothing_left && !self.link.receive()? {
+                let since: &mut Instant = last.get_or_insert_with(Instant::now);
+                if since.elapsed() > STALL_TIMEOUT {
+                    return Err(self.link.stalled(STALL_TIMEOUT));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn new_histogram() -> Result<Histogram<u64>, BenchError> {
+    Histogram::new_with_bounds(1, MAX_LATENCY_NS, LATENCY_FIGURES).map_err(|error| {
+        BenchError::Local {
+            what: "keep the times of round trips",
+            source: std::io::Error::other(error.to_string()),
+        }
+    })
+}
+
+fn latency(times: &Histogram<u64>) -> Option<Latency> {
+    let (min_ns, max_ns) = (times.min(), times.max());
+    let at = |quantile| times.value_at_quantile(quantile).clamp(min_ns, max_ns);
+    (!times.is_empty()).then(|| Latency {
+        count: times.len(),
+        min_ns,
+        p1_ns: at(0.01),
+        mean_ns: (times.mean() as u64).clamp(min_ns, max_ns),
+        p50_ns: at(0.5),
+        p99_ns: at(0.99),
+        p999_ns: at(0.999),
+        max_ns,
+    })
+}
