@@ -11,7 +11,7 @@
 //! 3. **Carry out**, grouped by destination. For a program on the host, the packets of one circuit become one `sendmsg`
 //!    straight from guest memory. For another guest they wait, *parked* in the sender's own descriptors, until its ring has
 //!    room, and are then copied once, from memory to memory.
-//! 4. **Notify once** per ring.
+//! 4. **Notify once** per ring. Before the thread sleeps it looks again for a moment, if that has been worth it lately.
 //!
 //! What a host program's socket does not take is *stored* in memory of our own, bounded by the credit that the guest was
 //! shown. A guest whose receiver is slow may park a share of its ring; what it sends beyond that is stored too, so that

@@ -1,0 +1,163 @@
+//! Waiting for something to do, and telling guests of what was done.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use switch::LineId;
+
+use super::Fabric;
+use crate::frontend::TX;
+use crate::reactor::{EventFlags, Token};
+use crate::ring::Ring;
+
+/// How long a guest may have to wait until it hears that packets it sent have left, unless it is so many that it may want the
+/// descriptors.
+const INTERRUPT_DELAY: Duration = Duration::from_millis(1);
+
+impl Fabric {
+    /// Waits until something happens: looks for a moment if that is likely to be enough, and else sleeps.
+    pub(super) fn wait(
+        &mut self,
+        limit: Option<Duration>,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<()> {
+        if self.patience(limit) == Some(Duration::ZERO) {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        let look_for = self.spin.patience();
+        if !look_for.is_zero() {
+            if let Some(after) = self.look(look_for, happened)? {
+                self.spin.found(after);
+                return Ok(());
+            }
+            self.spin.missed();
+        }
+        if self.arm() {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        let patience = self.patience(limit);
+        let asleep_since = Instant::now();
+        self.reactor.wait(patience, happened)?;
+        if !happened.is_empty() {
+            self.spin.slept(asleep_since.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Looks for something to do, for this long. Returns after which time there was something.
+    fn look(
+        &mut self,
+        look_for: Duration,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<Option<Duration>> {
+        let start = Instant::now();
+        loop {
+            self.reactor.wait(Some(Duration::ZERO), happened)?;
+            let sent = self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true));
+            let elapsed = start.elapsed();
+            if sent || !happened.is_empty() {
+                return Ok(Some(elapsed));
+            }
+            if elapsed >= look_for {
+                return Ok(None);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Asks every guest to notify us of what it sends. Returns whether one has sent something already.
+    fn arm(&mut self) -> bool {
+        let sent = self.unarmed_lines(|ring| ring.queue.enable_notifications());
+        while let Some(id) = self.unarmed.pop() {
+            if let Some(line) = self.line(id) {
+                line.unarmed = false;
+            }
+        }
+        sent
+    }
+
+    /// Schedules those of the unarmed lines whose ring has something, and forgets them until they are drained. Returns
+    /// whether there is one.
+    fn unarmed_lines(&mut self, has_something: impl Fn(&mut Ring) -> bool) -> bool {
+        let before = self.unarmed.len();
+        let mut position = 0;
+        while let Some(id) = self.unarmed.get(position).copied() {
+            let Some(line) = self.line(id) else {
+                self.unarmed.swap_remove(position);
+                continue;
+            };
+            if !line.rings[TX].as_mut().is_some_and(&has_something) {
+                position += 1;
+                continue;
+            }
+            line.unarmed = false;
+            self.unarmed.swap_remove(position);
+            self.schedule_drain(id);
+        }
+        self.unarmed.len() < before
+    }
+
+    /// This guest's ring was empty. As long as we do not sleep it need not tell us when it no longer is.
+    pub(super) fn leave_unarmed(&mut self, id: LineId) {
+        let known = self
+            .line(id)
+            .map(|line| std::mem::replace(&mut line.unarmed, true));
+        if known == Some(false) {
+            self.unarmed.push(id);
+        }
+    }
+
+    /// How long this turn may wait.
+    fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
+        if !self.woken.is_empty() || !self.draining.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let timers = [
+            self.switch.poll_at(),
+            self.caller_deadlines.front().map(|(at, _)| *at),
+            self.redials.iter().map(|redial| redial.next_at).min(),
+            self.resting_listeners.front().map(|(at, ..)| *at),
+            self.resting_lines.first().map(|(at, _)| *at),
+            self.owed_interrupts.front().map(|(at, _)| *at),
+            self.look_at_stopped_at,
+        ];
+        let now = self.start.elapsed();
+        let until_timer = timers
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| at.saturating_sub(now));
+        [until_timer, limit].into_iter().flatten().min()
+    }
+
+    /// Shows the guests what they have been given, and interrupts those that want to know.
+    pub(super) fn publish(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for (id, index) in touched.drain(..) {
+            let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) else {
+                continue;
+            };
+            if index != TX {
+                ring.publish();
+            } else if ring.publish_lazily() {
+                self.owed_interrupts
+                    .push_back((self.now + INTERRUPT_DELAY, id));
+            }
+        }
+        self.touched = touched;
+    }
+
+    /// Sends the interrupts that have been held back long enough.
+    pub(super) fn pay_interrupts(&mut self) {
+        while let Some((at, id)) = self.owed_interrupts.front().copied() {
+            if at > self.now {
+                break;
+            }
+            self.owed_interrupts.pop_front();
+            if let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) {
+                ring.has_deadline = false;
+                ring.pay_interrupt();
+            }
+        }
+    }
+}
