@@ -98,6 +98,8 @@ pub(super) enum Expected {
     Honest,
     /// It breaks them: it must not be forwarded.
     Broken,
+    /// It is not for the connection: nothing may come of it.
+    Ignored,
     /// Nothing is known about it.
     Anything,
 }
@@ -149,7 +151,12 @@ impl Views {
         if view.vague {
             return Expected::Anything;
         }
-        if header.socket_type != view.socket_type || operation == Some(Operation::Reset) {
+        let same_type = header.socket_type == view.socket_type;
+        if operation == Some(Operation::Reset) && !same_type {
+            // It answers a packet of the other type, and Linux drops it, too: the connection lives on.
+            return Expected::Ignored;
+        }
+        if operation == Some(Operation::Reset) || !same_type {
             self.views.remove(&key);
             return Expected::Anything;
         }
@@ -199,6 +206,11 @@ impl Views {
             Expected::Broken => assert!(
                 !forwarded,
                 "{header:?} was forwarded: {:?}",
+                self.views.get(&key)
+            ),
+            Expected::Ignored => assert!(
+                actions.is_empty(),
+                "{header:?} is not for {:?}: {actions:?}",
                 self.views.get(&key)
             ),
             Expected::Anything => {}
