@@ -133,7 +133,7 @@ pub enum BenchError {
     },
     /// No rule lets the one VM call the other.
     #[error(
-        "the policy lets VM {from:?} not call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
+        "no rule lets VM {from:?} call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
          or say it in its file as [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \
          give that port to the benchmark as well, with --port"
     )]

@@ -40,7 +40,8 @@ fn send(line: &mut Line<'_>, start: &Start) -> Result<Outcome, Stop> {
     let mut messages = messages(start)?;
     let began = Instant::now();
     let limit = Duration::from_millis(start.limit_ms.into());
-    while !line.is_stopped() && began.elapsed() < limit {
+    // At least one segment: a busy machine may come to it only when the time is over.
+    loop {
         line.set_inside_payload(true);
         loop {
             line.send(messages.next_message(), true)?;
@@ -50,6 +51,9 @@ fn send(line: &mut Line<'_>, start: &Start) -> Result<Outcome, Stop> {
         }
         line.set_inside_payload(false);
         line.hear_host()?;
+        if line.is_stopped() || began.elapsed() >= limit {
+            break;
+        }
     }
     finish(line, messages.bytes(), began)
 }
@@ -145,7 +149,8 @@ fn ping(line: &mut Line<'_>, start: &Start) -> Result<Outcome, Stop> {
     let began = Instant::now();
     let limit = Duration::from_millis(start.limit_ms.into());
     clock.begin();
-    while !line.is_stopped() && began.elapsed() < limit {
+    // At least one segment: a busy machine may come to it only when the time is over.
+    loop {
         loop {
             let sent = Instant::now();
             line.send(messages.next_message(), true)?;
@@ -165,6 +170,9 @@ fn ping(line: &mut Line<'_>, start: &Start) -> Result<Outcome, Stop> {
         }
         clock.tick(line, &received)?;
         line.hear_host()?;
+        if line.is_stopped() || began.elapsed() >= limit {
+            break;
+        }
     }
     let theirs = finish(line, messages.bytes(), began)?;
     let outcome = clock.outcome(&received);

@@ -61,7 +61,8 @@ impl HostStream {
 
     fn send(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         let mut messages = Messages::new(self.plan.message_len, self.seed)?;
-        while !progress.is_enough() {
+        // At least one segment: a busy machine may come to it only when the time is over.
+        loop {
             loop {
                 let bytes = messages.next_message();
                 let header_len = bytes.len() - self.plan.message_len as usize;
@@ -70,6 +71,9 @@ impl HostStream {
                 if messages.is_between_segments() {
                     break;
                 }
+            }
+            if progress.is_enough() {
+                break;
             }
         }
         self.finish(messages.bytes())
@@ -147,7 +151,8 @@ impl HostStream {
         let mut messages = Messages::new(self.plan.message_len, self.seed)?;
         let mut received = Received::new(self.seed);
         let mut times = new_histogram()?;
-        while !progress.is_enough() {
+        // At least one segment: a busy machine may come to it only when the time is over.
+        loop {
             loop {
                 let sent = Instant::now();
                 self.link.send(messages.next_message())?;
@@ -158,6 +163,9 @@ impl HostStream {
                 if messages.is_between_segments() {
                     break;
                 }
+            }
+            if progress.is_enough() {
+                break;
             }
         }
         let outcome = self.finish(messages.bytes())?;
