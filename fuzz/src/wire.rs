@@ -3,7 +3,7 @@
 use wire::agent::credit::{CreditError, MAX_CREDIT, ReceiveWindow, SendCredit};
 use wire::agent::{
     DecodeError, Decoder, ErrorKind, ErrorReport, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
-    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal,
+    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench,
 };
 use wire::connect::{MAX_REQUEST_LEN, Request, RequestError, refused};
 use wire::vsock::{self, Header, Operation, SocketType};
@@ -214,7 +214,7 @@ pub fn frames(input: &[u8]) {
 
 fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
     let stream = dice.pick(&[Stream::Stdin, Stream::Stdout, Stream::Stderr]);
-    match dice.below(11) {
+    match dice.below(12) {
         0 => Frame::Hello(Hello {
             protocol_min: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
             protocol_max: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
@@ -256,10 +256,38 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
             columns: dice.word(),
         },
         9 => Frame::Signal(dice.byte()),
+        10 => Frame::Bench(any_message(dice)),
         _ => Frame::Exit(match dice.one_in(2) {
             true => ExitStatus::Code(dice.byte()),
             false => ExitStatus::Signal(dice.byte()),
         }),
+    }
+}
+
+fn any_message(dice: &mut Dice<'_>) -> bench::Message {
+    let nonce = [dice.byte(); 16];
+    let (cid, port) = (dice.edgy(), dice.edgy());
+    match dice.below(5) {
+        0 => bench::Message::Start(bench::Start {
+            role: dice.pick(&[
+                bench::Role::Source,
+                bench::Role::Sink,
+                bench::Role::Ping,
+                bench::Role::Echo,
+            ]),
+            peer: dice.pick(&[
+                bench::Peer::Host,
+                bench::Peer::Listen { cid, port, nonce },
+                bench::Peer::Dial { cid, port, nonce },
+            ]),
+            message_len: dice.edgy(),
+            seed: dice.one_in(2).then(|| dice.quad()),
+            limit_ms: dice.edgy(),
+        }),
+        1 => bench::Message::Listening { port },
+        2 => bench::Message::Ready,
+        3 => bench::Message::Go,
+        _ => bench::Message::End { bytes: dice.quad() },
     }
 }
 

@@ -171,8 +171,10 @@ impl Fabric {
             bytes_for_guests,
         } = self.batch;
         let half = self.line(id).map_or(0, |line| line.half_of_ring());
-        bytes_for_guests >= GUEST_BATCH_BYTES
-            || (entries >= half && packets >= self.outgoing.len() * PACKETS_TOGETHER)
+        let together = self.outgoing.len() * PACKETS_TOGETHER;
+        // Even a ring of a single entry, which has no half, is taken from.
+        packets > 0
+            && (bytes_for_guests >= GUEST_BATCH_BYTES || (entries >= half && packets >= together))
     }
 
     fn take_packet(&mut self, id: LineId, chain: Chain) {

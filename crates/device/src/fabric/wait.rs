@@ -22,6 +22,8 @@ impl Fabric {
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
         if self.patience(limit) == Some(Duration::ZERO) {
+            // Guests that were not asked to notify must not wait until those who keep us at work fall silent.
+            self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true));
             return self.reactor.wait(Some(Duration::ZERO), happened);
         }
         let look_for = self.spin.patience();
