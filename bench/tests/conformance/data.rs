@@ -46,6 +46,31 @@ fn every_layout_carries_every_size_both_ways() {
     }
 }
 
+/// Half of such a ring is nothing: a device that waits for that never takes anything, and never comes to rest.
+#[test]
+fn a_ring_of_a_single_entry_is_served_and_neighbours_beside_it() {
+    let daemon = daemon();
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    let _other = Echo::start(&daemon.listener_path("db", 7)).unwrap();
+    let config = GuestConfig {
+        ring_size: 1,
+        ..GuestConfig::with_layout(Layout::Joined)
+    };
+    let mut web = guest_with(&daemon, "web", config);
+    let mut db = guest_with(&daemon, "db", GuestConfig::default());
+    let circuit = web.connect(2, 7).unwrap();
+    for round in 0..10 {
+        let sent = pattern(100, round);
+        web.send(circuit, &sent).unwrap();
+        assert!(web.receive(circuit, sent.len()).unwrap() == sent);
+        let neighbour = db.connect(2, 7).unwrap();
+        db.send(neighbour, &sent).unwrap();
+        assert!(db.receive(neighbour, sent.len()).unwrap() == sent);
+        db.close(neighbour);
+    }
+    assert_no_violations(&[&web, &db]);
+}
+
 #[test]
 fn every_receive_layout_takes_every_size() {
     let daemon = daemon();
