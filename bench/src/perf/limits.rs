@@ -282,14 +282,15 @@ pub fn eventfd_round_trip(
     let event = || eventfd(0, EventfdFlags::CLOEXEC).map_err(words);
     let (there, back) = (Arc::new(event()?), Arc::new(event()?));
     let (other_there, other_back) = (Arc::clone(&there), Arc::clone(&back));
-    let stopped = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let other_stopped = Arc::clone(&stopped);
-    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    // The last round is told from the others by what is counted, so that both sides agree which one it is.
+    const ROUND: u64 = 1;
+    const LAST_ROUND: u64 = 2;
     let thread = std::thread::spawn(move || -> rustix::io::Result<()> {
         pin(cpus.1)?;
-        while !other_stopped.load(relaxed) {
-            rustix::io::read(&other_there, &mut [0; 8])?;
-            rustix::io::write(&other_back, &1_u64.to_ne_bytes())?;
+        let mut count = [0; 8];
+        while u64::from_ne_bytes(count) != LAST_ROUND {
+            rustix::io::read(&other_there, &mut count)?;
+            rustix::io::write(&other_back, &ROUND.to_ne_bytes())?;
         }
         Ok(())
     });
@@ -298,10 +299,8 @@ pub fn eventfd_round_trip(
     let until = conditions.warm_up + conditions.window;
     let result = loop {
         let elapsed = start.elapsed();
-        if elapsed > until {
-            stopped.store(true, relaxed);
-        }
-        let sent = rustix::io::write(&there, &1_u64.to_ne_bytes())
+        let round = if elapsed > until { LAST_ROUND } else { ROUND };
+        let sent = rustix::io::write(&there, &round.to_ne_bytes())
             .and_then(|_| rustix::io::read(&back, &mut [0; 8]));
         if elapsed > until || sent.is_err() {
             break sent;
