@@ -1,7 +1,8 @@
 //! The program under test, as a child process whose appetite is measured.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
@@ -113,6 +114,25 @@ impl Daemon {
         let status = child.wait()?;
         drop(held);
         Ok(status.success())
+    }
+
+    /// What the control API says about a VM, as JSON.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or knows no such VM.
+    pub fn vm_status(&self, name: &str) -> io::Result<serde_json::Value> {
+        let mut stream = UnixStream::connect(self.control_socket())?;
+        let request =
+            format!("GET /v1/vms/{name} HTTP/1.1\r\nHost: ringdown\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        match answer.split_once("\r\n\r\n") {
+            Some((head, body)) if head.starts_with("HTTP/1.1 200") => {
+                Ok(serde_json::from_str(body)?)
+            }
+            _ => Err(io::Error::other(answer)),
+        }
     }
 
     /// Whether it runs.

@@ -1,7 +1,7 @@
 //! Where attacks happen, and how they are judged.
 
 use std::any::Any;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -263,17 +263,8 @@ impl Scene<'_> {
 
     /// What the daemon says about the attacker's line.
     pub(super) fn status(&self) -> serde_json::Value {
-        let mut stream =
-            UnixStream::connect(self.daemon.control_socket()).expect("the control socket listens");
-        let request = format!(
-            "GET /v1/vms/{} HTTP/1.1\r\nHost: ringdown\r\nConnection: close\r\n\r\n",
-            self.attacker
-        );
-        stream.write_all(request.as_bytes()).expect("it is open");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let (_, body) = answer.split_once("\r\n\r\n").expect("there is a body");
-        serde_json::from_str(body).expect("it is JSON")
+        let status = self.daemon.vm_status(self.attacker);
+        status.expect("the daemon knows the VM")
     }
 
     /// One of the counters of the attacker's line.

@@ -1,8 +1,7 @@
 //! What is over a VM's limits waits or is refused, and costs nobody else anything.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,13 +25,7 @@ fn daemon_with(limits: &str) -> Daemon {
 
 /// What the daemon says about `small`.
 fn status(daemon: &Daemon) -> serde_json::Value {
-    let mut stream = UnixStream::connect(daemon.control_socket()).unwrap();
-    let request = "GET /v1/vms/small HTTP/1.1\r\nHost: ringdown\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap()
+    daemon.vm_status("small").unwrap()
 }
 
 fn counter(daemon: &Daemon, name: &str) -> u64 {

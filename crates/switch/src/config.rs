@@ -47,7 +47,7 @@ pub struct Limits {
     pub orphan_resets: usize,
     /// Credit that a flow gets when there is plenty, in bytes: what Linux uses by default.
     pub grant_bytes: u32,
-    /// The most that a flow to a program of the host may be granted, in bytes, as long as the program takes everything at once.
+    /// The most that a flow to a program of the host may be granted, in bytes, as long as the program keeps up.
     pub max_host_grant_bytes: u32,
     /// The most that a flow between guests may be granted, in bytes, however much its receiver offers.
     pub max_grant_bytes: u32,

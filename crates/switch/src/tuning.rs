@@ -1,9 +1,9 @@
 //! How much credit a guest has towards a program on the host.
 //!
 //! A guest that has used its credit up waits until it is told of more, and a wake-up later goes on. The more it may have
-//! ahead of the program, the less often that happens; so the credit of a flow whose program takes everything at once is
-//! doubled, as TCP does with its receive window. What a program does *not* take at once has to be stored, which costs a second
-//! copy; its flow gets the usual credit again, and has to show for longer that things have changed.
+//! ahead of the program, the less often that happens; so the credit of a flow whose program keeps up is doubled, as TCP does
+//! with its receive window. What a program does not take at once has to be stored, which costs a second copy: once that is
+//! more than the usual credit, its flow gets that again, and has to show for longer that things have changed.
 //!
 //! Only streams: a message whose beginning fitted into the credit must not find that its end no longer does.
 
@@ -11,7 +11,7 @@ use wire::vsock::SocketType;
 
 use crate::{Side, Switch};
 
-/// Updates of credit without anything left over that it takes to double the credit, at first and at most.
+/// Updates of credit with a program that keeps up that it takes to double the credit, at first and at most.
 const PROMPT_UPDATES: std::ops::RangeInclusive<u16> = 1..=1024;
 
 /// How much longer the next doubling takes after each return to the usual credit.
@@ -20,7 +20,7 @@ const SETBACK: u16 = 4;
 /// What a flow to a host program has shown so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Tuning {
-    /// Prompt updates in a row.
+    /// Such updates in a row.
     prompt: u16,
     /// How many of them it takes.
     needed: u16,
@@ -36,7 +36,7 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// An update of credit is due, and the program has left nothing over. Returns whether to double the credit.
+    /// An update of credit is due, and the program keeps up. Returns whether to double the credit.
     fn prompt(&mut self) -> bool {
         self.prompt = self.prompt.saturating_add(1);
         let enough = self.prompt >= self.needed;
@@ -46,7 +46,7 @@ impl Tuning {
         enough
     }
 
-    /// The program has left something over.
+    /// The program has fallen behind.
     fn setback(&mut self) {
         self.prompt = 0;
         self.needed = (self.needed.saturating_mul(SETBACK)).min(*PROMPT_UPDATES.end());
@@ -65,7 +65,8 @@ impl Switch {
         }
         let limits = *self.limits(line);
         let flow = self.circuits[index].flow_from(from);
-        if flow.kept() > limits.grant_bytes && flow.window() > limits.grant_bytes {
+        let keeps_up = flow.kept() <= limits.grant_bytes;
+        if !keeps_up && flow.window() > limits.grant_bytes {
             flow.tuning.setback();
             flow.narrow(limits.grant_bytes);
         }
@@ -79,8 +80,9 @@ impl Switch {
         }
         let room = limits.max_host_grant_bytes.saturating_sub(flow.grant());
         let wanted = flow.grant().min(room);
-        let settled = flow.kept() <= limits.grant_bytes && flow.window() == flow.grant();
-        if !update_is_due || wanted == 0 || !settled || !flow.tuning.prompt() {
+        // After a setback the usual credit holds once the source has used up what it had been promised beyond that.
+        let settled = flow.window() == flow.grant();
+        if !update_is_due || !keeps_up || !settled || wanted == 0 || !flow.tuning.prompt() {
             return;
         }
         let Some(line) = self.line_mut(line) else {

@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use wire::agent::bench::{Arrival, Latency, Message, Messages, Outcome, Received, Role, Start};
+use wire::agent::bench::{
+    Arrival, LATENCY_FIGURES, Latency, MAX_LATENCY_NS, Message, Messages, Outcome, Received, Role,
+    Start,
+};
 use wire::agent::{ErrorKind, ErrorReport, Frame};
 
 use super::line::Line;
@@ -12,11 +15,6 @@ use crate::session::Stop;
 
 /// How often the host hears how far it is, when it does not see the payload.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-
-/// How exactly the times of round trips are kept, in significant figures; and the longest that is kept, in nanoseconds: two
-/// minutes, longer than anything may stall.
-const LATENCY_FIGURES: u8 = 3;
-const MAX_LATENCY_NS: u64 = 120_000_000_000;
 
 /// Do what was asked for, and tell everyone how it went.
 pub(super) fn perform(line: &mut Line<'_>, start: &Start) -> Result<(), Stop> {
@@ -184,19 +182,14 @@ fn ping(line: &mut Line<'_>, start: &Start) -> Result<Outcome, Stop> {
 }
 
 fn latency(times: &Histogram<u64>) -> Option<Latency> {
-    let (min_ns, max_ns) = (times.min(), times.max());
-    // The histogram's classes may reach beyond what was measured.
-    let at = |quantile| times.value_at_quantile(quantile).clamp(min_ns, max_ns);
-    (!times.is_empty()).then(|| Latency {
-        count: times.len(),
-        min_ns,
-        p1_ns: at(0.01),
-        mean_ns: (times.mean() as u64).clamp(min_ns, max_ns),
-        p50_ns: at(0.5),
-        p99_ns: at(0.99),
-        p999_ns: at(0.999),
-        max_ns,
-    })
+    let quantile = |share| times.value_at_quantile(share);
+    Latency::of(
+        times.len(),
+        times.min(),
+        times.mean(),
+        times.max(),
+        quantile,
+    )
 }
 
 fn messages(start: &Start) -> Result<Messages, Stop> {

@@ -5,17 +5,13 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use wire::agent::Frame;
 use wire::agent::bench::{
-    Arrival, Latency, MAX_DURATION_MS, Message, Messages, Outcome, Peer, Received, Role, Start,
+    Arrival, LATENCY_FIGURES, Latency, MAX_DURATION_MS, MAX_LATENCY_NS, Message, Messages, Outcome,
+    Peer, Received, Role, Start,
 };
 
 use super::link::Link;
 use super::run::Progress;
 use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
-
-/// How exactly the times of round trips are kept, in significant figures; and the longest that is kept, in nanoseconds: two
-/// minutes, longer than anything may stall.
-const LATENCY_FIGURES: u8 = 3;
-const MAX_LATENCY_NS: u64 = 120_000_000_000;
 
 /// A stream that is connected and waits for its start.
 #[derive(Debug)]
@@ -207,16 +203,12 @@ fn new_histogram() -> Result<Histogram<u64>, BenchError> {
 }
 
 fn latency(times: &Histogram<u64>) -> Option<Latency> {
-    let (min_ns, max_ns) = (times.min(), times.max());
-    let at = |quantile| times.value_at_quantile(quantile).clamp(min_ns, max_ns);
-    (!times.is_empty()).then(|| Latency {
-        count: times.len(),
-        min_ns,
-        p1_ns: at(0.01),
-        mean_ns: (times.mean() as u64).clamp(min_ns, max_ns),
-        p50_ns: at(0.5),
-        p99_ns: at(0.99),
-        p999_ns: at(0.999),
-        max_ns,
-    })
+    let quantile = |share| times.value_at_quantile(share);
+    Latency::of(
+        times.len(),
+        times.min(),
+        times.mean(),
+        times.max(),
+        quantile,
+    )
 }

@@ -73,11 +73,10 @@ impl Fabric {
         if !line.is_running() || self.lost_memory(id) || self.rests(id) {
             return;
         }
-        let Some(line) = self.line(id) else { return };
-        if let Some(ring) = line.rings[TX].as_mut() {
+        if let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) {
             ring.queue.disable_notifications();
         }
-        let more = self.drain_batch(id, DRAIN_BATCH);
+        let more = self.drain_batch(id, Fabric::batch_is_full);
         self.flush_outgoing();
         if more {
             self.schedule_drain(id);
@@ -125,18 +124,18 @@ impl Fabric {
     /// Takes everything that a guest has sent before its ring stops, even from one that rests: at most what the ring can hold.
     pub(super) fn drain_last(&mut self, id: LineId) {
         if self.line(id).is_some_and(|line| line.is_running()) {
-            self.drain_batch(id, usize::from(memory::queue::MAX_QUEUE_SIZE));
+            let ring_is_through = |fabric: &Fabric, _| {
+                fabric.batch.packets >= usize::from(memory::queue::MAX_QUEUE_SIZE)
+            };
+            self.drain_batch(id, ring_is_through);
             self.flush_outgoing();
         }
     }
 
-    /// Takes up to `most` packets. Returns whether there may be more.
-    fn drain_batch(&mut self, id: LineId, most: usize) -> bool {
+    /// Takes packets until it is enough. Returns whether there may be more.
+    fn drain_batch(&mut self, id: LineId, is_enough: impl Fn(&Fabric, LineId) -> bool) -> bool {
         self.batch = Batch::default();
-        for _ in 0..most {
-            if most == DRAIN_BATCH && self.batch_is_full(id) {
-                return true;
-            }
+        while !is_enough(self, id) {
             let mut chain = self.spare_chains.pop().unwrap_or_default();
             let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
                 return false;
@@ -164,17 +163,19 @@ impl Fabric {
     /// Whether enough has been taken from a guest for the next step. The guest and its receivers are to be at work while we are,
     /// so half of its ring is enough, unless that is of so many circuits that hardly two packets could be sent
     /// together; and what is for other guests goes on sooner, as their credit does not reach far.
-    fn batch_is_full(&mut self, id: LineId) -> bool {
+    fn batch_is_full(&self, id: LineId) -> bool {
         let Batch {
             packets,
             entries,
             bytes_for_guests,
         } = self.batch;
-        let half = self.line(id).map_or(0, |line| line.half_of_ring());
+        let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
+        let half = line.map_or(0, |line| line.half_of_ring());
         let together = self.outgoing.len() * PACKETS_TOGETHER;
-        // Even a ring of a single entry, which has no half, is taken from.
-        packets > 0
-            && (bytes_for_guests >= GUEST_BATCH_BYTES || (entries >= half && packets >= together))
+        // An empty batch is not full, even where the ring has a single entry and no half.
+        packets >= DRAIN_BATCH
+            || bytes_for_guests >= GUEST_BATCH_BYTES
+            || (packets > 0 && entries >= half && packets >= together)
     }
 
     fn take_packet(&mut self, id: LineId, chain: Chain) {

@@ -23,7 +23,7 @@ impl Fabric {
     ) -> io::Result<()> {
         if self.patience(limit) == Some(Duration::ZERO) {
             // Guests that were not asked to notify must not wait until those who keep us at work fall silent.
-            self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true));
+            self.look_at_unarmed();
             return self.reactor.wait(Some(Duration::ZERO), happened);
         }
         let look_for = self.spin.patience();
@@ -55,7 +55,7 @@ impl Fabric {
         let start = Instant::now();
         loop {
             self.reactor.wait(Some(Duration::ZERO), happened)?;
-            let sent = self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true));
+            let sent = self.look_at_unarmed();
             let elapsed = start.elapsed();
             if sent || !happened.is_empty() {
                 return Ok(Some(elapsed));
@@ -76,6 +76,12 @@ impl Fabric {
             }
         }
         sent
+    }
+
+    /// Looks whether guests that were not asked to notify have sent something. An error is something, too: it is met again when
+    /// the ring is drained.
+    fn look_at_unarmed(&mut self) -> bool {
+        self.unarmed_lines(|ring| ring.queue.pending().unwrap_or(true))
     }
 
     /// Schedules those of the unarmed lines whose ring has something, and forgets them until they are drained. Returns

@@ -197,6 +197,36 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
+/// The longest round trip that is told from longer ones, in nanoseconds: two minutes, longer than anything may stall.
+pub const MAX_LATENCY_NS: u64 = 120_000_000_000;
+
+/// How exactly the durations of round trips are kept, in significant figures.
+pub const LATENCY_FIGURES: u8 = 3;
+
+impl Latency {
+    /// Sums durations up, of which there are `count` between `min_ns` and `max_ns`, if there are any. `quantile` may be somewhat beyond what
+    /// was measured, as the classes of histograms are.
+    pub fn of(
+        count: u64,
+        min_ns: u64,
+        mean_ns: f64,
+        max_ns: u64,
+        quantile: impl Fn(f64) -> u64,
+    ) -> Option<Latency> {
+        let at = |share| quantile(share).clamp(min_ns, max_ns);
+        (count > 0).then(|| Latency {
+            count,
+            min_ns,
+            p1_ns: at(0.01),
+            mean_ns: (mean_ns as u64).clamp(min_ns, max_ns),
+            p50_ns: at(0.5),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns,
+        })
+    }
+}
+
 /// The lowest context identifier that a guest can have.
 const FIRST_GUEST_CID: u32 = 3;
 
