@@ -2,13 +2,13 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use device::{Fabric, LineConfig, LineSnapshot};
-use switch::{Limits, Policy, Rule};
+use switch::{Address, Limits, Policy, Rule};
 use tempfile::TempDir;
 
 /// How long anything may take, and in how many turns. Nothing takes that long unless it is broken; and a process that was stopped for a
@@ -32,12 +32,12 @@ impl House {
     pub(crate) fn new(vms: &[(&str, u32)], limits: Limits) -> House {
         let directory = tempfile::tempdir().expect("a directory for sockets");
         let mut fabric = Fabric::new(limits, AGENT_PORT, Box::new(|_| false)).expect("a fabric");
-        fabric.set_policy(Policy::new(vec![Rule::default()]));
+        fabric.set_policy(Arc::new(Policy::new(vec![Rule::allow_any()])));
         let mut house = House { fabric, directory };
         for (name, cid) in vms {
             let config = LineConfig {
-                name: (*name).to_owned(),
-                cid: *cid,
+                address: Address::new(name, *cid),
+                limits,
                 vhost_user: house.path(&format!("{name}.vhost")),
                 host: house.path(&format!("{name}.sock")),
             };
@@ -86,7 +86,7 @@ impl House {
 
     pub(crate) fn line(&self, name: &str) -> LineSnapshot {
         let mut lines = self.fabric.lines().into_iter();
-        let found = lines.find(|line| line.report.name == name);
+        let found = lines.find(|line| line.report.address.name == name);
         found.expect("the line is there")
     }
 

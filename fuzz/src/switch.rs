@@ -7,6 +7,7 @@
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use switch::{
@@ -96,7 +97,7 @@ impl World {
         let mut switches = [Switch::new(limits), Switch::new(limits)];
         let mut up = BTreeSet::new();
         for switch in &mut switches {
-            switch.set_policy(Policy::new(vec![Rule::default()]));
+            switch.set_policy(Arc::new(Policy::new(vec![Rule::allow_any()])));
             for number in 0..LINES {
                 let line = switch.add_line(&format!("vm{number}"), FIRST_CID + number);
                 let line = line.expect("the name and the number are free");

@@ -7,7 +7,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
-use switch::{AddLineError, Limits, LineReport, Policy, Reason, Rule};
+use switch::{
+    AddLineError, Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, LineReport,
+    Policy, Reason, Rule, RuleLimits, Verdict,
+};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
 use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
@@ -95,13 +98,12 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let config = LineConfig {
-            name: spec.name.clone(),
-            cid: spec.cid,
+            address: Address::new(&spec.name, spec.cid),
+            limits: spec.limits,
             vhost_user: spec.vhost_user,
             host: spec.host,
         };
-        let limits = spec.limits;
-        match self.ask(move |fabric| fabric.open_line_within(&config, limits)) {
+        match self.ask(move |fabric| fabric.open_line(&config)) {
             Some(result) => result.map_err(|error| line_error(&spec.name, error)),
             None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
         }
@@ -130,19 +132,35 @@ impl LineWorker for Worker {
                 buffered_messages: line.kept_messages,
                 granted_bytes: line.report.granted_bytes,
                 counters: counters(&line.report),
-                name: line.report.name,
-                cid: line.report.cid,
+                cid: line.report.address.cid,
+                name: line.report.address.full_name(),
             })
             .collect()
     }
 
     fn set_rules(&self, rules: Vec<AllowRule>) {
+        let domain = || DEFAULT_DOMAIN.to_owned();
         let rules = rules.into_iter().map(|rule| Rule {
-            from: rule.from,
-            to: rule.to,
-            port: rule.port,
+            from: vec![match rule.from {
+                Some(name) => CallerPattern::Vm {
+                    domain: domain(),
+                    name,
+                },
+                None => CallerPattern::AnyVm { domain: domain() },
+            }],
+            to: vec![match rule.to {
+                Some(name) => CalleePattern::Vm {
+                    domain: domain(),
+                    name,
+                },
+                None => CalleePattern::AnyVm { domain: domain() },
+            }],
+            ports: rule.port.map(|port| port..=port).into_iter().collect(),
+            verdict: Verdict::Allow,
+            limits: RuleLimits::default(),
+            label: "allow".to_owned(),
         });
-        let policy = Policy::new(rules.collect());
+        let policy = Arc::new(Policy::new(rules.collect()));
         self.ask(move |fabric| fabric.set_policy(policy));
     }
 

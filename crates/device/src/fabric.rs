@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,8 @@ use memory::queue::Chain;
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
-    Action, AddLineError, CircuitId, CircuitReport, Event, Limits, LineId, LineReport, Policy,
-    Side, Switch, Time,
+    Action, AddLineError, Address, CircuitId, CircuitReport, Event, Limits, LineId, LineReport,
+    Policy, Side, Switch, Time,
 };
 use thiserror::Error;
 
@@ -43,10 +44,10 @@ const SPARE_CHAINS: usize = 1024;
 /// What a line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineConfig {
-    /// The VM's name.
-    pub name: String,
-    /// The VM's context identifier, from 3 to 4294967294.
-    pub cid: u32,
+    /// The VM.
+    pub address: Address,
+    /// What it may use.
+    pub limits: Limits,
     /// Where the VMM connects.
     pub vhost_user: PathBuf,
     /// Where programs of the host connect. Listeners for the guest's dials are at this path with `_PORT` behind it.
@@ -214,22 +215,9 @@ impl Fabric {
     /// # Errors
     /// When its name, identifier or sockets cannot be had. Nothing is left behind then.
     pub fn open_line(&mut self, config: &LineConfig) -> Result<(), OpenLineError> {
-        let id = self.switch.add_line(&config.name, config.cid)?;
-        self.furnish_line(id, config)
-    }
-
-    /// The same, with limits of its own.
-    ///
-    /// # Errors
-    /// As [`Fabric::open_line`].
-    pub fn open_line_within(
-        &mut self,
-        config: &LineConfig,
-        limits: Limits,
-    ) -> Result<(), OpenLineError> {
         let id = self
             .switch
-            .add_line_within(&config.name, config.cid, limits)?;
+            .add_line_at(config.address.clone(), config.limits)?;
         self.furnish_line(id, config)
     }
 
@@ -282,8 +270,8 @@ impl Fabric {
             vhost,
             id,
             generation,
-            &config.name,
-            config.cid,
+            &config.address.full_name(),
+            config.address.cid,
             self.mailbox.clone(),
         )
         .map_err(|error| OpenLineError::Socket {
@@ -292,7 +280,7 @@ impl Fabric {
         })?;
         Ok(LineIo {
             generation,
-            name: config.name.clone(),
+            name: config.address.full_name(),
             host_path: config.host.clone(),
             listeners,
             frontend,
@@ -315,7 +303,7 @@ impl Fabric {
         })
     }
 
-    /// Closes the line of this name, cutting its circuits short. Returns whether there was one.
+    /// Closes the line of this VM, by its full name, cutting its circuits short. Returns whether there was one.
     pub fn close_line(&mut self, name: &str) -> bool {
         let found = self.lines.iter().find_map(|(index, line)| {
             let line = line.as_ref()?;
@@ -367,7 +355,7 @@ impl Fabric {
     }
 
     /// Puts another policy in force.
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: Arc<Policy>) {
         self.switch.set_policy(policy);
     }
 

@@ -14,6 +14,7 @@ use crate::tally::Tally;
 #[derive(Debug)]
 pub(crate) struct LineIo {
     pub(crate) generation: u64,
+    /// The VM's name, with its domain if that is not the default.
     pub(crate) name: String,
     pub(crate) host_path: PathBuf,
     /// For programs that dial the guest: with stream sockets, and with sockets of messages if the path allows.

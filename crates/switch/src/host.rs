@@ -62,7 +62,7 @@ impl Switch {
         if !line.host_connects.take(now) {
             return Err(Reason::ConnectRate);
         }
-        let (cid, circuits) = (line.cid, line.circuits);
+        let (cid, circuits) = (line.address.cid, line.circuits);
         // Each circuit has one port, so one of so many is free.
         for _ in 0..=circuits {
             let host_port = self.lines[line_id.0 as usize].take_port();

@@ -62,8 +62,11 @@ pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, Side};
 pub use config::Limits;
 pub use counters::Counters;
 pub use event::{Action, Direction, Event, Sent, Time, Transmit};
-pub use line::{AddLineError, LineId, LineReport};
-pub use policy::{Policy, Rule};
+pub use line::{AddLineError, Address, LineId, LineReport};
+pub use policy::{
+    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, NamePattern, Network,
+    Policy, PortRange, Redirect, Rule, RuleId, RuleLimits, RuleSet, Verdict,
+};
 pub use reason::Reason;
 pub use switch::Switch;
 

@@ -7,7 +7,9 @@ use thiserror::Error;
 use wire::vsock::Header;
 
 use crate::rate::Bucket;
-use crate::{Counters, Limits, Reason, Side, Time};
+use crate::{
+    Callee, Caller, Counters, DEFAULT_DOMAIN, Limits, Policy, Reason, RuleSet, Side, Time,
+};
 
 /// The number of a line. Numbers are used again after a line is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,11 +34,48 @@ pub enum AddLineError {
     NameTaken(String),
 }
 
+/// A VM as the directory knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// The domain it belongs to.
+    pub domain: String,
+    /// Its name, of which there is one in its domain.
+    pub name: String,
+    /// Its context identifier, of which there is one in its domain.
+    pub cid: u32,
+    /// The groups it is in.
+    pub groups: Vec<String>,
+}
+
+impl Address {
+    /// The address of a VM in the [`DEFAULT_DOMAIN`] and in no group.
+    pub fn new(name: &str, cid: u32) -> Address {
+        Address {
+            domain: DEFAULT_DOMAIN.to_owned(),
+            name: name.to_owned(),
+            cid,
+            groups: Vec::new(),
+        }
+    }
+
+    /// The name by which people and programs of the host tell it from VMs of other domains: `web` in the
+    /// [`DEFAULT_DOMAIN`], else as in `red/web`.
+    pub fn full_name(&self) -> String {
+        match self.domain.as_str() {
+            DEFAULT_DOMAIN => self.name.clone(),
+            domain => format!("{domain}/{}", self.name),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Line {
-    pub(crate) name: String,
-    pub(crate) cid: u32,
+    pub(crate) address: Address,
     pub(crate) limits: Limits,
+    /// The rules that can match when this guest calls.
+    pub(crate) callers: RuleSet,
+    /// The rules that can match when this guest is called.
+    pub(crate) callees: RuleSet,
     pub(crate) up: bool,
     /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
     pub(crate) seqpacket: bool,
@@ -81,11 +120,12 @@ const CONNECT_DEPTH: Duration = Duration::from_secs(1);
 const CONTROL_DEPTH: Duration = Duration::from_millis(100);
 
 impl Line {
-    pub(crate) fn new(name: String, cid: u32, limits: Limits) -> Line {
+    pub(crate) fn new(address: Address, limits: Limits) -> Line {
         Line {
-            name,
-            cid,
+            address,
             limits,
+            callers: RuleSet::default(),
+            callees: RuleSet::default(),
             up: false,
             seqpacket: false,
             counters: Counters::default(),
@@ -101,6 +141,26 @@ impl Line {
             controls: Bucket::new(limits.controls_per_second, CONTROL_DEPTH),
             rests_until: Time::ZERO,
         }
+    }
+
+    /// Finds the rules of a policy that this guest has to do with.
+    pub(crate) fn subject_to(&mut self, policy: &Policy) {
+        let Address {
+            domain,
+            name,
+            groups,
+            ..
+        } = &self.address;
+        self.callers = policy.callers(&Caller::Vm {
+            domain,
+            name,
+            groups,
+        });
+        self.callees = policy.callees(&Callee::Vm {
+            domain,
+            name,
+            groups,
+        });
     }
 
     /// Reserves up to `wanted_bytes` for a flow. While the line's share lasts, each flow gets at most half of what is
@@ -158,10 +218,8 @@ impl Line {
 pub struct LineReport {
     /// Its number.
     pub id: LineId,
-    /// The VM's name.
-    pub name: String,
-    /// The VM's context identifier.
-    pub cid: u32,
+    /// The VM.
+    pub address: Address,
     /// Whether the guest's driver is running.
     pub up: bool,
     /// What it may use.

@@ -9,7 +9,7 @@ use crate::end::{End, Party};
 use crate::event::{Action, Time};
 use crate::flow::Ending;
 use crate::switch::{Actions, EndKey};
-use crate::{LineId, Reason, Side, Switch};
+use crate::{LineId, Reason, Side, Switch, Verdict};
 
 impl Switch {
     /// A packet from a guest: find its circuit, believe its numbers where they can be true, and act on its operation.
@@ -46,7 +46,7 @@ impl Switch {
             return false;
         };
         // The line is known by its socket; what the packet claims about its source must agree.
-        if header.src_cid != u64::from(line.cid) {
+        if header.src_cid != u64::from(line.address.cid) {
             line.counters.spoofed += 1;
             return false;
         }
@@ -267,7 +267,7 @@ impl Switch {
         let caller = End::new(
             Party::Guest {
                 line: line_id,
-                cid: line.cid,
+                cid: line.address.cid,
             },
             key.port,
         );
@@ -301,7 +301,9 @@ impl Switch {
         }
         let line = self.line_by_cid(cid).ok_or(Reason::UnknownCid)?;
         let callee = &self.lines[line.0 as usize];
-        if line == from || !self.policy.allows(&caller.name, &callee.name, port) {
+        let decision = self.policy.decide(&caller.callers, &callee.callees, port);
+        let allowed = matches!(decision.rule, Some((_, Verdict::Allow)));
+        if line == from || !allowed {
             return Err(Reason::Denied);
         }
         if !callee.up {
@@ -315,7 +317,7 @@ impl Switch {
         let theirs = EndKey {
             line,
             port,
-            peer_cid: caller.cid,
+            peer_cid: caller.address.cid,
             peer_port: key.port,
         };
         if self.by_end.contains_key(&theirs) {

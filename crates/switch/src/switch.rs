@@ -1,6 +1,7 @@
 //! The switch itself: its tables, its lines, and the set-up of circuits.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
@@ -11,8 +12,8 @@ use crate::event::{Action, Event, Time};
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
 use crate::{
-    AddLineError, CircuitId, CircuitReport, EndReport, Limits, LineId, LineReport, Policy, Reason,
-    Side,
+    AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, EndReport, Limits, LineId,
+    LineReport, Policy, Reason, Side,
 };
 
 /// So many stale entries a line's round may hold before it is worth looking at their share.
@@ -35,11 +36,11 @@ pub(crate) struct EndKey {
 pub struct Switch {
     /// Of lines that are added without limits of their own.
     limits: Limits,
-    pub(crate) policy: Policy,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) lines: Slab<Line>,
     pub(crate) circuits: Slab<Circuit>,
     pub(crate) by_end: HashMap<EndKey, (u32, Side)>,
-    by_cid: HashMap<u32, LineId>,
+    by_cid: HashMap<(String, u32), LineId>,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
 }
@@ -50,7 +51,7 @@ impl Switch {
     pub fn new(limits: Limits) -> Switch {
         Switch {
             limits,
-            policy: Policy::default(),
+            policy: Arc::default(),
             lines: Slab::new(),
             circuits: Slab::new(),
             by_end: HashMap::new(),
@@ -61,42 +62,51 @@ impl Switch {
     }
 
     /// Puts another policy in force, for circuits yet to be set up.
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: Arc<Policy>) {
+        for (_, line) in &mut self.lines {
+            line.subject_to(&policy);
+        }
         self.policy = policy;
     }
 
-    /// Adds a line for the VM of this name and context identifier.
+    /// Adds a line for a VM of the default domain, with the limits of every line that has none of its own.
     ///
     /// # Errors
-    /// When the identifier is reserved, or it or the name is taken.
+    /// As [`Switch::add_line_at`].
     pub fn add_line(&mut self, name: &str, cid: u32) -> Result<LineId, AddLineError> {
-        self.add_line_within(name, cid, self.limits)
+        self.add_line_at(Address::new(name, cid), self.limits)
     }
 
-    /// The same, with limits of its own.
+    /// Adds a line for a VM, with limits of its own.
     ///
     /// # Errors
-    /// As [`Switch::add_line`].
-    pub fn add_line_within(
+    /// When the identifier is reserved, or it or the name is taken in its domain.
+    pub fn add_line_at(
         &mut self,
-        name: &str,
-        cid: u32,
+        address: Address,
         limits: Limits,
     ) -> Result<LineId, AddLineError> {
+        let cid = address.cid;
         if !(MIN_GUEST_CID..CID_ANY).contains(&cid) {
             return Err(AddLineError::ReservedCid(cid));
         }
-        if let Some(owner) = self.by_cid.get(&cid) {
+        let place = (address.domain.clone(), cid);
+        if let Some(owner) = self.by_cid.get(&place) {
             return Err(AddLineError::CidTaken {
                 cid,
-                name: self.lines[owner.0 as usize].name.clone(),
+                name: self.lines[owner.0 as usize].address.name.clone(),
             });
         }
-        if self.lines.iter().any(|(_, line)| line.name == name) {
-            return Err(AddLineError::NameTaken(name.to_owned()));
+        let taken = |line: &Line| {
+            (&line.address.domain, &line.address.name) == (&address.domain, &address.name)
+        };
+        if self.lines.iter().any(|(_, line)| taken(line)) {
+            return Err(AddLineError::NameTaken(address.name));
         }
-        let id = LineId(self.lines.insert(Line::new(name.to_owned(), cid, limits)) as u32);
-        self.by_cid.insert(cid, id);
+        let mut line = Line::new(address, limits);
+        line.subject_to(&self.policy);
+        let id = LineId(self.lines.insert(line) as u32);
+        self.by_cid.insert(place, id);
         Ok(id)
     }
 
@@ -115,7 +125,7 @@ impl Switch {
             }
         }
         let line = self.lines.remove(id.0 as usize);
-        self.by_cid.remove(&line.cid);
+        self.by_cid.remove(&(line.address.domain, line.address.cid));
     }
 
     /// The next moment at which [`Event::Tick`] is wanted.
@@ -176,8 +186,7 @@ impl Switch {
         }
         self.lines.iter().map(move |(index, line)| LineReport {
             id: LineId(index as u32),
-            name: line.name.clone(),
-            cid: line.cid,
+            address: line.address.clone(),
             up: line.up,
             limits: line.limits,
             circuits: line.circuits,
@@ -219,9 +228,9 @@ impl Switch {
             .map_or(&self.limits, |line| &line.limits)
     }
 
-    /// The line of the VM with this context identifier.
+    /// The line of the VM with this context identifier, in the default domain.
     pub fn line_by_cid(&self, cid: u32) -> Option<LineId> {
-        self.by_cid.get(&cid).copied()
+        self.by_cid.get(&(DEFAULT_DOMAIN.to_owned(), cid)).copied()
     }
 
     /// The side of a circuit where a program of the host is, if there is one.

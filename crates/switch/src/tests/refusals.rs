@@ -1,12 +1,13 @@
 //! Calls that are not put through: each at once, each with its reason, and nothing left behind.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::model::socket::State;
 use super::model::{Answer, Call, Socket, World, reads, sleeps};
-use crate::{Limits, LineId, Policy, Reason, Side, Switch};
+use crate::{Limits, LineId, Reason, Side, Switch};
 
 /// A guest dials and is refused for this reason before any time passes.
 fn assert_refused(world: &mut World, line: LineId, cid: u32, port: u32, reason: Reason) {
@@ -67,7 +68,7 @@ fn nobody_has_the_identifier() {
 #[test]
 fn no_rule_allows_it() {
     let (mut world, lines) = World::of(2, Limits::default());
-    world.switch.set_policy(Policy::default());
+    world.switch.set_policy(Arc::default());
     world
         .guest(lines[1])
         .listen(80, SocketType::Stream, reads());

@@ -1,5 +1,6 @@
 //! Lets time pass in a [`World`], and asks what scenarios want to know.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
@@ -11,7 +12,7 @@ use super::payload::{Chunk, NOWHERE};
 use super::program::{Answer, Call};
 use super::socket::{After, Plan, Socket, State};
 use super::world::World;
-use crate::{Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
+use crate::{Address, Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
 
 /// A round of guests, device and programs takes about this long: a wake-up or two.
 const ROUND: Duration = Duration::from_micros(50);
@@ -26,7 +27,7 @@ impl World {
     pub(crate) fn kept(guests: u32, limits: Limits, log: bool) -> (World, Vec<LineId>) {
         let mut world = World::new(limits);
         world.log.kept = log.then(Vec::new);
-        let policy = Policy::new(vec![Rule::default()]);
+        let policy = Arc::new(Policy::new(vec![Rule::allow_any()]));
         world.switch.set_policy(policy.clone());
         world.log.record(Input::Policy(policy), Output::Done, &[]);
         let lines = (0..guests).map(|number| world.add_guest(number)).collect();
@@ -36,7 +37,9 @@ impl World {
     /// Adds a running VM with CID 3 + `number`.
     pub(crate) fn add_guest(&mut self, number: u32) -> LineId {
         let (name, cid) = (format!("vm{number}"), 3 + number);
-        let line = self.switch.add_line_within(&name, cid, self.limits);
+        let line = self
+            .switch
+            .add_line_at(Address::new(&name, cid), self.limits);
         let line = line.expect("a new name");
         self.log
             .record(Input::Add(name, cid, self.limits), Output::Done, &[]);

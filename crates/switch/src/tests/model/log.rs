@@ -1,11 +1,13 @@
 //! What the switch was told and what it answered, so that the same can be asked again.
 
-use crate::{Action, Event, Limits, LineId, Policy, Sent, Switch, Time, Transmit};
+use std::sync::Arc;
+
+use crate::{Action, Address, Event, Limits, LineId, Policy, Sent, Switch, Time, Transmit};
 
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
     Add(String, u32, Limits),
-    Policy(Policy),
+    Policy(Arc<Policy>),
     Handle(Time, Event),
     Next(Time, LineId),
     Sent(Time, Sent),
@@ -59,7 +61,7 @@ impl Log {
             match input.clone() {
                 Input::Add(name, cid, limits) => {
                     switch
-                        .add_line_within(&name, cid, limits)
+                        .add_line_at(Address::new(&name, cid), limits)
                         .expect("it could be added before");
                 }
                 Input::Policy(policy) => switch.set_policy(policy),

@@ -1,0 +1,354 @@
+//! A rule as it is written, and who it is asked about.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+/// The domain of what names none.
+pub const DEFAULT_DOMAIN: &str = "default";
+
+/// The position of a rule in its policy, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(pub u32);
+
+/// Ports from the first to the last.
+pub type PortRange = RangeInclusive<u32>;
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Who calls: any of these.
+    pub from: Vec<CallerPattern>,
+    /// Who is called: any of these.
+    pub to: Vec<CalleePattern>,
+    /// Which ports are called: any of these. Without one, all.
+    pub ports: Vec<PortRange>,
+    /// What becomes of the call.
+    pub verdict: Verdict,
+    /// What all circuits that this rule allows may use together.
+    pub limits: RuleLimits,
+    /// How a person finds the rule: its name, or the place where it was written.
+    pub label: String,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is put through.
+    Allow,
+    /// It is refused.
+    Deny,
+    /// It is put through to somebody else. The caller does not see that.
+    Redirect(Redirect),
+}
+
+/// Where a call goes instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Redirect {
+    /// To a VM.
+    Vm {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+        /// Its port; without one, the port that was called.
+        port: Option<u32>,
+    },
+    /// To a service of the host.
+    Service {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Limits of a rule. `None` is no limit of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RuleLimits {
+    /// Circuits at once.
+    pub circuits: Option<u32>,
+    /// Calls a second, as many at once after a second of quiet.
+    pub connects_per_second: Option<u32>,
+    /// Payload of both directions, in bytes a second.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// Callers that a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallerPattern {
+    /// Every VM of a domain.
+    AnyVm {
+        /// The domain.
+        domain: String,
+    },
+    /// One VM.
+    Vm {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+    },
+    /// The VMs of a group.
+    Group {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+    },
+    /// Every program of the host, and whoever comes in by a published port.
+    Host,
+    /// Programs of the host that run as this user.
+    User(u32),
+    /// Programs of the host that run with this group, as their own or a supplementary one.
+    UserGroup(u32),
+}
+
+/// Callees that a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CalleePattern {
+    /// Every VM of a domain.
+    AnyVm {
+        /// The domain.
+        domain: String,
+    },
+    /// One VM.
+    Vm {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+    },
+    /// The VMs of a group.
+    Group {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        name: String,
+    },
+    /// Services of the host, by name.
+    Service {
+        /// Their domain.
+        domain: String,
+        /// Their names.
+        name: NamePattern,
+    },
+    /// The sockets that programs of the host have made for this very guest, beside its host socket.
+    Listeners,
+    /// Addresses beyond the host, by number.
+    Network(Network),
+    /// Addresses beyond the host, by DNS name.
+    Name(NamePattern),
+}
+
+/// A name, or names that begin or end in a certain way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamePattern {
+    /// Every name.
+    Any,
+    /// This name. DNS names are compared in lower case and without a dot at the end.
+    Exact(String),
+    /// Names that begin so: `git-*` is `git-`.
+    Prefix(String),
+    /// Names that end so: `*.debian.org` is `.debian.org`, which `debian.org` itself does not.
+    Suffix(String),
+}
+
+impl NamePattern {
+    /// Whether the name is one of these.
+    pub fn covers(&self, name: &str) -> bool {
+        match self {
+            NamePattern::Any => true,
+            NamePattern::Exact(exact) => exact == name,
+            NamePattern::Prefix(start) => name.starts_with(start.as_str()),
+            NamePattern::Suffix(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+        }
+    }
+}
+
+/// A range of addresses, in the notation of CIDR (RFC 4632, RFC 4291 section 2.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Network {
+    address: IpAddr,
+    prefix_len: u8,
+}
+
+impl Network {
+    /// The network of an address. The bits behind the prefix must be zero; the prefix is at most as long as the address.
+    /// Otherwise there is none.
+    pub fn new(address: IpAddr, prefix_len: u8) -> Option<Network> {
+        let network = Network {
+            address,
+            prefix_len,
+        };
+        (prefix_len <= bits(address) && network.masked(address) == number(address))
+            .then_some(network)
+    }
+
+    /// Its first address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many leading bits all its addresses share.
+    pub fn prefix_len(&self) -> u8 {
+        self.prefix_len
+    }
+
+    /// Whether an address is in it. An IPv4 address is in no IPv6 network: the caller unmaps mapped addresses first.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.address.is_ipv4() == address.is_ipv4() && self.masked(address) == number(self.address)
+    }
+
+    fn masked(&self, address: IpAddr) -> u128 {
+        let free = u32::from(bits(address).saturating_sub(self.prefix_len));
+        number(address)
+            .checked_shr(free)
+            .and_then(|kept| kept.checked_shl(free))
+            .unwrap_or(0)
+    }
+}
+
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// Who calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller<'a> {
+    /// A guest.
+    Vm {
+        /// Its domain.
+        domain: &'a str,
+        /// Its name.
+        name: &'a str,
+        /// The groups it is in.
+        groups: &'a [String],
+    },
+    /// A program of the host.
+    Program {
+        /// The user it runs as.
+        uid: u32,
+        /// The groups it runs with, its own and the supplementary ones.
+        gids: &'a [u32],
+    },
+    /// Somebody who has come in by a published port.
+    Published,
+}
+
+/// Who is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Callee<'a> {
+    /// A guest.
+    Vm {
+        /// Its domain.
+        domain: &'a str,
+        /// Its name.
+        name: &'a str,
+        /// The groups it is in.
+        groups: &'a [String],
+    },
+    /// A service of the host.
+    Service {
+        /// Its domain.
+        domain: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// The socket that a program of the host has made for the calling guest.
+    Listener,
+    /// An address beyond the host, and the DNS name by which the caller asked for it. A name that is not resolved yet has
+    /// no address: then only rules about names can match.
+    Address {
+        /// The address.
+        address: Option<IpAddr>,
+        /// The name, in lower case and without a dot at the end.
+        name: Option<&'a str>,
+    },
+}
+
+impl Rule {
+    /// A rule without a name that allows every VM of the [`DEFAULT_DOMAIN`] to call every other, at any port.
+    pub fn allow_any() -> Rule {
+        let domain = || DEFAULT_DOMAIN.to_owned();
+        Rule {
+            from: vec![CallerPattern::AnyVm { domain: domain() }],
+            to: vec![CalleePattern::AnyVm { domain: domain() }],
+            ports: Vec::new(),
+            verdict: Verdict::Allow,
+            limits: RuleLimits::default(),
+            label: "any".to_owned(),
+        }
+    }
+}
+
+impl CallerPattern {
+    /// Whether the rule is about this caller.
+    pub fn covers(&self, caller: &Caller<'_>) -> bool {
+        match (self, caller) {
+            (CallerPattern::AnyVm { domain }, Caller::Vm { domain: of, .. }) => domain == of,
+            (
+                CallerPattern::Vm { domain, name },
+                Caller::Vm {
+                    domain: of,
+                    name: called,
+                    ..
+                },
+            ) => domain == of && name == called,
+            (
+                CallerPattern::Group { domain, name },
+                Caller::Vm {
+                    domain: of, groups, ..
+                },
+            ) => domain == of && groups.contains(name),
+            (CallerPattern::Host, Caller::Program { .. } | Caller::Published) => true,
+            (CallerPattern::User(user), Caller::Program { uid, .. }) => user == uid,
+            (CallerPattern::UserGroup(group), Caller::Program { gids, .. }) => gids.contains(group),
+            _ => false,
+        }
+    }
+}
+
+impl CalleePattern {
+    /// Whether the rule is about this callee.
+    pub fn covers(&self, callee: &Callee<'_>) -> bool {
+        match (self, callee) {
+            (CalleePattern::AnyVm { domain }, Callee::Vm { domain: of, .. }) => domain == of,
+            (
+                CalleePattern::Vm { domain, name },
+                Callee::Vm {
+                    domain: of,
+                    name: called,
+                    ..
+                },
+            ) => domain == of && name == called,
+            (
+                CalleePattern::Group { domain, name },
+                Callee::Vm {
+                    domain: of, groups, ..
+                },
+            ) => domain == of && groups.contains(name),
+            (
+                CalleePattern::Service { domain, name },
+                Callee::Service {
+                    domain: of,
+                    name: called,
+                },
+            ) => domain == of && name.covers(called),
+            (CalleePattern::Listeners, Callee::Listener) => true,
+            (CalleePattern::Network(network), Callee::Address { address, .. }) => {
+                address.is_some_and(|address| network.contains(address))
+            }
+            (CalleePattern::Name(pattern), Callee::Address { name, .. }) => {
+                name.is_some_and(|name| pattern.covers(name))
+            }
+            _ => false,
+        }
+    }
+}
