@@ -115,6 +115,13 @@ impl Switch {
         }
     }
 
+    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again.
+    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) {
+        if let Some(line) = self.line_mut(line) {
+            line.address.groups = groups;
+        }
+    }
+
     /// Ends circuits that the policy in force would not set up. Returns how many.
     pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
         let denied: Vec<CircuitId> = self
