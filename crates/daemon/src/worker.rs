@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
-use switch::{
-    AddLineError, Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, LineReport,
-    Policy, Reason, Rule, RuleLimits, Verdict,
-};
+use switch::{AddLineError, Address, Limits, LineReport, Reason};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+use crate::line::{
+    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    PublishedCall, ServiceEntry,
+};
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
@@ -97,14 +97,20 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+        let full_name = spec.full_name();
         let config = LineConfig {
-            address: Address::new(&spec.name, spec.cid),
+            address: Address {
+                domain: spec.domain,
+                name: spec.name,
+                cid: spec.cid,
+                groups: spec.groups,
+            },
             limits: spec.limits,
             vhost_user: spec.vhost_user,
             host: spec.host,
         };
         match self.ask(move |fabric| fabric.open_line(&config)) {
-            Some(result) => result.map_err(|error| line_error(&spec.name, error)),
+            Some(result) => result.map_err(|error| line_error(&full_name, error)),
             None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
         }
     }
@@ -138,30 +144,45 @@ impl LineWorker for Worker {
             .collect()
     }
 
-    fn set_rules(&self, rules: Vec<AllowRule>) {
-        let domain = || DEFAULT_DOMAIN.to_owned();
-        let rules = rules.into_iter().map(|rule| Rule {
-            from: vec![match rule.from {
-                Some(name) => CallerPattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CallerPattern::AnyVm { domain: domain() },
-            }],
-            to: vec![match rule.to {
-                Some(name) => CalleePattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CalleePattern::AnyVm { domain: domain() },
-            }],
-            ports: rule.port.map(|port| port..=port).into_iter().collect(),
-            verdict: Verdict::Allow,
-            limits: RuleLimits::default(),
-            label: "allow".to_owned(),
-        });
-        let policy = Arc::new(Policy::new(rules.collect()));
-        self.ask(move |fabric| fabric.set_policy(policy));
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
+        if change.enforce_existing {
+            let what = "end circuits that are not allowed any more";
+            return Err(LineError::Unsupported { what });
+        }
+        let known = self
+            .ask(|fabric| fabric.lines())
+            .unwrap_or_default()
+            .into_iter()
+            .map(|line| (line.report.address.full_name(), line.report.address.groups));
+        let known: std::collections::BTreeMap<_, _> = known.collect();
+        let other = |(name, groups): &(String, Vec<String>)| {
+            known.get(name).is_some_and(|known| known != groups)
+        };
+        if change.groups.iter().any(other) {
+            let what = "change the groups of a VM that is there";
+            return Err(LineError::Unsupported { what });
+        }
+        self.ask(move |fabric| fabric.set_policy(change.policy));
+        Ok(())
+    }
+
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
+        match services.is_empty() {
+            true => Ok(()),
+            false => Err(LineError::Unsupported {
+                what: "offer services of the host",
+            }),
+        }
+    }
+
+    fn dial_guest(&self, _call: PublishedCall) -> Result<(), LineError> {
+        Err(LineError::Unsupported {
+            what: "call guests for published ports",
+        })
+    }
+
+    fn resolve(&self, _vm: &str, _name: &str) -> Option<u32> {
+        None
     }
 
     fn stop(&self) {
