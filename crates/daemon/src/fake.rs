@@ -1,8 +1,10 @@
 //! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
 
 mod daemon;
+mod offers;
 
 pub use daemon::{FakeDaemon, router, start};
+pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};

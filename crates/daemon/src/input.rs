@@ -169,4 +169,3 @@ pub fn nearest<'a>(key: &str, valid: &[&'a str]) -> Option<&'a str> {
         .min()?;
     Some(candidate)
 }
-

@@ -14,6 +14,7 @@ use crate::config::{
 use crate::offers::Offer;
 
 pub use answer::AskError;
+pub use findings::MAX_FINDINGS;
 
 /// Everything that was configured and is in force together, or would be.
 #[derive(Debug, Clone)]

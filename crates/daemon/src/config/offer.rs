@@ -57,7 +57,9 @@ impl Source<'_> {
                 "command" => targets.push(ServiceTarget::Command(self.command(value)?)),
                 "egress" if self.boolean("egress", value)? => targets.push(ServiceTarget::Egress),
                 "egress" => {}
-                "proxy-protocol" => service.proxy_protocol = self.boolean("proxy-protocol", value)?,
+                "proxy-protocol" => {
+                    service.proxy_protocol = self.boolean("proxy-protocol", value)?
+                }
                 "max-connections" => {
                     let bounds = 1..=u64::from(MOST_CONNECTIONS);
                     let number = self.number("max-connections", value, bounds)?;
@@ -242,7 +244,11 @@ impl Source<'_> {
             _ => return Err(self.wrong_type("mode", "permissions in octal, as in 0o660", value)),
         };
         let mode = mode.filter(|mode| *mode <= 0o777).map(|mode| mode as u32);
-        let refused = malformed("permissions of a socket", &written, "write 0o000 to 0o777, in octal");
+        let refused = malformed(
+            "permissions of a socket",
+            &written,
+            "write 0o000 to 0o777, in octal",
+        );
         self.refuse(value.span(), mode.ok_or(refused))
     }
 }
@@ -257,7 +263,11 @@ fn check_destination(address: &str, written: &str) -> Result<(), InputError> {
         )
     };
     if let Ok(address) = address.parse::<SocketAddr>() {
-        return if address.port() == 0 { Err(wrong()) } else { Ok(()) };
+        return if address.port() == 0 {
+            Err(wrong())
+        } else {
+            Ok(())
+        };
     }
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());

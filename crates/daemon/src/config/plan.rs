@@ -72,7 +72,9 @@ impl Plan {
         let mut change = PlanChange::default();
         let mut seen = BTreeSet::new();
         // Struck out last: what they occupy is in use until the new lines are open.
-        let gone = known.difference(&names).filter_map(|name| self.lines.get(name));
+        let gone = known
+            .difference(&names)
+            .filter_map(|name| self.lines.get(name));
         change.removed = gone.cloned().collect();
         // Aliases go first, so that a name may move from one VM to another.
         let gone: Vec<String> = change.removed.iter().map(LineSpec::full_name).collect();

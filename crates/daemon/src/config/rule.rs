@@ -164,7 +164,8 @@ impl Source<'_> {
             }
             DeValue::String(text) => self.refuse(value.span(), parse_ports(text)),
             _ => {
-                let expected = "a number or \"*\", a range such as \"8000-8999\", or a list of them";
+                let expected =
+                    "a number or \"*\", a range such as \"8000-8999\", or a list of them";
                 Err(self.wrong_type("port", expected, value))
             }
         }

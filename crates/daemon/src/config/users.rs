@@ -76,9 +76,9 @@ fn found_or_not<T>(
         Ok(Some(found)) => Ok(found),
         Ok(None) => Err(unknown(what, name)),
         // What several systems say instead of nothing (getpwnam(3), "RETURN VALUE").
-        Err(
-            nix::Error::ENOENT | nix::Error::ESRCH | nix::Error::EBADF | nix::Error::EPERM,
-        ) => Err(unknown(what, name)),
+        Err(nix::Error::ENOENT | nix::Error::ESRCH | nix::Error::EBADF | nix::Error::EPERM) => {
+            Err(unknown(what, name))
+        }
         Err(error) => Err(InputError::UserLookup {
             what,
             name: name.to_owned(),

@@ -17,7 +17,9 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
     unique(&config.groups, |group| {
         ("the group", full_name(&group.domain, &group.name))
     })?;
-    unique(&config.services, |service| ("the service", service.full_name()))?;
+    unique(&config.services, |service| {
+        ("the service", service.full_name())
+    })?;
     unique(&config.publishes, |publish| {
         ("the published port", publish.name.clone())
     })?;

@@ -205,7 +205,9 @@ pub enum InputError {
         remedy: String,
     },
     /// A list without anything in it.
-    #[error("{key:?} is an empty list, which would match nothing: name something, or remove this table")]
+    #[error(
+        "{key:?} is an empty list, which would match nothing: name something, or remove this table"
+    )]
     EmptyList {
         /// The key.
         key: &'static str,
@@ -265,7 +267,9 @@ pub enum InputError {
         vm: String,
     },
     /// Something of the daemon that cannot change while it runs.
-    #[error("{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew")]
+    #[error(
+        "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"
+    )]
     FixedSetting {
         /// The key.
         key: &'static str,

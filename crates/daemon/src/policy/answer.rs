@@ -42,7 +42,10 @@ pub enum AskError {
 /// Somebody who could call.
 enum From<'a> {
     Vm(&'a LineSpec),
-    Program { uid: u32, gids: Vec<u32> },
+    Program {
+        uid: u32,
+        gids: Vec<u32>,
+    },
     /// A program of which nothing is known, or whoever comes in by a published port.
     Host,
 }
@@ -81,7 +84,10 @@ impl Rulebook {
             },
             From::Program { uid, gids: of } => {
                 gids = of.clone();
-                Caller::Program { uid: *uid, gids: &gids }
+                Caller::Program {
+                    uid: *uid,
+                    gids: &gids,
+                }
             }
             From::Host => Caller::Published,
         };
@@ -215,9 +221,9 @@ impl Rulebook {
                 domain: &service.domain,
                 name: &service.name,
             };
-            let decision = self
-                .policy
-                .decide(&callers, &self.policy.callees(&callee), service.port);
+            let decision =
+                self.policy
+                    .decide(&callers, &self.policy.callees(&callee), service.port);
             matches!(decision.rule, Some((_, Verdict::Allow)))
         });
         (!reaches).then(|| {

@@ -2,28 +2,44 @@
 
 use std::collections::BTreeSet;
 
-use switch::{
-    Callee, CalleePattern, CallerPattern, NamePattern, Policy, Redirect, Rule, Verdict,
-};
+use switch::{Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict};
 
 use super::Rulebook;
-use crate::api::types::{Finding, FindingKind};
+use crate::api::types::{Finding, FindingKind, PolicyReport};
 use crate::config::{ServiceTarget, Written, full_name};
 use crate::input::nearest;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
 
+/// The most rules that a finding names as those which cover another together.
+const MAX_NAMED_RULES: usize = 4;
+
 impl Rulebook {
-    /// Looks for what can hardly be meant, in the order of the rules. At most [`MAX_FINDINGS`].
+    /// What a person is told who asks for a check.
+    pub fn report(&self) -> PolicyReport {
+        PolicyReport {
+            rules: self.rules.len(),
+            findings: self.check(),
+        }
+    }
+
+    /// Looks for what can hardly be meant. At most [`MAX_FINDINGS`].
     pub fn check(&self) -> Vec<Finding> {
+        let mut findings = self.unreachable();
+        findings.extend(self.check_names());
+        findings.truncate(MAX_FINDINGS);
+        findings
+    }
+
+    /// The same without what takes long to find out: rules that never match.
+    pub fn check_names(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for rule in &self.rules {
             for (kind, message) in self.names_of_nobody(&rule.value) {
                 findings.push(finding(kind, rule, message));
             }
         }
-        findings.extend(self.unreachable());
         findings.extend(self.groups_of_nobody());
         findings.extend(self.offers_to_nobody());
         findings.truncate(MAX_FINDINGS);
@@ -31,10 +47,17 @@ impl Rulebook {
     }
 
     pub(super) fn nearest_vm(&self, name: &str) -> Option<String> {
-        let names: Vec<String> = self.plan.lines().flat_map(|line| {
-            let aliases = line.aliases.iter().map(|alias| full_name(&line.domain, alias));
-            std::iter::once(line.full_name()).chain(aliases)
-        }).collect();
+        let names: Vec<String> = self
+            .plan
+            .lines()
+            .flat_map(|line| {
+                let aliases = line
+                    .aliases
+                    .iter()
+                    .map(|alias| full_name(&line.domain, alias));
+                std::iter::once(line.full_name()).chain(aliases)
+            })
+            .collect();
         nearest_name(name, &names)
     }
 
@@ -46,13 +69,23 @@ impl Rulebook {
 
     /// Rules that never match, because those before them match whatever they would.
     fn unreachable(&self) -> Vec<Finding> {
-        let rules = unreachable(&self.policy).into_iter();
-        let told = rules.filter_map(|(index, covered_by)| {
-            let rule = self.rules.get(index as usize)?;
-            let by = self.rule(covered_by).words();
+        let told = self.policy.unreachable().into_iter().filter_map(|found| {
+            let rule = self.rules.get(found.rule.0 as usize)?;
+            let earlier: Vec<String> = std::iter::once(&found.covered_by)
+                .chain(&found.together_with)
+                .take(MAX_NAMED_RULES)
+                .map(|by| self.rule(by.0).words())
+                .collect();
+            let (earlier, verb) = match earlier.as_slice() {
+                [one] => (format!("rule {one}"), "comes before it and matches"),
+                several => (
+                    format!("rules {}", several.join(" and ")),
+                    "come before it and together match",
+                ),
+            };
             let message = format!(
-                "rule {} never matches: rule {by} comes before it and matches everything that it does; remove it, or move it up",
-                self.rule(index).words()
+                "rule {} never matches: {earlier} {verb} everything that it would; remove it, or move it up",
+                self.rule(found.rule.0).words()
             );
             Some(finding(FindingKind::Unreachable, rule, message))
         });
@@ -107,9 +140,10 @@ impl Rulebook {
         if lines.any(|line| line.groups.iter().any(|group| group == name)) {
             return None;
         }
-        let is_declared = self.groups.iter().any(|group| {
-            group.value.domain == domain && group.value.name == name
-        });
+        let is_declared = self
+            .groups
+            .iter()
+            .any(|group| group.value.domain == domain && group.value.name == name);
         let name = full_name(domain, name);
         if is_declared {
             let message = format!("no VM is in the group {name:?}, so nobody is meant by it");
@@ -118,8 +152,16 @@ impl Rulebook {
         let groups: BTreeSet<String> = self
             .plan
             .lines()
-            .flat_map(|line| line.groups.iter().map(|group| full_name(&line.domain, group)))
-            .chain(self.groups.iter().map(|group| full_name(&group.value.domain, &group.value.name)))
+            .flat_map(|line| {
+                line.groups
+                    .iter()
+                    .map(|group| full_name(&line.domain, group))
+            })
+            .chain(
+                self.groups
+                    .iter()
+                    .map(|group| full_name(&group.value.domain, &group.value.name)),
+            )
             .collect();
         let groups: Vec<String> = groups.into_iter().collect();
         let meant = did_you_mean(nearest_name(&name, &groups));
@@ -209,7 +251,11 @@ impl Rulebook {
             }
             (None, Some(rule)) => {
                 let message = "there is no egress service through which the address could be reached: add a [[service]] with egress = true";
-                findings.push(finding(FindingKind::UnknownService, rule, message.to_owned()));
+                findings.push(finding(
+                    FindingKind::UnknownService,
+                    rule,
+                    message.to_owned(),
+                ));
             }
             _ => {}
         }
@@ -242,8 +288,7 @@ fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
         _ => false,
     };
     redirected
-        || rule.verdict == Verdict::Allow
-            && rule.to.iter().any(|pattern| pattern.covers(callee))
+        || rule.verdict == Verdict::Allow && rule.to.iter().any(|pattern| pattern.covers(callee))
 }
 
 fn finding<T>(kind: FindingKind, written: &Written<T>, message: String) -> Finding {
@@ -263,9 +308,4 @@ fn did_you_mean(nearest: Option<String>) -> String {
     nearest
         .map(|name| format!(" (did you mean {name:?}?)"))
         .unwrap_or_default()
-}
-
-/// Rules that never match, each with the rule before it that matches whatever it would.
-fn unreachable(_policy: &Policy) -> Vec<(u32, u32)> {
-    Vec::new()
 }
