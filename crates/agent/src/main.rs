@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use agent::forward::Forward;
 use agent::launch;
 use agent::server::Server;
 use agent::transport::Endpoint;
@@ -11,12 +12,16 @@ const HELP: &str = "\
 ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
 
 Usage: ringdown-agent [--listen ENDPOINT]
+       ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
 
   --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
   --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
                        For a machine without vsock, and for trying a client out.
   --version            print the version
   --help               print this text
+
+  forward              carry what connects to a TCP address of this guest to a vsock port of the host, such as
+                       that of an egress service: then https_proxy=http://ADDRESS:PORT is a way out
 
 Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
 start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen.
@@ -27,6 +32,9 @@ fn main() -> ExitCode {
     let first = arguments.next();
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
+    }
+    if first.as_deref() == Some("forward".as_ref()) {
+        return forward(arguments);
     }
     let endpoint = match parse(first, arguments) {
         Ok(Request::Serve(endpoint)) => endpoint,
@@ -48,6 +56,23 @@ fn main() -> ExitCode {
         Ok(never) => match never {},
         Err(error) => {
             eprintln!("ringdown-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let forward = match Forward::parse(arguments) {
+        Ok(forward) => forward,
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match forward.run() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("ringdown-agent: cannot forward {forward}: {error}");
             ExitCode::FAILURE
         }
     }
