@@ -143,8 +143,9 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// Own circuits have ended, and those of the host's programs, too: they need the guest to.
     fn is_done(&self) -> bool {
-        self.tally.phase() == Phase::End && self.calls.is_empty()
+        self.tally.phase() == Phase::End && self.calls.is_empty() && self.tally.standing() == 0
     }
 
     fn turn(&mut self, guest: &mut VirtualGuest) {

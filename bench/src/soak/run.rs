@@ -256,38 +256,55 @@ impl<'a> Course<'a> {
         let stand = standing(self.options).count();
         let circuits: u64 = standing(self.options).map(Path::circuits).sum();
         let first = self.samples.get(1).map(|(_, sample)| *sample);
+        let mut last = None;
         let sample = loop {
             let sample = self.sample()?;
             let is_quiet = self.tally.in_flight() == 0
                 && self.tally.standing() == stand
                 && sample.circuits == circuits
-                && first.is_none_or(|first| sample.descriptors <= first.descriptors);
+                && match first {
+                    Some(first) => sample.descriptors <= first.descriptors,
+                    // What is not closed yet must not count as what is always there.
+                    None => last.replace(sample.descriptors) == Some(sample.descriptors),
+                };
             if is_quiet || Instant::now() > deadline {
                 break sample;
             }
             thread::sleep(TURN);
         };
-        if sample.circuits != circuits {
-            self.leaks.push(format!(
-                "after {} s: {} circuits at rest, expected {circuits} for {stand} standing",
-                self.behind.as_secs(),
-                sample.circuits
-            ));
-        }
-        if self.tally.in_flight() > 0 || self.tally.standing() != stand {
-            self.leaks.push(format!(
-                "after {} s: {} calls do not end, {} of {stand} circuits stand",
-                self.behind.as_secs(),
-                self.tally.in_flight(),
-                self.tally.standing()
-            ));
-        }
         let label = format!("{} s", self.behind.as_secs());
-        for leak in first.iter().flat_map(|first| sample.leaks_since(first)) {
-            self.leaks.push(format!("after {label}: {leak}"));
+        self.judge(&label, &sample, first.as_ref(), (stand, circuits));
+        if self.options.progress_every.is_some() {
+            eprintln!("[soak] at rest after {label}: {sample}");
         }
         self.samples.push((label, sample));
         Ok(())
+    }
+
+    fn judge(
+        &mut self,
+        label: &str,
+        sample: &Sample,
+        first: Option<&Sample>,
+        (stand, circuits): (usize, u64),
+    ) {
+        let (in_flight, standing) = (self.tally.in_flight(), self.tally.standing());
+        let mut leaks = Vec::new();
+        if sample.circuits != circuits {
+            leaks.push(format!(
+                "{} circuits at rest, expected {circuits} for {stand} standing",
+                sample.circuits
+            ));
+        }
+        if in_flight > 0 || standing != stand {
+            leaks.push(format!(
+                "{in_flight} calls do not end, {standing} of {stand} circuits stand"
+            ));
+        }
+        leaks.extend(first.iter().flat_map(|first| sample.leaks_since(first)));
+        let leaks = leaks.into_iter();
+        self.leaks
+            .extend(leaks.map(|leak| format!("after {label}: {leak}")));
     }
 
     fn sample(&self) -> Result<Sample, String> {

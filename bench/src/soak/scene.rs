@@ -22,15 +22,17 @@ pub const CALLEE: (&str, u32) = ("beta", 4);
 
 /// A running daemon with everything that is called beside it.
 pub struct Scene {
-    /// The daemon. Before the directory, so that it ends first.
+    /// Before the daemon, whose directory its socket is in.
+    _listener: Server,
+    /// The daemon.
     pub daemon: Daemon,
     /// Where programs find the guest.
     pub places: Places,
-    directory: TempDir,
     tcp: Server,
     _unix: Server,
-    _listener: Server,
     paths: Vec<Path>,
+    /// Last: the servers' sockets are in it, by which they are told to end.
+    directory: TempDir,
 }
 
 /// The port of CID 2 by which a guest takes a path to the host.

@@ -30,13 +30,15 @@ impl Sample {
     /// # Errors
     /// When it does not answer.
     pub fn of(daemon: &Daemon, vms: &[&str]) -> io::Result<Sample> {
+        // First, because asking takes descriptors of its own.
+        let descriptors = daemon.descriptor_count();
         let mut circuits = 0;
         for vm in vms {
             circuits += daemon.vm_status(vm)?["circuits"].as_u64().unwrap_or(0);
         }
         Ok(Sample {
             circuits,
-            descriptors: daemon.descriptor_count(),
+            descriptors,
             private_bytes: daemon.private_bytes(),
             processor_time: daemon.processor_time(),
             log_bytes: daemon.log_bytes(),
