@@ -161,7 +161,7 @@ impl LineWorker for Worker {
             label: "allow".to_owned(),
         });
         let policy = Arc::new(Policy::new(rules.collect()));
-        self.ask(move |fabric| fabric.set_policy(policy));
+        self.ask(move |fabric| fabric.set_policy(policy, false));
     }
 
     fn stop(&self) {

@@ -7,7 +7,7 @@ use switch::{CircuitId, Side};
 use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
-use crate::caller::take_request;
+use crate::caller::{Who, take_request};
 use crate::kept::Kept;
 
 #[derive(Debug)]
@@ -15,6 +15,8 @@ pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
+    /// Who has called, if it was not a guest.
+    pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
     kept: [Option<Box<Kept>>; 2],
 }
@@ -55,6 +57,7 @@ impl CircuitIo {
             id,
             socket_type,
             host: None,
+            who: None,
             kept: [None, None],
         }
     }

@@ -4,6 +4,7 @@ use wire::vsock::SocketType;
 
 use crate::end::End;
 use crate::flow::Flow;
+use crate::operator::Call;
 use crate::{LineId, Reason, Time};
 
 /// The number of a circuit. Numbers are used again; the generation tells one use from the next.
@@ -58,6 +59,9 @@ pub(crate) struct Circuit {
     pub(crate) ends: [End; 2],
     /// By the side that sends.
     pub(crate) flows: [Flow; 2],
+    pub(crate) call: Call,
+    /// Nothing passes until its rule's share of time has come.
+    pub(crate) resting: bool,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) opened_at: Time,
     /// Why it was cut short, if it was: what the log and the host program are told.

@@ -84,6 +84,13 @@ impl Switch {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
         flow.count_packets(packets);
+        if circuit.end(from).is_host() {
+            let rule = circuit.call.rule;
+            if let Some(used) = self.used(rule) {
+                used.charge(now, len);
+            }
+        }
+        let circuit = &self.circuits[index];
         let line = circuit.end(from.other()).line();
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.packets_to_guest += u64::from(packets);
@@ -99,9 +106,9 @@ impl Switch {
         let end = circuit.end(side);
         let peer = circuit.end(side.other());
         Header {
-            src_cid: u64::from(peer.cid()),
+            src_cid: u64::from(peer.seen.0),
             dst_cid: u64::from(end.cid()),
-            src_port: peer.port,
+            src_port: peer.seen.1,
             dst_port: end.port,
             len: 0,
             socket_type: circuit.socket_type as u16,
@@ -182,9 +189,10 @@ impl Switch {
         let circuit = self.circuits.get_mut(index)?;
         let id = circuit.id;
         let from = side.other();
-        if !circuit.answered || circuit.end(side).gone {
+        if !circuit.answered || circuit.end(side).gone || self.rests(now, index) {
             return None;
         }
+        let circuit = &mut self.circuits[index];
         let readable = circuit.end(from).readable;
         let message = circuit.socket_type == SocketType::SeqPacket;
         let from_guest = !circuit.end(from).is_host();

@@ -72,6 +72,20 @@ impl Policy {
         Decision { rule: None }
     }
 
+    /// Whether some rule that does not deny could match a call from one of these callers to one of these callees, at some port.
+    pub fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+        let both = from
+            .words
+            .iter()
+            .zip(to.words.iter())
+            .map(|(from, to)| from & to);
+        let mut rules = self.rules.chunks(64).zip(both);
+        rules.any(|(rules, bits)| {
+            let mut rules = rules.iter().enumerate();
+            rules.any(|(bit, rule)| bits >> bit & 1 == 1 && rule.verdict != Verdict::Deny)
+        })
+    }
+
     fn collect(&self, covers: impl Fn(&Rule) -> bool) -> RuleSet {
         let mut words = vec![0_u64; self.rules.len().div_ceil(64)];
         for (index, _) in self

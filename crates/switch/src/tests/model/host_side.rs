@@ -6,7 +6,7 @@ use super::payload::ChunkQueue;
 use super::program::{Call, Program};
 use super::socket::Plan;
 use super::world::World;
-use crate::{CircuitId, Event, LineId, Side};
+use crate::{CircuitId, Event, HostCaller, LineId, Side};
 
 impl World {
     pub(crate) fn program(&mut self, token: u64) -> &mut Program {
@@ -34,6 +34,7 @@ impl World {
             line,
             port,
             socket_type,
+            caller: HostCaller::Published,
             token,
         });
         token

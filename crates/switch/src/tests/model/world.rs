@@ -148,6 +148,7 @@ impl World {
                 self.woken.insert(line);
             }
             Action::Released { circuit } => self.released(circuit),
+            Action::Decided(_) => {}
             Action::Report {
                 line,
                 destination_cid,
