@@ -168,6 +168,7 @@ mod tests {
                 name: "web".to_owned(),
                 cid: 70_000,
                 groups: Vec::new(),
+                aliases: Vec::new(),
             },
             source_port: 65_536 + 7,
             port: 5000,

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use wire::vsock::SocketType;
 
 use super::bucket::Bucket;
-use super::call::Refusal;
+use switch::Reason;
 use super::datagram::kernel_type;
 use super::identity::Identity;
 
@@ -76,7 +76,7 @@ pub(crate) async fn start(
     words: &[String],
     identity: &Identity,
     socket_type: SocketType,
-) -> Result<Started, Refusal> {
+) -> Result<Started, Reason> {
     let words = words.to_vec();
     let environment = identity.environment();
     // Starting a program waits for its file to be read.
@@ -85,13 +85,13 @@ pub(crate) async fn start(
     let result = match spawned {
         Ok(Ok(spawned)) => watch(spawned),
         Ok(Err(error)) => Err(error),
-        Err(_) => return Err(Refusal::HostFailed),
+        Err(_) => return Err(Reason::HostFailed),
     };
     result.map_err(|error| {
         tracing::warn!(service = identity.service, %error, "cannot start a service's program");
         match error.kind() {
-            io::ErrorKind::NotFound => Refusal::NoListener,
-            _ => Refusal::HostFailed,
+            io::ErrorKind::NotFound => Reason::NoListener,
+            _ => Reason::HostFailed,
         }
     })
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::call::Refusal;
+use switch::Reason;
 
 /// The most addresses of one server that are tried.
 pub(crate) const MAX_ADDRESSES: usize = 16;
@@ -24,7 +24,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 pub(crate) async fn connect(
     addresses: &[SocketAddr],
     timeout: Duration,
-) -> Result<TcpStream, Refusal> {
+) -> Result<TcpStream, Reason> {
     let deadline = Instant::now() + timeout;
     let mut waiting = addresses.iter().copied().take(MAX_ADDRESSES);
     // What is still being tried when this ends is given up.
@@ -35,7 +35,7 @@ pub(crate) async fn connect(
             Some(address) => {
                 attempts.spawn(TcpStream::connect(address));
             }
-            None if attempts.is_empty() => return Err(failure.unwrap_or(Refusal::Unreachable)),
+            None if attempts.is_empty() => return Err(failure.unwrap_or(Reason::Unreachable)),
             None => {}
         }
         let more = waiting.len() > 0;
@@ -43,39 +43,39 @@ pub(crate) async fn connect(
             Some(done) = attempts.join_next() => match done {
                 Ok(Ok(stream)) => {
                     // A circuit forwards what it gets at once; waiting for more is its sender's business.
-                    stream.set_nodelay(true).map_err(|_| Refusal::HostFailed)?;
+                    stream.set_nodelay(true).map_err(|_| Reason::HostFailed)?;
                     return Ok(stream);
                 }
-                Ok(Err(error)) => failure = more_telling(failure, refusal_of(&error)),
-                Err(_) => failure = more_telling(failure, Refusal::HostFailed),
+                Ok(Err(error)) => failure = more_telling(failure, reason_of(&error)),
+                Err(_) => failure = more_telling(failure, Reason::HostFailed),
             },
             () = sleep(HEAD_START), if more => {}
             () = sleep_until(deadline) => {
-                return Err(more_telling(failure, Refusal::TimedOut).unwrap_or(Refusal::TimedOut));
+                return Err(more_telling(failure, Reason::ServiceTimedOut).unwrap_or(Reason::ServiceTimedOut));
             }
         }
     }
 }
 
 /// What an error of connecting means to the caller.
-pub(crate) fn refusal_of(error: &io::Error) -> Refusal {
+pub(crate) fn reason_of(error: &io::Error) -> Reason {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Refusal::NoListener,
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Refusal::Unreachable,
-        io::ErrorKind::TimedOut => Refusal::TimedOut,
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Reason::NoListener,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Reason::Unreachable,
+        io::ErrorKind::TimedOut => Reason::ServiceTimedOut,
         _ => {
             tracing::warn!(%error, "cannot connect");
-            Refusal::HostFailed
+            Reason::HostFailed
         }
     }
 }
 
 /// Of two answers the one that says most: that a host is there says more than that another is not.
-fn more_telling(first: Option<Refusal>, second: Refusal) -> Option<Refusal> {
-    let rank = |refusal: Refusal| match refusal {
-        Refusal::NoListener => 3,
-        Refusal::TimedOut => 2,
-        Refusal::Unreachable => 1,
+fn more_telling(first: Option<Reason>, second: Reason) -> Option<Reason> {
+    let rank = |refusal: Reason| match refusal {
+        Reason::NoListener => 3,
+        Reason::ServiceTimedOut => 2,
+        Reason::Unreachable => 1,
         _ => 0,
     };
     match first {
@@ -131,12 +131,12 @@ mod tests {
         // The broadcast address has no host behind it: Linux answers that the network cannot be reached.
         let nowhere = SocketAddr::from(([255, 255, 255, 255], 1));
         let result = runtime().block_on(connect(&[nowhere], PATIENCE));
-        assert_eq!(result.err(), Some(Refusal::Unreachable));
+        assert_eq!(result.err(), Some(Reason::Unreachable));
         for addresses in [[nowhere, refused], [refused, nowhere]] {
             let result = runtime().block_on(connect(&addresses, PATIENCE));
-            assert_eq!(result.err(), Some(Refusal::NoListener));
+            assert_eq!(result.err(), Some(Reason::NoListener));
         }
-        assert_eq!(runtime().block_on(connect(&[], PATIENCE)).err(), Some(Refusal::Unreachable));
+        assert_eq!(runtime().block_on(connect(&[], PATIENCE)).err(), Some(Reason::Unreachable));
     }
 
     #[test]
@@ -162,6 +162,6 @@ mod tests {
             }
             assert!(held.len() < 100, "a backlog of 0 is full at some time");
         };
-        assert_eq!(refusal, Refusal::TimedOut);
+        assert_eq!(refusal, Reason::ServiceTimedOut);
     }
 }

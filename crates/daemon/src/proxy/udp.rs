@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
-use super::call::Refusal;
+use switch::Reason;
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
-use super::tcp::refusal_of;
+use super::tcp::reason_of;
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// That there is no route, or no socket.
-pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Refusal> {
+pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Reason> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -32,7 +32,7 @@ pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Refusal> {
     };
     connect
         .await
-        .map_err(|error: io::Error| refusal_of(&error))
+        .map_err(|error: io::Error| reason_of(&error))
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::time::{Instant, sleep};
 
-use super::call::Refusal;
+use switch::Reason;
 
 const RETRY_FIRST: Duration = Duration::from_millis(2);
 const RETRY_MOST: Duration = Duration::from_millis(100);
@@ -22,21 +22,21 @@ pub(crate) async fn connect(
     path: &Path,
     socket_type: SocketType,
     timeout: Duration,
-) -> Result<OwnedFd, Refusal> {
+) -> Result<OwnedFd, Reason> {
     let give_up_at = Instant::now() + timeout;
     let mut wait = RETRY_FIRST;
     loop {
         match attempt(path, socket_type) {
             Ok(socket) => return Ok(socket),
             Err(Errno::AGAIN) if Instant::now() + wait < give_up_at => sleep(wait).await,
-            Err(Errno::AGAIN) => return Err(Refusal::BacklogFull),
+            Err(Errno::AGAIN) => return Err(Reason::BacklogFull),
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTSOCK) => {
-                return Err(Refusal::NoListener);
+                return Err(Reason::NoListener);
             }
-            Err(Errno::PROTOTYPE) => return Err(Refusal::WrongType),
+            Err(Errno::PROTOTYPE) => return Err(Reason::WrongType),
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "cannot connect");
-                return Err(Refusal::HostFailed);
+                return Err(Reason::HostFailed);
             }
         }
         wait = (wait * 2).min(RETRY_MOST);
