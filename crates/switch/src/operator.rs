@@ -182,7 +182,7 @@ impl Switch {
             .unwrap_or((&caller.address.domain, name));
         let line = self.directory.line_by_name(domain, name)?;
         let callee = &self.lines[line.0 as usize];
-        let may_call = self.policy.may_pass(&caller.callers, &callee.callees);
+        let may_call = self.may_pass(&caller.callers, &callee.callees);
         (line == from || may_call).then(|| self.cid_for(from, line))
     }
 
@@ -192,8 +192,15 @@ impl Switch {
         let service = self
             .directory
             .service_by_name(&caller.address.domain, name)?;
-        let may_call = self.policy.may_pass(&caller.callers, &service.callees);
+        let may_call = self.may_pass(&caller.callers, &service.callees);
         may_call.then_some(service.entry.port)
+    }
+
+    /// Whether some rule would put a call through, at some port.
+    fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+        let rule = |id| self.policy.rule(id);
+        let mut rules = self.policy.between(from, to).filter_map(rule);
+        rules.any(|rule| rule.verdict != Verdict::Deny)
     }
 
     /// The identifier by which the guest of one line knows another.

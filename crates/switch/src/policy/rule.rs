@@ -166,7 +166,9 @@ impl NamePattern {
 }
 
 /// A range of addresses, in the notation of CIDR (RFC 4632, RFC 4291 section 2.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+///
+/// Networks are ordered by their first address, and of those that begin with the same one the larger comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Network {
     address: IpAddr,
     prefix_len: u8,
@@ -182,6 +184,14 @@ impl Network {
         };
         (prefix_len <= bits(address) && network.masked(address) == number(address))
             .then_some(network)
+    }
+
+    /// The network of one address alone.
+    pub fn only(address: IpAddr) -> Network {
+        Network {
+            address,
+            prefix_len: bits(address),
+        }
     }
 
     /// Its first address.
@@ -352,3 +362,6 @@ impl CalleePattern {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
