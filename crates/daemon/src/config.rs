@@ -23,6 +23,7 @@
 mod file;
 mod option;
 mod plan;
+mod services;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,11 @@ use std::time::Duration;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use option::{parse_allow_option, parse_vm_option};
 pub use plan::{MAX_VMS, Plan};
+pub use services::{
+    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
+    MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS, Publish, PublishListen,
+    PublishedPort, Service, ServiceTarget, full_name,
+};
 
 use switch::Limits;
 

@@ -2,6 +2,7 @@
 //! together. It decides nothing about packets; it says which lines exist and tells what became of them.
 
 pub mod api;
+pub mod audit;
 pub mod config;
 pub mod control;
 #[cfg(any(test, feature = "test-support"))]
