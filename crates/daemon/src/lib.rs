@@ -11,6 +11,7 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+pub mod proxy;
 pub mod readiness;
 pub mod runtime;
 pub mod serve;

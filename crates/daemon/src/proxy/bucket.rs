@@ -50,7 +50,9 @@ impl Bucket {
     fn cost(&self, tokens: u64) -> Option<Duration> {
         let nanos = u128::from(tokens) * 1_000_000_000;
         let nanos = nanos.checked_div(u128::from(self.per_second))?;
-        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+        Some(Duration::from_nanos(
+            u64::try_from(nanos).unwrap_or(u64::MAX),
+        ))
     }
 }
 

@@ -34,6 +34,17 @@ pub(crate) fn kernel_type(socket_type: SocketType) -> rustix::net::SocketType {
     }
 }
 
+/// Has the runtime watch a descriptor.
+///
+/// # Errors
+/// When it has no room.
+// In tokio's latest versions the function is deprecated for one whose caller promises that the descriptor is not closed meanwhile. An
+// `OwnedFd` cannot break that promise; and making it takes a word that this crate forbids itself.
+#[allow(deprecated)]
+pub(crate) fn watch_descriptor(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(descriptor)
+}
+
 /// The half that datagrams of the guest come from.
 pub(crate) enum FromGuest {
     Stream(OwnedReadHalf),
@@ -50,17 +61,14 @@ pub(crate) enum ToGuest {
 ///
 /// # Errors
 /// When the runtime cannot watch it.
-pub(crate) fn halves(
-    socket: OwnedFd,
-    socket_type: SocketType,
-) -> io::Result<(FromGuest, ToGuest)> {
+pub(crate) fn halves(socket: OwnedFd, socket_type: SocketType) -> io::Result<(FromGuest, ToGuest)> {
     match socket_type {
         SocketType::Stream => {
             let (read, write) = UnixStream::from_std(socket.into())?.into_split();
             Ok((FromGuest::Stream(read), ToGuest::Stream(write)))
         }
         SocketType::SeqPacket => {
-            let socket = std::sync::Arc::new(AsyncFd::new(socket)?);
+            let socket = std::sync::Arc::new(watch_descriptor(socket)?);
             Ok((
                 FromGuest::SeqPacket(socket.clone()),
                 ToGuest::SeqPacket(socket),
@@ -144,8 +152,7 @@ fn has_ended(socket: &OwnedFd) -> bool {
         tv_nsec: 0,
     };
     let ending = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    rustix::event::poll(&mut polled, Some(&now)).is_err()
-        || polled[0].revents().intersects(ending)
+    rustix::event::poll(&mut polled, Some(&now)).is_err() || polled[0].revents().intersects(ending)
 }
 
 impl ToGuest {
@@ -169,8 +176,7 @@ impl ToGuest {
             ToGuest::SeqPacket(socket) => loop {
                 let mut guard = socket.writable().await?;
                 let attempt = guard.try_io(|socket| {
-                    let sent =
-                        rustix::net::send(socket.get_ref(), datagram, SendFlags::NOSIGNAL)?;
+                    let sent = rustix::net::send(socket.get_ref(), datagram, SendFlags::NOSIGNAL)?;
                     Ok(sent)
                 });
                 if let Ok(result) = attempt {

@@ -107,9 +107,13 @@ pub(crate) fn published_header(
         Some((SocketAddr::V4(peer), SocketAddr::V4(local))) => {
             ppp::v2::IPv4::new(*peer.ip(), *local.ip(), peer.port(), local.port()).into()
         }
-        Some((peer, local)) => {
-            IPv6::new(as_ipv6(peer.ip()), as_ipv6(local.ip()), peer.port(), local.port()).into()
-        }
+        Some((peer, local)) => IPv6::new(
+            as_ipv6(peer.ip()),
+            as_ipv6(local.ip()),
+            peer.port(),
+            local.port(),
+        )
+        .into(),
         None => IPv6::new(address_of(HOST_CID), address_of(HOST_CID), 0, 0).into(),
     };
     let mut fields = vec![(field::PUBLISHED, published.to_owned())];
@@ -209,7 +213,10 @@ mod tests {
             (field::SERVICE, "registry"),
             (field::RULE, "let them"),
         ];
-        assert_eq!(fields(&header), expected.map(|(kind, text)| (kind, text.to_owned())));
+        assert_eq!(
+            fields(&header),
+            expected.map(|(kind, text)| (kind, text.to_owned()))
+        );
     }
 
     #[test]
@@ -218,7 +225,10 @@ mod tests {
         caller.rule = Some("\u{e9}".repeat(200));
         let bytes = caller.proxy_header(Transport::Datagram);
         let (header, _) = ProxyHeader::parse(&bytes, ParseConfig::default()).expect("a header");
-        assert_eq!(header.proxied_address().expect("addresses").protocol, Parsed::Datagram);
+        assert_eq!(
+            header.proxied_address().expect("addresses").protocol,
+            Parsed::Datagram
+        );
         let (_, rule) = fields(&header).pop().expect("a rule");
         assert_eq!(rule, "\u{e9}".repeat(127));
         caller.rule = None;
@@ -232,12 +242,19 @@ mod tests {
         let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
         for (peer, local, source) in [
             ("192.0.2.1:4000", "192.0.2.2:80", "192.0.2.1:4000"),
-            ("[2001:db8::1]:4000", "[2001:db8::2]:80", "[2001:db8::1]:4000"),
+            (
+                "[2001:db8::1]:4000",
+                "[2001:db8::2]:80",
+                "[2001:db8::1]:4000",
+            ),
         ] {
             let ends = Some((address(peer), address(local)));
             let bytes = published_header("front", ends, None, Transport::Stream);
             let (header, _) = ProxyHeader::parse(&bytes, ParseConfig::default()).expect("a header");
-            assert_eq!(header.proxied_address().expect("addresses").source, address(source));
+            assert_eq!(
+                header.proxied_address().expect("addresses").source,
+                address(source)
+            );
             assert_eq!(fields(&header), [(field::PUBLISHED, "front".to_owned())]);
         }
         let bytes = published_header("front", None, Some(1000), Transport::Stream);

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use tokio::time::{Instant, sleep};
 use wire::vsock::SocketType;
 
 use super::bucket::Bucket;
-use switch::Reason;
-use super::datagram::kernel_type;
+use super::datagram::{kernel_type, watch_descriptor};
 use super::identity::Identity;
+use switch::Reason;
 
 /// How long a program may go on when its circuit has ended, before it is asked to end, and how long after that before it is killed.
 pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
@@ -126,7 +127,11 @@ fn spawn(
     command
         .args(arguments)
         .env_clear()
-        .envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
+        .envs(
+            INHERITED
+                .iter()
+                .filter_map(|name| Some((name, std::env::var_os(name)?))),
+        )
         .envs(environment)
         .current_dir("/")
         .process_group(0)
@@ -171,8 +176,8 @@ fn watch(spawned: Spawned) -> io::Result<Started> {
     let errors = spawned.errors.map(OwnedFd::from);
     let program = Program {
         leader: spawned.leader,
-        ended: AsyncFd::new(spawned.ended)?,
-        circuit: AsyncFd::new(spawned.circuit)?,
+        ended: watch_descriptor(spawned.ended)?,
+        circuit: watch_descriptor(spawned.circuit)?,
         errors: errors.map(pipe::Receiver::from_owned_fd).transpose()?,
     };
     Ok((spawned.guest, program))
@@ -188,45 +193,49 @@ impl Program {
         mut stop: watch::Receiver<bool>,
     ) {
         let errors = self.errors.take();
-        let end = async {
-            tokio::select! {
-                () = is_readable(&self.ended) => return,
-                () = is_readable(&self.circuit) => {
-                    if within(grace, is_readable(&self.ended)).await {
-                        return;
-                    }
-                }
-                // Nobody who could say so is left, which says the same.
-                _ = stop.wait_for(|stop| *stop) => {}
-            }
-            self.leader.signal(Signal::TERM);
-            // A stopped process handles the signal only when it goes on.
-            self.leader.signal(Signal::CONT);
-            if !within(grace, is_readable(&self.ended)).await {
-                tracing::warn!(
-                    service = identity.service,
-                    vm = identity.vm.full_name(),
-                    "killed a service's program that did not end"
-                );
-                self.leader.signal(Signal::KILL);
-                is_readable(&self.ended).await;
-            }
-        };
         let mut log = Log::new(identity);
-        tokio::pin!(end);
-        match errors {
-            Some(errors) => {
-                tokio::select! {
-                    () = &mut end => {}
-                    () = log.follow(&errors) => end.await,
+        {
+            let end = self.end(identity, grace, &mut stop);
+            tokio::pin!(end);
+            match errors {
+                Some(errors) => {
+                    tokio::select! {
+                        () = &mut end => {}
+                        () = log.follow(&errors) => end.await,
+                    }
+                    // What it said last is in the pipe still. Whoever else has the pipe is not waited for.
+                    log.drain(&errors);
                 }
-                // What it said last is in the pipe still. Whoever else has the pipe is not waited for.
-                log.drain(&errors);
+                None => end.await,
             }
-            None => end.await,
         }
         log.finish();
         self.reap(identity);
+    }
+
+    /// Waits until the program has ended, and sees to it that it does.
+    async fn end(&self, identity: &Identity, grace: Duration, stop: &mut watch::Receiver<bool>) {
+        tokio::select! {
+            () = is_readable(&self.ended) => return,
+            () = is_readable(&self.circuit) => {
+                if within(grace, is_readable(&self.ended)).await {
+                    return;
+                }
+            }
+            () = is_told(stop) => {}
+        }
+        self.leader.signal(Signal::TERM);
+        // A stopped process handles the signal only when it goes on.
+        self.leader.signal(Signal::CONT);
+        if !within(grace, is_readable(&self.ended)).await {
+            tracing::warn!(
+                service = identity.service,
+                vm = identity.vm.full_name(),
+                "killed a service's program that did not end"
+            );
+            self.leader.signal(Signal::KILL);
+            is_readable(&self.ended).await;
+        }
     }
 
     fn reap(mut self, identity: &Identity) {
@@ -250,6 +259,11 @@ impl Program {
 async fn is_readable(watched: &AsyncFd<OwnedFd>) {
     // An error means that the runtime ends, and the program with it.
     let _ = watched.readable().await;
+}
+
+async fn is_told(stop: &mut watch::Receiver<bool>) {
+    // Nobody who could say so is left, which says the same.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn within(time: Duration, end: impl Future<Output = ()>) -> bool {
@@ -328,7 +342,11 @@ impl<'a> Log<'a> {
         self.tell_left_out();
         let vm = self.identity.vm.full_name();
         // In quotes, with what a terminal would obey escaped: a program may repeat what a guest sent it.
-        tracing::info!(service = self.identity.service, vm, "a service's program says {line:?}");
+        tracing::info!(
+            service = self.identity.service,
+            vm,
+            "a service's program says {line:?}"
+        );
     }
 
     fn tell_left_out(&mut self) {

@@ -28,8 +28,7 @@ pub enum LookupError {
 }
 
 /// A lookup under way.
-pub type Lookup<'a> =
-    Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupError>> + Send + 'a>>;
+pub type Lookup<'a> = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupError>> + Send + 'a>>;
 
 /// What knows the addresses of names.
 pub trait Resolver: Send + Sync + 'static {
@@ -188,15 +187,24 @@ mod tests {
         names.set(HashMap::from([("db.test".to_owned(), vec![address])]));
         assert_eq!(run(names.lookup("db.test")), Ok(vec![address]));
         assert_eq!(run(names.lookup("other.test")), Err(LookupError::TimedOut));
-        assert_eq!(run(names.server("DB.test:80")), Ok(vec![SocketAddr::from((address, 80))]));
+        assert_eq!(
+            run(names.server("DB.test:80")),
+            Ok(vec![SocketAddr::from((address, 80))])
+        );
     }
 
     #[test]
     fn servers_are_addresses_or_names() {
         let names = Names::new(Arc::new(SystemResolver::default()));
         let server = |text: &str| run(names.server(text));
-        assert_eq!(server("[::1]:53"), Ok(vec!["[::1]:53".parse().expect("an address")]));
-        assert_eq!(server("127.0.0.1:53"), Ok(vec!["127.0.0.1:53".parse().expect("an address")]));
+        assert_eq!(
+            server("[::1]:53"),
+            Ok(vec!["[::1]:53".parse().expect("an address")])
+        );
+        assert_eq!(
+            server("127.0.0.1:53"),
+            Ok(vec!["127.0.0.1:53".parse().expect("an address")])
+        );
         assert_eq!(server("nowhere"), Err(LookupError::Unknown));
         assert_eq!(server("a:b"), Err(LookupError::Unknown));
     }

@@ -56,7 +56,9 @@ impl Rules {
         };
         let usage = {
             let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let usage = rules.entry(id).or_insert_with(|| Arc::new(Usage::new(rule)));
+            let usage = rules
+                .entry(id)
+                .or_insert_with(|| Arc::new(Usage::new(rule)));
             if usage.rule != *rule {
                 // Decided by a policy that has just been replaced, or by its successor before we were told.
                 *usage = Arc::new(Usage::new(rule));
@@ -170,10 +172,16 @@ mod tests {
         let before = policy(&["a"], limits);
         let _first = rules.admit(&before, RuleId(0)).expect("below");
         let second = rules.admit(&before, RuleId(0)).expect("at the limit");
-        assert_eq!(rules.admit(&before, RuleId(0)).err(), Some(RuleLimit::Circuits));
+        assert_eq!(
+            rules.admit(&before, RuleId(0)).err(),
+            Some(RuleLimit::Circuits)
+        );
         let after = policy(&["new", "a"], limits);
         rules.carry_over(&after);
-        assert_eq!(rules.admit(&after, RuleId(1)).err(), Some(RuleLimit::Circuits));
+        assert_eq!(
+            rules.admit(&after, RuleId(1)).err(),
+            Some(RuleLimit::Circuits)
+        );
         assert!(rules.admit(&after, RuleId(0)).is_ok());
         drop(second);
         assert!(rules.admit(&after, RuleId(1)).is_ok());
@@ -207,7 +215,9 @@ mod tests {
         let free = policy(&["a"], RuleLimits::default());
         paused(async {
             let start = Instant::now();
-            let share = rules.admit(&limited, RuleId(0)).expect("no limit of circuits");
+            let share = rules
+                .admit(&limited, RuleId(0))
+                .expect("no limit of circuits");
             assert_eq!(share.piece(), 512);
             for _ in 0..10 {
                 share.pay(500).await;

@@ -136,7 +136,10 @@ mod tests {
             let result = runtime().block_on(connect(&addresses, PATIENCE));
             assert_eq!(result.err(), Some(Reason::NoListener));
         }
-        assert_eq!(runtime().block_on(connect(&[], PATIENCE)).err(), Some(Reason::Unreachable));
+        assert_eq!(
+            runtime().block_on(connect(&[], PATIENCE)).err(),
+            Some(Reason::Unreachable)
+        );
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Services that are UDP servers: a circuit is a session with a socket of its own, so that the server can tell one from another and
 //! its answers find their way back.
 
-use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
-use switch::Reason;
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::tcp::reason_of;
+use switch::Reason;
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,9 +30,7 @@ pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Reason> {
         socket.connect(server).await?;
         Ok(socket)
     };
-    connect
-        .await
-        .map_err(|error: io::Error| reason_of(&error))
+    connect.await.map_err(|error: io::Error| reason_of(&error))
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
@@ -44,12 +42,12 @@ pub(crate) async fn relay(
     idle_timeout: Duration,
 ) -> io::Result<()> {
     let (mut from_guest, mut to_guest) = guest;
-    let last = Cell::new(Instant::now());
+    let last = Last::default();
     let to_server = async {
         let mut buffer = vec![0; header.len() + MAX_DATAGRAM_LEN];
         buffer[..header.len()].copy_from_slice(header);
         while let Some(len) = from_guest.receive(&mut buffer[header.len()..]).await? {
-            last.set(Instant::now());
+            last.touch();
             lost_is_lost(server.send(&buffer[..header.len() + len]).await)?;
         }
         Ok(())
@@ -58,25 +56,46 @@ pub(crate) async fn relay(
         let mut buffer = vec![0; MAX_DATAGRAM_LEN];
         loop {
             let len = server.recv(&mut buffer).await?;
-            last.set(Instant::now());
+            last.touch();
             to_guest.send(&buffer[..len]).await?;
         }
     };
     tokio::select! {
         result = to_server => result,
         result = from_server => result,
-        () = idle(&last, idle_timeout) => Ok(()),
+        () = last.idle(idle_timeout) => Ok(()),
     }
 }
 
-/// Ends when nothing has happened for that long.
-pub(crate) async fn idle(last: &Cell<Instant>, timeout: Duration) {
-    loop {
-        let end = last.get() + timeout;
-        if end <= Instant::now() {
-            return;
+/// When something last moved.
+pub(crate) struct Last(Mutex<Instant>);
+
+impl Default for Last {
+    fn default() -> Last {
+        Last(Mutex::new(Instant::now()))
+    }
+}
+
+impl Last {
+    /// Something moves.
+    pub(crate) fn touch(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// When it was.
+    pub(crate) fn get(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends when nothing has moved for that long.
+    pub(crate) async fn idle(&self, timeout: Duration) {
+        loop {
+            let end = self.get() + timeout;
+            if end <= Instant::now() {
+                return;
+            }
+            sleep_until(end).await;
         }
-        sleep_until(end).await;
     }
 }
 

@@ -131,19 +131,38 @@ mod tests {
         let by_name = rule(named(NamePattern::Any), Verdict::Allow);
         let policy = Policy::new(vec![by_name.clone()]);
         let web = Address::new("web", 3);
-        for inside in ["127.0.0.1", "::1", "10.0.0.1", "169.254.169.254", "64:ff9b::7f00:1"] {
+        for inside in [
+            "127.0.0.1",
+            "::1",
+            "10.0.0.1",
+            "169.254.169.254",
+            "64:ff9b::7f00:1",
+        ] {
             let view = View::new(&policy, &web);
-            assert_eq!(view.address(ip(inside), Some("a.test"), 443), Said::Special, "{inside}");
+            assert_eq!(
+                view.address(ip(inside), Some("a.test"), 443),
+                Said::Special,
+                "{inside}"
+            );
         }
         let inside = rule(network("10.0.0.0", 8), Verdict::Allow);
         let policy = Policy::new(vec![by_name.clone(), inside.clone()]);
         let view = View::new(&policy, &web);
-        assert_eq!(view.address(ip("10.0.0.1"), Some("a.test"), 443), Said::Allowed(RuleId(0)));
-        assert_eq!(view.address(ip("127.0.0.1"), Some("a.test"), 443), Said::Special);
+        assert_eq!(
+            view.address(ip("10.0.0.1"), Some("a.test"), 443),
+            Said::Allowed(RuleId(0))
+        );
+        assert_eq!(
+            view.address(ip("127.0.0.1"), Some("a.test"), 443),
+            Said::Special
+        );
         let not_inside = rule(network("10.0.0.0", 8), Verdict::Deny);
         let policy = Policy::new(vec![by_name, not_inside, inside]);
         let view = View::new(&policy, &web);
-        assert_eq!(view.address(ip("10.0.0.1"), Some("a.test"), 443), Said::Denied(RuleId(1)));
+        assert_eq!(
+            view.address(ip("10.0.0.1"), Some("a.test"), 443),
+            Said::Denied(RuleId(1))
+        );
     }
 
     #[test]
@@ -153,8 +172,14 @@ mod tests {
             rule(named(NamePattern::Any), Verdict::Allow),
         ]);
         let view = View::new(&policy, &Address::new("web", 3));
-        assert_eq!(view.address(ip("1.1.1.1"), Some("a.test"), 443), Said::Denied(RuleId(0)));
-        assert_eq!(view.address(ip("1.1.2.1"), Some("a.test"), 443), Said::Allowed(RuleId(1)));
+        assert_eq!(
+            view.address(ip("1.1.1.1"), Some("a.test"), 443),
+            Said::Denied(RuleId(0))
+        );
+        assert_eq!(
+            view.address(ip("1.1.2.1"), Some("a.test"), 443),
+            Said::Allowed(RuleId(1))
+        );
         assert!(view.still_allows(ip("1.1.2.1"), Some("a.test"), 443));
         assert!(!view.still_allows(ip("1.1.1.1"), Some("a.test"), 443));
         assert!(!view.still_allows(ip("1.1.2.1"), None, 443));
