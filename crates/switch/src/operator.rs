@@ -16,8 +16,7 @@ use crate::{
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-const OWN_PORTS: [u32; 2] = [wire::agent::PORT, DIRECTORY_PORT];
-const DIRECTORY_PORT: u32 = 1006;
+const OWN_PORTS: [u32; 2] = [wire::agent::PORT, wire::directory::PORT];
 
 /// Users of the host, with their groups, that the switch tells apart.
 const MAX_PROGRAMS: usize = 4096;
@@ -130,6 +129,13 @@ impl Switch {
         }
     }
 
+    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again.
+    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) {
+        if let Some(line) = self.line_mut(line) {
+            line.address.groups = groups;
+        }
+    }
+
     /// Ends circuits that the policy in force would not set up. Returns how many.
     pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
         let denied: Vec<CircuitId> = self
@@ -197,7 +203,7 @@ impl Switch {
             .unwrap_or((&caller.address.domain, name));
         let line = self.directory.line_by_name(domain, name)?;
         let callee = &self.lines[line.0 as usize];
-        let may_call = self.policy.may_pass(&caller.callers, &callee.callees);
+        let may_call = self.may_pass(&caller.callers, &callee.callees);
         (line == from || may_call).then(|| self.cid_for(from, line))
     }
 
@@ -207,8 +213,15 @@ impl Switch {
         let service = self
             .directory
             .service_by_name(&caller.address.domain, name)?;
-        let may_call = self.policy.may_pass(&caller.callers, &service.callees);
+        let may_call = self.may_pass(&caller.callers, &service.callees);
         may_call.then_some(service.entry.port)
+    }
+
+    /// Whether some rule would put a call through, at some port.
+    fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+        let rule = |id| self.policy.rule(id);
+        let mut rules = self.policy.between(from, to).filter_map(rule);
+        rules.any(|rule| rule.verdict != Verdict::Deny)
     }
 
     /// The identifier by which the guest of one line knows another.
