@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use switch::{
-    Action, CircuitId, Event, Limits, LineId, Policy, Reason, Rule, Sent, Side, Switch, Time,
-    Transmit,
+    Action, CircuitId, Event, HostCaller, Limits, LineId, Policy, Reason, Rule, Sent, Side, Switch,
+    Time, Transmit,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
@@ -321,6 +321,7 @@ impl World {
             line,
             port: dice.pick(&PORTS),
             socket_type: dice.pick(&[SocketType::Stream, SocketType::SeqPacket]),
+            caller: HostCaller::Published,
             token: self.token,
         };
         let actions = self.tell(event);
@@ -510,6 +511,7 @@ impl World {
             Action::HostShutdown { .. }
             | Action::HostDialRefused { .. }
             | Action::Wake { .. }
+            | Action::Decided(_)
             | Action::Report { .. } => {}
         }
     }
@@ -597,6 +599,9 @@ fn circuit_of(action: &Action) -> Option<CircuitId> {
         | Action::HostClose { circuit, .. }
         | Action::Discard { circuit, .. }
         | Action::Released { circuit } => Some(*circuit),
-        Action::HostDialRefused { .. } | Action::Wake { .. } | Action::Report { .. } => None,
+        Action::HostDialRefused { .. }
+        | Action::Wake { .. }
+        | Action::Decided(_)
+        | Action::Report { .. } => None,
     }
 }

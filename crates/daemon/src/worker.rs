@@ -104,6 +104,7 @@ impl LineWorker for Worker {
                 name: spec.name,
                 cid: spec.cid,
                 groups: spec.groups,
+                aliases: spec.aliases,
             },
             limits: spec.limits,
             vhost_user: spec.vhost_user,
@@ -111,7 +112,7 @@ impl LineWorker for Worker {
         };
         match self.ask(move |fabric| fabric.open_line(&config)) {
             Some(result) => result.map_err(|error| line_error(&full_name, error)),
-            None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
+            None => Err(stopped()),
         }
     }
 
@@ -145,44 +146,23 @@ impl LineWorker for Worker {
     }
 
     fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
-        if change.enforce_existing {
-            let what = "end circuits that are not allowed any more";
-            return Err(LineError::Unsupported { what });
+        let PolicyChange {
+            policy,
+            groups,
+            enforce_existing,
+        } = change;
+        let ended = self.ask(move |fabric| fabric.set_policy(policy, groups, enforce_existing));
+        match ended {
+            None => return Err(stopped()),
+            Some(0) => {}
+            Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
         }
-        let known = self
-            .ask(|fabric| fabric.lines())
-            .unwrap_or_default()
-            .into_iter()
-            .map(|line| (line.report.address.full_name(), line.report.address.groups));
-        let known: std::collections::BTreeMap<_, _> = known.collect();
-        let other = |(name, groups): &(String, Vec<String>)| {
-            known.get(name).is_some_and(|known| known != groups)
-        };
-        if change.groups.iter().any(other) {
-            let what = "change the groups of a VM that is there";
-            return Err(LineError::Unsupported { what });
-        }
-        self.ask(move |fabric| fabric.set_policy(change.policy));
         Ok(())
     }
 
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
-        match services.is_empty() {
-            true => Ok(()),
-            false => Err(LineError::Unsupported {
-                what: "offer services of the host",
-            }),
-        }
-    }
-
-    fn dial_guest(&self, _call: PublishedCall) -> Result<(), LineError> {
-        Err(LineError::Unsupported {
-            what: "call guests for published ports",
-        })
-    }
-
-    fn resolve(&self, _vm: &str, _name: &str) -> Option<u32> {
-        None
+        self.ask(move |fabric| fabric.set_services(services))
+            .ok_or_else(stopped)
     }
 
     fn stop(&self) {
@@ -203,6 +183,10 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn stopped() -> LineError {
+    LineError::Io(io::Error::other("the worker has stopped"))
 }
 
 fn line_error(name: &str, error: OpenLineError) -> LineError {

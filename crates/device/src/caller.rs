@@ -1,15 +1,30 @@
 //! A program that has connected to a VM's host socket and has yet to say which port it wants.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use switch::{LineId, Time};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
+use crate::Credentials;
+
+/// Who it is that calls.
+#[derive(Debug, Clone)]
+pub(crate) enum Who {
+    /// A program that has opened the host socket and says whom it wants.
+    Program(Credentials),
+    /// Somebody who has come in by a published port of this name, and knows nothing of handshakes.
+    Published(Arc<str>),
+}
+
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) line: LineId,
+    pub(crate) who: Who,
     pub(crate) socket: OwnedFd,
     pub(crate) socket_type: SocketType,
     pub(crate) deadline: Time,
@@ -60,9 +75,18 @@ impl Caller {
     /// Sends an answer after which the socket is closed. What the program has sent is taken first: left unread, it would
     /// turn the end behind the answer into an error.
     pub(crate) fn refuse(&self, line: &str) {
+        if let Who::Published(_) = self.who {
+            return reset(&self.socket);
+        }
         take_request(&self.socket, MAX_REQUEST_LEN);
         answer(&self.socket, line);
     }
+}
+
+/// Has a TCP connection end with a reset when it is closed. A UNIX socket knows no such thing.
+pub(crate) fn reset(socket: &OwnedFd) {
+    // It fails only for a socket that is no TCP connection any more.
+    let _ = set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 /// Takes up to `len` bytes of a request out of the socket.

@@ -7,20 +7,21 @@ use switch::{CircuitId, Side};
 use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
-use crate::caller::take_request;
+use crate::caller::{Who, take_request};
+use crate::dialer::Hold;
 use crate::kept::Kept;
 
-#[derive(Debug)]
 pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
+    /// Who has called, if it was not a guest.
+    pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
     kept: [Option<Box<Kept>>; 2],
 }
 
 /// A host program's socket.
-#[derive(Debug)]
 pub(crate) struct HostSocket {
     pub(crate) socket: OwnedFd,
     /// The socket takes data, as far as we know.
@@ -39,6 +40,8 @@ pub(crate) struct HostSocket {
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
     pub(crate) request_len: usize,
+    /// What is to last as long as the socket.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// What a program has sent behind its request.
@@ -55,6 +58,7 @@ impl CircuitIo {
             id,
             socket_type,
             host: None,
+            who: None,
             kept: [None, None],
         }
     }
@@ -115,6 +119,7 @@ impl HostSocket {
             unanswered,
             short_of_room: false,
             request_len: 0,
+            hold: None,
         }
     }
 }

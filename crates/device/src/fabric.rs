@@ -2,6 +2,7 @@
 
 mod act;
 mod control;
+mod decide;
 mod host;
 mod rx;
 mod tx;
@@ -12,7 +13,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use memory::queue::Chain;
@@ -20,13 +21,15 @@ use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
     Action, AddLineError, Address, CircuitId, CircuitReport, Event, Limits, LineId, LineReport,
-    Policy, Side, Switch, Time,
+    Policy, ServiceEntry, Side, Switch, Time,
 };
 use thiserror::Error;
 
 use crate::Waker;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
+use crate::decision::DecisionSink;
+use crate::dialer::{Dialer, Dialled};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
@@ -35,6 +38,7 @@ use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
 use crate::tally::Tally;
 
+pub use self::host::PublishedCall;
 use self::host::Redial;
 use self::tx::{Batch, Outgoing, Packet};
 
@@ -119,6 +123,11 @@ pub struct Fabric {
     look_at_stopped_at: Option<Time>,
     agent_port: u32,
     arrivals: ArrivalSink,
+    dialer: Option<Dialer>,
+    /// Where the dialer's answers come in, and the way in for those who answer.
+    dialled: Receiver<Dialled>,
+    dialled_by: Sender<Dialled>,
+    decisions: Option<DecisionSink>,
     mailbox: Mailbox,
     messages: Receiver<Message>,
     happened: Vec<(Token, EventFlags)>,
@@ -158,6 +167,7 @@ impl Fabric {
         memory::fault::install()?;
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
+        let (dialled_by, dialled) = channel();
         let mailbox = Mailbox {
             messages: sender,
             waker: reactor.waker(),
@@ -179,6 +189,10 @@ impl Fabric {
             look_at_stopped_at: None,
             agent_port,
             arrivals,
+            dialer: None,
+            dialled,
+            dialled_by,
+            decisions: None,
             mailbox,
             messages,
             happened: Vec::new(),
@@ -305,11 +319,9 @@ impl Fabric {
 
     /// Closes the line of this VM, by its full name, cutting its circuits short. Returns whether there was one.
     pub fn close_line(&mut self, name: &str) -> bool {
-        let found = self.lines.iter().find_map(|(index, line)| {
-            let line = line.as_ref()?;
-            (line.name == name).then_some(LineId(index as u32))
-        });
-        let Some(id) = found else { return false };
+        let Some(id) = self.line_named(name) else {
+            return false;
+        };
         let thread = self.line(id).and_then(|line| line.frontend.stop());
         self.forget_guest(id);
         self.switch.remove_line(self.now, id, &mut self.actions);
@@ -354,9 +366,60 @@ impl Fabric {
         self.stopped
     }
 
-    /// Puts another policy in force.
-    pub fn set_policy(&mut self, policy: Arc<Policy>) {
+    /// Puts another policy in force, with the groups that VMs are in from now on, by their full names. VMs that are not named keep
+    /// theirs. With `enforce_existing`, circuits that it would not set up are cut short; returns how many.
+    pub fn set_policy(
+        &mut self,
+        policy: Arc<Policy>,
+        groups: Vec<(String, Vec<String>)>,
+        enforce_existing: bool,
+    ) -> usize {
+        for (vm, groups) in groups {
+            if let Some(line) = self.line_named(&vm) {
+                self.switch.set_groups(line, groups);
+            }
+        }
         self.switch.set_policy(policy);
+        if !enforce_existing {
+            return 0;
+        }
+        let ended = self.switch.enforce_policy(self.now, &mut self.actions);
+        self.carry_out();
+        ended
+    }
+
+    /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) says who puts such calls through.
+    pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
+        self.switch.set_services(services);
+    }
+
+    /// Has calls to services and to the directory put through by somebody. Until then they are refused.
+    pub fn set_dialer(&mut self, dialer: Dialer) {
+        self.dialer = Some(dialer);
+    }
+
+    /// Has somebody take note of what becomes of calls.
+    pub fn set_decision_sink(&mut self, sink: DecisionSink) {
+        self.decisions = Some(sink);
+    }
+
+    /// The identifier by which a guest can call the VM of this name; see [`Switch::resolve`].
+    pub fn resolve(&mut self, vm: &str, name: &str) -> Option<u32> {
+        let line = self.line_named(vm)?;
+        self.switch.resolve(line, name)
+    }
+
+    /// The port of a service that a guest can call; see [`Switch::resolve_service`].
+    pub fn resolve_service(&self, vm: &str, name: &str) -> Option<u32> {
+        self.switch.resolve_service(self.line_named(vm)?, name)
+    }
+
+    /// The line of a VM, by its full name.
+    fn line_named(&self, name: &str) -> Option<LineId> {
+        self.lines.iter().find_map(|(index, line)| {
+            let line = line.as_ref()?;
+            (line.name == name).then_some(LineId(index as u32))
+        })
     }
 
     /// Every line, as it stands.
@@ -411,6 +474,7 @@ impl Fabric {
                 while let Ok(message) = self.messages.try_recv() {
                     self.answer(message);
                 }
+                self.take_dialled();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
             Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),

@@ -22,6 +22,8 @@
 
 mod caller;
 mod circuit;
+mod decision;
+mod dialer;
 mod fabric;
 mod frontend;
 mod kept;
@@ -33,5 +35,9 @@ mod socket;
 mod spin;
 mod tally;
 
-pub use fabric::{Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError};
+pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
+pub use dialer::{Called, Dialer, Hold, Reply, ServiceCall};
+pub use fabric::{
+    Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError, PublishedCall,
+};
 pub use reactor::Waker;

@@ -4,6 +4,7 @@ use wire::vsock::SocketType;
 
 use crate::end::End;
 use crate::flow::Flow;
+use crate::operator::Call;
 use crate::{LineId, Reason, Time};
 
 /// The number of a circuit. Numbers are used again; the generation tells one use from the next.
@@ -58,11 +59,18 @@ pub(crate) struct Circuit {
     pub(crate) ends: [End; 2],
     /// By the side that sends.
     pub(crate) flows: [Flow; 2],
+    pub(crate) call: Call,
+    /// Where it stands among those of which nothing passes until their rule's share of time has come.
+    pub(crate) resting: Option<Rest>,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) opened_at: Time,
     /// Why it was cut short, if it was: what the log and the host program are told.
     pub(crate) reason: Option<Reason>,
 }
+
+/// Until when a circuit rests, and after how many others that began to rest before. So those that have waited go first when
+/// several may go on at one moment.
+pub(crate) type Rest = (Time, u64);
 
 /// What a circuit waits for, one thing at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -84,6 +84,13 @@ impl Switch {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
         flow.count_packets(packets);
+        if circuit.end(from).is_host() {
+            let rule = circuit.call.rule;
+            if let Some(used) = self.used(rule) {
+                used.charge(now, len);
+            }
+        }
+        let circuit = &self.circuits[index];
         let line = circuit.end(from.other()).line();
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.packets_to_guest += u64::from(packets);
@@ -99,9 +106,9 @@ impl Switch {
         let end = circuit.end(side);
         let peer = circuit.end(side.other());
         Header {
-            src_cid: u64::from(peer.cid()),
+            src_cid: u64::from(peer.seen.0),
             dst_cid: u64::from(end.cid()),
-            src_port: peer.port,
+            src_port: peer.seen.1,
             dst_port: end.port,
             len: 0,
             socket_type: circuit.socket_type as u16,
@@ -186,12 +193,14 @@ impl Switch {
             return None;
         }
         let readable = circuit.end(from).readable;
+        let flow = circuit.flow_from(from);
+        if (flow.kept() == 0 && !readable) || flow.refused || self.rests(now, index) {
+            return None;
+        }
+        let circuit = &mut self.circuits[index];
         let message = circuit.socket_type == SocketType::SeqPacket;
         let from_guest = !circuit.end(from).is_host();
         let flow = circuit.flow_from(from);
-        if (flow.kept() == 0 && !readable) || flow.refused {
-            return None;
-        }
         let sendable = match (message, from_guest) {
             (true, true) => flow.sendable_messages(),
             (true, false) if flow.lacks_room_for_message() => 0,

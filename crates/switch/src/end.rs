@@ -5,7 +5,7 @@ use crate::LineId;
 /// Who is at an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Party {
-    /// A guest on this line, under this context identifier.
+    /// A guest on this line, with this context identifier.
     Guest { line: LineId, cid: u32 },
     /// A program on the host.
     Host,
@@ -13,11 +13,23 @@ pub(crate) enum Party {
     Departed { cid: u32 },
 }
 
+impl Party {
+    fn cid(self) -> u32 {
+        match self {
+            Party::Guest { cid, .. } | Party::Departed { cid } => cid,
+            Party::Host => wire::vsock::HOST_CID,
+        }
+    }
+}
+
 /// An end of a circuit.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     pub(crate) party: Party,
     pub(crate) port: u32,
+    /// The context identifier and the port by which the other end knows this one. They differ from its own when it is of another
+    /// domain, or when the call was meant for somebody else.
+    pub(crate) seen: (u32, u32),
     /// Nothing comes from or goes to this end any more.
     pub(crate) gone: bool,
     /// Shutdown flags that the guest has sent.
@@ -50,6 +62,7 @@ impl End {
         End {
             party,
             port,
+            seen: (party.cid(), port),
             gone: false,
             heard: 0,
             told: 0,
@@ -64,12 +77,9 @@ impl End {
         self.party == Party::Host
     }
 
-    /// The context identifier by which the other end knows this one.
+    /// Its own context identifier.
     pub(crate) fn cid(&self) -> u32 {
-        match self.party {
-            Party::Guest { cid, .. } | Party::Departed { cid } => cid,
-            Party::Host => wire::vsock::HOST_CID,
-        }
+        self.party.cid()
     }
 
     pub(crate) fn line(&self) -> Option<LineId> {

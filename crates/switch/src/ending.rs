@@ -6,6 +6,7 @@ use crate::circuit::{Deadline, DeadlineKind};
 use crate::end::Party;
 use crate::event::{Action, Direction, Time};
 use crate::flow::{Ending, Flow};
+use crate::operator::Destination;
 use crate::switch::Actions;
 use crate::{Reason, Side, Switch};
 
@@ -106,6 +107,7 @@ impl Switch {
         actions: &mut Actions,
     ) {
         self.note(index, Side::Caller, reason, actions);
+        self.decided(index, Err(reason), actions);
         self.close_handshake(index);
         for side in [Side::Caller, Side::Callee] {
             let circuit = &mut self.circuits[index];
@@ -167,8 +169,8 @@ impl Switch {
         actions.push(Action::Report {
             line,
             source_port: caller.port,
-            destination_cid: callee.cid(),
-            destination_port: callee.port,
+            destination_cid: callee.seen.0,
+            destination_port: callee.seen.1,
             reason,
         });
         if let Some(line) = self.line_mut(line) {
@@ -309,7 +311,11 @@ impl Switch {
     pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
         self.close_handshake(index);
         self.set_deadline(index, None);
+        self.end_rest(index);
         let circuit = self.circuits.remove(index);
+        if let Some(used) = self.used(circuit.call.rule) {
+            used.closed();
+        }
         for side in [Side::Caller, Side::Callee] {
             let grant = circuit.flows[side.index()].grant();
             if let Some(line) = circuit
@@ -327,6 +333,7 @@ impl Switch {
     }
 
     pub(crate) fn tick(&mut self, now: Time, actions: &mut Actions) {
+        self.end_rests(now, actions);
         while let Some((at, id)) = self.deadlines.first().copied() {
             if at > now {
                 break;
@@ -338,11 +345,10 @@ impl Switch {
             };
             match deadline.kind {
                 DeadlineKind::Handshake => {
-                    let callee_is_host = self.circuits[index].end(Side::Callee).is_host();
-                    let reason = if callee_is_host {
-                        Reason::BacklogFull
-                    } else {
-                        Reason::TimedOut
+                    let reason = match self.circuits[index].call.reached {
+                        Destination::Line(_) | Destination::Departed => Reason::TimedOut,
+                        Destination::Listener => Reason::BacklogFull,
+                        Destination::Service(_) => Reason::ServiceTimedOut,
                     };
                     self.fail_dial(now, index, None, reason, actions);
                 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::vsock::{Header, SocketType};
 
-use crate::{CircuitId, LineId, Reason, Side};
+use crate::{CircuitId, LineId, Reason, RuleId, ServiceId, Side};
 
 /// A moment, as the time since some start that the caller has chosen. It never goes backwards.
 pub type Time = Duration;
@@ -39,6 +39,8 @@ pub enum Event {
         port: u32,
         /// The type of socket that the program uses.
         socket_type: SocketType,
+        /// Who it is.
+        caller: HostCaller,
         /// The caller's own name for this attempt, given back in the answer.
         token: u64,
     },
@@ -99,6 +101,79 @@ pub enum Event {
     Tick,
 }
 
+/// Somebody on the host's side who calls a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostCaller {
+    /// A program of the host, by what [`Switch::program`](crate::Switch::program) said.
+    Program(ProgramId),
+    /// Whoever has come in by a published port.
+    Published,
+}
+
+/// The number of a user of the host with certain groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProgramId(pub u32);
+
+/// What has become of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decided {
+    /// Who called.
+    pub caller: CallerId,
+    /// The context identifier that was called: the host's or, as the caller knows it, a guest's.
+    pub dialled_cid: u32,
+    /// The port that was called.
+    pub dialled_port: u32,
+    /// Whom the caller meant, if there is such.
+    pub dialled: Option<CalleeId>,
+    /// Who had the call, if it came so far: by a redirection somebody else.
+    pub reached: Option<CalleeId>,
+    /// The rule that decided, of the policy in force; without one, what holds without a rule.
+    pub rule: Option<RuleId>,
+    /// Why there is no circuit, if there is none.
+    pub result: Result<(), Reason>,
+}
+
+/// Who has called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallerId {
+    /// A guest.
+    Guest {
+        /// Its line.
+        line: LineId,
+        /// Its port.
+        port: u32,
+    },
+    /// Somebody on the host's side who was refused at once.
+    HostAttempt {
+        /// The caller's own name for the attempt.
+        token: u64,
+    },
+    /// Somebody on the host's side whose call has become this circuit.
+    HostCircuit {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+}
+
+/// Who is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CalleeId {
+    /// A guest.
+    Guest {
+        /// Its line.
+        line: LineId,
+        /// Its port.
+        port: u32,
+    },
+    /// A service of the host.
+    Service(ServiceId),
+    /// A socket that a program of the host has made for the caller.
+    Listener {
+        /// The port that it stands for.
+        port: u32,
+    },
+}
+
 /// A direction of a host program's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -118,7 +193,7 @@ pub enum Action {
         /// The side that sent it.
         from: Side,
     },
-    /// Dial the host program that listens for this port of this line, and report [`Event::HostDialed`].
+    /// Dial the service, or the host program that listens for this port of this line, and report [`Event::HostDialed`].
     DialHost {
         /// The circuit.
         circuit: CircuitId,
@@ -130,7 +205,13 @@ pub enum Action {
         source_port: u32,
         /// The type of socket to dial with.
         socket_type: SocketType,
+        /// The service, if it is one.
+        service: Option<ServiceId>,
+        /// The rule that allows the call.
+        rule: Option<RuleId>,
     },
+    /// A call has been answered or refused. Each call is reported so once, for the audit.
+    Decided(Decided),
     /// The dial with this token has become a circuit; the guest has yet to answer.
     HostDialing {
         /// The caller's name for the attempt.

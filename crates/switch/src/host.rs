@@ -3,34 +3,58 @@
 use wire::vsock::SocketType;
 
 use crate::end::{End, Party};
-use crate::event::{Action, Time};
+use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
 use crate::flow::Ending;
+use crate::operator::{Call, Refusal};
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, LineId, Reason, Side, Switch};
 
 impl Switch {
+    #[allow(clippy::too_many_arguments)] // One event, taken apart once.
     pub(crate) fn host_dial(
         &mut self,
         now: Time,
         line_id: LineId,
         port: u32,
         socket_type: SocketType,
+        host: HostCaller,
         token: u64,
         actions: &mut Actions,
     ) {
-        let (host_port, cid) = match self.admit_host_dial(now, line_id, port, socket_type) {
+        let admitted = self.admit_host_dial(now, line_id, port, socket_type, host);
+        let (callee_line, callee_port, host_port, call) = match admitted {
             Ok(admitted) => admitted,
-            Err(reason) => {
+            Err(Refusal { reason, rule, .. }) => {
                 if let Some(line) = self.line_mut(line_id) {
                     line.counters.ended[reason.index()] += 1;
                 }
+                let line = self.lines.get(line_id.0 as usize);
+                actions.push(Action::Decided(Decided {
+                    caller: CallerId::HostAttempt { token },
+                    dialled_cid: line.map_or(0, |line| line.address.cid),
+                    dialled_port: port,
+                    dialled: line.map(|_| CalleeId::Guest {
+                        line: line_id,
+                        port,
+                    }),
+                    reached: None,
+                    rule,
+                    result: Err(reason),
+                }));
                 actions.push(Action::HostDialRefused { token, reason });
                 return;
             }
         };
+        let cid = self.lines[callee_line.0 as usize].address.cid;
         let caller = End::new(Party::Host, host_port);
-        let callee = End::new(Party::Guest { line: line_id, cid }, port);
-        let index = self.open(now, socket_type, caller, callee);
+        let party = Party::Guest {
+            line: callee_line,
+            cid,
+        };
+        let mut callee = End::new(party, callee_port);
+        let dialled = self.lines.get(line_id.0 as usize);
+        callee.seen = (dialled.map_or(cid, |line| line.address.cid), port);
+        let index = self.open(now, socket_type, caller, callee, call);
         let circuit = &mut self.circuits[index];
         actions.push(Action::HostDialing {
             token,
@@ -40,29 +64,18 @@ impl Switch {
         self.enqueue(index, Side::Callee, actions);
     }
 
-    /// A free port for the host's end, and the guest's identifier; or why the call cannot be made.
+    /// The line and the port that have the call, a free port for the host's end, and what to remember of the call; or why it
+    /// cannot be made.
     fn admit_host_dial(
         &mut self,
         now: Time,
-        line_id: LineId,
+        dialled: LineId,
         port: u32,
         socket_type: SocketType,
-    ) -> Result<(u32, u32), Reason> {
-        let line = self
-            .lines
-            .get_mut(line_id.0 as usize)
-            .ok_or(Reason::UnknownCid)?;
-        if !line.up {
-            return Err(Reason::NotRunning);
-        }
-        if socket_type == SocketType::SeqPacket && !line.seqpacket {
-            return Err(Reason::Unsupported);
-        }
-        line.admit_circuit()?;
-        if !line.host_connects.take(now) {
-            return Err(Reason::ConnectRate);
-        }
-        let (cid, circuits) = (line.address.cid, line.circuits);
+        host: HostCaller,
+    ) -> Result<(LineId, u32, u32, Call), Refusal> {
+        let (line_id, port, call) = self.route_from_host(now, dialled, port, socket_type, host)?;
+        let circuits = self.lines[line_id.0 as usize].circuits;
         // Each circuit has one port, so one of so many is free.
         for _ in 0..=circuits {
             let host_port = self.lines[line_id.0 as usize].take_port();
@@ -73,10 +86,10 @@ impl Switch {
                 peer_port: host_port,
             };
             if !self.by_end.contains_key(&key) {
-                return Ok((host_port, cid));
+                return Ok((line_id, port, host_port, call));
             }
         }
-        Err(Reason::CircuitLimit)
+        Err(Reason::CircuitLimit.into())
     }
 
     pub(crate) fn host_dialed(
@@ -93,6 +106,7 @@ impl Switch {
         if let Err(reason) = result {
             return self.fail_dial(now, index, None, reason, actions);
         }
+        self.decided(index, Ok(()), actions);
         self.close_handshake(index);
         self.circuits[index].end_mut(Side::Caller).outbox.response = true;
         self.enqueue(index, Side::Caller, actions);
@@ -176,6 +190,12 @@ impl Switch {
         if !flow.deliver(len) {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
+        if flow.end == Ending::Open && self.rests(now, index) {
+            // What has arrived is acknowledged when the rest is over: until then the guest has no more credit.
+            return;
+        }
+        let circuit = &mut self.circuits[index];
+        let flow = circuit.flow_to(host);
         flow.acknowledge_all();
         if flow.end != Ending::Open {
             self.settle(now, index, actions);

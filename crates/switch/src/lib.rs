@@ -44,6 +44,7 @@
 mod circuit;
 mod config;
 mod counters;
+mod directory;
 mod egress;
 mod end;
 mod ending;
@@ -51,17 +52,23 @@ mod event;
 mod flow;
 mod host;
 mod line;
+mod operator;
 mod packet;
 mod policy;
 mod rate;
 mod reason;
 mod switch;
 mod tuning;
+mod usage;
 
 pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, Side};
 pub use config::Limits;
 pub use counters::Counters;
-pub use event::{Action, Direction, Event, Sent, Time, Transmit};
+pub use directory::{ServiceEntry, ServiceId};
+pub use event::{
+    Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, ProgramId, Sent, Time,
+    Transmit,
+};
 pub use line::{AddLineError, Address, LineId, LineReport};
 pub use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 use wire::vsock::Header;
 
+use crate::directory::DomainId;
 use crate::rate::Bucket;
 use crate::{
     Callee, Caller, Counters, DEFAULT_DOMAIN, Limits, Policy, Reason, RuleSet, Side, Time,
@@ -45,6 +46,8 @@ pub struct Address {
     pub cid: u32,
     /// The groups it is in.
     pub groups: Vec<String>,
+    /// Other names of it, of which there is one in its domain too.
+    pub aliases: Vec<String>,
 }
 
 impl Address {
@@ -55,7 +58,15 @@ impl Address {
             name: name.to_owned(),
             cid,
             groups: Vec::new(),
+            aliases: Vec::new(),
         }
+    }
+
+    /// Its name and its aliases.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name)
+            .chain(&self.aliases)
+            .map(String::as_str)
     }
 
     /// The name by which people and programs of the host tell it from VMs of other domains: `web` in the
@@ -71,6 +82,7 @@ impl Address {
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) address: Address,
+    pub(crate) domain: DomainId,
     pub(crate) limits: Limits,
     /// The rules that can match when this guest calls.
     pub(crate) callers: RuleSet,
@@ -120,9 +132,10 @@ const CONNECT_DEPTH: Duration = Duration::from_secs(1);
 const CONTROL_DEPTH: Duration = Duration::from_millis(100);
 
 impl Line {
-    pub(crate) fn new(address: Address, limits: Limits) -> Line {
+    pub(crate) fn new(address: Address, domain: DomainId, limits: Limits) -> Line {
         Line {
             address,
+            domain,
             limits,
             callers: RuleSet::default(),
             callees: RuleSet::default(),

@@ -1,15 +1,16 @@
 //! What guests send (virtio 1.2, section 5.10.6).
 
 use wire::vsock::{
-    HOST_CID, Header, Operation, SEQPACKET_END_OF_MESSAGE, SEQPACKET_END_OF_RECORD, SHUTDOWN_BOTH,
+    Header, Operation, SEQPACKET_END_OF_MESSAGE, SEQPACKET_END_OF_RECORD, SHUTDOWN_BOTH,
     SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType,
 };
 
 use crate::end::{End, Party};
 use crate::event::{Action, Time};
 use crate::flow::Ending;
+use crate::operator::{Destination, Route};
 use crate::switch::{Actions, EndKey};
-use crate::{LineId, Reason, Side, Switch, Verdict};
+use crate::{LineId, Reason, Side, Switch};
 
 impl Switch {
     /// A packet from a guest: find its circuit, believe its numbers where they can be true, and act on its operation.
@@ -246,15 +247,17 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
-        let callee = self.callee(line_id, &key, socket_type);
-        let connects = &mut self.lines[line_id.0 as usize].connects;
-        let callee = match callee {
-            Ok(_) if !connects.take(now) => Err(Reason::ConnectRate),
-            other => other,
-        };
-        let callee = match callee {
-            Ok(party) => End::new(party, key.peer_port),
-            Err(reason) => return self.refuse_request(line_id, header, reason, actions),
+        let Route {
+            callee,
+            caller_cid,
+            call,
+        } = match self.route_from_guest(now, line_id, &key, socket_type) {
+            Ok(route) => route,
+            Err(refusal) => {
+                let reason = refusal.reason;
+                self.refused(line_id, &key, refusal, actions);
+                return self.refuse_request(line_id, header, reason, actions);
+            }
         };
         let Some(line) = self.line_mut(line_id) else {
             return;
@@ -264,15 +267,15 @@ impl Switch {
             (reset.dst_port, reset.src_port, reset.src_cid)
                 != (header.src_port, header.dst_port, header.dst_cid)
         });
-        let caller = End::new(
-            Party::Guest {
-                line: line_id,
-                cid: line.address.cid,
-            },
-            key.port,
-        );
-        let to_guest = !callee.is_host();
-        let index = self.open(now, socket_type, caller, callee);
+        let party = Party::Guest {
+            line: line_id,
+            cid: line.address.cid,
+        };
+        let mut caller = End::new(party, key.port);
+        caller.seen.0 = caller_cid;
+        let (to_guest, port) = (!callee.is_host(), callee.port);
+        let index = self.open(now, socket_type, caller, callee, call);
+        let id = self.circuits[index].id;
         let circuit = &mut self.circuits[index];
         let _ = circuit.flow_to(Side::Caller).announce(header.buf_alloc, 0);
         if to_guest {
@@ -282,48 +285,18 @@ impl Switch {
             self.enqueue(index, Side::Callee, actions);
         } else {
             actions.push(Action::DialHost {
-                circuit: circuit.id,
+                circuit: id,
                 line: line_id,
-                port: key.peer_port,
+                port,
                 source_port: key.port,
                 socket_type,
+                service: match call.reached {
+                    Destination::Service(service) => Some(service),
+                    _ => None,
+                },
+                rule: call.rule,
             });
         }
-    }
-
-    /// Who is called, if the call may be made.
-    fn callee(&self, from: LineId, key: &EndKey, socket_type: SocketType) -> Result<Party, Reason> {
-        let (cid, port) = (key.peer_cid, key.peer_port);
-        let caller = &self.lines[from.0 as usize];
-        caller.admit_circuit()?;
-        if cid == HOST_CID {
-            return Ok(Party::Host);
-        }
-        let line = self.line_by_cid(cid).ok_or(Reason::UnknownCid)?;
-        let callee = &self.lines[line.0 as usize];
-        let decision = self.policy.decide(&caller.callers, &callee.callees, port);
-        let allowed = matches!(decision.rule, Some((_, Verdict::Allow)));
-        if line == from || !allowed {
-            return Err(Reason::Denied);
-        }
-        if !callee.up {
-            return Err(Reason::NotRunning);
-        }
-        if socket_type == SocketType::SeqPacket && !callee.seqpacket {
-            return Err(Reason::Unsupported);
-        }
-        callee.admit_circuit()?;
-        // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
-        let theirs = EndKey {
-            line,
-            port,
-            peer_cid: caller.address.cid,
-            peer_port: key.port,
-        };
-        if self.by_end.contains_key(&theirs) {
-            return Err(Reason::PortsInUse);
-        }
-        Ok(Party::Guest { line, cid })
     }
 
     fn refuse_request(
@@ -370,6 +343,7 @@ impl Switch {
 
     /// The guest that was called has accepted.
     fn answered(&mut self, index: usize, actions: &mut Actions) {
+        self.decided(index, Ok(()), actions);
         self.close_handshake(index);
         let circuit = &mut self.circuits[index];
         let port = circuit.end(Side::Caller).port;
@@ -428,6 +402,11 @@ impl Switch {
         if header.flags & SEQPACKET_END_OF_MESSAGE != 0 {
             flow.end_message();
         }
+        let rule = circuit.call.rule;
+        if let Some(used) = self.used(rule) {
+            used.charge(now, header.len);
+        }
+        let circuit = &self.circuits[index];
         // Room of which the source was not told while it had plenty may be all that is left to it now.
         let source_starves = circuit.starves(side);
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {

@@ -20,9 +20,21 @@ pub enum Reason {
     /// No VM has this context identifier.
     #[error("no VM has this context identifier")]
     UnknownCid,
-    /// The policy has no rule that allows it.
+    /// A rule denies it, or none allows it.
     #[error("no rule allows it")]
     Denied,
+    /// The rule that allows it has as many circuits as it may.
+    #[error("the rule that allows it has as many circuits as its limit allows")]
+    RuleCircuits,
+    /// Calls are made more often than the rule that allows them lets them be made.
+    #[error("calls are made more often than the limit of the rule that allows them")]
+    RuleRate,
+    /// There is no way to the service's address.
+    #[error("the service's address cannot be reached")]
+    Unreachable,
+    /// The service did not answer in time.
+    #[error("the service did not answer in time")]
+    ServiceTimedOut,
     /// The VM is known, but no guest driver is running there.
     #[error("the VM is not running, or its guest has not started its vsock driver")]
     NotRunning,
@@ -75,13 +87,17 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 22] = [
+    pub const ALL: [Reason; 26] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
         Reason::HostFailed,
         Reason::UnknownCid,
         Reason::Denied,
+        Reason::RuleCircuits,
+        Reason::RuleRate,
+        Reason::Unreachable,
+        Reason::ServiceTimedOut,
         Reason::NotRunning,
         Reason::Unsupported,
         Reason::GuestRefused,
@@ -109,6 +125,10 @@ impl Reason {
             Reason::HostFailed => "ended_host_failed",
             Reason::UnknownCid => "ended_unknown_cid",
             Reason::Denied => "ended_denied",
+            Reason::RuleCircuits => "ended_rule_circuits",
+            Reason::RuleRate => "ended_rule_rate",
+            Reason::Unreachable => "ended_unreachable",
+            Reason::ServiceTimedOut => "ended_service_timed_out",
             Reason::NotRunning => "ended_not_running",
             Reason::Unsupported => "ended_unsupported",
             Reason::GuestRefused => "ended_guest_refused",

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
-use crate::circuit::{Circuit, Deadline, DeadlineKind};
+use crate::circuit::{Circuit, Deadline, DeadlineKind, Rest};
+use crate::directory::{Directory, Taken};
 use crate::end::{End, Party};
 use crate::event::{Action, Event, Time};
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
+use crate::operator::{Call, Program};
+use crate::usage::RuleUse;
 use crate::{
     AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, EndReport, Limits, LineId,
-    LineReport, Policy, Reason, Side,
+    LineReport, Policy, Reason, RuleSet, Side,
 };
 
 /// So many stale entries a line's round may hold before it is worth looking at their share.
@@ -40,7 +43,17 @@ pub struct Switch {
     pub(crate) lines: Slab<Line>,
     pub(crate) circuits: Slab<Circuit>,
     pub(crate) by_end: HashMap<EndKey, (u32, Side)>,
-    by_cid: HashMap<(String, u32), LineId>,
+    pub(crate) directory: Directory,
+    /// By the position of the rule.
+    pub(crate) rules: Vec<RuleUse>,
+    /// The rules that can match when a guest calls a socket that was made for it.
+    pub(crate) listener_callees: RuleSet,
+    /// The rules that can match when somebody comes in by a published port.
+    pub(crate) published_callers: RuleSet,
+    pub(crate) programs: Vec<Program>,
+    /// Circuits that rest until then, as more has passed than their rule lets pass.
+    pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
+    pub(crate) next_rest: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
 }
@@ -55,18 +68,16 @@ impl Switch {
             lines: Slab::new(),
             circuits: Slab::new(),
             by_end: HashMap::new(),
-            by_cid: HashMap::new(),
+            directory: Directory::default(),
+            rules: Vec::new(),
+            listener_callees: RuleSet::default(),
+            published_callers: RuleSet::default(),
+            programs: Vec::new(),
+            resting: BTreeSet::new(),
+            next_rest: 0,
             deadlines: BTreeSet::new(),
             next_generation: 0,
         }
-    }
-
-    /// Puts another policy in force, for circuits yet to be set up.
-    pub fn set_policy(&mut self, policy: Arc<Policy>) {
-        for (_, line) in &mut self.lines {
-            line.subject_to(&policy);
-        }
-        self.policy = policy;
     }
 
     /// Adds a line for a VM of the default domain, with the limits of every line that has none of its own.
@@ -90,23 +101,20 @@ impl Switch {
         if !(MIN_GUEST_CID..CID_ANY).contains(&cid) {
             return Err(AddLineError::ReservedCid(cid));
         }
-        let place = (address.domain.clone(), cid);
-        if let Some(owner) = self.by_cid.get(&place) {
-            return Err(AddLineError::CidTaken {
-                cid,
-                name: self.lines[owner.0 as usize].address.name.clone(),
-            });
+        match self.directory.admits(&address) {
+            Ok(()) => {}
+            Err(Taken::Cid(owner)) => {
+                let name = self.lines[owner.0 as usize].address.full_name();
+                return Err(AddLineError::CidTaken { cid, name });
+            }
+            Err(Taken::Name) => return Err(AddLineError::NameTaken(address.name)),
         }
-        let taken = |line: &Line| {
-            (&line.address.domain, &line.address.name) == (&address.domain, &address.name)
-        };
-        if self.lines.iter().any(|(_, line)| taken(line)) {
-            return Err(AddLineError::NameTaken(address.name));
-        }
-        let mut line = Line::new(address, limits);
+        let entry = self.lines.vacant_entry();
+        let id = LineId(entry.key() as u32);
+        let domain = self.directory.enter(&address, id);
+        let mut line = Line::new(address, domain, limits);
         line.subject_to(&self.policy);
-        let id = LineId(self.lines.insert(line) as u32);
-        self.by_cid.insert(place, id);
+        entry.insert(line);
         Ok(id)
     }
 
@@ -118,19 +126,22 @@ impl Switch {
         self.line_down(now, id, Reason::Operator, actions);
         // Ends that still drain elsewhere keep only the identifier, never the number of the line.
         for (_, circuit) in &mut self.circuits {
+            circuit.call.forget(id);
             for end in &mut circuit.ends {
                 if end.line() == Some(id) {
                     end.party = Party::Departed { cid: end.cid() };
                 }
             }
         }
-        let line = self.lines.remove(id.0 as usize);
-        self.by_cid.remove(&(line.address.domain, line.address.cid));
+        self.lines.remove(id.0 as usize);
+        self.directory.strike(id);
     }
 
     /// The next moment at which [`Event::Tick`] is wanted.
     pub fn poll_at(&self) -> Option<Time> {
-        self.deadlines.first().map(|(at, _)| *at)
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        let rest = self.resting.first().map(|((at, _), _)| *at);
+        deadline.into_iter().chain(rest).min()
     }
 
     /// Takes note of an event. What is to be done is appended to `actions`.
@@ -143,9 +154,10 @@ impl Switch {
                 line,
                 port,
                 socket_type,
+                caller,
                 token,
             } => {
-                self.host_dial(now, line, port, socket_type, token, actions);
+                self.host_dial(now, line, port, socket_type, caller, token, actions);
             }
             Event::HostDialed { circuit, result } => {
                 self.host_dialed(now, circuit, result, actions)
@@ -230,7 +242,8 @@ impl Switch {
 
     /// The line of the VM with this context identifier, in the default domain.
     pub fn line_by_cid(&self, cid: u32) -> Option<LineId> {
-        self.by_cid.get(&(DEFAULT_DOMAIN.to_owned(), cid)).copied()
+        let domain = self.directory.domain(DEFAULT_DOMAIN)?;
+        self.directory.line_by_cid(domain, cid)
     }
 
     /// The side of a circuit where a program of the host is, if there is one.
@@ -274,8 +287,8 @@ impl Switch {
         Some(EndKey {
             line: end.line()?,
             port: end.port,
-            peer_cid: peer.cid(),
-            peer_port: peer.port,
+            peer_cid: peer.seen.0,
+            peer_port: peer.seen.1,
         })
     }
 
@@ -286,6 +299,7 @@ impl Switch {
         socket_type: SocketType,
         caller: End,
         callee: End,
+        call: Call,
     ) -> usize {
         let entry = self.circuits.vacant_entry();
         let index = entry.key();
@@ -321,6 +335,8 @@ impl Switch {
             answered: false,
             ends: [caller, callee],
             flows,
+            call,
+            resting: None,
             deadline: None,
             opened_at: now,
             reason: None,
@@ -336,6 +352,9 @@ impl Switch {
             }
         }
         entry.insert(circuit);
+        if let Some(used) = self.used(call.rule) {
+            used.opened();
+        }
         let patience = answering.map_or(&self.limits, |line| self.limits(line));
         let deadline = now + patience.handshake;
         self.set_deadline(

@@ -5,7 +5,8 @@ use switch::{Action, CircuitId, Direction, Event, Reason, Side};
 use wire::connect;
 
 use super::Fabric;
-use crate::caller::answer;
+use super::host::HostCall;
+use crate::caller::{Who, answer, reset};
 use crate::circuit::CircuitIo;
 
 impl Fabric {
@@ -33,20 +34,36 @@ impl Fabric {
                 port,
                 source_port,
                 socket_type,
+                service,
+                rule,
             } => {
                 self.install(CircuitIo::new(circuit, socket_type));
-                self.dial_host(circuit, line, port, source_port, socket_type);
+                self.dial_host(HostCall {
+                    circuit,
+                    line,
+                    port,
+                    source_port,
+                    socket_type,
+                    service,
+                    rule,
+                });
             }
+            Action::Decided(decided) => self.report_decision(&decided),
             Action::HostDialing { token, circuit } => self.caller_dials(token, circuit),
             Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
             Action::HostAccepted { circuit, port } => self.host_accepted(circuit, port),
             Action::HostRejected { circuit, reason } => {
-                if let Some(mut host) = self
-                    .circuit(circuit)
-                    .and_then(|circuit| circuit.host.take())
-                {
-                    host.take_request();
-                    answer(&host.socket, &connect::refused(reason));
+                let Some(circuit) = self.circuit(circuit) else {
+                    return;
+                };
+                let published = matches!(circuit.who, Some(Who::Published(_)));
+                match circuit.host.take() {
+                    Some(host) if published => reset(&host.socket),
+                    Some(mut host) => {
+                        host.take_request();
+                        answer(&host.socket, &connect::refused(reason));
+                    }
+                    None => {}
                 }
             }
             Action::HostShutdown { circuit, direction } => self.host_shutdown(circuit, direction),
@@ -91,11 +108,15 @@ impl Fabric {
     }
 
     fn host_accepted(&mut self, id: CircuitId, port: u32) {
-        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let published = matches!(circuit.who, Some(Who::Published(_)));
+        let Some(host) = circuit.host.as_mut() else {
             return;
         };
         host.unanswered = false;
-        if answer(&host.socket, &connect::accepted(port)) {
+        if published || answer(&host.socket, &connect::accepted(port)) {
             // It may have sent data already, or be gone: find out.
             self.host_is_readable(id);
         } else {
@@ -119,11 +140,13 @@ impl Fabric {
 
     /// Closes the host program's socket. When the circuit was cut short, a request that is still in the socket stays
     /// unread, so that the program sees an error and not the end of the data.
-    fn host_close(&mut self, id: CircuitId, reset: bool) {
+    fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.retain(|redial| redial.circuit != id);
         let host = self.circuit(id).and_then(|circuit| circuit.host.take());
-        if let (Some(mut host), false) = (host, reset) {
-            host.take_request();
+        match host {
+            Some(host) if cut_short => reset(&host.socket),
+            Some(mut host) => host.take_request(),
+            None => {}
         }
     }
 }

@@ -3,18 +3,23 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use memory::io::Gather;
-use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{SocketFlags, accept_with};
-use switch::{CircuitId, Event, LineId, Reason, Side, Time};
+use switch::{
+    Address, CircuitId, Event, HostCaller, LineId, Reason, RuleId, ServiceId, Side, Time,
+};
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::{Arrival, Fabric};
-use crate::caller::{Caller, Progress};
+use crate::Credentials;
+use crate::caller::{Caller, Progress, Who};
 use crate::circuit::{BehindRequest, HostSocket};
+use crate::dialer::{Called, Connected, Dialled, Hold, Reply, ServiceCall};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::{Dial, dial, port_path};
@@ -49,6 +54,36 @@ pub(super) struct Redial {
     give_up_at: Time,
 }
 
+/// A guest's call to the host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostCall {
+    pub(super) circuit: CircuitId,
+    pub(super) line: LineId,
+    pub(super) port: u32,
+    pub(super) source_port: u32,
+    pub(super) socket_type: SocketType,
+    pub(super) service: Option<ServiceId>,
+    pub(super) rule: Option<RuleId>,
+}
+
+/// Somebody who has come in by a published port.
+#[derive(Debug)]
+pub struct PublishedCall {
+    /// The published port's name.
+    pub name: Arc<str>,
+    /// Whom it leads to, by the full name.
+    pub vm: String,
+    /// The guest's port.
+    pub port: u32,
+    /// The connection: a stream, UNIX or TCP, or a UNIX socket of messages. It is connected and does not block.
+    pub socket: OwnedFd,
+    /// The type of socket to call the guest with.
+    pub socket_type: SocketType,
+}
+
+/// Where guests ask for names.
+const DIRECTORY_PORT: u32 = 1006;
+
 /// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
 /// reports it for every piece that its reader takes, which would wake us for nothing.
 const SOCKET_EVENTS: EventFlags = EventFlags::IN
@@ -60,6 +95,16 @@ const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
 /// stream whose reader keeps up never has to be stored. Linux doubles the number for its own bookkeeping, and limits it
 /// (`net.core.wmem_max`); with less, more is stored and nothing is lost.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
+
+/// Whose program is at the other end. There is none when it is gone.
+fn credentials(socket: &OwnedFd) -> Option<Credentials> {
+    let peer = socket_peercred(socket).ok()?;
+    Some(Credentials {
+        uid: peer.uid.as_raw(),
+        gid: peer.gid.as_raw(),
+        pid: peer.pid.as_raw_nonzero().get(),
+    })
+}
 
 impl Fabric {
     // ---- Programs that call ----
@@ -84,14 +129,20 @@ impl Fabric {
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
             let deadline = self.now + CALLER_PATIENCE;
+            let Some(credentials) = credentials(&socket) else {
+                continue;
+            };
             let caller = Caller {
                 line: id,
+                who: Who::Program(credentials),
                 socket,
                 socket_type,
                 deadline,
                 request_len: 0,
             };
-            self.add_caller(caller);
+            if let Some(slot) = self.add_caller(caller) {
+                self.caller_ready(slot);
+            }
         }
     }
 
@@ -128,13 +179,13 @@ impl Fabric {
         }
     }
 
-    fn add_caller(&mut self, caller: Caller) {
+    fn add_caller(&mut self, caller: Caller) -> Option<u32> {
         let (id, deadline) = (caller.line, caller.deadline);
-        let Some(line) = self.line(id) else { return };
+        let line = self.line(id)?;
         if line.callers >= MAX_CALLERS {
-            return caller.refuse(&connect::refused(
-                "too many programs are calling this VM at once",
-            ));
+            let words = "too many programs are calling this VM at once";
+            caller.refuse(&connect::refused(words));
+            return None;
         }
         line.callers += 1;
         let slot = self.callers.insert(caller) as u32;
@@ -145,10 +196,10 @@ impl Fabric {
         {
             tracing::warn!(%error, "cannot wait for a program's request");
             self.remove_caller(slot);
-            return;
+            return None;
         }
         self.caller_deadlines.push_back((deadline, slot));
-        self.caller_ready(slot);
+        Some(slot)
     }
 
     fn remove_caller(&mut self, slot: u32) -> Option<Caller> {
@@ -172,14 +223,49 @@ impl Fabric {
             }
             Progress::Wants { port, request_len } => {
                 caller.request_len = request_len;
-                let (line, socket_type) = (caller.line, caller.socket_type);
-                self.tell(Event::HostDial {
-                    line,
-                    port,
-                    socket_type,
-                    token: u64::from(slot),
-                });
+                self.put_caller_through(slot, port);
             }
+        }
+    }
+
+    fn put_caller_through(&mut self, slot: u32, port: u32) {
+        let caller = &self.callers[slot as usize];
+        let (line, socket_type) = (caller.line, caller.socket_type);
+        let program = match caller.who {
+            Who::Published(_) => Some(HostCaller::Published),
+            Who::Program(Credentials { uid, gid, .. }) => {
+                self.switch.program(uid, &[gid]).map(HostCaller::Program)
+            }
+        };
+        let Some(caller) = program else {
+            // So many users call that this one cannot be told from others: the rules cannot be asked.
+            return self.caller_refused(u64::from(slot), Reason::Denied);
+        };
+        self.tell(Event::HostDial {
+            line,
+            port,
+            socket_type,
+            caller,
+            token: u64::from(slot),
+        });
+    }
+
+    /// Puts somebody who has come in by a published port through to a port of a guest. `socket` is connected and does not block; it
+    /// becomes the circuit's end. When the call is refused, it is closed, with a reset if it is TCP.
+    pub fn dial_guest(&mut self, call: PublishedCall) {
+        let Some(line) = self.line_named(&call.vm) else {
+            return crate::caller::reset(&call.socket);
+        };
+        let caller = Caller {
+            line,
+            who: Who::Published(call.name),
+            socket: call.socket,
+            socket_type: call.socket_type,
+            deadline: self.now + CALLER_PATIENCE,
+            request_len: 0,
+        };
+        if let Some(slot) = self.add_caller(caller) {
+            self.put_caller_through(slot, call.port);
         }
     }
 
@@ -198,6 +284,7 @@ impl Fabric {
             host.take_request();
         }
         circuit.host = Some(host);
+        circuit.who = Some(caller.who);
         self.install(circuit);
         if watched.is_err() {
             self.tell(Event::HostGone { circuit: id });
@@ -229,14 +316,24 @@ impl Fabric {
 
     // ---- Programs that are called ----
 
-    pub(super) fn dial_host(
-        &mut self,
-        circuit: CircuitId,
-        line: LineId,
-        port: u32,
-        source_port: u32,
-        socket_type: SocketType,
-    ) {
+    pub(super) fn dial_host(&mut self, call: HostCall) {
+        let HostCall {
+            circuit,
+            line,
+            port,
+            source_port,
+            socket_type,
+            service,
+            ..
+        } = call;
+        let called = match service {
+            Some(service) => Some(Called::Service(service)),
+            None if port == DIRECTORY_PORT => Some(Called::Directory),
+            None => None,
+        };
+        if let Some(called) = called {
+            return self.dial_service(call, called);
+        }
         if port == self.agent_port && socket_type == SocketType::Stream {
             return self.deliver_arrival(circuit, line, source_port);
         }
@@ -253,13 +350,49 @@ impl Fabric {
         });
     }
 
+    /// Has the dialer put a call through. Its answer comes later.
+    fn dial_service(&mut self, call: HostCall, called: Called) {
+        let vm = self
+            .switch
+            .address(call.line)
+            .cloned()
+            .unwrap_or_else(|| Address::new("", 0));
+        let reply = Reply::new(call.circuit, self.dialled_by.clone(), self.reactor.waker());
+        let call = ServiceCall {
+            called,
+            vm,
+            source_port: call.source_port,
+            port: call.port,
+            rule: call.rule,
+            socket_type: call.socket_type,
+            reply,
+        };
+        match &mut self.dialer {
+            Some(dialer) => dialer(call),
+            None => call.reply.failed(Reason::NoListener),
+        }
+    }
+
+    /// Takes the answers of the dialer.
+    pub(super) fn take_dialled(&mut self) {
+        while let Ok(Dialled { circuit, result }) = self.dialled.try_recv() {
+            match result {
+                Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
+                Err(reason) => self.tell(Event::HostDialed {
+                    circuit,
+                    result: Err(reason),
+                }),
+            }
+        }
+    }
+
     fn attempt(&mut self, mut redial: Redial) {
         let Some(line) = self.line(redial.line) else {
             return;
         };
         let circuit = redial.circuit;
         match dial(&port_path(&line.host_path, redial.port), redial.socket_type) {
-            Dial::Reached(socket) => self.host_reached(circuit, socket),
+            Dial::Reached(socket) => self.host_reached(circuit, socket, None),
             Dial::Failed(reason) => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(reason),
@@ -310,7 +443,7 @@ impl Fabric {
             stream: theirs,
         };
         if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, OwnedFd::from(ours));
+            self.host_reached(circuit, OwnedFd::from(ours), None);
         } else {
             self.tell(Event::HostDialed {
                 circuit,
@@ -319,11 +452,13 @@ impl Fabric {
         }
     }
 
-    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd) {
+    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        circuit.host = Some(HostSocket::new(socket, false));
+        let mut host = HostSocket::new(socket, false);
+        host.hold = hold;
+        circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()
             .and_then(|circuit| circuit.host.as_ref());

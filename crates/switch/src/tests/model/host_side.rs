@@ -30,10 +30,12 @@ impl World {
         plan: Plan,
     ) -> u64 {
         let token = self.add_program(Program::new(Side::Caller, socket_type, plan));
+        self.dials += 1;
         self.handle(Event::HostDial {
             line,
             port,
             socket_type,
+            caller: self.host_caller,
             token,
         });
         token

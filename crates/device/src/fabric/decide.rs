@@ -1,0 +1,68 @@
+//! Telling who keeps the audit what became of a call, with the names of everybody concerned.
+
+use switch::{CalleeId, CallerId, CircuitId, Decided};
+
+use super::Fabric;
+use crate::caller::Who;
+use crate::decision::{Decision, DecisionCallee, DecisionCaller};
+
+impl Fabric {
+    pub(super) fn report_decision(&mut self, decided: &Decided) {
+        // Taken out, so that it can be called while the names are borrowed.
+        let Some(mut sink) = self.decisions.take() else {
+            return;
+        };
+        let policy = self.switch.policy();
+        let rule = decided.rule.and_then(|id| {
+            let rule = policy.rule(id)?;
+            Some((id, rule.label.as_str()))
+        });
+        let callee = |id: Option<CalleeId>| id.and_then(|id| self.decision_callee(id));
+        sink(&Decision {
+            caller: self.decision_caller(decided.caller),
+            dialled_cid: decided.dialled_cid,
+            dialled_port: decided.dialled_port,
+            dialled: callee(decided.dialled),
+            reached: callee(decided.reached),
+            rule,
+            result: decided.result,
+        });
+        self.decisions = Some(sink);
+    }
+
+    fn decision_caller(&self, caller: CallerId) -> DecisionCaller<'_> {
+        let who = match caller {
+            CallerId::Guest { line, port } => {
+                return match self.switch.address(line) {
+                    Some(vm) => DecisionCaller::Vm { vm, port },
+                    None => DecisionCaller::Unknown,
+                };
+            }
+            CallerId::HostAttempt { token } => {
+                self.callers.get(token as usize).map(|caller| &caller.who)
+            }
+            CallerId::HostCircuit { circuit } => self.who_called(circuit),
+        };
+        match who {
+            Some(Who::Program(credentials)) => DecisionCaller::Program(*credentials),
+            Some(Who::Published(name)) => DecisionCaller::Published { name },
+            None => DecisionCaller::Unknown,
+        }
+    }
+
+    fn who_called(&self, id: CircuitId) -> Option<&Who> {
+        let circuit = self.circuits.get(id.index as usize)?.as_ref()?;
+        circuit.who.as_ref().filter(|_| circuit.id == id)
+    }
+
+    fn decision_callee(&self, callee: CalleeId) -> Option<DecisionCallee<'_>> {
+        Some(match callee {
+            CalleeId::Guest { line, port } => DecisionCallee::Vm {
+                vm: self.switch.address(line)?,
+                port,
+            },
+            CalleeId::Service(id) => DecisionCallee::Service(self.switch.service(id)?),
+            CalleeId::Listener { port } => DecisionCallee::Listener { port },
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! Who is where: the domains, each with names, context identifiers and services of its own.
+//!
+//! A guest knows others by numbers of its own domain only. A VM of another domain gets one there, an *alias*, when a rule
+//! brings the two together; it is made from the VM's name, so that it is the same each time as long as nobody else has it.
+
+use std::collections::HashMap;
+
+use slab::Slab;
+
+use crate::line::Address;
+use crate::{LineId, Policy, RuleSet};
+
+/// Aliases are in this range: above what operators give out by hand, below the identifiers with a meaning of their own.
+const FIRST_ALIAS: u32 = 1 << 30;
+
+/// The number of a service, chosen by whoever offers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceId(pub u32);
+
+/// A service of the host that guests of a domain can call, if a rule allows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceEntry {
+    /// Its number.
+    pub id: ServiceId,
+    /// The domain that it is offered to.
+    pub domain: String,
+    /// Its name, of which there is one in its domain.
+    pub name: String,
+    /// Its port, of which there is one in its domain.
+    pub port: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) entry: ServiceEntry,
+    /// The rules that can match when it is called.
+    pub(crate) callees: RuleSet,
+}
+
+#[derive(Debug)]
+struct Domain {
+    name: String,
+    by_name: HashMap<String, LineId>,
+    /// With the aliases.
+    by_cid: HashMap<u32, LineId>,
+    /// The aliases, by whom they stand for.
+    aliases: HashMap<LineId, u32>,
+    /// By port.
+    services: HashMap<u32, Service>,
+}
+
+/// The number of a domain, as long as it has a VM or a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DomainId(usize);
+
+#[derive(Debug, Default)]
+pub(crate) struct Directory {
+    domains: Slab<Domain>,
+}
+
+/// Why a VM cannot be entered.
+pub(crate) enum Taken {
+    Cid(LineId),
+    Name,
+}
+
+impl Directory {
+    pub(crate) fn domain(&self, name: &str) -> Option<DomainId> {
+        let mut domains = self.domains.iter();
+        domains.find_map(|(id, domain)| (domain.name == name).then_some(DomainId(id)))
+    }
+
+    fn domain_or_new(&mut self, name: &str) -> DomainId {
+        self.domain(name).unwrap_or_else(|| {
+            DomainId(self.domains.insert(Domain {
+                name: name.to_owned(),
+                by_name: HashMap::new(),
+                by_cid: HashMap::new(),
+                aliases: HashMap::new(),
+                services: HashMap::new(),
+            }))
+        })
+    }
+
+    /// Whether a VM could be entered.
+    pub(crate) fn admits(&self, address: &Address) -> Result<(), Taken> {
+        let Some(id) = self.domain(&address.domain) else {
+            return Ok(());
+        };
+        let domain = &self.domains[id.0];
+        match domain.by_cid.get(&address.cid) {
+            // An alias gives way: it is nobody's own.
+            Some(line) if !domain.aliases.contains_key(line) => return Err(Taken::Cid(*line)),
+            _ => {}
+        }
+        let taken = address
+            .names()
+            .any(|name| domain.by_name.contains_key(name));
+        if taken { Err(Taken::Name) } else { Ok(()) }
+    }
+
+    /// Enters a VM that has been admitted.
+    pub(crate) fn enter(&mut self, address: &Address, line: LineId) -> DomainId {
+        let id = self.domain_or_new(&address.domain);
+        let domain = &mut self.domains[id.0];
+        if let Some(stranger) = domain.by_cid.insert(address.cid, line) {
+            domain.aliases.remove(&stranger);
+        }
+        for name in address.names() {
+            domain.by_name.insert(name.to_owned(), line);
+        }
+        id
+    }
+
+    /// Strikes a VM out, and its aliases.
+    pub(crate) fn strike(&mut self, line: LineId) {
+        for (_, domain) in &mut self.domains {
+            domain.by_name.retain(|_, of| *of != line);
+            domain.by_cid.retain(|_, of| *of != line);
+            domain.aliases.remove(&line);
+        }
+        self.forget_empty();
+    }
+
+    fn forget_empty(&mut self) {
+        self.domains
+            .retain(|_, domain| !domain.by_name.is_empty() || !domain.services.is_empty());
+    }
+
+    /// Replaces all services. Of two at one port, or of one name, the later one holds.
+    pub(crate) fn set_services(&mut self, services: Vec<ServiceEntry>, policy: &Policy) {
+        for (_, domain) in &mut self.domains {
+            domain.services.clear();
+        }
+        for entry in services {
+            let id = self.domain_or_new(&entry.domain);
+            let callees = RuleSet::default();
+            let services = &mut self.domains[id.0].services;
+            services.retain(|_, known| known.entry.name != entry.name);
+            services.insert(entry.port, Service { entry, callees });
+        }
+        self.forget_empty();
+        self.subject_to(policy);
+    }
+
+    /// Finds the rules of a policy that the services have to do with.
+    pub(crate) fn subject_to(&mut self, policy: &Policy) {
+        for (_, domain) in &mut self.domains {
+            for service in domain.services.values_mut() {
+                service.callees = policy.callees(&crate::Callee::Service {
+                    domain: &service.entry.domain,
+                    name: &service.entry.name,
+                });
+            }
+        }
+    }
+
+    pub(crate) fn line_by_cid(&self, domain: DomainId, cid: u32) -> Option<LineId> {
+        self.domains.get(domain.0)?.by_cid.get(&cid).copied()
+    }
+
+    pub(crate) fn line_by_name(&self, domain: &str, name: &str) -> Option<LineId> {
+        let domain = self.domain(domain)?;
+        self.domains[domain.0].by_name.get(name).copied()
+    }
+
+    pub(crate) fn service_at(&self, domain: DomainId, port: u32) -> Option<&Service> {
+        self.domains.get(domain.0)?.services.get(&port)
+    }
+
+    pub(crate) fn service_by_name(&self, domain: &str, name: &str) -> Option<&Service> {
+        let domain = self.domain(domain)?;
+        let mut services = self.domains[domain.0].services.values();
+        services.find(|service| service.entry.name == name)
+    }
+
+    pub(crate) fn service(&self, id: ServiceId) -> Option<&ServiceEntry> {
+        self.domains.iter().find_map(|(_, domain)| {
+            let mut services = domain.services.values();
+            let service = services.find(|service| service.entry.id == id);
+            service.map(|service| &service.entry)
+        })
+    }
+
+    pub(crate) fn service_callees(&self, id: ServiceId) -> Option<&RuleSet> {
+        self.domains.iter().find_map(|(_, domain)| {
+            let mut services = domain.services.values();
+            let service = services.find(|service| service.entry.id == id);
+            service.map(|service| &service.callees)
+        })
+    }
+
+    /// The identifier under which guests of a domain know a VM of another.
+    pub(crate) fn alias(&mut self, viewer: DomainId, line: LineId, address: &Address) -> u32 {
+        let Some(domain) = self.domains.get_mut(viewer.0) else {
+            return address.cid;
+        };
+        if let Some(alias) = domain.aliases.get(&line) {
+            return *alias;
+        }
+        let mut alias = FIRST_ALIAS | (hash(&address.full_name()) % FIRST_ALIAS);
+        // There are far fewer VMs than aliases, so one is free.
+        while domain.by_cid.contains_key(&alias) {
+            alias = FIRST_ALIAS | (alias.wrapping_add(1) % FIRST_ALIAS);
+        }
+        domain.by_cid.insert(alias, line);
+        domain.aliases.insert(line, alias);
+        alias
+    }
+}
+
+/// FNV-1a: the same on every machine and in every version, as the standard library's hash is not.
+fn hash(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}

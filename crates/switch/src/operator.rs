@@ -1,0 +1,523 @@
+//! The operator at work: who is meant by a call, whether it may be made, and who takes it.
+
+use std::sync::Arc;
+
+use wire::vsock::{HOST_CID, SocketType};
+
+use crate::directory::ServiceId;
+use crate::end::{End, Party};
+use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, ProgramId, Time};
+use crate::line::Line;
+use crate::switch::{Actions, EndKey};
+use crate::usage::RuleUse;
+use crate::{
+    Address, Callee, Caller, CircuitId, LineId, Policy, Reason, Redirect, RuleId, RuleSet,
+    ServiceEntry, Side, Switch, Verdict,
+};
+
+/// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
+const OWN_PORTS: [u32; 2] = [wire::agent::PORT, DIRECTORY_PORT];
+const DIRECTORY_PORT: u32 = 1006;
+
+/// Users of the host, with their groups, that the switch tells apart.
+const MAX_PROGRAMS: usize = 4096;
+
+/// Whom a call is meant for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Line(LineId),
+    Service(ServiceId),
+    /// What a program of the host has made for this very guest.
+    Listener,
+    /// A VM whose line has been removed since.
+    Departed,
+}
+
+/// A call that may be made.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) callee: End,
+    /// The identifier by which the callee knows the caller.
+    pub(crate) caller_cid: u32,
+    pub(crate) call: Call,
+}
+
+/// What is remembered of a call, so that it can be judged again under another policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// The host program that called, if one did.
+    pub(crate) host: Option<HostCaller>,
+    pub(crate) dialled: Destination,
+    pub(crate) dialled_port: u32,
+    /// Who has it.
+    pub(crate) reached: Destination,
+    /// The rule that allowed it.
+    pub(crate) rule: Option<RuleId>,
+}
+
+impl Call {
+    /// A line has been removed: its number may soon be another's.
+    pub(crate) fn forget(&mut self, line: LineId) {
+        for destination in [&mut self.dialled, &mut self.reached] {
+            if *destination == Destination::Line(line) {
+                *destination = Destination::Departed;
+            }
+        }
+    }
+}
+
+/// A call that may not be made.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) reason: Reason,
+    /// The rule that refused it, or whose limit is reached.
+    pub(crate) rule: Option<RuleId>,
+    /// Whom it was meant for, if there is such.
+    pub(crate) dialled: Option<Destination>,
+}
+
+impl From<Reason> for Refusal {
+    fn from(reason: Reason) -> Refusal {
+        Refusal {
+            reason,
+            rule: None,
+            dialled: None,
+        }
+    }
+}
+
+/// A user of the host with groups, and the rules that can match when such a program calls.
+#[derive(Debug)]
+pub(crate) struct Program {
+    uid: u32,
+    gids: Vec<u32>,
+    callers: RuleSet,
+}
+
+/// What the rules say, together with the rule that says it.
+struct Judgement {
+    rule: Option<RuleId>,
+    /// Who is to have the call, and at which port.
+    result: Result<(Destination, u32), Reason>,
+}
+
+impl Switch {
+    /// Puts another policy in force. Circuits that exist count from now on against the limits of the rule that allows them;
+    /// those that no rule allows any more go on.
+    pub fn set_policy(&mut self, policy: Arc<Policy>) {
+        for (_, line) in &mut self.lines {
+            line.subject_to(&policy);
+        }
+        self.directory.subject_to(&policy);
+        self.listener_callees = policy.callees(&Callee::Listener);
+        self.published_callers = policy.callers(&Caller::Published);
+        for program in &mut self.programs {
+            program.callers = policy.callers(&Caller::Program {
+                uid: program.uid,
+                gids: &program.gids,
+            });
+        }
+        self.rules = RuleUse::of(&policy);
+        self.policy = policy;
+        self.cut_rests_short();
+        let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
+        for index in circuits {
+            let rule = self.judge_again(index).and_then(|judgement| judgement.rule);
+            self.circuits[index].call.rule = rule;
+            if let Some(used) = self.used(rule) {
+                used.opened();
+            }
+        }
+    }
+
+    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again.
+    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) {
+        if let Some(line) = self.line_mut(line) {
+            line.address.groups = groups;
+        }
+    }
+
+    /// Ends circuits that the policy in force would not set up. Returns how many.
+    pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
+        let denied: Vec<CircuitId> = self
+            .circuits
+            .iter()
+            .filter(|(index, circuit)| {
+                let over = circuit.reason.is_some() || circuit.ends.iter().any(|end| end.gone);
+                !over && self.judge_again(*index).is_none()
+            })
+            .map(|(_, circuit)| circuit.id)
+            .collect();
+        for id in &denied {
+            if let Some(index) = self.find(*id) {
+                self.kill(now, index, Reason::Denied, actions);
+            }
+        }
+        denied.len()
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// Replaces the services that guests can call. Circuits that exist go on.
+    pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
+        let policy = self.policy.clone();
+        self.directory.set_services(services, &policy);
+    }
+
+    /// The VM of a line.
+    pub fn address(&self, line: LineId) -> Option<&Address> {
+        self.lines.get(line.0 as usize).map(|line| &line.address)
+    }
+
+    /// A service that guests can call.
+    pub fn service(&self, id: ServiceId) -> Option<&ServiceEntry> {
+        self.directory.service(id)
+    }
+
+    /// The number of a user of the host with these groups, in any order. There is none when so many others are known that
+    /// they can no longer be told apart; then its call has to be refused.
+    pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
+        let mut gids = gids.to_vec();
+        gids.sort_unstable();
+        gids.dedup();
+        let known = |program: &Program| program.uid == uid && program.gids == gids;
+        if let Some(index) = self.programs.iter().position(known) {
+            return Some(ProgramId(index as u32));
+        }
+        if self.programs.len() >= MAX_PROGRAMS {
+            return None;
+        }
+        let callers = self.policy.callers(&Caller::Program { uid, gids: &gids });
+        self.programs.push(Program { uid, gids, callers });
+        Some(ProgramId(self.programs.len() as u32 - 1))
+    }
+
+    /// The identifier by which the guest of this line can call the VM of this name, which may begin with a domain. None
+    /// is told that no rule would ever let it call.
+    pub fn resolve(&mut self, from: LineId, name: &str) -> Option<u32> {
+        let caller = self.lines.get(from.0 as usize)?;
+        let (domain, name) = name
+            .split_once('/')
+            .unwrap_or((&caller.address.domain, name));
+        let line = self.directory.line_by_name(domain, name)?;
+        let callee = &self.lines[line.0 as usize];
+        let may_call = self.may_pass(&caller.callers, &callee.callees);
+        (line == from || may_call).then(|| self.cid_for(from, line))
+    }
+
+    /// The port of the service of this name that the guest of this line may call by some rule.
+    pub fn resolve_service(&self, from: LineId, name: &str) -> Option<u32> {
+        let caller = self.lines.get(from.0 as usize)?;
+        let service = self
+            .directory
+            .service_by_name(&caller.address.domain, name)?;
+        let may_call = self.may_pass(&caller.callers, &service.callees);
+        may_call.then_some(service.entry.port)
+    }
+
+    /// Whether some rule would put a call through, at some port.
+    fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+        let rule = |id| self.policy.rule(id);
+        let mut rules = self.policy.between(from, to).filter_map(rule);
+        rules.any(|rule| rule.verdict != Verdict::Deny)
+    }
+
+    /// The identifier by which the guest of one line knows another.
+    fn cid_for(&mut self, viewer: LineId, line: LineId) -> u32 {
+        let domain = self.lines[viewer.0 as usize].domain;
+        let known = &self.lines[line.0 as usize];
+        if known.domain == domain {
+            return known.address.cid;
+        }
+        self.directory.alias(domain, line, &known.address)
+    }
+
+    /// Judges the dial of a guest.
+    pub(crate) fn route_from_guest(
+        &mut self,
+        now: Time,
+        from: LineId,
+        key: &EndKey,
+        socket_type: SocketType,
+    ) -> Result<Route, Refusal> {
+        let caller = &self.lines[from.0 as usize];
+        let dialled = self.dialled_by_guest(caller, key)?;
+        caller.admit_circuit().map_err(|reason| Refusal {
+            reason,
+            rule: None,
+            dialled: Some(dialled),
+        })?;
+        let judgement = self.judge(&caller.callers, dialled, key.peer_port, false);
+        let rule = judgement.rule;
+        let refuse = |reason| Refusal {
+            reason,
+            rule,
+            dialled: Some(dialled),
+        };
+        let (reached, port) = judgement.result.map_err(refuse)?;
+        let caller_cid = caller.address.cid;
+        let mut route = Route {
+            callee: End::new(Party::Host, port),
+            caller_cid,
+            call: Call {
+                host: None,
+                dialled,
+                dialled_port: key.peer_port,
+                reached,
+                rule,
+            },
+        };
+        if let Destination::Line(line) = reached {
+            if line == from {
+                return Err(refuse(Reason::Denied));
+            }
+            self.admit_at(line, socket_type).map_err(refuse)?;
+            route.caller_cid = self.cid_for(line, from);
+            // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
+            let theirs = EndKey {
+                line,
+                port,
+                peer_cid: route.caller_cid,
+                peer_port: key.port,
+            };
+            if self.by_end.contains_key(&theirs) {
+                return Err(refuse(Reason::PortsInUse));
+            }
+            let cid = self.lines[line.0 as usize].address.cid;
+            route.callee = End::new(Party::Guest { line, cid }, port);
+        }
+        route.callee.seen = (key.peer_cid, key.peer_port);
+        self.admits_by_rule(now, rule).map_err(refuse)?;
+        if !self.lines[from.0 as usize].connects.take(now) {
+            return Err(refuse(Reason::ConnectRate));
+        }
+        self.count_call(now, rule);
+        Ok(route)
+    }
+
+    /// Whom a guest means.
+    fn dialled_by_guest(&self, caller: &Line, key: &EndKey) -> Result<Destination, Reason> {
+        if key.peer_cid != HOST_CID {
+            let line = self.directory.line_by_cid(caller.domain, key.peer_cid);
+            return line.map(Destination::Line).ok_or(Reason::UnknownCid);
+        }
+        if OWN_PORTS.contains(&key.peer_port) {
+            return Ok(Destination::Listener);
+        }
+        let service = self.directory.service_at(caller.domain, key.peer_port);
+        Ok(service.map_or(Destination::Listener, |service| {
+            Destination::Service(service.entry.id)
+        }))
+    }
+
+    /// Judges the dial of a host program or of somebody who has come in by a published port. Returns the line that has the
+    /// call, the port there, and what to remember.
+    pub(crate) fn route_from_host(
+        &mut self,
+        now: Time,
+        dialled: LineId,
+        port: u32,
+        socket_type: SocketType,
+        host: HostCaller,
+    ) -> Result<(LineId, u32, Call), Refusal> {
+        if self.lines.get(dialled.0 as usize).is_none() {
+            return Err(Reason::UnknownCid.into());
+        }
+        let dialled = Destination::Line(dialled);
+        let judgement = self.judge(self.host_callers(host), dialled, port, true);
+        let rule = judgement.rule;
+        let refuse = |reason| Refusal {
+            reason,
+            rule,
+            dialled: Some(dialled),
+        };
+        let call = |reached| Call {
+            host: Some(host),
+            dialled,
+            dialled_port: port,
+            reached,
+            rule,
+        };
+        match judgement.result.map_err(refuse)? {
+            (reached @ Destination::Line(line), port) => {
+                self.admit_at(line, socket_type).map_err(refuse)?;
+                self.admits_by_rule(now, rule).map_err(refuse)?;
+                if !self.lines[line.0 as usize].host_connects.take(now) {
+                    return Err(refuse(Reason::ConnectRate));
+                }
+                self.count_call(now, rule);
+                Ok((line, port, call(reached)))
+            }
+            // Two programs of the host need no daemon between them.
+            _ => Err(refuse(Reason::Unsupported)),
+        }
+    }
+
+    fn host_callers(&self, host: HostCaller) -> &RuleSet {
+        match host {
+            HostCaller::Published => &self.published_callers,
+            HostCaller::Program(id) => self
+                .programs
+                .get(id.0 as usize)
+                .map_or(&self.published_callers, |program| &program.callers),
+        }
+    }
+
+    fn admit_at(&self, line: LineId, socket_type: SocketType) -> Result<(), Reason> {
+        let line = &self.lines[line.0 as usize];
+        if !line.up {
+            return Err(Reason::NotRunning);
+        }
+        if socket_type == SocketType::SeqPacket && !line.seqpacket {
+            return Err(Reason::Unsupported);
+        }
+        line.admit_circuit()
+    }
+
+    fn admits_by_rule(&mut self, now: Time, rule: Option<RuleId>) -> Result<(), Reason> {
+        self.used(rule).map_or(Ok(()), |used| used.admits(now))
+    }
+
+    /// A call is put through: it counts for the rule that allows it. One that is refused, even by the caller's own limits, takes
+    /// nothing from others whom the rule allows to call.
+    fn count_call(&mut self, now: Time, rule: Option<RuleId>) {
+        if let Some(used) = self.used(rule) {
+            used.called(now);
+        }
+    }
+
+    pub(crate) fn used(&mut self, rule: Option<RuleId>) -> Option<&mut RuleUse> {
+        self.rules.get_mut(rule?.0 as usize)
+    }
+
+    /// What the rules say to a call, and what holds where none says anything.
+    fn judge(&self, from: &RuleSet, dialled: Destination, port: u32, from_host: bool) -> Judgement {
+        let through = |rule| Judgement {
+            rule,
+            result: Ok((dialled, port)),
+        };
+        let to = match dialled {
+            Destination::Listener if OWN_PORTS.contains(&port) => return through(None),
+            Destination::Listener => &self.listener_callees,
+            Destination::Line(line) => &self.lines[line.0 as usize].callees,
+            Destination::Departed => return refused(None, Reason::NotRunning),
+            Destination::Service(id) => match self.directory.service_callees(id) {
+                Some(callees) => callees,
+                None => return refused(None, Reason::NoListener),
+            },
+        };
+        match self.policy.decide(from, to, port).rule {
+            None if from_host || dialled == Destination::Listener => through(None),
+            None => refused(None, Reason::Denied),
+            Some((rule, Verdict::Allow)) => through(Some(rule)),
+            Some((rule, Verdict::Deny)) => refused(Some(rule), Reason::Denied),
+            Some((rule, Verdict::Redirect(redirect))) => match self.redirected(redirect, port) {
+                Some(result) => Judgement {
+                    rule: Some(rule),
+                    result: Ok(result),
+                },
+                None => refused(Some(rule), Reason::NotRunning),
+            },
+        }
+    }
+
+    fn redirected(&self, redirect: &Redirect, dialled_port: u32) -> Option<(Destination, u32)> {
+        match redirect {
+            Redirect::Vm { domain, name, port } => {
+                let line = self.directory.line_by_name(domain, name)?;
+                Some((Destination::Line(line), port.unwrap_or(dialled_port)))
+            }
+            Redirect::Service { domain, name } => {
+                let service = &self.directory.service_by_name(domain, name)?.entry;
+                Some((Destination::Service(service.id), service.port))
+            }
+        }
+    }
+
+    /// What the rules in force say to a circuit that exists, unless they would refuse it or give it to somebody else.
+    fn judge_again(&self, index: usize) -> Option<Judgement> {
+        let circuit = &self.circuits[index];
+        let call = circuit.call;
+        let from = match call.host {
+            Some(host) => self.host_callers(host),
+            None => {
+                &self
+                    .lines
+                    .get(circuit.end(Side::Caller).line()?.0 as usize)?
+                    .callers
+            }
+        };
+        let judgement = self.judge(from, call.dialled, call.dialled_port, call.host.is_some());
+        let same = matches!(judgement.result, Ok((reached, port))
+            if reached == call.reached && port == circuit.end(Side::Callee).port);
+        same.then_some(judgement)
+    }
+
+    /// Says that a guest's dial has become nothing.
+    pub(crate) fn refused(
+        &self,
+        from: LineId,
+        key: &EndKey,
+        refusal: Refusal,
+        actions: &mut Actions,
+    ) {
+        actions.push(Action::Decided(Decided {
+            caller: CallerId::Guest {
+                line: from,
+                port: key.port,
+            },
+            dialled_cid: key.peer_cid,
+            dialled_port: key.peer_port,
+            dialled: refusal
+                .dialled
+                .and_then(|dialled| callee_id(dialled, key.peer_port)),
+            reached: None,
+            rule: refusal.rule,
+            result: Err(refusal.reason),
+        }));
+    }
+
+    /// Says what became of a dial that was put through.
+    pub(crate) fn decided(&self, index: usize, result: Result<(), Reason>, actions: &mut Actions) {
+        let circuit = &self.circuits[index];
+        let (caller, callee) = (circuit.end(Side::Caller), circuit.end(Side::Callee));
+        let call = circuit.call;
+        let by = match caller.line() {
+            Some(line) => CallerId::Guest {
+                line,
+                port: caller.port,
+            },
+            None => CallerId::HostCircuit {
+                circuit: circuit.id,
+            },
+        };
+        actions.push(Action::Decided(Decided {
+            caller: by,
+            dialled_cid: callee.seen.0,
+            dialled_port: call.dialled_port,
+            dialled: callee_id(call.dialled, call.dialled_port),
+            reached: callee_id(call.reached, callee.port),
+            rule: call.rule,
+            result,
+        }));
+    }
+}
+
+fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
+    match destination {
+        Destination::Line(line) => Some(CalleeId::Guest { line, port }),
+        Destination::Service(id) => Some(CalleeId::Service(id)),
+        Destination::Listener => Some(CalleeId::Listener { port }),
+        Destination::Departed => None,
+    }
+}
+
+fn refused(rule: Option<RuleId>, reason: Reason) -> Judgement {
+    Judgement {
+        rule,
+        result: Err(reason),
+    }
+}

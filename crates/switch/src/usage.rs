@@ -1,0 +1,182 @@
+//! What the circuits that a rule has allowed use together.
+
+use std::time::Duration;
+
+use crate::rate::Bucket;
+use crate::switch::Actions;
+use crate::{Policy, Reason, RuleLimits, Side, Switch, Time};
+
+/// Who has been quiet for so long may call as often at once as it may in this time.
+const CONNECT_DEPTH: Duration = Duration::from_secs(1);
+
+/// The same for bytes: long enough for a wait to be worth a timer, short enough not to be seen.
+const BYTE_DEPTH: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(crate) struct RuleUse {
+    limits: RuleLimits,
+    /// Circuits that it has allowed, in any state.
+    pub(crate) circuits: u32,
+    connects: Option<Bucket>,
+    bytes: Option<Meter>,
+}
+
+impl RuleUse {
+    /// One for each rule of a policy, unused.
+    pub(crate) fn of(policy: &Policy) -> Vec<RuleUse> {
+        policy
+            .rules()
+            .iter()
+            .map(|rule| RuleUse::new(rule.limits))
+            .collect()
+    }
+
+    fn new(limits: RuleLimits) -> RuleUse {
+        RuleUse {
+            limits,
+            circuits: 0,
+            connects: limits
+                .connects_per_second
+                .map(|per_second| Bucket::new(per_second, CONNECT_DEPTH)),
+            bytes: limits.bytes_per_second.map(Meter::new),
+        }
+    }
+
+    /// Whether one more circuit may be set up now.
+    pub(crate) fn admits(&self, now: Time) -> Result<(), Reason> {
+        if self
+            .limits
+            .circuits
+            .is_some_and(|most| self.circuits >= most)
+        {
+            return Err(Reason::RuleCircuits);
+        }
+        let admitted = self
+            .connects
+            .as_ref()
+            .is_none_or(|connects| connects.has(now));
+        if admitted {
+            Ok(())
+        } else {
+            Err(Reason::RuleRate)
+        }
+    }
+
+    /// Counts a call that has been admitted.
+    pub(crate) fn called(&mut self, now: Time) {
+        if let Some(connects) = &mut self.connects {
+            connects.charge(now);
+        }
+    }
+
+    pub(crate) fn opened(&mut self) {
+        self.circuits += 1;
+    }
+
+    pub(crate) fn closed(&mut self) {
+        self.circuits = self.circuits.saturating_sub(1);
+    }
+
+    /// Counts payload.
+    pub(crate) fn charge(&mut self, now: Time, len: u32) {
+        if let Some(bytes) = &mut self.bytes {
+            bytes.charge(now, len);
+        }
+    }
+
+    /// Until when nothing more may pass, if more has passed than may.
+    pub(crate) fn rests_until(&self, now: Time) -> Option<Time> {
+        self.bytes.as_ref()?.in_debt_until(now)
+    }
+}
+
+/// As a [`Bucket`], but for things of different sizes that are known only when they have passed.
+#[derive(Debug)]
+struct Meter {
+    bytes_per_second: u64,
+    full_at: Time,
+}
+
+impl Meter {
+    /// With 0 bytes a second one packet a day passes: a rule that allows nothing is written otherwise.
+    fn new(bytes_per_second: u64) -> Meter {
+        Meter {
+            bytes_per_second,
+            full_at: Time::ZERO,
+        }
+    }
+
+    fn charge(&mut self, now: Time, len: u32) {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let nanos = u64::from(len) * 1_000_000_000;
+        let time = nanos
+            .checked_div(self.bytes_per_second)
+            .map_or(DAY, |nanos| Duration::from_nanos(nanos.max(1)));
+        self.full_at = self.full_at.max(now) + time;
+    }
+
+    fn in_debt_until(&self, now: Time) -> Option<Time> {
+        let paid_at = self.full_at.saturating_sub(BYTE_DEPTH);
+        (paid_at > now).then_some(paid_at)
+    }
+}
+
+impl Switch {
+    /// Whether nothing of this circuit may pass now. It will go on by itself.
+    pub(crate) fn rests(&mut self, now: Time, index: usize) -> bool {
+        let (rule, id) = (self.circuits[index].call.rule, self.circuits[index].id);
+        let until = self.used(rule).and_then(|used| used.rests_until(now));
+        let Some(until) = until else { return false };
+        let circuit = &mut self.circuits[index];
+        if circuit.resting.is_none() {
+            let rest = (until, self.next_rest);
+            self.next_rest += 1;
+            circuit.resting = Some(rest);
+            self.resting.insert((rest, id));
+        }
+        true
+    }
+
+    /// Forgets that a circuit rests.
+    pub(crate) fn end_rest(&mut self, index: usize) {
+        let circuit = &mut self.circuits[index];
+        if let Some(rest) = circuit.resting.take() {
+            self.resting.remove(&(rest, circuit.id));
+        }
+    }
+
+    /// Has every rest end at the next tick, which is due at once: other limits hold from now on.
+    pub(crate) fn cut_rests_short(&mut self) {
+        self.resting.clear();
+        for (_, circuit) in &mut self.circuits {
+            if let Some((until, _)) = &mut circuit.resting {
+                *until = Time::ZERO;
+            }
+            let rest = circuit.resting.map(|rest| (rest, circuit.id));
+            self.resting.extend(rest);
+        }
+    }
+
+    /// Lets circuits go on whose rest is over.
+    pub(crate) fn end_rests(&mut self, now: Time, actions: &mut Actions) {
+        while let Some(((at, _), id)) = self.resting.first().copied() {
+            if at > now {
+                break;
+            }
+            self.resting.pop_first();
+            let Some(index) = self.find(id) else { continue };
+            self.circuits[index].resting = None;
+            for side in [Side::Caller, Side::Callee] {
+                let circuit = &mut self.circuits[index];
+                if !circuit.end(side).is_host() {
+                    self.enqueue(index, side, actions);
+                    continue;
+                }
+                circuit.flow_to(side).acknowledge_all();
+                if circuit.answered && circuit.starves(side.other()) {
+                    self.queue_credit_update(index, side.other(), actions);
+                }
+            }
+        }
+    }
+}
