@@ -5,14 +5,18 @@ pub mod api;
 pub mod audit;
 pub mod config;
 pub mod control;
+pub mod data_plane;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
 mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+pub mod offers;
+pub mod policy;
 pub mod proxy;
 pub mod readiness;
+pub mod reload;
 pub mod runtime;
 pub mod serve;
 pub mod worker;

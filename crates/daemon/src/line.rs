@@ -7,15 +7,26 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use switch::Limits;
+use switch::{Limits, Policy, ServiceEntry};
+
+use crate::config::full_name;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineSpec {
-    /// Name of the VM.
+    /// The domain of the VM.
+    pub domain: String,
+    /// Name of the VM, of which there is one in its domain.
     pub name: String,
-    /// Context identifier of the guest.
+    /// Other names of it, of which there is one in its domain too.
+    pub aliases: Vec<String>,
+    /// Every group of the domain that it is in, sorted.
+    pub groups: Vec<String>,
+    /// The groups that it was put into by its own description, rather than by theirs.
+    pub own_groups: Vec<String>,
+    /// Context identifier of the guest, of which there is one in its domain.
     pub cid: u32,
     /// Where the VMM connects: the vhost-user socket.
     pub vhost_user: PathBuf,
@@ -25,21 +36,28 @@ pub struct LineSpec {
     pub limits: Limits,
 }
 
-/// Permission for circuits from one VM to another. `None` stands for any.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowRule {
-    /// Name of the VM that dials.
-    pub from: Option<String>,
-    /// Name of the VM that is called.
-    pub to: Option<String>,
-    /// Port that is called.
-    pub port: Option<u32>,
+impl LineSpec {
+    /// The name by which the daemon and people tell it from VMs of other domains: `web`, or `red/web`.
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.name)
+    }
+}
+
+/// A new policy. All of it comes into force at once, between two packets.
+#[derive(Debug, Clone)]
+pub struct PolicyChange {
+    /// The rules.
+    pub policy: Arc<Policy>,
+    /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
+    pub groups: Vec<(String, Vec<String>)>,
+    /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
+    pub enforce_existing: bool,
 }
 
 /// What the worker knows about a line at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineStatus {
-    /// Name of the VM.
+    /// Full name of the VM.
     pub name: String,
     /// Context identifier of the guest.
     pub cid: u32,
@@ -68,7 +86,7 @@ pub type Counters = BTreeMap<&'static str, u64>;
 /// A guest's connection to the agent's port of the host, handed over by the worker.
 #[derive(Debug)]
 pub struct AgentArrival {
-    /// Name of the VM whose line it came over.
+    /// Full name of the VM whose line it came over.
     pub vm: String,
     /// The guest's port. Only a privileged process of the guest can use one below 1024.
     pub source_port: u32,
@@ -128,7 +146,7 @@ pub trait LineWorker: Send + Sync + 'static {
     /// [`LineError`] says which socket or name stands in the way. Nothing of the line remains then.
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError>;
 
-    /// Closes a line: resets its circuits and removes its sockets.
+    /// Closes the line of this full name: resets its circuits and removes its sockets.
     ///
     /// # Errors
     /// [`LineError::Unknown`] when no line has this name.
@@ -137,8 +155,17 @@ pub trait LineWorker: Send + Sync + 'static {
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;
 
-    /// Replaces the rules that allow circuits between VMs. Without a rule nothing is allowed.
-    fn set_rules(&self, rules: Vec<AllowRule>);
+    /// Replaces the rules, and the groups that they are about. Before the first call nothing is allowed that needs a rule.
+    ///
+    /// # Errors
+    /// [`LineError::Io`] when the worker has stopped.
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError>;
+
+    /// Replaces the services of the host that guests can call.
+    ///
+    /// # Errors
+    /// [`LineError::Io`] when the worker has stopped.
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

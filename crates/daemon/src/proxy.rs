@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use switch::{Policy, Reason, ServiceEntry};
+use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use self::call::{Answer, Connected, Exchange, Hold, Reply, ServiceCall};
@@ -169,9 +169,9 @@ impl Proxy {
         let _ = self.shared.exchange.set(exchange);
     }
 
-    /// Replaces the services and says by which numbers the data plane is to call them. Connections that exist go on.
-    pub fn set_services(&self, services: Vec<Service>) -> Vec<ServiceEntry> {
-        self.shared.set_services(services)
+    /// Replaces the services, by the numbers by which the data plane calls them. Connections that exist go on.
+    pub fn set_services(&self, services: Vec<(ServiceId, Service)>) {
+        self.shared.set_services(services);
     }
 
     /// Replaces the names whose addresses are written down, which no resolver is asked for. Names are in lower case.

@@ -6,17 +6,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
-use switch::{
-    AddLineError, Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, LineReport,
-    Policy, Reason, Rule, RuleLimits, Verdict,
+use device::{
+    Arrival, DecisionSink, Dialer, Fabric, LineConfig, OpenLineError, PublishedCall, Waker,
 };
+use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+use crate::line::{
+    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+};
+use crate::proxy::Exchange;
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
+
+/// What a worker is connected with.
+pub struct Wiring {
+    /// Where what guests' agents have to say goes. When there is no room, the guest is refused and calls again.
+    pub arrivals: ArrivalSender<AgentArrival>,
+    /// Who puts calls to services through.
+    pub dialer: Dialer,
+    /// Who takes note of what became of calls.
+    pub decisions: DecisionSink,
+}
 
 /// A running worker.
 pub struct Worker {
@@ -26,17 +38,16 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker without lines. What guests' agents have to say goes to `arrivals`; when there is no room, the
-    /// guest is refused and calls again.
-    ///
-    /// While guests and programs answer quickly it looks for up to `spin` before it sleeps.
+    /// Starts a worker without lines. While guests and programs answer quickly it looks for up to `spin` before it sleeps.
     ///
     /// # Errors
     /// When the system has no threads or descriptors left.
-    pub fn start(
-        arrivals: ArrivalSender<AgentArrival>,
-        spin: Duration,
-    ) -> io::Result<Arc<dyn LineWorker>> {
+    pub fn start(wiring: Wiring, spin: Duration) -> io::Result<Arc<Worker>> {
+        let Wiring {
+            arrivals,
+            dialer,
+            decisions,
+        } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
                 vm: arrival.vm,
@@ -47,6 +58,8 @@ impl Worker {
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
+        fabric.set_dialer(dialer);
+        fabric.set_decision_sink(decisions);
         let waker = fabric.waker();
         let (jobs, todo) = channel::<Job>();
         let thread = std::thread::Builder::new()
@@ -57,6 +70,14 @@ impl Worker {
             waker,
             thread: Mutex::new(Some(thread)),
         }))
+    }
+
+    /// Has the worker's thread do something, and does not wait.
+    fn order(&self, job: impl FnOnce(&mut Fabric) + Send + 'static) {
+        // A worker that has stopped has nothing left to do it to.
+        if self.jobs.send(Box::new(job)).is_ok() {
+            self.waker.wake();
+        }
     }
 
     /// Has the worker's thread do something, and waits for the answer. There is none when the worker has stopped.
@@ -97,15 +118,22 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+        let full_name = spec.full_name();
         let config = LineConfig {
-            address: Address::new(&spec.name, spec.cid),
+            address: Address {
+                domain: spec.domain,
+                name: spec.name,
+                cid: spec.cid,
+                groups: spec.groups,
+                aliases: spec.aliases,
+            },
             limits: spec.limits,
             vhost_user: spec.vhost_user,
             host: spec.host,
         };
         match self.ask(move |fabric| fabric.open_line(&config)) {
-            Some(result) => result.map_err(|error| line_error(&spec.name, error)),
-            None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
+            Some(result) => result.map_err(|error| line_error(&full_name, error)),
+            None => Err(stopped()),
         }
     }
 
@@ -138,30 +166,24 @@ impl LineWorker for Worker {
             .collect()
     }
 
-    fn set_rules(&self, rules: Vec<AllowRule>) {
-        let domain = || DEFAULT_DOMAIN.to_owned();
-        let rules = rules.into_iter().map(|rule| Rule {
-            from: vec![match rule.from {
-                Some(name) => CallerPattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CallerPattern::AnyVm { domain: domain() },
-            }],
-            to: vec![match rule.to {
-                Some(name) => CalleePattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CalleePattern::AnyVm { domain: domain() },
-            }],
-            ports: rule.port.map(|port| port..=port).into_iter().collect(),
-            verdict: Verdict::Allow,
-            limits: RuleLimits::default(),
-            label: "allow".to_owned(),
-        });
-        let policy = Arc::new(Policy::new(rules.collect()));
-        self.ask(move |fabric| fabric.set_policy(policy, false));
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
+        let PolicyChange {
+            policy,
+            groups,
+            enforce_existing,
+        } = change;
+        let ended = self.ask(move |fabric| fabric.set_policy(policy, groups, enforce_existing));
+        match ended {
+            None => return Err(stopped()),
+            Some(0) => {}
+            Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
+        }
+        Ok(())
+    }
+
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
+        self.ask(move |fabric| fabric.set_services(services))
+            .ok_or_else(stopped)
     }
 
     fn stop(&self) {
@@ -178,10 +200,31 @@ impl LineWorker for Worker {
     }
 }
 
+impl Exchange for Worker {
+    fn dial_guest(&self, call: PublishedCall) {
+        self.order(move |fabric| fabric.dial_guest(call));
+    }
+
+    fn resolve(&self, vm: &str, name: &str) -> Option<u32> {
+        let (vm, name) = (vm.to_owned(), name.to_owned());
+        self.ask(move |fabric| fabric.resolve(&vm, &name)).flatten()
+    }
+
+    fn resolve_service(&self, vm: &str, name: &str) -> Option<u32> {
+        let (vm, name) = (vm.to_owned(), name.to_owned());
+        self.ask(move |fabric| fabric.resolve_service(&vm, &name))
+            .flatten()
+    }
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn stopped() -> LineError {
+    LineError::Io(io::Error::other("the worker has stopped"))
 }
 
 fn line_error(name: &str, error: OpenLineError) -> LineError {

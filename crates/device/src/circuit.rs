@@ -8,9 +8,9 @@ use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
+use crate::dialer::Hold;
 use crate::kept::Kept;
 
-#[derive(Debug)]
 pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
@@ -22,7 +22,6 @@ pub(crate) struct CircuitIo {
 }
 
 /// A host program's socket.
-#[derive(Debug)]
 pub(crate) struct HostSocket {
     pub(crate) socket: OwnedFd,
     /// The socket takes data, as far as we know.
@@ -41,6 +40,8 @@ pub(crate) struct HostSocket {
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
     pub(crate) request_len: usize,
+    /// What is to last as long as the socket.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// What a program has sent behind its request.
@@ -118,6 +119,7 @@ impl HostSocket {
             unanswered,
             short_of_room: false,
             request_len: 0,
+            hold: None,
         }
     }
 }

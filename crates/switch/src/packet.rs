@@ -8,7 +8,7 @@ use wire::vsock::{
 use crate::end::{End, Party};
 use crate::event::{Action, Time};
 use crate::flow::Ending;
-use crate::operator::{Destination, Refusal, Route};
+use crate::operator::{Destination, Route};
 use crate::switch::{Actions, EndKey};
 use crate::{LineId, Reason, Side, Switch};
 
@@ -247,17 +247,11 @@ impl Switch {
         header: &Header,
         actions: &mut Actions,
     ) {
-        let route = self.route_from_guest(now, line_id, &key, socket_type);
-        let connects = &mut self.lines[line_id.0 as usize].connects;
-        let route = match route {
-            Ok(_) if !connects.take(now) => Err(Refusal::from(Reason::ConnectRate)),
-            other => other,
-        };
         let Route {
             callee,
             caller_cid,
             call,
-        } = match route {
+        } = match self.route_from_guest(now, line_id, &key, socket_type) {
             Ok(route) => route,
             Err(refusal) => {
                 let reason = refusal.reason;

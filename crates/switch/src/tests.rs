@@ -6,6 +6,7 @@ mod hostile;
 mod limits;
 mod lines;
 mod model;
+mod operator;
 mod refusals;
 mod results;
 mod seqpacket;

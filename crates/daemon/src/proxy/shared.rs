@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use switch::{Policy, RuleId, ServiceEntry, ServiceId};
+use switch::{Policy, RuleId, ServiceId};
 use tokio::sync::watch;
 
 use super::call::Exchange;
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) egress_by_vm: Counters,
     pub(crate) directory_by_vm: Counters,
     pub(crate) counts: Counts,
-    services: Mutex<Services>,
+    services: Mutex<HashMap<ServiceId, Offer>>,
 }
 
 /// The policy that is in force.
@@ -60,15 +60,6 @@ pub(crate) struct Counts {
 /// Adds one to a count.
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// The services that are offered, and their numbers.
-#[derive(Default)]
-struct Services {
-    by_id: HashMap<ServiceId, Offer>,
-    /// The last number that was given. Numbers are not used again, so that a call never reaches another service than the one that
-    /// was decided about.
-    last_id: u32,
 }
 
 struct Offer {
@@ -102,46 +93,27 @@ impl Shared {
         }
     }
 
-    /// Replaces the services. One that keeps its domain and name keeps its number, and its connections count on.
-    pub(crate) fn set_services(&self, services: Vec<Service>) -> Vec<ServiceEntry> {
+    /// Replaces the services. One that keeps its number keeps the count of its connections.
+    pub(crate) fn set_services(&self, services: Vec<(ServiceId, Service)>) {
         let mut offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut old: HashMap<(String, String), (ServiceId, Counter)> =
-            std::mem::take(&mut offered.by_id)
-                .into_iter()
-                .map(|(id, offer)| {
-                    let key = (offer.service.domain.clone(), offer.service.name.clone());
-                    (key, (id, offer.connections))
-                })
-                .collect();
-        let mut entries = Vec::with_capacity(services.len());
-        for service in services {
-            let key = (service.domain.clone(), service.name.clone());
-            let (id, connections) = old.remove(&key).unwrap_or_else(|| {
-                offered.last_id += 1;
-                (ServiceId(offered.last_id), Counter::default())
-            });
-            entries.push(ServiceEntry {
-                id,
-                domain: service.domain.clone(),
-                name: service.name.clone(),
-                port: service.port,
-            });
-            let service = Arc::new(service);
-            offered.by_id.insert(
-                id,
-                Offer {
-                    service,
-                    connections,
-                },
-            );
-        }
-        entries
+        let mut old = std::mem::take(&mut *offered);
+        *offered = services
+            .into_iter()
+            .map(|(id, service)| {
+                let connections = old.remove(&id).map(|offer| offer.connections);
+                let offer = Offer {
+                    service: Arc::new(service),
+                    connections: connections.unwrap_or_default(),
+                };
+                (id, offer)
+            })
+            .collect();
     }
 
     /// A service, and room for one more connection to it, if there is any.
     pub(crate) fn service(&self, id: ServiceId) -> Option<(Arc<Service>, Option<Permit>)> {
         let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
-        let offer = offered.by_id.get(&id)?;
+        let offer = offered.get(&id)?;
         let permit = offer.connections.take(offer.service.max_connections);
         Some((offer.service.clone(), permit))
     }

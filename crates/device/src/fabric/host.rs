@@ -19,7 +19,7 @@ use super::{Arrival, Fabric};
 use crate::Credentials;
 use crate::caller::{Caller, Progress, Who};
 use crate::circuit::{BehindRequest, HostSocket};
-use crate::dialer::{Called, Dialled, Reply, ServiceCall};
+use crate::dialer::{Called, Connected, Dialled, Hold, Reply, ServiceCall};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::{Dial, dial, port_path};
@@ -80,9 +80,6 @@ pub struct PublishedCall {
     /// The type of socket to call the guest with.
     pub socket_type: SocketType,
 }
-
-/// Where guests ask for names.
-const DIRECTORY_PORT: u32 = 1006;
 
 /// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
 /// reports it for every piece that its reader takes, which would wake us for nothing.
@@ -328,7 +325,7 @@ impl Fabric {
         } = call;
         let called = match service {
             Some(service) => Some(Called::Service(service)),
-            None if port == DIRECTORY_PORT => Some(Called::Directory),
+            None if port == wire::directory::PORT => Some(Called::Directory),
             None => None,
         };
         if let Some(called) = called {
@@ -377,7 +374,7 @@ impl Fabric {
     pub(super) fn take_dialled(&mut self) {
         while let Ok(Dialled { circuit, result }) = self.dialled.try_recv() {
             match result {
-                Ok(socket) => self.host_reached(circuit, socket),
+                Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
                 Err(reason) => self.tell(Event::HostDialed {
                     circuit,
                     result: Err(reason),
@@ -392,7 +389,7 @@ impl Fabric {
         };
         let circuit = redial.circuit;
         match dial(&port_path(&line.host_path, redial.port), redial.socket_type) {
-            Dial::Reached(socket) => self.host_reached(circuit, socket),
+            Dial::Reached(socket) => self.host_reached(circuit, socket, None),
             Dial::Failed(reason) => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(reason),
@@ -443,7 +440,7 @@ impl Fabric {
             stream: theirs,
         };
         if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, OwnedFd::from(ours));
+            self.host_reached(circuit, OwnedFd::from(ours), None);
         } else {
             self.tell(Event::HostDialed {
                 circuit,
@@ -452,11 +449,13 @@ impl Fabric {
         }
     }
 
-    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd) {
+    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        circuit.host = Some(HostSocket::new(socket, false));
+        let mut host = HostSocket::new(socket, false);
+        host.hold = hold;
+        circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()
             .and_then(|circuit| circuit.host.as_ref());

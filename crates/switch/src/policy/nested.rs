@@ -174,7 +174,7 @@ mod tests {
             "2001:db9::",
             "11.0.0.0",
         ] {
-            let address: std::net::IpAddr = address.parse().unwrap();
+            let address: core::net::IpAddr = address.parse().unwrap();
             let longest = if address.is_ipv4() { 32 } else { 128 };
             let mut found = RuleSet::none(all.len());
             nested.join_around(&Network::new(address, longest).unwrap(), &mut found);
@@ -183,6 +183,17 @@ mod tests {
                 .filter(|index| all[*index].contains(address))
                 .collect();
             assert_eq!(found, expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_network_is_around_itself_and_smaller_ones() {
+        let all = networks(&["10.0.0.0/8", "10.0.0.0/16", "10.1.0.0/16", "11.0.0.0/16"]);
+        for (outer, around) in all.iter().enumerate() {
+            for (inner, within) in all.iter().enumerate() {
+                let expected = outer == inner || (outer == 0 && inner < 3);
+                assert_eq!(around.is_around(within), expected, "{around:?} {within:?}");
+            }
         }
     }
 

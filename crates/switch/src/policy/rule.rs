@@ -1,6 +1,7 @@
 //! A rule as it is written, and who it is asked about.
 
-use std::net::IpAddr;
+// Of the standard library's network, the switch sees nothing. An address is a number to it.
+use core::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// The domain of what names none.

@@ -1,6 +1,6 @@
 //! What covers what, and what does not quite.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 use std::slice::from_ref;
 
 use super::*;
@@ -266,6 +266,16 @@ fn as_many_rules_together_as_it_says() {
         rules.push(ports(&[0..=count - 1]));
         assert_eq!(last_covered_by(&rules).is_some(), found, "{count}");
     }
+}
+
+#[test]
+fn one_rule_that_covers_is_found_however_many_stand_before_it() {
+    let count = MAX_TOGETHER as u32;
+    let mut rules: Vec<Rule> = (100..100 + count)
+        .map(|port| ports(&[port..=port]))
+        .collect();
+    rules.extend([ports(&[5..=9]), ports(&[5..=9])]);
+    assert_eq!(last_covered_by(&rules), Some(vec![count]));
 }
 
 #[test]

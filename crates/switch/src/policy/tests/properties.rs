@@ -3,7 +3,7 @@
 //! Names, numbers and ports come from few values, so that patterns meet, nest and collide; rules that match nothing stand before
 //! them, so that they lie across the ends of words and chunks.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
