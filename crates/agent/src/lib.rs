@@ -8,6 +8,7 @@
 
 mod bench;
 pub mod command;
+pub mod directory;
 pub mod guest;
 pub mod launch;
 mod outgoing;
