@@ -80,7 +80,7 @@ fn in_force(daemon: &FakeDaemon) -> Value {
     json!({
         "vms": serde_json::from_str::<Value>(&vms).unwrap(),
         "rules": labels.collect::<Vec<_>>(),
-        "services": services.map(|service| (service.id, service.name, service.port)).collect::<Vec<_>>(),
+        "services": services.map(|service| (service.id.0, service.name, service.port)).collect::<Vec<_>>(),
         "publishes": publishes.map(|publish| publish.name).collect::<Vec<_>>(),
         "web": daemon.worker().groups("web"),
         "sockets": sockets(daemon.runtime_dir()),
