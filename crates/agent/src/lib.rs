@@ -8,6 +8,7 @@
 
 mod bench;
 pub mod command;
+pub mod directory;
 pub mod forward;
 pub mod guest;
 pub mod launch;
