@@ -80,6 +80,11 @@ fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(never) => match never {},
         Err(error) => {
             eprintln!("ringdown-agent: cannot forward {forward}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Asks the host, and prints its answer.
 fn ask(question: &Question) -> ExitCode {
     match directory::ask_host(question) {
