@@ -1,6 +1,7 @@
 //! The device's part of a circuit: the host program's socket, and the bytes on their way.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Side};
@@ -15,6 +16,12 @@ pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
+    /// The other socket, if no guest's ring is involved: who has answered, until the two are joined.
+    pub(crate) answered_by: Option<OwnedFd>,
+    /// Two sockets that have been joined.
+    pub(crate) relay: Option<[Arc<OwnedFd>; 2]>,
+    /// The socket to a VMM that has yet to say whether its guest answers.
+    pub(crate) ringing: Option<OwnedFd>,
     /// Who has called, if it was not a guest.
     pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
@@ -37,6 +44,8 @@ pub(crate) struct HostSocket {
     pub(crate) short_of_room: bool,
     /// How much of what is in the socket is still the program's request, in bytes.
     ///
+    /// Of a socket to a VMM it is the VMM's answer, for the same reason.
+    ///
     /// It is left there until the program sends something behind it, because a UNIX socket has no other way to show a
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
@@ -57,6 +66,9 @@ impl CircuitIo {
             id,
             socket_type,
             host: None,
+            answered_by: None,
+            relay: None,
+            ringing: None,
             who: None,
             kept: [None, None],
         }

@@ -4,6 +4,7 @@ mod act;
 mod control;
 mod decide;
 mod host;
+mod hybrid;
 mod rx;
 mod tx;
 mod wait;
@@ -33,13 +34,13 @@ use crate::dialer::{Dialer, Dialled};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::reports::Reports;
+use crate::relay::Relayer;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
-use crate::tally::Tally;
 
 pub use self::host::PublishedCall;
 use self::host::Redial;
+pub use self::hybrid::HybridConfig;
 use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.
@@ -116,7 +117,7 @@ pub struct Fabric {
     caller_deadlines: VecDeque<(Time, u32)>,
     redials: Vec<Redial>,
     /// Listeners that accept nobody until then, in order of time.
-    resting_listeners: VecDeque<(Time, LineId, usize)>,
+    resting_listeners: VecDeque<(Time, Token)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
     resting_lines: BTreeSet<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
@@ -127,6 +128,10 @@ pub struct Fabric {
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<Dialled>,
     dialled_by: Sender<Dialled>,
+    relayer: Option<Relayer>,
+    /// Where the ends of relays come in, and the way in for whoever relays.
+    relays_ended: Receiver<CircuitId>,
+    relay_ended_by: Sender<CircuitId>,
     decisions: Option<DecisionSink>,
     mailbox: Mailbox,
     messages: Receiver<Message>,
@@ -168,6 +173,7 @@ impl Fabric {
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();
+        let (relay_ended_by, relays_ended) = channel();
         let mailbox = Mailbox {
             messages: sender,
             waker: reactor.waker(),
@@ -192,6 +198,9 @@ impl Fabric {
             dialer: None,
             dialled,
             dialled_by,
+            relayer: None,
+            relays_ended,
+            relay_ended_by,
             decisions: None,
             mailbox,
             messages,
@@ -238,11 +247,7 @@ impl Fabric {
     fn furnish_line(&mut self, id: LineId, config: &LineConfig) -> Result<(), OpenLineError> {
         match self.line_io(id, config) {
             Ok(line) => {
-                let index = id.0 as usize;
-                while self.lines.len() <= index {
-                    self.lines.insert(None);
-                }
-                self.lines[index] = Some(Box::new(line));
+                self.install_line(id, line);
                 Ok(())
             }
             Err(error) => {
@@ -251,6 +256,14 @@ impl Fabric {
                 Err(error)
             }
         }
+    }
+
+    fn install_line(&mut self, id: LineId, line: LineIo) {
+        let index = id.0 as usize;
+        while self.lines.len() <= index {
+            self.lines.insert(None);
+        }
+        self.lines[index] = Some(Box::new(line));
     }
 
     fn line_io(&mut self, id: LineId, config: &LineConfig) -> Result<LineIo, OpenLineError> {
@@ -292,28 +305,11 @@ impl Fabric {
             path: config.vhost_user.clone(),
             error,
         })?;
+        let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
-            generation,
-            name: config.address.full_name(),
-            host_path: config.host.clone(),
             listeners,
-            frontend,
-            attached: false,
-            rings: Default::default(),
-            stopped: Default::default(),
-            starts_anew: true,
-            owes_reset: false,
-            seqpacket: false,
-            parked: 0,
-            callers: 0,
-            reports: Reports::default(),
-            rest_reported_at: None,
-            messages: Tally::default(),
-            host_message_bytes: Tally::default(),
-            short_of_room: Vec::new(),
-            woken: false,
-            draining: false,
-            unarmed: false,
+            frontend: Some(frontend),
+            ..line
         })
     }
 
@@ -322,7 +318,8 @@ impl Fabric {
         let Some(id) = self.line_named(name) else {
             return false;
         };
-        let thread = self.line(id).and_then(|line| line.frontend.stop());
+        let frontend = self.line(id).and_then(|line| line.frontend.as_mut());
+        let thread = frontend.and_then(|frontend| frontend.stop());
         self.forget_guest(id);
         self.switch.remove_line(self.now, id, &mut self.actions);
         self.carry_out();
@@ -369,6 +366,7 @@ impl Fabric {
     /// Puts another policy in force. With `enforce_existing`, circuits that it would not set up are cut short; returns how many.
     pub fn set_policy(&mut self, policy: Arc<Policy>, enforce_existing: bool) -> usize {
         self.switch.set_policy(policy);
+        self.offer_ports();
         if !enforce_existing {
             return 0;
         }
@@ -380,6 +378,7 @@ impl Fabric {
     /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) says who puts such calls through.
     pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
         self.switch.set_services(services);
+        self.offer_ports();
     }
 
     /// Has calls to services and to the directory put through by somebody. Until then they are refused.
@@ -464,6 +463,7 @@ impl Fabric {
                     self.answer(message);
                 }
                 self.take_dialled();
+                self.take_ended_relays();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
             Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),
@@ -471,6 +471,8 @@ impl Fabric {
             Token::Listener { line, index } => self.accept(line, usize::from(index)),
             Token::Caller { slot } => self.caller_ready(slot),
             Token::Circuit(id) => self.host_ready(id, flags),
+            Token::HybridListener { line, port } => self.accept_hybrid(line, port),
+            Token::Ringing(id) => self.vmm_ready(id, flags),
         }
     }
 

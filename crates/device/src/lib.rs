@@ -29,6 +29,7 @@ mod frontend;
 mod kept;
 mod line;
 mod reactor;
+mod relay;
 mod reports;
 mod ring;
 mod socket;
@@ -38,6 +39,8 @@ mod tally;
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Called, Dialer, Reply, ServiceCall};
 pub use fabric::{
-    Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError, PublishedCall,
+    Arrival, ArrivalSink, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
+    PublishedCall,
 };
 pub use reactor::Waker;
+pub use relay::{Relay, RelayEnd, Relayer};

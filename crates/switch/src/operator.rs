@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-const OWN_PORTS: [u32; 2] = [wire::agent::PORT, DIRECTORY_PORT];
+pub(crate) const OWN_PORTS: [u32; 2] = [wire::agent::PORT, DIRECTORY_PORT];
 const DIRECTORY_PORT: u32 = 1006;
 
 /// Users of the host, with their groups, that the switch tells apart.
@@ -36,6 +36,8 @@ pub(crate) struct Route {
     pub(crate) callee: End,
     /// The identifier by which the callee knows the caller.
     pub(crate) caller_cid: u32,
+    /// The port by which the callee knows the caller.
+    pub(crate) caller_port: u32,
     pub(crate) call: Call,
 }
 
@@ -206,8 +208,23 @@ impl Switch {
         self.directory.alias(domain, line, &known.address)
     }
 
-    /// Judges the dial of a guest.
+    /// Judges the dial of a guest, which uses up one of those that it may make.
     pub(crate) fn route_from_guest(
+        &mut self,
+        now: Time,
+        from: LineId,
+        key: &EndKey,
+        socket_type: SocketType,
+    ) -> Result<Route, Refusal> {
+        let route = self.route_of_vm(now, from, key, socket_type)?;
+        if self.lines[from.0 as usize].connects.take(now) {
+            Ok(route)
+        } else {
+            Err(Reason::ConnectRate.into())
+        }
+    }
+
+    fn route_of_vm(
         &mut self,
         now: Time,
         from: LineId,
@@ -233,10 +250,11 @@ impl Switch {
             dialled: Some(dialled),
         };
         let (reached, port) = judgement.result.map_err(refuse)?;
-        let caller_cid = caller.address.cid;
+        let (caller_cid, from_hybrid) = (caller.address.cid, caller.hybrid);
         let mut route = Route {
             callee: End::new(Party::Host, port),
             caller_cid,
+            caller_port: key.port,
             call: Call {
                 host: None,
                 dialled,
@@ -251,18 +269,29 @@ impl Switch {
             }
             self.admit_at(line, socket_type).map_err(refuse)?;
             route.caller_cid = self.cid_for(line, from);
-            // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
-            let theirs = EndKey {
+            let mut theirs = EndKey {
                 line,
                 port,
                 peer_cid: route.caller_cid,
                 peer_port: key.port,
             };
+            if from_hybrid {
+                theirs.peer_port = self.free_port(from, &theirs);
+                route.caller_port = theirs.peer_port;
+            }
+            // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
             if self.by_end.contains_key(&theirs) {
                 return Err(refuse(Reason::PortsInUse));
             }
-            let cid = self.lines[line.0 as usize].address.cid;
-            route.callee = End::new(Party::Guest { line, cid }, port);
+            let callee = &self.lines[line.0 as usize];
+            let party = Party::of_vm(line, callee.address.cid, callee.hybrid);
+            route.callee = End::new(party, port);
+        } else if from_hybrid {
+            if reached == Destination::Listener && !OWN_PORTS.contains(&port) {
+                // Programs of the host listen where the VMM itself calls, and without us.
+                return Err(refuse(Reason::NoListener));
+            }
+            route.caller_port = self.lines[from.0 as usize].take_port();
         }
         route.callee.seen = (key.peer_cid, key.peer_port);
         self.admit_by_rule(now, rule).map_err(refuse)?;
@@ -389,7 +418,7 @@ impl Switch {
             None => {
                 &self
                     .lines
-                    .get(circuit.end(Side::Caller).line()?.0 as usize)?
+                    .get(circuit.end(Side::Caller).owner()?.0 as usize)?
                     .callers
             }
         };
@@ -431,7 +460,7 @@ impl Switch {
         let circuit = &self.circuits[index];
         let (caller, callee) = (circuit.end(Side::Caller), circuit.end(Side::Callee));
         let call = circuit.call;
-        let by = match caller.line() {
+        let by = match caller.owner() {
             Some(line) => CallerId::Guest {
                 line,
                 port: caller.port,

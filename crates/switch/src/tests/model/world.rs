@@ -149,6 +149,9 @@ impl World {
             }
             Action::Released { circuit } => self.released(circuit),
             Action::Decided(_) => {}
+            Action::DialHybrid { .. } | Action::Relay { .. } => {
+                unreachable!("no line is hybrid here")
+            }
             Action::Report {
                 line,
                 destination_cid,
