@@ -1,7 +1,6 @@
 //! The device's part of a circuit: the host program's socket, and the bytes on their way.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Side};
@@ -10,6 +9,7 @@ use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
 use crate::kept::Kept;
+use crate::relay::Relay;
 
 #[derive(Debug)]
 pub(crate) struct CircuitIo {
@@ -19,7 +19,7 @@ pub(crate) struct CircuitIo {
     /// The other socket, if no guest's ring is involved: who has answered, until the two are joined.
     pub(crate) answered_by: Option<OwnedFd>,
     /// Two sockets that have been joined.
-    pub(crate) relay: Option<[Arc<OwnedFd>; 2]>,
+    pub(crate) relay: Option<Box<Relay>>,
     /// The socket to a VMM that has yet to say whether its guest answers.
     pub(crate) ringing: Option<OwnedFd>,
     /// Who has called, if it was not a guest.

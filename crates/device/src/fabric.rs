@@ -5,6 +5,7 @@ mod control;
 mod decide;
 mod host;
 mod hybrid;
+mod relay;
 mod rx;
 mod tx;
 mod wait;
@@ -34,7 +35,6 @@ use crate::dialer::{Dialer, Dialled};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::relay::Relayer;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
 
@@ -128,10 +128,8 @@ pub struct Fabric {
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<Dialled>,
     dialled_by: Sender<Dialled>,
-    relayer: Option<Relayer>,
-    /// Where the ends of relays come in, and the way in for whoever relays.
-    relays_ended: Receiver<CircuitId>,
-    relay_ended_by: Sender<CircuitId>,
+    /// Joined sockets that may have something to pass, in turn.
+    relaying: VecDeque<CircuitId>,
     decisions: Option<DecisionSink>,
     mailbox: Mailbox,
     messages: Receiver<Message>,
@@ -173,7 +171,6 @@ impl Fabric {
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();
-        let (relay_ended_by, relays_ended) = channel();
         let mailbox = Mailbox {
             messages: sender,
             waker: reactor.waker(),
@@ -198,9 +195,7 @@ impl Fabric {
             dialer: None,
             dialled,
             dialled_by,
-            relayer: None,
-            relays_ended,
-            relay_ended_by,
+            relaying: VecDeque::new(),
             decisions: None,
             mailbox,
             messages,
@@ -451,6 +446,7 @@ impl Fabric {
                 self.pump(line);
             }
         }
+        self.pass_relayed();
         self.end_shortage();
         self.publish();
         Ok(())
@@ -463,7 +459,6 @@ impl Fabric {
                     self.answer(message);
                 }
                 self.take_dialled();
-                self.take_ended_relays();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
             Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),
@@ -473,6 +468,7 @@ impl Fabric {
             Token::Circuit(id) => self.host_ready(id, flags),
             Token::HybridListener { line, port } => self.accept_hybrid(line, port),
             Token::Ringing(id) => self.vmm_ready(id, flags),
+            Token::Relayed { circuit, side } => self.relay_ready(circuit, side, flags),
         }
     }
 

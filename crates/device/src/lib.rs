@@ -43,4 +43,3 @@ pub use fabric::{
     PublishedCall,
 };
 pub use reactor::Waker;
-pub use relay::{Relay, RelayEnd, Relayer};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use switch::{CircuitId, LineId};
+use switch::{CircuitId, LineId, Side};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
@@ -31,6 +31,8 @@ pub(crate) enum Token {
     HybridListener { line: LineId, port: u32 },
     /// A VMM that has been asked to put a circuit through.
     Ringing(CircuitId),
+    /// One of two sockets that have been joined.
+    Relayed { circuit: CircuitId, side: Side },
 }
 
 const KIND_SHIFT: u32 = 60;
@@ -49,6 +51,7 @@ impl Token {
                 (5, u64::from(line.0) << 32 | u64::from(port))
             }
             Token::Ringing(id) => (6, encode_circuit(id)),
+            Token::Relayed { circuit, side } => (7 + side.index() as u64, encode_circuit(circuit)),
         };
         kind << KIND_SHIFT | value
     }
@@ -72,6 +75,14 @@ impl Token {
                 port: low as u32,
             },
             6 => Token::Ringing(decode_circuit(low)),
+            kind @ (7 | 8) => Token::Relayed {
+                circuit: decode_circuit(low),
+                side: if kind == 7 {
+                    Side::Caller
+                } else {
+                    Side::Callee
+                },
+            },
             _ => return None,
         })
     }
@@ -209,6 +220,20 @@ mod tests {
                 index: 1,
                 generation: u32::MAX,
             }),
+            Token::Relayed {
+                circuit: CircuitId {
+                    index: 3,
+                    generation: u32::MAX,
+                },
+                side: Side::Caller,
+            },
+            Token::Relayed {
+                circuit: CircuitId {
+                    index: (1 << 28) - 1,
+                    generation: 0,
+                },
+                side: Side::Callee,
+            },
             Token::Circuit(CircuitId {
                 index: (1 << 28) - 1,
                 generation: u32::MAX,

@@ -53,7 +53,7 @@ pub enum Event {
         /// The caller's own name for this attempt, given back in the answer, as with [`Event::HostDial`].
         token: u64,
     },
-    /// Two sockets that [`Action::Relay`] has joined are closed.
+    /// Both directions between two sockets that [`Action::Relay`] has joined are over.
     RelayEnded {
         /// The circuit.
         circuit: CircuitId,
@@ -241,6 +241,11 @@ pub enum Action {
         circuit: CircuitId,
         /// The caller's port, as the callee sees it.
         port: u32,
+    },
+    /// Go on with a relay that [`Switch::relayed`](crate::Switch::relayed) has had rest.
+    RelayOn {
+        /// The circuit.
+        circuit: CircuitId,
     },
     /// A call has been answered or refused. Each call is reported so once, for the audit.
     Decided(Decided),

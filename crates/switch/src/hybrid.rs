@@ -7,7 +7,8 @@
 //!
 //! A circuit between a hybrid VM and a guest with rings is one between a program of the host and that guest. One between
 //! a hybrid VM and anything else has two sockets of the host's and nothing to decide about once it is set up: they are joined,
-//! and the switch hears when it is over. A rule's limit of bytes a second does not hold for these.
+//!
+//! and the switch hears only how much has passed, and when it is over.
 
 use std::collections::BTreeSet;
 
@@ -161,7 +162,28 @@ impl Switch {
         theirs.peer_port
     }
 
-    /// Two joined sockets are closed.
+    /// Bytes have passed between two joined sockets. Returns whether more may; if not, [`Action::RelayOn`] says when.
+    pub fn relayed(&mut self, now: Time, id: CircuitId, from: Side, len: u32) -> bool {
+        let Some(index) = self.find(id) else {
+            return false;
+        };
+        let circuit = &self.circuits[index];
+        let owner = |side: Side| circuit.end(side).owner();
+        let (source, destination) = (owner(from), owner(from.other()));
+        let rule = circuit.call.rule;
+        if let Some(line) = source.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_from_guest += u64::from(len);
+        }
+        if let Some(line) = destination.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_to_guest += u64::from(len);
+        }
+        if let Some(used) = self.used(rule) {
+            used.charge(now, len);
+        }
+        !self.rests(now, index)
+    }
+
+    /// Two joined sockets have no more to say to each other.
     pub(crate) fn relay_ended(&mut self, id: CircuitId, actions: &mut Actions) {
         let Some(index) = self.find(id) else { return };
         let circuit = &self.circuits[index];

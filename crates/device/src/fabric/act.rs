@@ -63,6 +63,7 @@ impl Fabric {
                 self.dial_hybrid(circuit, line, port);
             }
             Action::Relay { circuit, port } => self.join(circuit, port),
+            Action::RelayOn { circuit } => self.relay_on(circuit),
             Action::Decided(decided) => self.report_decision(&decided),
             Action::HostDialing { token, circuit } => self.caller_dials(token, circuit),
             Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
@@ -162,8 +163,10 @@ impl Fabric {
         };
         circuit.ringing = None;
         circuit.answered_by = None;
-        if let Some(sockets) = circuit.relay.take() {
-            crate::relay::end(&sockets, cut_short);
+        if let Some(relay) = circuit.relay.take().filter(|_| cut_short) {
+            for side in [Side::Caller, Side::Callee] {
+                reset(relay.socket(side));
+            }
         }
         match circuit.host.take() {
             Some(host) if cut_short => reset(&host.socket),

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
 use switch::{Address, CircuitId, Event, Limits, LineId, Reason};
@@ -16,7 +15,6 @@ use super::{Fabric, OpenLineError};
 use crate::caller::{Caller, Who, answer, take_request};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::relay::{Relay, RelayEnd, Relayer};
 use crate::socket::{listen_at, port_path};
 
 /// What a hybrid line needs to be opened.
@@ -51,11 +49,6 @@ impl Fabric {
             self.close_line(&name);
         }
         offered
-    }
-
-    /// Has somebody pass the bytes of circuits with two sockets of the host's. Until then they are refused.
-    pub fn set_relayer(&mut self, relayer: Relayer) {
-        self.relayer = Some(relayer);
     }
 
     /// Listens for every hybrid line where its guest may have something to call by now, and nowhere else.
@@ -214,57 +207,6 @@ impl Fabric {
         };
         if !joins {
             host.request_len = answer_len;
-        }
-    }
-
-    // ---- Sockets that are joined ----
-
-    /// Both sockets of a circuit are there: from now on their bytes are somebody else's business.
-    pub(super) fn join(&mut self, id: CircuitId, port: u32) {
-        let Some(circuit) = self.circuit(id) else {
-            return;
-        };
-        let sockets = circuit.host.take().zip(circuit.answered_by.take());
-        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
-        let Some((mut caller, callee)) = sockets else {
-            return self.cannot_join(id);
-        };
-        if speaks {
-            caller.take_request();
-            if !answer(&caller.socket, &connect::accepted(port)) {
-                return self.cannot_join(id);
-            }
-        }
-        self.reactor.remove(&caller.socket);
-        let (caller, callee) = (Arc::new(caller.socket), Arc::new(callee));
-        if let Some(circuit) = self.circuit(id) {
-            circuit.relay = Some([caller.clone(), callee.clone()]);
-        }
-        let end = RelayEnd::new(id, self.relay_ended_by.clone(), self.reactor.waker());
-        match &mut self.relayer {
-            Some(relayer) => relayer(Relay {
-                caller,
-                callee,
-                end,
-            }),
-            None => self.cannot_join(id),
-        }
-    }
-
-    fn cannot_join(&mut self, circuit: CircuitId) {
-        self.tell(Event::Kill {
-            circuit,
-            reason: Reason::HostFailed,
-        });
-    }
-
-    /// Hears which relays are over.
-    pub(super) fn take_ended_relays(&mut self) {
-        while let Ok(id) = self.relays_ended.try_recv() {
-            if let Some(circuit) = self.circuit(id) {
-                circuit.relay = None;
-            }
-            self.tell(Event::RelayEnded { circuit: id });
         }
     }
 }

@@ -149,7 +149,7 @@ impl World {
             }
             Action::Released { circuit } => self.released(circuit),
             Action::Decided(_) => {}
-            Action::DialHybrid { .. } | Action::Relay { .. } => {
+            Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
                 unreachable!("no line is hybrid here")
             }
             Action::Report {
