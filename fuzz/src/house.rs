@@ -32,7 +32,11 @@ impl House {
     pub(crate) fn new(vms: &[(&str, u32)], limits: Limits) -> House {
         let directory = tempfile::tempdir().expect("a directory for sockets");
         let mut fabric = Fabric::new(limits, AGENT_PORT, Box::new(|_| false)).expect("a fabric");
-        fabric.set_policy(Arc::new(Policy::new(vec![Rule::allow_any()])), false);
+        fabric.set_policy(
+            Arc::new(Policy::new(vec![Rule::allow_any()])),
+            Vec::new(),
+            false,
+        );
         let mut house = House { fabric, directory };
         for (name, cid) in vms {
             let config = LineConfig {

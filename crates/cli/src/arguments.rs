@@ -39,23 +39,35 @@ pub enum Command {
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
     Exec(Exec),
+    /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
+    Reload(Reload),
+    /// Ask which rule decides about a call, and look for rules that cannot be meant
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// The file in which every decision is written down
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
 
 /// The options of `serve`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Without a configuration file and without --allow, VMs reach the host and not each other."
-)]
+#[command(after_help = "\
+Without a configuration file and without --allow, VMs reach the host and not each other.
+
+Signals: SIGTERM and SIGINT end the daemon; SIGHUP reads the configuration again, as `ringdown reload` does; SIGUSR1 opens the audit's file anew,
+as `ringdown audit rotate` does.")]
 pub struct Serve {
     /// Read VMs and rules from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME[,cid=CID][,vhost-user=SOCKET][,host=SOCKET][,limits.KEY=NUMBER …]; may be repeated
+    /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET]
+    /// [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
-    /// Let one VM call another: from=NAME,to=NAME,port=PORT, each of them * for any; may be repeated
+    /// Let VMs call others: from=NAME,to=NAME,port=PORT[,domain=DOMAIN]; * for any, @GROUP for a group, DOMAIN/NAME for a VM of another
+    /// domain, 8000-8999 for several ports; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub allow: Vec<String>,
     /// Look for up to this many microseconds before sleeping, while guests and programs answer quickly: saves them and us the
@@ -83,15 +95,24 @@ pub enum Vm {
 /// The options of `vm add`.
 #[derive(Debug, Args)]
 pub struct VmAdd {
-    /// Name of the VM: 1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or a digit
+    /// Name of the VM: 1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or a digit; or DOMAIN/NAME
     pub name: String,
-    /// Context identifier of the guest, 3 to 4294967294 [default: the lowest free one]
+    /// Domain of the VM, which has names and CIDs of its own [default: default]
+    #[arg(long)]
+    pub domain: Option<String>,
+    /// Put the VM into this group; may be repeated
+    #[arg(long, value_name = "GROUP")]
+    pub group: Vec<String>,
+    /// Another name of the VM; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub alias: Vec<String>,
+    /// Context identifier of the guest, 3 to 4294967294 [default: the one that this name had before, or the lowest free one]
     #[arg(long)]
     pub cid: Option<String>,
-    /// Socket for the VMM [default: NAME.vhost in the runtime directory]
+    /// Socket for the VMM [default: NAME.vhost in the runtime directory, or DOMAIN.NAME.vhost]
     #[arg(long, value_name = "SOCKET")]
     pub vhost_user: Option<PathBuf>,
-    /// Socket for programs of the host [default: NAME.sock in the runtime directory]
+    /// Socket for programs of the host [default: NAME.sock in the runtime directory, or DOMAIN.NAME.sock]
     #[arg(long, value_name = "SOCKET")]
     pub host: Option<PathBuf>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
@@ -114,14 +135,82 @@ pub struct VmList {
 /// The options of `vm rm`.
 #[derive(Debug, Args)]
 pub struct VmRemove {
-    /// Name of the VM
+    /// Name of the VM, or DOMAIN/NAME
     pub name: String,
+}
+
+/// The options of `reload`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What cannot be meant or brought into force changes nothing: everything stays as it was, and the message says what to do. VMs that were added by
+hand stay. The sockets, the CID and the limits of a VM that is there do not change, nor do runtime-dir, state-dir and spin-microseconds.
+
+Exit codes: 0 reloaded; 1 it could not be brought into force; 2 the configuration cannot be meant.")]
+pub struct Reload {
+    /// End circuits that the new rules do not allow any more; without it only new calls are asked about
+    #[arg(long)]
+    pub enforce_existing: bool,
+    /// Print what has changed as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The commands about the policy.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Say what becomes of a call, and which rule decides
+    Test(PolicyTest),
+    /// Look for rules that can never match, and for names of nobody
+    Check(PolicyCheck),
+}
+
+/// The options of `policy test`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+FROM is a VM, host (a program of the host, or a published port), user:NAME or users:GROUP. TO is a VM, service:NAME, host (the socket that a
+program of the host has made for the VM), address:10.1.2.3 or name:deb.debian.org. A VM or service of another domain is DOMAIN/NAME.
+
+Exit codes: 0 allowed or redirected; 3 denied; 1 there is no answer; 2 the words were wrong.")]
+pub struct PolicyTest {
+    /// Who calls
+    pub from: String,
+    /// Who is called
+    pub to: String,
+    /// The port that is called
+    pub port: String,
+    /// Ask about this file instead of the running daemon
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The options of `policy check`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration cannot be meant."
+)]
+pub struct PolicyCheck {
+    /// Look at this file instead of the running daemon
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The commands about the audit.
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Have the daemon open the file anew, after it was moved away; for logrotate
+    Rotate,
 }
 
 /// The options of `args`.
 #[derive(Debug, Args)]
 pub struct VmmArguments {
-    /// Name of the VM
+    /// Name of the VM, or DOMAIN/NAME
     pub name: String,
     /// The VMM to print arguments for
     #[arg(long, value_enum)]
@@ -141,7 +230,7 @@ Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest ha
 executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there or not ready, 2 if
 the words were wrong: then nothing was started.")]
 pub struct Exec {
-    /// Name of the VM
+    /// Name of the VM, or DOMAIN/NAME
     pub name: String,
     /// Give the command a terminal of its own, and make this one raw meanwhile
     #[arg(short = 't', long)]

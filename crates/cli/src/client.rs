@@ -4,15 +4,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use daemon::api::types::{NewVm, PROBLEM_MEDIA_TYPE, Problem, VmList, VmStatus};
+use daemon::api::Kind;
+use daemon::api::types::{
+    NewVm, PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded,
+    VmList, VmStatus,
+};
 use daemon::config::default_runtime_dir;
-use daemon::input::check_name;
+use daemon::input::parse_full_name;
 use daemon::runtime::control_socket;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
@@ -20,6 +25,9 @@ use crate::failure::Failure;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a reload or a check of many rules may take.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The longest answer, in bytes: well above a list of as many VMs as a daemon serves.
 const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
@@ -70,6 +78,10 @@ impl From<ClientError> for Failure {
         match &error {
             // The request was made of the person's words, so it is they that are not valid.
             ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
+            // Or of those in the configuration file.
+            ClientError::Problem(problem) if problem.kind == Kind::ConfigurationRefused.uri() => {
+                Failure::usage(error)
+            }
             _ => Failure::failed(error),
         }
     }
@@ -114,13 +126,7 @@ impl Client {
     /// # Errors
     /// A name that no VM can have, or [`ClientError`].
     pub fn show(&self, name: &str) -> Result<VmStatus, Failure> {
-        check_name(name)?;
-        Ok(self.ask(
-            Method::GET,
-            &format!("/v1/vms/{name}"),
-            Vec::new(),
-            ANSWER_TIMEOUT,
-        )?)
+        Ok(self.ask(Method::GET, &resource(name)?, Vec::new(), ANSWER_TIMEOUT)?)
     }
 
     /// One VM, once its agent is there. Waits for `timeout` at most.
@@ -128,9 +134,9 @@ impl Client {
     /// # Errors
     /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.
     pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
-        check_name(name)?;
         let target = format!(
-            "/v1/vms/{name}?wait=ready&timeout_ms={}",
+            "{}?wait=ready&timeout_ms={}",
+            resource(name)?,
             timeout.as_millis()
         );
         Ok(self.ask(Method::GET, &target, Vec::new(), timeout + ANSWER_TIMEOUT)?)
@@ -141,13 +147,50 @@ impl Client {
     /// # Errors
     /// A name that no VM can have, or [`ClientError`].
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
-        check_name(name)?;
-        self.exchange(
-            Method::DELETE,
-            &format!("/v1/vms/{name}"),
-            Vec::new(),
-            ANSWER_TIMEOUT,
-        )?;
+        self.exchange(Method::DELETE, &resource(name)?, Vec::new(), ANSWER_TIMEOUT)?;
+        Ok(())
+    }
+
+    /// Has the daemon read its configuration again.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing has changed then.
+    pub fn reload(&self, request: ReloadRequest) -> Result<Reloaded, ClientError> {
+        let body = serde_json::to_vec(&request).map_err(io::Error::from)?;
+        self.ask(Method::POST, "/v1/reload", body, RELOAD_TIMEOUT)
+    }
+
+    /// What becomes of a call.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn test_policy(
+        &self,
+        from: &str,
+        to: &str,
+        port: u32,
+    ) -> Result<PolicyAnswer, ClientError> {
+        let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
+        let target = format!("/v1/policy/test?from={from}&to={to}&port={port}");
+        self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// What can hardly be meant of what is in force.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn check_policy(&self) -> Result<PolicyReport, ClientError> {
+        let target = "/v1/policy/check";
+        self.ask(Method::GET, target, Vec::new(), RELOAD_TIMEOUT)
+    }
+
+    /// Has the daemon open the audit's file anew.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn rotate_audit(&self) -> Result<(), ClientError> {
+        let target = "/v1/audit/rotate";
+        self.exchange(Method::POST, target, Vec::new(), ANSWER_TIMEOUT)?;
         Ok(())
     }
 
@@ -249,4 +292,10 @@ impl Client {
             what: what.to_string(),
         }
     }
+}
+
+/// Where a VM is in the API. Its full name may have a slash.
+fn resource(name: &str) -> Result<String, Failure> {
+    parse_full_name("a VM", name)?;
+    Ok(format!("/v1/vms/{}", name.replace('/', "%2F")))
 }

@@ -3,6 +3,8 @@
 mod args;
 pub(crate) mod bench;
 mod exec;
+mod policy;
+mod reload;
 mod serve;
 mod vm;
 
@@ -10,7 +12,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::arguments::{Arguments, Command, Vm};
+use crate::arguments::{Arguments, AuditCommand, Command, PolicyCommand, Vm};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -23,6 +25,10 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
         Command::Bench(options) => return bench::run(&client, &options),
+        Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
+        Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Reload(options) => reload::run(&client, &options)?,
+        Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,

@@ -8,9 +8,16 @@
 //! | `GET /v1/vms/NAME` | 200 [`VmStatus`](types::VmStatus) |
 //! | `GET /v1/vms/NAME?wait=ready&timeout_ms=N` | the same once its agent is there; 504 when the time is over |
 //! | `DELETE /v1/vms/NAME` | 204 |
+//! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
+//! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
+//! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
+//! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
+//!
+//! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well.
 //!
 //! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
 
+mod policy_types;
 mod problem;
 mod routes;
 mod serve;

@@ -2,27 +2,61 @@
 //!
 //! ```toml
 //! runtime-dir = "/run/ringdown"
+//! state-dir = "/var/lib/ringdown"        # optional: where CIDs are remembered; $STATE_DIRECTORY, else the runtime directory
+//! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
 //! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
 //! [[vm]]
 //! name = "web"
-//! cid = 3                                # optional: one is assigned, from 3 up
-//! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default
+//! domain = "red"                         # optional: a domain has names and CIDs of its own
+//! cid = 3                                # optional: one is assigned, from 3 up, and kept for the name
+//! groups = ["frontends"]                 # optional
+//! aliases = ["www"]                      # optional: other names of the VM
+//! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default, `red.web.vhost` in the domain `red`
 //! host = "/run/ringdown/web.sock"        # optional: this is the default
 //! limits = { circuits = 1000 }           # optional: what is left out has its default
 //!
-//! [[allow]]                              # without any, VMs reach the host and not each other
-//! from = "web"                           # a VM's name, or "*" for any
+//! [[group]]                              # the same as `groups` of VMs, from the other side
+//! name = "frontends"
+//! members = ["web", "shop"]
+//!
+//! [[rule]]                               # the first that matches decides
+//! from = "@frontends"                    # see `pattern` for the words
+//! to = ["db", "service:cache"]
+//! port = [5432, "8000-8999"]             # optional: any
+//! action = "allow"                       # or "deny", or instead: redirect = "db2:5433", or "service:cache"
+//! limits = { circuits = 100, connects-per-second = 50, bytes-per-second = 10_000_000 }
+//!
+//! [[allow]]                              # shorthand for VMs, asked after all rules
+//! from = "web"                           # a VM's name, "@group", or "*" for any
 //! to = "db"
 //! port = 5432                            # a number, or "*" for any
+//!
+//! [[service]]                            # guests call CID 2 at this port
+//! name = "registry"
+//! port = 5000
+//! to = "tcp:127.0.0.1:5000"              # or udp:, unix:, unix-seqpacket:; or command = ["/usr/bin/prog"]; or egress = true
+//!
+//! [[publish]]
+//! listen = "tcp:127.0.0.1:8080"          # or udp:, unix:
+//! to = "web:80"
 //! ```
 //!
 //! A relative path of the file starts at the file's directory; one of the command line starts at the working
 //! directory. On the command line a comma inside a value is written twice, as QEMU has it.
 
+mod cids;
 mod file;
+mod offer;
 mod option;
+mod pattern;
 mod plan;
+mod rule;
+mod services;
+mod source;
+mod users;
+mod vm;
+mod whole;
 
 #[cfg(test)]
 mod tests;
@@ -31,14 +65,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use cids::{CidError, Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use option::{parse_allow_option, parse_vm_option};
-pub use plan::{MAX_VMS, Plan};
+pub use pattern::{parse_dns_name, parse_port};
+pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
+pub use services::{
+    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
+    MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS, Publish, PublishListen,
+    PublishedPort, Service, ServiceTarget, full_name,
+};
 
-use switch::Limits;
+use switch::{DEFAULT_DOMAIN, Limits, Rule};
 
 use crate::input::InputError;
-use crate::line::AllowRule;
+
+pub use source::MAX_LIST_LEN;
+pub use users::{groups_of, parse_user, parse_user_group};
+pub use whole::check_whole;
 
 /// How long the worker looks before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
 /// longer than they take to be woken and to answer.
@@ -47,15 +91,27 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
 /// The longest that it can be told to look, in microseconds.
 pub const MAX_SPIN_MICROSECONDS: u64 = 1000;
 
-/// The most rules that one daemon holds.
-pub const MAX_RULES: usize = 4096;
+/// The most rules that one daemon holds, `[[rule]]` and `[[allow]]` together.
+pub const MAX_RULES: usize = 16_384;
+
+/// The most `[[group]]` tables of one file.
+pub const MAX_GROUPS: usize = 1024;
+
+/// The port of CID 2 where guests ask for names.
+pub const DIRECTORY_PORT: u32 = 1006;
 
 /// A VM as a person described it: what was left out is still open. What is there has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmRequest {
+    /// The domain it belongs to.
+    pub domain: String,
     /// Name of the VM.
     pub name: String,
-    /// Context identifier; `None` asks for the lowest free one from 3 up.
+    /// Other names of it, at most [`MAX_LIST_LEN`].
+    pub aliases: Vec<String>,
+    /// The groups it is in, at most [`MAX_LIST_LEN`], beside those that name it as a member.
+    pub groups: Vec<String>,
+    /// Context identifier; `None` asks for the one that this name had before, or the lowest free one from 3 up.
     pub cid: Option<u32>,
     /// The vhost-user socket; `None` asks for `NAME.vhost` in the runtime directory.
     pub vhost_user: Option<PathBuf>,
@@ -63,6 +119,38 @@ pub struct VmRequest {
     pub host: Option<PathBuf>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
+}
+
+impl VmRequest {
+    /// A VM of this name in the [`DEFAULT_DOMAIN`], of which nothing else is said.
+    pub fn named(name: &str) -> VmRequest {
+        VmRequest {
+            domain: DEFAULT_DOMAIN.to_owned(),
+            name: name.to_owned(),
+            aliases: Vec::new(),
+            groups: Vec::new(),
+            cid: None,
+            vhost_user: None,
+            host: None,
+            limits: Limits::default(),
+        }
+    }
+
+    /// The VM's full name.
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.name)
+    }
+}
+
+/// A group as `[[group]]` describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupRequest {
+    /// Its name.
+    pub name: String,
+    /// Its domain, which is its members' too.
+    pub domain: String,
+    /// Names of VMs, or aliases, at most [`MAX_VMS`]. They need not exist yet.
+    pub members: Vec<String>,
 }
 
 /// Something together with the place where it was written, for messages.
@@ -79,22 +167,54 @@ pub struct Written<T> {
 pub struct Config {
     /// The runtime directory, if one was named.
     pub runtime_dir: Option<PathBuf>,
+    /// The directory where context identifiers are remembered, if one was named.
+    pub state_dir: Option<PathBuf>,
+    /// The file of the audit, if there is to be one.
+    pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
-    /// The VMs to begin with.
+    /// The VMs.
     pub vms: Vec<Written<VmRequest>>,
-    /// The rules to begin with.
-    pub rules: Vec<Written<AllowRule>>,
+    /// Groups and their members, beside what the VMs say themselves.
+    pub groups: Vec<Written<GroupRequest>>,
+    /// The rules, in order.
+    pub rules: Vec<Written<Rule>>,
+    /// Permission for VMs to call each other, asked after the rules.
+    pub allows: Vec<Written<Rule>>,
+    /// Services of the host.
+    pub services: Vec<Written<Service>>,
+    /// Published ports.
+    pub publishes: Vec<Written<Publish>>,
 }
 
 impl Config {
-    /// Adds what another source said. A runtime directory of `later` wins.
+    /// Adds what another source said. What `later` says about directories, the audit and the worker wins.
     pub fn extend(&mut self, later: Config) {
         self.runtime_dir = later.runtime_dir.or(self.runtime_dir.take());
+        self.state_dir = later.state_dir.or(self.state_dir.take());
+        self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
         self.vms.extend(later.vms);
+        self.groups.extend(later.groups);
         self.rules.extend(later.rules);
+        self.allows.extend(later.allows);
+        self.services.extend(later.services);
+        self.publishes.extend(later.publishes);
     }
+
+    /// Every rule in the order in which they are asked, with its place.
+    pub fn all_rules(&self) -> impl Iterator<Item = &Written<Rule>> {
+        self.rules.iter().chain(&self.allows)
+    }
+}
+
+/// The state directory that holds when none is named: `$STATE_DIRECTORY` as systemd sets it, of several the first; else the
+/// runtime directory.
+pub fn default_state_dir(runtime_dir: &Path) -> PathBuf {
+    let directories = std::env::var_os("STATE_DIRECTORY").unwrap_or_default();
+    std::env::split_paths(&directories)
+        .find(|path| path.is_absolute())
+        .unwrap_or_else(|| runtime_dir.to_owned())
 }
 
 /// Why a configuration was refused.

@@ -1,6 +1,7 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +9,13 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::api::types::{VmState, VmStatus};
-use crate::config::{Plan, VmRequest};
+use crate::config::{CidError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
-use crate::line::{LineError, LineSpec, LineStatus, LineWorker};
+use crate::line::{LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
+use crate::reload::{InForce, Parts};
 use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
 
 /// Why the daemon did not do what it was asked.
@@ -27,6 +30,15 @@ pub enum ControlError {
     /// The worker could not open or close the line.
     #[error(transparent)]
     Line(#[from] LineError),
+    /// The memory of context identifiers cannot be written.
+    #[error(transparent)]
+    State(#[from] CidError),
+    /// A question about the policy has no answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// The audit's file cannot be opened anew.
+    #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
+    Audit(io::Error),
     /// No VM has this name.
     #[error(
         "there is no VM named {name:?}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one"
@@ -50,20 +62,20 @@ pub enum ControlError {
     Lost,
 }
 
-/// The VMs of a running daemon.
+/// The VMs of a running daemon, and what is in force about them.
 pub struct Control {
-    worker: Arc<dyn LineWorker>,
-    /// Held while a line is opened or closed, so that the plan and the worker never disagree.
-    plan: Mutex<Plan>,
-    readiness: Arc<Readiness>,
+    pub(crate) parts: Arc<Parts>,
+    /// Held while something comes into force, so that what is written here and what the worker does never disagree.
+    pub(crate) in_force: Mutex<InForce>,
+    pub(crate) readiness: Arc<Readiness>,
 }
 
 impl Control {
-    /// The control of a worker whose lines are those of `plan`.
-    pub fn new(worker: Arc<dyn LineWorker>, plan: Plan, readiness: Arc<Readiness>) -> Control {
+    /// The control of a worker whose lines and rules are those that are in force.
+    pub fn new(parts: Arc<Parts>, in_force: InForce, readiness: Arc<Readiness>) -> Control {
         Control {
-            worker,
-            plan: Mutex::new(plan),
+            parts,
+            in_force: Mutex::new(in_force),
             readiness,
         }
     }
@@ -76,39 +88,56 @@ impl Control {
         let control = self.clone();
         // On its own task: a client that hangs up must not leave the plan and the worker apart.
         let task = tokio::spawn(async move {
-            let mut plan = control.plan.lock().await;
-            let spec = plan.add(&request)?;
-            let (worker, to_open) = (control.worker.clone(), spec.clone());
-            let opened =
-                tokio::task::spawn_blocking(move || open_line(worker.as_ref(), to_open)).await;
-            if let Err(error) = opened
-                .map_err(|_| ControlError::Lost)
-                .and_then(|result| result)
-            {
-                plan.remove(&spec.name);
-                return Err(error);
+            let mut in_force = control.in_force.lock().await;
+            let mut next = in_force.book.clone();
+            let spec = next.plan.add(&request)?;
+            if !spec.aliases.is_empty() {
+                next.renew_policy();
             }
-            tracing::info!(vm = spec.name, cid = spec.cid, "added a VM");
-            Ok(control.status(&spec, &control.worker.lines()))
+            let (parts, current) = (control.parts.clone(), in_force.book.clone());
+            let (to_open, planned) = (spec.clone(), next.clone());
+            let opened = tokio::task::spawn_blocking(move || {
+                parts.remember(&current, &planned)?;
+                open_line(parts.worker.as_ref(), to_open.clone())?;
+                let set = parts.set_policy(&current, &planned);
+                if set.is_err() {
+                    parts.worker.remove_line(&to_open.full_name())?;
+                }
+                set
+            });
+            opened.await.map_err(|_| ControlError::Lost)??;
+            in_force.book = next;
+            tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
+            Ok(control.status(&spec, &control.parts.worker.lines()))
         });
         task.await.map_err(|_| ControlError::Lost)?
     }
 
-    /// Removes a VM: its circuits are reset, its sockets removed.
+    /// Removes a VM by its full name or an alias: its circuits are reset, its sockets removed. Its name keeps its context identifier.
     ///
     /// # Errors
     /// [`ControlError::Unknown`] when there is none of this name.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), ControlError> {
         let (control, name) = (self.clone(), name.to_owned());
         let task = tokio::spawn(async move {
-            let mut plan = control.plan.lock().await;
-            if plan.get(&name).is_none() {
+            let mut in_force = control.in_force.lock().await;
+            let Some(spec) = in_force.book.plan.get(&name).cloned() else {
                 return Err(ControlError::Unknown { name });
+            };
+            let name = spec.full_name();
+            let mut next = in_force.book.clone();
+            next.plan.remove(&name);
+            if !spec.aliases.is_empty() {
+                next.renew_policy();
             }
-            let (worker, to_close) = (control.worker.clone(), name.clone());
-            let closed = tokio::task::spawn_blocking(move || worker.remove_line(&to_close)).await;
-            closed.map_err(|_| ControlError::Lost)??;
-            plan.remove(&name);
+            let (parts, to_close) = (control.parts.clone(), name.clone());
+            let (current, planned) = (in_force.book.clone(), next.clone());
+            let closed = tokio::task::spawn_blocking(move || {
+                parts.worker.remove_line(&to_close)?;
+                parts.set_policy(&current, &planned)
+            });
+            closed.await.map_err(|_| ControlError::Lost)??;
+            in_force.book = next;
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
             Ok(())
@@ -116,23 +145,44 @@ impl Control {
         task.await.map_err(|_| ControlError::Lost)?
     }
 
-    /// The VMs, by name.
+    /// The VMs, by full name.
     pub async fn list(&self) -> Vec<VmStatus> {
-        let plan = self.plan.lock().await;
-        let lines = self.worker.lines();
-        plan.lines().map(|spec| self.status(spec, &lines)).collect()
+        let in_force = self.in_force.lock().await;
+        let lines = self.parts.worker.lines();
+        let specs = in_force.book.plan.lines();
+        specs.map(|spec| self.status(spec, &lines)).collect()
     }
 
-    /// One VM.
+    /// One VM, by its full name or an alias.
     ///
     /// # Errors
     /// [`ControlError::Unknown`] when there is none of this name.
     pub async fn get(&self, name: &str) -> Result<VmStatus, ControlError> {
-        let plan = self.plan.lock().await;
-        let spec = plan.get(name).ok_or_else(|| ControlError::Unknown {
-            name: name.to_owned(),
-        })?;
-        Ok(self.status(spec, &self.worker.lines()))
+        let in_force = self.in_force.lock().await;
+        let spec = in_force
+            .book
+            .plan
+            .get(name)
+            .ok_or_else(|| ControlError::Unknown {
+                name: name.to_owned(),
+            })?;
+        Ok(self.status(spec, &self.parts.worker.lines()))
+    }
+
+    /// What is in force at the moment, to be asked questions.
+    pub async fn rulebook(&self) -> Rulebook {
+        self.in_force.lock().await.book.clone()
+    }
+
+    /// Opens the audit's file anew, after it was moved away.
+    ///
+    /// # Errors
+    /// [`ControlError::Audit`]. The old one stays in use then.
+    pub async fn rotate_audit(&self) -> Result<(), ControlError> {
+        let audit = self.parts.audit.clone();
+        let rotated = tokio::task::spawn_blocking(move || audit.rotate()).await;
+        let rotated = rotated.map_err(|_| ControlError::Lost)?;
+        rotated.map_err(ControlError::Audit)
     }
 
     /// One VM, once its agent is there.
@@ -169,8 +219,8 @@ impl Control {
     }
 
     fn status(&self, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
-        let line = lines.iter().find(|line| line.name == spec.name);
-        let agent = self.readiness.agent(&spec.name);
+        let line = lines.iter().find(|line| line.name == spec.full_name());
+        let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
             Some(line) if line.driver_ready => VmState::Booted,
@@ -185,6 +235,9 @@ impl Control {
         });
         VmStatus {
             name: spec.name.clone(),
+            domain: spec.domain.clone(),
+            aliases: spec.aliases.clone(),
+            groups: spec.groups.clone(),
             cid: spec.cid,
             state,
             vhost_user: spec.vhost_user.clone(),
@@ -195,6 +248,20 @@ impl Control {
             usage: line.map(usage).unwrap_or_default(),
             counters: counters.unwrap_or_default(),
         }
+    }
+}
+
+impl Parts {
+    /// Tells the worker of rules that mean something else, after a VM with aliases has come or gone.
+    fn set_policy(&self, current: &Rulebook, next: &Rulebook) -> Result<(), ControlError> {
+        if Arc::ptr_eq(&current.policy(), &next.policy()) {
+            return Ok(());
+        }
+        Ok(self.worker.set_policy(PolicyChange {
+            policy: next.policy(),
+            groups: Vec::new(),
+            enforce_existing: false,
+        })?)
     }
 }
 
@@ -210,7 +277,7 @@ pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlE
         check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
         if remove_stale_socket(path)? {
             tracing::warn!(
-                vm = spec.name,
+                vm = spec.full_name(),
                 socket = %path.display(),
                 "took over the stale socket of a daemon that has died"
             );

@@ -1,8 +1,10 @@
 //! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
 
 mod daemon;
+mod offers;
 
 pub use daemon::{FakeDaemon, router, start};
+pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +13,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
-use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+use crate::line::{
+    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    PublishedCall, ServiceEntry,
+};
 use crate::runtime::{RuntimeError, listen_privately};
 
 /// See the module's documentation.
@@ -24,13 +29,18 @@ pub struct FakeWorker {
 #[derive(Debug, Default)]
 struct State {
     lines: BTreeMap<String, Line>,
-    rules: Vec<AllowRule>,
+    policy: Option<PolicyChange>,
+    /// Changes of the policy so far.
+    policy_changes: u64,
+    services: Vec<ServiceEntry>,
+    calls: Vec<PublishedCall>,
     stopped: bool,
 }
 
 #[derive(Debug)]
 struct Line {
     status: LineStatus,
+    groups: Vec<String>,
     paths: [PathBuf; 2],
     listeners: [UnixListener; 2],
 }
@@ -86,9 +96,29 @@ impl FakeWorker {
         *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The rules that were set last.
-    pub fn rules(&self) -> Vec<AllowRule> {
-        self.state().rules.clone()
+    /// The policy that was set last.
+    pub fn policy(&self) -> Option<PolicyChange> {
+        self.state().policy.clone()
+    }
+
+    /// How often the policy was set.
+    pub fn policy_changes(&self) -> u64 {
+        self.state().policy_changes
+    }
+
+    /// The services that were set last.
+    pub fn services(&self) -> Vec<ServiceEntry> {
+        self.state().services.clone()
+    }
+
+    /// The groups of a line, as they were last set.
+    pub fn groups(&self, vm: &str) -> Option<Vec<String>> {
+        self.state().lines.get(vm).map(|line| line.groups.clone())
+    }
+
+    /// The calls for published ports since this was asked last.
+    pub fn take_calls(&self) -> Vec<PublishedCall> {
+        std::mem::take(&mut self.state().calls)
     }
 
     /// Whether the worker was stopped.
@@ -113,7 +143,7 @@ impl LineWorker for FakeWorker {
         };
         let listeners = [listen(&spec.vhost_user)?, listen(&spec.host)?];
         let status = LineStatus {
-            name: spec.name.clone(),
+            name: spec.full_name(),
             cid: spec.cid,
             attached: false,
             driver_ready: false,
@@ -124,12 +154,14 @@ impl LineWorker for FakeWorker {
             granted_bytes: 0,
             counters: Counters::from([("circuits_opened", 0)]),
         };
+        let full_name = spec.full_name();
         let line = Line {
             status,
+            groups: spec.groups,
             paths: [spec.vhost_user, spec.host],
             listeners,
         };
-        self.state().lines.insert(spec.name, line);
+        self.state().lines.insert(full_name, line);
         Ok(())
     }
 
@@ -152,8 +184,30 @@ impl LineWorker for FakeWorker {
             .collect()
     }
 
-    fn set_rules(&self, rules: Vec<AllowRule>) {
-        self.state().rules = rules;
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
+        let mut state = self.state();
+        for (name, groups) in &change.groups {
+            if let Some(line) = state.lines.get_mut(name) {
+                line.groups.clone_from(groups);
+            }
+        }
+        state.policy = Some(change);
+        state.policy_changes += 1;
+        Ok(())
+    }
+
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
+        self.state().services = services;
+        Ok(())
+    }
+
+    fn dial_guest(&self, call: PublishedCall) -> Result<(), LineError> {
+        self.state().calls.push(call);
+        Ok(())
+    }
+
+    fn resolve(&self, _vm: &str, name: &str) -> Option<u32> {
+        self.state().lines.get(name).map(|line| line.status.cid)
     }
 
     fn stop(&self) {

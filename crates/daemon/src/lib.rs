@@ -2,6 +2,7 @@
 //! together. It decides nothing about packets; it says which lines exist and tells what became of them.
 
 pub mod api;
+pub mod audit;
 pub mod config;
 pub mod control;
 #[cfg(any(test, feature = "test-support"))]
@@ -10,7 +11,10 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+pub mod offers;
+pub mod policy;
 pub mod readiness;
+pub mod reload;
 pub mod runtime;
 pub mod serve;
 pub mod worker;

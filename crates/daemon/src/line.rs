@@ -5,17 +5,30 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use switch::Limits;
+use switch::{Limits, Policy};
+use wire::vsock::SocketType;
+
+use crate::config::full_name;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineSpec {
-    /// Name of the VM.
+    /// The domain of the VM.
+    pub domain: String,
+    /// Name of the VM, of which there is one in its domain.
     pub name: String,
-    /// Context identifier of the guest.
+    /// Other names of it, of which there is one in its domain too.
+    pub aliases: Vec<String>,
+    /// Every group of the domain that it is in, sorted.
+    pub groups: Vec<String>,
+    /// The groups that it was put into by its own description, rather than by theirs.
+    pub own_groups: Vec<String>,
+    /// Context identifier of the guest, of which there is one in its domain.
     pub cid: u32,
     /// Where the VMM connects: the vhost-user socket.
     pub vhost_user: PathBuf,
@@ -25,21 +38,55 @@ pub struct LineSpec {
     pub limits: Limits,
 }
 
-/// Permission for circuits from one VM to another. `None` stands for any.
+impl LineSpec {
+    /// The name by which the daemon and people tell it from VMs of other domains: `web`, or `red/web`.
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.name)
+    }
+}
+
+/// A service of the host, as the worker must know it to let guests call it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowRule {
-    /// Name of the VM that dials.
-    pub from: Option<String>,
-    /// Name of the VM that is called.
-    pub to: Option<String>,
-    /// Port that is called.
-    pub port: Option<u32>,
+pub struct ServiceEntry {
+    /// Its number, chosen by the control plane. A service keeps it for as long as there is one of its name.
+    pub id: u32,
+    /// The domain whose guests call it.
+    pub domain: String,
+    /// Its name.
+    pub name: String,
+    /// The port of CID 2 by which it is called.
+    pub port: u32,
+}
+
+/// A new policy. All of it comes into force at once, between two packets.
+#[derive(Debug, Clone)]
+pub struct PolicyChange {
+    /// The rules.
+    pub policy: Arc<Policy>,
+    /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
+    pub groups: Vec<(String, Vec<String>)>,
+    /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
+    pub enforce_existing: bool,
+}
+
+/// Somebody who came in by a published port, and calls a guest.
+#[derive(Debug)]
+pub struct PublishedCall {
+    /// Full name of the VM.
+    pub vm: String,
+    /// The port that is called.
+    pub port: u32,
+    /// A connected, non-blocking socket of the caller. It becomes the host's end of the circuit; when the guest is not reached it is
+    /// closed, with a reset where there is such a thing.
+    pub socket: OwnedFd,
+    /// What the socket carries.
+    pub socket_type: SocketType,
 }
 
 /// What the worker knows about a line at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineStatus {
-    /// Name of the VM.
+    /// Full name of the VM.
     pub name: String,
     /// Context identifier of the guest.
     pub cid: u32,
@@ -68,7 +115,7 @@ pub type Counters = BTreeMap<&'static str, u64>;
 /// A guest's connection to the agent's port of the host, handed over by the worker.
 #[derive(Debug)]
 pub struct AgentArrival {
-    /// Name of the VM whose line it came over.
+    /// Full name of the VM whose line it came over.
     pub vm: String,
     /// The guest's port. Only a privileged process of the guest can use one below 1024.
     pub source_port: u32,
@@ -109,6 +156,12 @@ pub enum LineError {
         /// The context identifier.
         cid: u32,
     },
+    /// The worker cannot do this.
+    #[error("this worker cannot {what}")]
+    Unsupported {
+        /// What was asked of it.
+        what: &'static str,
+    },
     /// No line has this name.
     #[error("there is no VM named {name:?}: `ringdown vm ls` shows those that exist")]
     Unknown {
@@ -128,7 +181,7 @@ pub trait LineWorker: Send + Sync + 'static {
     /// [`LineError`] says which socket or name stands in the way. Nothing of the line remains then.
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError>;
 
-    /// Closes a line: resets its circuits and removes its sockets.
+    /// Closes the line of this full name: resets its circuits and removes its sockets.
     ///
     /// # Errors
     /// [`LineError::Unknown`] when no line has this name.
@@ -137,8 +190,27 @@ pub trait LineWorker: Send + Sync + 'static {
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;
 
-    /// Replaces the rules that allow circuits between VMs. Without a rule nothing is allowed.
-    fn set_rules(&self, rules: Vec<AllowRule>);
+    /// Replaces the rules, and the groups that they are about. Before the first call nothing is allowed that needs a rule.
+    ///
+    /// # Errors
+    /// [`LineError::Unsupported`] when the worker cannot do all of it. Then nothing has changed.
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError>;
+
+    /// Replaces the services of the host that guests can call.
+    ///
+    /// # Errors
+    /// [`LineError::Unsupported`].
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
+
+    /// Calls a guest for somebody who came in by a published port.
+    ///
+    /// # Errors
+    /// [`LineError::Unsupported`]. Whether the guest takes the call is told to the caller by the socket alone.
+    fn dial_guest(&self, call: PublishedCall) -> Result<(), LineError>;
+
+    /// The context identifier by which the VM of this full name calls the VM of that name: `db`, of its own domain, or `blue/db`. None if
+    /// there is none, or no rule lets the one call the other.
+    fn resolve(&self, vm: &str, name: &str) -> Option<u32>;
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

@@ -94,19 +94,19 @@ pub struct RuntimeLock {
     _file: File,
 }
 
-/// Makes the runtime directory with mode 0700 if its parent is there, and checks that sockets can be made in it.
+/// Makes the runtime or the state directory with mode 0700 if its parent is there, and checks that files can be made in it. `option` is
+/// named in the remedy.
 ///
 /// # Errors
 /// [`RuntimeError`] when it cannot be made, is no directory, or is not writable.
-pub fn prepare_directory(path: &Path) -> Result<(), RuntimeError> {
-    const OPTION: &str = "--runtime-dir";
+pub fn prepare_directory(path: &Path, option: &'static str) -> Result<(), RuntimeError> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => {
             // The parent explains most failures: it is not there, is no directory, or may not be written.
             if let Some(parent) = path.parent() {
-                check_directory(parent, OPTION)?;
+                check_directory(parent, option)?;
             }
             return Err(RuntimeError::System {
                 what: "cannot create",
@@ -115,7 +115,7 @@ pub fn prepare_directory(path: &Path) -> Result<(), RuntimeError> {
             });
         }
     }
-    check_directory(path, OPTION)
+    check_directory(path, option)
 }
 
 /// Checks that a socket could be made in a directory. `option` is named in the remedy.

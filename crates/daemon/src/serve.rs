@@ -5,7 +5,6 @@
 //! closes its lines and removes its sockets, however far it has come. [`serve`] is the whole of it for a process.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,11 +17,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::api;
-use crate::config::{Config, ConfigError, MAX_RULES, Plan, default_runtime_dir};
+use crate::audit::{Audit, AuditWriter};
+use crate::config::{CidError, Cids, Config, ConfigError, Plan};
 use crate::control::{Control, ControlError, open_line};
-use crate::input::{InputError, check_socket_path};
-use crate::line::{AgentArrival, AllowRule, LineWorker};
+use crate::input::check_socket_path;
+use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
+use crate::offers::{Commit, OfferError, Offers};
+use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
+use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
     RuntimeError, RuntimeLock, control_socket, listen_privately, prepare_directory,
 };
@@ -43,6 +46,23 @@ pub enum ServeError {
         name: String,
         /// What stands in the way.
         error: ControlError,
+    },
+    /// The memory of context identifiers is broken, or cannot be kept.
+    #[error(transparent)]
+    State(#[from] CidError),
+    /// Something cannot be offered.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
+    /// The worker cannot do what the configuration says.
+    #[error(transparent)]
+    Worker(#[from] LineError),
+    /// The audit's file cannot be opened.
+    #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
     },
     /// The worker's thread ended by itself, so no byte would move any more.
     #[error(
@@ -66,11 +86,25 @@ impl ServeError {
     }
 }
 
-/// Starts a worker that hands over its arrivals to this channel. It keeps the channel for as long as it works: the
-/// daemon takes the channel's end for the worker's. It must not wait for room there: when there is none,
-/// the guest's connection is reset.
-pub type StartWorker =
-    Box<dyn FnOnce(mpsc::Sender<AgentArrival>) -> io::Result<Arc<dyn LineWorker>>>;
+/// What a worker is given when it starts.
+pub struct Surroundings {
+    /// Where it hands over the connections of guests' agents. It keeps the channel for as long as it works: the daemon takes the
+    /// channel's end for the worker's. It must not wait for room there: when there is none, the guest's connection is reset.
+    pub arrivals: mpsc::Sender<AgentArrival>,
+    /// Where it writes down what it decided.
+    pub audit: Audit,
+}
+
+/// What has been started.
+pub struct Started {
+    /// The data plane.
+    pub worker: Arc<dyn LineWorker>,
+    /// Who serves services and published ports.
+    pub offers: Arc<dyn Offers>,
+}
+
+/// Starts a worker, and whatever serves beside it.
+pub type StartWorker = Box<dyn FnOnce(Surroundings) -> io::Result<Started>>;
 
 /// A daemon whose sockets listen.
 pub struct Daemon {
@@ -78,27 +112,36 @@ pub struct Daemon {
     worker: RunningWorker,
     control_socket: ControlSocket,
     runtime: Runtime,
-    plan: Plan,
+    parts: Arc<Parts>,
+    in_force: InForce,
     arrivals: mpsc::Receiver<AgentArrival>,
-    _lock: RuntimeLock,
+    _audit_writer: AuditWriter,
+    _locks: Vec<RuntimeLock>,
 }
 
 impl Daemon {
-    /// Brings everything to listen.
+    /// Brings everything to listen. `read_config` is asked once now, and again for each reload.
     ///
     /// # Errors
     /// [`ServeError`]. No socket remains then.
-    pub fn start(config: &Config, start_worker: StartWorker) -> Result<Daemon, ServeError> {
-        Daemon::listen(Prepared::new(config)?, start_worker)
+    pub fn start(read_config: ReadConfig, start_worker: StartWorker) -> Result<Daemon, ServeError> {
+        Daemon::listen(Prepared::new(read_config)?, start_worker)
     }
 
     fn listen(prepared: Prepared, start_worker: StartWorker) -> Result<Daemon, ServeError> {
         let Prepared {
-            runtime_dir,
-            plan,
-            rules,
+            settings,
+            config,
+            read_config,
         } = prepared;
-        let lock = RuntimeLock::acquire(&runtime_dir)?;
+        let locks = lock(&settings)?;
+        // Only now: another daemon that was about to end may have written until now.
+        let cids = Cids::load(&settings.state_dir)?;
+        let plan = Plan::new(settings.runtime_dir.clone(), cids.clone());
+        let book = Rulebook::new(plan, &config)?;
+        if *book.plan.cids() != cids {
+            book.plan.cids().save(&settings.state_dir)?;
+        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -106,57 +149,84 @@ impl Daemon {
                 what: "start the control thread",
                 error,
             })?;
-        let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
-        let worker = start_worker(sender).map_err(|error| ServeError::System {
-            what: "start the worker",
-            error,
+        let audit = Audit::start(config.audit.as_deref());
+        let (audit, audit_writer) = audit.map_err(|error| match &config.audit {
+            Some(path) => ServeError::Audit {
+                path: path.clone(),
+                error,
+            },
+            None => ServeError::System {
+                what: "start the audit",
+                error,
+            },
         })?;
-        let worker = RunningWorker(worker);
-        worker.0.set_rules(rules);
-        for spec in plan.lines() {
-            open_line(worker.0.as_ref(), spec.clone()).map_err(|error| ServeError::Line {
-                name: spec.name.clone(),
+        let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
+        let surroundings = Surroundings {
+            arrivals: sender,
+            audit: audit.clone(),
+        };
+        let Started { worker, offers } =
+            start_worker(surroundings).map_err(|error| ServeError::System {
+                what: "start the worker",
                 error,
             })?;
-            tracing::info!(vm = spec.name, cid = spec.cid, "opened a line");
-        }
+        let running = RunningWorker(worker.clone());
+        let commit = begin(worker.as_ref(), offers.as_ref(), &book)?;
         // Last, so that whoever finds the control socket finds the VMs too.
-        let control_socket = ControlSocket::listen(&control_socket(&runtime_dir))?;
-        tracing::info!(runtime_dir = %runtime_dir.display(), "every socket listens");
-        Ok(Daemon {
+        let control_socket = ControlSocket::listen(&control_socket(&settings.runtime_dir))?;
+        commit();
+        tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
+        let in_force = InForce {
+            book,
+            configured: config.vms.iter().map(|vm| vm.value.full_name()).collect(),
+            audit: config.audit,
+        };
+        let parts = Parts {
             worker,
+            offers,
+            audit,
+            settings,
+            read_config,
+        };
+        Ok(Daemon {
+            worker: running,
             control_socket,
             runtime,
-            plan,
+            parts: Arc::new(parts),
+            in_force,
             arrivals,
-            _lock: lock,
+            _audit_writer: audit_writer,
+            _locks: locks,
         })
     }
 
     /// Serves until the future that `end` makes is there. `end` is called on the daemon's runtime, before anything
-    /// else, so that it can install what it waits for.
+    /// else, so that it can install what it waits for; it is given the control, to which it may pass on what it is told meanwhile.
     ///
     /// # Errors
     /// What `end` says, that the control socket cannot be watched, or [`ServeError::WorkerEnded`].
     pub fn run<F: Future<Output = ()>>(
         self,
-        end: impl FnOnce() -> io::Result<F>,
+        end: impl FnOnce(Arc<Control>) -> io::Result<F>,
     ) -> Result<(), ServeError> {
-        // Locals end in the reverse order: the lock is given free last.
+        // Locals end in the reverse order: the locks are given free last, and the audit hears the last words of the rest.
         let Daemon {
-            _lock,
-            plan,
+            _locks,
+            _audit_writer,
+            parts,
+            in_force,
             arrivals,
-            worker,
+            worker: _worker,
             control_socket,
             runtime,
         } = self;
         runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
-            let end = end().map_err(system("watch for the end"))?;
             let readiness = Arc::new(Readiness::default());
+            let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
+            let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.
-            let worker_end = tokio::spawn(readiness.clone().run(arrivals));
+            let worker_end = tokio::spawn(readiness.run(arrivals));
             let worker_ended = Cell::new(false);
             let end = async {
                 tokio::select! {
@@ -164,7 +234,6 @@ impl Daemon {
                     _ = worker_end => worker_ended.set(true),
                 }
             };
-            let control = Arc::new(Control::new(worker.0.clone(), plan, readiness));
             let listener = control_socket
                 .tokio_listener()
                 .map_err(system("watch the control socket"))?;
@@ -177,61 +246,102 @@ impl Daemon {
     }
 }
 
-/// Runs the daemon for this process: until SIGTERM, SIGINT or SIGHUP, with `ready` on `out` and a word to the service
-/// manager when every socket listens.
+/// Runs the daemon for this process: until SIGTERM or SIGINT, with `ready` on `out` and a word to the service
+/// manager when every socket listens. SIGHUP reads the configuration again, SIGUSR1 opens the audit's file anew.
 ///
 /// # Errors
 /// [`ServeError`] when it could not start.
 pub fn serve(
-    config: &Config,
+    read_config: ReadConfig,
     start_worker: StartWorker,
     mut out: impl Write,
 ) -> Result<(), ServeError> {
     raise_descriptor_limit();
-    let prepared = Prepared::new(config)?;
+    let prepared = Prepared::new(read_config)?;
     // Sockets belong to this user from their first moment. Not earlier: a directory needs its search permission.
     rustix::process::umask(Mode::from_raw_mode(0o177));
     let daemon = Daemon::listen(prepared, start_worker)?;
-    daemon.run(|| {
-        let signals = [
-            SignalKind::terminate(),
-            SignalKind::interrupt(),
-            SignalKind::hangup(),
-        ];
-        let [terminate, interrupt, hangup] = signals.map(signal);
-        let mut signals = (terminate?, interrupt?, hangup?);
+    daemon.run(|control| {
+        let mut signals = Signals::install()?;
         // Nobody may read the line any more; the daemon has its job to do all the same.
         if let Err(error) = out.write_all(b"ready\n").and_then(|()| out.flush()) {
             tracing::warn!(%error, "cannot write the ready line");
         }
-        notify(sd_notify::NotifyState::Ready);
+        notify(&[sd_notify::NotifyState::Ready]);
         Ok(async move {
-            let name = first_signal(&mut signals).await;
+            let name = signals.serve(&control).await;
             tracing::info!(signal = name, "ending");
-            notify(sd_notify::NotifyState::Stopping);
+            notify(&[sd_notify::NotifyState::Stopping]);
         })
     })
 }
 
-/// A configuration that holds together, and a directory for it.
+/// A configuration that holds together, and directories for it.
 struct Prepared {
-    runtime_dir: PathBuf,
-    plan: Plan,
-    rules: Vec<AllowRule>,
+    settings: Settings,
+    config: Config,
+    read_config: ReadConfig,
 }
 
 impl Prepared {
-    fn new(config: &Config) -> Result<Prepared, ServeError> {
-        let runtime_dir = runtime_dir(config)?;
-        let plan = Plan::from_config(runtime_dir.clone(), config)?;
-        let rules = rules(config, &plan)?;
-        prepare_directory(&runtime_dir)?;
+    fn new(read_config: ReadConfig) -> Result<Prepared, ServeError> {
+        let config = read_config()?;
+        let settings = Settings::of(&config).map_err(|error| ServeError::System {
+            what: "find the runtime directory",
+            error,
+        })?;
+        check_socket_path(&control_socket(&settings.runtime_dir)).map_err(|error| {
+            ConfigError::Input {
+                place: "the runtime directory".to_owned(),
+                error,
+            }
+        })?;
+        // Checked before anything is made; the CIDs are filled in when the memory of them is ours.
+        let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
+        for finding in Rulebook::new(plan, &config)?.check_names() {
+            tracing::warn!("{}: {}", finding.place, finding.message);
+        }
+        prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
+        prepare_directory(&settings.state_dir, "state-dir")?;
         Ok(Prepared {
-            runtime_dir,
-            plan,
-            rules,
+            settings,
+            config,
+            read_config,
         })
     }
+}
+
+/// Locks the runtime directory, and the state directory if it is another: two daemons would forget each other's CIDs.
+fn lock(settings: &Settings) -> Result<Vec<RuntimeLock>, RuntimeError> {
+    let mut locks = vec![RuntimeLock::acquire(&settings.runtime_dir)?];
+    if settings.state_dir != settings.runtime_dir {
+        locks.push(RuntimeLock::acquire(&settings.state_dir)?);
+    }
+    Ok(locks)
+}
+
+/// Gives a fresh worker its rules, services and lines. What is offered begins with the commit.
+fn begin(
+    worker: &dyn LineWorker,
+    offers: &dyn Offers,
+    book: &Rulebook,
+) -> Result<Commit, ServeError> {
+    let offer = book.offer();
+    worker.set_directory(offer.entries())?;
+    let commit = offers.prepare(offer)?;
+    worker.set_policy(PolicyChange {
+        policy: book.policy(),
+        groups: Vec::new(),
+        enforce_existing: false,
+    })?;
+    for spec in book.plan.lines() {
+        open_line(worker, spec.clone()).map_err(|error| ServeError::Line {
+            name: spec.full_name(),
+            error,
+        })?;
+        tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
+    }
+    Ok(commit)
 }
 
 struct RunningWorker(Arc<dyn LineWorker>);
@@ -270,51 +380,6 @@ impl Drop for ControlSocket {
     }
 }
 
-/// The runtime directory of a configuration, from the root.
-fn runtime_dir(config: &Config) -> Result<PathBuf, ServeError> {
-    let path = config
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(default_runtime_dir);
-    let path = std::path::absolute(path).map_err(|error| ServeError::System {
-        what: "find the runtime directory",
-        error,
-    })?;
-    check_socket_path(&control_socket(&path)).map_err(|error| ConfigError::Input {
-        place: "the runtime directory".to_owned(),
-        error,
-    })?;
-    Ok(path)
-}
-
-fn rules(config: &Config, plan: &Plan) -> Result<Vec<AllowRule>, ServeError> {
-    if let Some(rule) = config.rules.get(MAX_RULES) {
-        let error = InputError::TooMany {
-            what: "rules",
-            limit: MAX_RULES,
-        };
-        return Err(ConfigError::Input {
-            place: rule.place.clone(),
-            error,
-        }
-        .into());
-    }
-    let named = config
-        .rules
-        .iter()
-        .flat_map(|rule| [&rule.value.from, &rule.value.to])
-        .flatten();
-    for name in named.collect::<BTreeSet<_>>() {
-        if plan.get(name).is_none() {
-            tracing::warn!(
-                vm = name,
-                "a rule names a VM that does not exist yet; it will hold once the VM is added"
-            );
-        }
-    }
-    Ok(config.rules.iter().map(|rule| rule.value.clone()).collect())
-}
-
 /// Lets this process open as many descriptors as it may: each circuit to a program of the host needs one.
 fn raise_descriptor_limit() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
@@ -327,20 +392,56 @@ fn raise_descriptor_limit() {
     }
 }
 
-fn notify(state: sd_notify::NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+fn notify(state: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "cannot tell the service manager");
     }
 }
 
-async fn first_signal(
-    (terminate, interrupt, hangup): &mut (Signal, Signal, Signal),
-) -> &'static str {
-    tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-        _ = hangup.recv() => "SIGHUP",
+/// The signals that the daemon knows.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    user: Signal,
+}
+
+impl Signals {
+    fn install() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            user: signal(SignalKind::user_defined1())?,
+        })
     }
+
+    /// Does what signals say until one says that it is over, and returns that one's name.
+    async fn serve(&mut self, control: &Arc<Control>) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => reload(control).await,
+                _ = self.user.recv() => match control.rotate_audit().await {
+                    Ok(()) => tracing::info!("opened the audit's file anew"),
+                    Err(error) => tracing::error!("{error}"),
+                },
+            }
+        }
+    }
+}
+
+/// Reloads, and tells the service manager when that begins and ends (sd_notify(3), `Type=notify-reload`).
+async fn reload(control: &Arc<Control>) {
+    let begun = sd_notify::NotifyState::monotonic_usec_now();
+    match begun {
+        Ok(begun) => notify(&[sd_notify::NotifyState::Reloading, begun]),
+        Err(error) => tracing::warn!(%error, "cannot tell the service manager"),
+    }
+    // How it went is in the log.
+    let _ = control.reload(false).await;
+    notify(&[sd_notify::NotifyState::Ready]);
 }
 
 #[cfg(test)]

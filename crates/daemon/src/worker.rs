@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
-use switch::{
-    AddLineError, Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, LineReport,
-    Policy, Reason, Rule, RuleLimits, Verdict,
-};
+use switch::{AddLineError, Address, Limits, LineReport, Reason};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::line::{AgentArrival, AllowRule, Counters, LineError, LineSpec, LineStatus, LineWorker};
+use crate::line::{
+    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    PublishedCall, ServiceEntry,
+};
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
@@ -97,15 +97,22 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+        let full_name = spec.full_name();
         let config = LineConfig {
-            address: Address::new(&spec.name, spec.cid),
+            address: Address {
+                domain: spec.domain,
+                name: spec.name,
+                cid: spec.cid,
+                groups: spec.groups,
+                aliases: spec.aliases,
+            },
             limits: spec.limits,
             vhost_user: spec.vhost_user,
             host: spec.host,
         };
         match self.ask(move |fabric| fabric.open_line(&config)) {
-            Some(result) => result.map_err(|error| line_error(&spec.name, error)),
-            None => Err(LineError::Io(io::Error::other("the worker has stopped"))),
+            Some(result) => result.map_err(|error| line_error(&full_name, error)),
+            None => Err(stopped()),
         }
     }
 
@@ -138,30 +145,24 @@ impl LineWorker for Worker {
             .collect()
     }
 
-    fn set_rules(&self, rules: Vec<AllowRule>) {
-        let domain = || DEFAULT_DOMAIN.to_owned();
-        let rules = rules.into_iter().map(|rule| Rule {
-            from: vec![match rule.from {
-                Some(name) => CallerPattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CallerPattern::AnyVm { domain: domain() },
-            }],
-            to: vec![match rule.to {
-                Some(name) => CalleePattern::Vm {
-                    domain: domain(),
-                    name,
-                },
-                None => CalleePattern::AnyVm { domain: domain() },
-            }],
-            ports: rule.port.map(|port| port..=port).into_iter().collect(),
-            verdict: Verdict::Allow,
-            limits: RuleLimits::default(),
-            label: "allow".to_owned(),
-        });
-        let policy = Arc::new(Policy::new(rules.collect()));
-        self.ask(move |fabric| fabric.set_policy(policy, false));
+    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
+        let PolicyChange {
+            policy,
+            groups,
+            enforce_existing,
+        } = change;
+        let ended = self.ask(move |fabric| fabric.set_policy(policy, groups, enforce_existing));
+        match ended {
+            None => return Err(stopped()),
+            Some(0) => {}
+            Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
+        }
+        Ok(())
+    }
+
+    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
+        self.ask(move |fabric| fabric.set_services(services))
+            .ok_or_else(stopped)
     }
 
     fn stop(&self) {
@@ -182,6 +183,10 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn stopped() -> LineError {
+    LineError::Io(io::Error::other("the worker has stopped"))
 }
 
 fn line_error(name: &str, error: OpenLineError) -> LineError {

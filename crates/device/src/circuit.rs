@@ -8,16 +8,16 @@ use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
+use crate::dialer::{Connected, Hold};
 use crate::kept::Kept;
 use crate::relay::Relay;
 
-#[derive(Debug)]
 pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
     /// The other socket, if no guest's ring is involved: who has answered, until the two are joined.
-    pub(crate) answered_by: Option<OwnedFd>,
+    pub(crate) answered_by: Option<Connected>,
     /// Two sockets that have been joined.
     pub(crate) relay: Option<Box<Relay>>,
     /// The socket to a VMM that has yet to say whether its guest answers.
@@ -29,7 +29,6 @@ pub(crate) struct CircuitIo {
 }
 
 /// A host program's socket.
-#[derive(Debug)]
 pub(crate) struct HostSocket {
     pub(crate) socket: OwnedFd,
     /// The socket takes data, as far as we know.
@@ -50,6 +49,8 @@ pub(crate) struct HostSocket {
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
     pub(crate) request_len: usize,
+    /// What is to last as long as the socket.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// What a program has sent behind its request.
@@ -130,6 +131,7 @@ impl HostSocket {
             unanswered,
             short_of_room: false,
             request_len: 0,
+            hold: None,
         }
     }
 }

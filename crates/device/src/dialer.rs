@@ -56,11 +56,19 @@ struct Way {
     waker: Waker,
 }
 
+/// Something that is dropped when a circuit has ended: what stands for a connection in somebody's count.
+pub type Hold = Box<dyn Send>;
+
+/// The host's end of a circuit.
+pub(crate) struct Connected {
+    pub(crate) socket: OwnedFd,
+    pub(crate) hold: Option<Hold>,
+}
+
 /// An answer on its way to the fabric.
-#[derive(Debug)]
 pub(crate) struct Dialled {
     pub(crate) circuit: CircuitId,
-    pub(crate) result: Result<OwnedFd, Reason>,
+    pub(crate) result: Result<Connected, Reason>,
 }
 
 impl Reply {
@@ -75,9 +83,9 @@ impl Reply {
     }
 
     /// The call is put through. The socket is connected, does not block, and is a stream (UNIX or TCP) or a UNIX socket of
-    /// messages, as the guest's is. If the guest has hung up in the meantime, it is closed.
-    pub fn connected(mut self, socket: OwnedFd) {
-        self.send(Ok(socket));
+    /// messages, as the guest's is. If the guest has hung up in the meantime, it is closed. `hold` is dropped with it.
+    pub fn connected(mut self, socket: OwnedFd, hold: Option<Hold>) {
+        self.send(Ok(Connected { socket, hold }));
     }
 
     /// The call cannot be put through.
@@ -85,7 +93,7 @@ impl Reply {
         self.send(Err(reason));
     }
 
-    fn send(&mut self, result: Result<OwnedFd, Reason>) {
+    fn send(&mut self, result: Result<Connected, Reason>) {
         if let Some(way) = self.way.take() {
             // The fabric may have ended, and with it the call.
             let _ = way.answers.send(Dialled {

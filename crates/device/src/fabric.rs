@@ -358,8 +358,19 @@ impl Fabric {
         self.stopped
     }
 
-    /// Puts another policy in force. With `enforce_existing`, circuits that it would not set up are cut short; returns how many.
-    pub fn set_policy(&mut self, policy: Arc<Policy>, enforce_existing: bool) -> usize {
+    /// Puts another policy in force, with the groups that VMs are in from now on, by their full names. VMs that are not named keep
+    /// theirs. With `enforce_existing`, circuits that it would not set up are cut short; returns how many.
+    pub fn set_policy(
+        &mut self,
+        policy: Arc<Policy>,
+        groups: Vec<(String, Vec<String>)>,
+        enforce_existing: bool,
+    ) -> usize {
+        for (vm, groups) in groups {
+            if let Some(line) = self.line_named(&vm) {
+                self.switch.set_groups(line, groups);
+            }
+        }
         self.switch.set_policy(policy);
         self.offer_ports();
         if !enforce_existing {

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use switch::Side;
 
+use crate::dialer::{Connected, Hold};
 use crate::reactor::EventFlags;
 
 /// What is taken from a socket at once, and so the most that is in our keeping of one direction, in bytes. As much as a UNIX
@@ -14,9 +15,10 @@ use crate::reactor::EventFlags;
 pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
 /// Two sockets that have been joined.
-#[derive(Debug)]
 pub(crate) struct Relay {
     legs: [Leg; 2],
+    /// What is to last as long as the circuit.
+    _hold: Option<Hold>,
     /// Among those that are looked at in this turn.
     pub(crate) scheduled: bool,
     /// More has passed than the circuit's rule lets pass: nothing more is taken until the switch says so.
@@ -24,7 +26,6 @@ pub(crate) struct Relay {
 }
 
 /// One of the sockets, and the direction in which its bytes go.
-#[derive(Debug)]
 struct Leg {
     socket: OwnedFd,
     /// There may be something to read.
@@ -50,7 +51,7 @@ pub(crate) enum Step {
 }
 
 impl Relay {
-    pub(crate) fn new(caller: OwnedFd, callee: OwnedFd) -> Relay {
+    pub(crate) fn new(caller: OwnedFd, callee: Connected) -> Relay {
         let leg = |socket| Leg {
             socket,
             readable: true,
@@ -60,7 +61,8 @@ impl Relay {
             over: false,
         };
         Relay {
-            legs: [leg(caller), leg(callee)],
+            legs: [leg(caller), leg(callee.socket)],
+            _hold: callee.hold,
             scheduled: false,
             resting: false,
         }

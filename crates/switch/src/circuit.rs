@@ -60,13 +60,17 @@ pub(crate) struct Circuit {
     /// By the side that sends.
     pub(crate) flows: [Flow; 2],
     pub(crate) call: Call,
-    /// Nothing passes until its rule's share of time has come.
-    pub(crate) resting: bool,
+    /// Where it stands among those of which nothing passes until their rule's share of time has come.
+    pub(crate) resting: Option<Rest>,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) opened_at: Time,
     /// Why it was cut short, if it was: what the log and the host program are told.
     pub(crate) reason: Option<Reason>,
 }
+
+/// Until when a circuit rests, and after how many others that began to rest before. So those that have waited go first when
+/// several may go on at one moment.
+pub(crate) type Rest = (Time, u64);
 
 /// What a circuit waits for, one thing at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

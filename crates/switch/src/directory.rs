@@ -135,10 +135,9 @@ impl Directory {
         for entry in services {
             let id = self.domain_or_new(&entry.domain);
             let callees = RuleSet::default();
-            let port = entry.port;
-            self.domains[id.0]
-                .services
-                .insert(port, Service { entry, callees });
+            let services = &mut self.domains[id.0].services;
+            services.retain(|_, known| known.entry.name != entry.name);
+            services.insert(entry.port, Service { entry, callees });
         }
         self.forget_empty();
         self.subject_to(policy);

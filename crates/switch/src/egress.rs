@@ -194,17 +194,18 @@ impl Switch {
         let circuit = self.circuits.get_mut(index)?;
         let id = circuit.id;
         let from = side.other();
-        if !circuit.answered || circuit.end(side).gone || self.rests(now, index) {
+        if !circuit.answered || circuit.end(side).gone {
+            return None;
+        }
+        let readable = circuit.end(from).readable;
+        let flow = circuit.flow_from(from);
+        if (flow.kept() == 0 && !readable) || flow.refused || self.rests(now, index) {
             return None;
         }
         let circuit = &mut self.circuits[index];
-        let readable = circuit.end(from).readable;
         let message = circuit.socket_type == SocketType::SeqPacket;
         let from_guest = !circuit.end(from).is_host();
         let flow = circuit.flow_from(from);
-        if (flow.kept() == 0 && !readable) || flow.refused {
-            return None;
-        }
         let sendable = match (message, from_guest) {
             (true, true) => flow.sendable_messages(),
             (true, false) if flow.lacks_room_for_message() => 0,

@@ -311,6 +311,7 @@ impl Switch {
     pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
         self.close_handshake(index);
         self.set_deadline(index, None);
+        self.end_rest(index);
         let circuit = self.circuits.remove(index);
         if let Some(used) = self.used(circuit.call.rule) {
             used.closed();
@@ -346,7 +347,7 @@ impl Switch {
             match deadline.kind {
                 DeadlineKind::Handshake => {
                     let reason = match self.circuits[index].call.reached {
-                        Destination::Line(_) => Reason::TimedOut,
+                        Destination::Line(_) | Destination::Departed => Reason::TimedOut,
                         Destination::Listener => Reason::BacklogFull,
                         Destination::Service(_) => Reason::ServiceTimedOut,
                     };

@@ -48,7 +48,9 @@ impl Switch {
         let cid = self.lines[callee_line.0 as usize].address.cid;
         let caller = End::new(Party::Host, host_port);
         let hybrid = self.lines[callee_line.0 as usize].hybrid;
-        let callee = End::new(Party::of_vm(callee_line, cid, hybrid), callee_port);
+        let mut callee = End::new(Party::of_vm(callee_line, cid, hybrid), callee_port);
+        let dialled = self.lines.get(line_id.0 as usize);
+        callee.seen = (dialled.map_or(cid, |line| line.address.cid), port);
         let index = self.open(now, socket_type, caller, callee, call);
         let circuit = &mut self.circuits[index];
         actions.push(Action::HostDialing {
@@ -78,11 +80,7 @@ impl Switch {
         host: HostCaller,
     ) -> Result<(LineId, u32, u32, Call), Refusal> {
         let (line_id, port, call) = self.route_from_host(now, dialled, port, socket_type, host)?;
-        let line = &mut self.lines[line_id.0 as usize];
-        if !line.host_connects.take(now) {
-            return Err(Reason::ConnectRate.into());
-        }
-        let circuits = line.circuits;
+        let circuits = self.lines[line_id.0 as usize].circuits;
         // Each circuit has one port, so one of so many is free.
         for _ in 0..=circuits {
             let host_port = self.lines[line_id.0 as usize].take_port();

@@ -73,8 +73,9 @@ pub use event::{
 pub use hybrid::{MAX_OFFERED_PORTS, OfferedPorts};
 pub use line::{AddLineError, Address, LineId, LineReport};
 pub use policy::{
-    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, NamePattern, Network,
-    Policy, PortRange, Redirect, Rule, RuleId, RuleLimits, RuleSet, Verdict,
+    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,
+    NamePattern, Network, Policy, PortRange, Redirect, Rule, RuleId, RuleLimits, RuleMatch,
+    RuleSet, Unreachable, Verdict,
 };
 pub use reason::Reason;
 pub use switch::Switch;

@@ -7,6 +7,7 @@ use wire::vsock::{HOST_CID, SocketType};
 use crate::directory::ServiceId;
 use crate::end::{End, Party};
 use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, ProgramId, Time};
+use crate::line::Line;
 use crate::switch::{Actions, EndKey};
 use crate::usage::RuleUse;
 use crate::{
@@ -28,6 +29,8 @@ pub(crate) enum Destination {
     Service(ServiceId),
     /// What a program of the host has made for this very guest.
     Listener,
+    /// A VM whose line has been removed since.
+    Departed,
 }
 
 /// A call that may be made.
@@ -52,6 +55,17 @@ pub(crate) struct Call {
     pub(crate) reached: Destination,
     /// The rule that allowed it.
     pub(crate) rule: Option<RuleId>,
+}
+
+impl Call {
+    /// A line has been removed: its number may soon be another's.
+    pub(crate) fn forget(&mut self, line: LineId) {
+        for destination in [&mut self.dialled, &mut self.reached] {
+            if *destination == Destination::Line(line) {
+                *destination = Destination::Departed;
+            }
+        }
+    }
 }
 
 /// A call that may not be made.
@@ -107,6 +121,7 @@ impl Switch {
         }
         self.rules = RuleUse::of(&policy);
         self.policy = policy;
+        self.cut_rests_short();
         let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
         for index in circuits {
             let rule = self.judge_again(index).and_then(|judgement| judgement.rule);
@@ -117,14 +132,21 @@ impl Switch {
         }
     }
 
+    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again.
+    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) {
+        if let Some(line) = self.line_mut(line) {
+            line.address.groups = groups;
+        }
+    }
+
     /// Ends circuits that the policy in force would not set up. Returns how many.
     pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
         let denied: Vec<CircuitId> = self
             .circuits
             .iter()
             .filter(|(index, circuit)| {
-                let dead = circuit.ends.iter().any(|end| end.gone);
-                !dead && self.judge_again(*index).is_none()
+                let over = circuit.reason.is_some() || circuit.ends.iter().any(|end| end.gone);
+                !over && self.judge_again(*index).is_none()
             })
             .map(|(_, circuit)| circuit.id)
             .collect();
@@ -184,7 +206,7 @@ impl Switch {
             .unwrap_or((&caller.address.domain, name));
         let line = self.directory.line_by_name(domain, name)?;
         let callee = &self.lines[line.0 as usize];
-        let may_call = self.policy.may_pass(&caller.callers, &callee.callees);
+        let may_call = self.may_pass(&caller.callers, &callee.callees);
         (line == from || may_call).then(|| self.cid_for(from, line))
     }
 
@@ -194,8 +216,15 @@ impl Switch {
         let service = self
             .directory
             .service_by_name(&caller.address.domain, name)?;
-        let may_call = self.policy.may_pass(&caller.callers, &service.callees);
+        let may_call = self.may_pass(&caller.callers, &service.callees);
         may_call.then_some(service.entry.port)
+    }
+
+    /// Whether some rule would put a call through, at some port.
+    fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+        let rule = |id| self.policy.rule(id);
+        let mut rules = self.policy.between(from, to).filter_map(rule);
+        rules.any(|rule| rule.verdict != Verdict::Deny)
     }
 
     /// The identifier by which the guest of one line knows another.
@@ -208,7 +237,7 @@ impl Switch {
         self.directory.alias(domain, line, &known.address)
     }
 
-    /// Judges the dial of a guest, which uses up one of those that it may make.
+    /// Judges the dial of a guest.
     pub(crate) fn route_from_guest(
         &mut self,
         now: Time,
@@ -216,32 +245,13 @@ impl Switch {
         key: &EndKey,
         socket_type: SocketType,
     ) -> Result<Route, Refusal> {
-        let route = self.route_of_vm(now, from, key, socket_type)?;
-        if self.lines[from.0 as usize].connects.take(now) {
-            Ok(route)
-        } else {
-            Err(Reason::ConnectRate.into())
-        }
-    }
-
-    fn route_of_vm(
-        &mut self,
-        now: Time,
-        from: LineId,
-        key: &EndKey,
-        socket_type: SocketType,
-    ) -> Result<Route, Refusal> {
         let caller = &self.lines[from.0 as usize];
-        caller.admit_circuit()?;
-        let dialled = if key.peer_cid != HOST_CID {
-            let line = self.directory.line_by_cid(caller.domain, key.peer_cid);
-            Destination::Line(line.ok_or(Reason::UnknownCid)?)
-        } else {
-            let service = self.directory.service_at(caller.domain, key.peer_port);
-            service.map_or(Destination::Listener, |service| {
-                Destination::Service(service.entry.id)
-            })
-        };
+        let dialled = self.dialled_by_guest(caller, key)?;
+        caller.admit_circuit().map_err(|reason| Refusal {
+            reason,
+            rule: None,
+            dialled: Some(dialled),
+        })?;
         let judgement = self.judge(&caller.callers, dialled, key.peer_port, false);
         let rule = judgement.rule;
         let refuse = |reason| Refusal {
@@ -250,52 +260,89 @@ impl Switch {
             dialled: Some(dialled),
         };
         let (reached, port) = judgement.result.map_err(refuse)?;
-        let (caller_cid, from_hybrid) = (caller.address.cid, caller.hybrid);
+        let call = Call {
+            host: None,
+            dialled,
+            dialled_port: key.peer_port,
+            reached,
+            rule,
+        };
+        let route = self.route_to(from, key, (reached, port), socket_type, call);
+        let mut route = route.map_err(refuse)?;
+        route.callee.seen = (key.peer_cid, key.peer_port);
+        self.admits_by_rule(now, rule).map_err(refuse)?;
+        if !self.lines[from.0 as usize].connects.take(now) {
+            return Err(refuse(Reason::ConnectRate));
+        }
+        self.count_call(now, rule);
+        Ok(route)
+    }
+
+    /// How the two ends of a call that may be made know each other.
+    fn route_to(
+        &mut self,
+        from: LineId,
+        key: &EndKey,
+        (reached, port): (Destination, u32),
+        socket_type: SocketType,
+        call: Call,
+    ) -> Result<Route, Reason> {
+        let caller = &self.lines[from.0 as usize];
+        let from_hybrid = caller.hybrid;
         let mut route = Route {
             callee: End::new(Party::Host, port),
-            caller_cid,
+            caller_cid: caller.address.cid,
             caller_port: key.port,
-            call: Call {
-                host: None,
-                dialled,
-                dialled_port: key.peer_port,
-                reached,
-                rule,
-            },
+            call,
         };
-        if let Destination::Line(line) = reached {
-            if line == from {
-                return Err(refuse(Reason::Denied));
-            }
-            self.admit_at(line, socket_type).map_err(refuse)?;
-            route.caller_cid = self.cid_for(line, from);
-            let mut theirs = EndKey {
-                line,
-                port,
-                peer_cid: route.caller_cid,
-                peer_port: key.port,
-            };
+        let Destination::Line(line) = reached else {
             if from_hybrid {
-                theirs.peer_port = self.free_port(from, &theirs);
-                route.caller_port = theirs.peer_port;
-            }
-            // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
-            if self.by_end.contains_key(&theirs) {
-                return Err(refuse(Reason::PortsInUse));
-            }
-            let callee = &self.lines[line.0 as usize];
-            let party = Party::of_vm(line, callee.address.cid, callee.hybrid);
-            route.callee = End::new(party, port);
-        } else if from_hybrid {
-            if reached == Destination::Listener && !OWN_PORTS.contains(&port) {
                 // Programs of the host listen where the VMM itself calls, and without us.
-                return Err(refuse(Reason::NoListener));
+                if reached == Destination::Listener && !OWN_PORTS.contains(&port) {
+                    return Err(Reason::NoListener);
+                }
+                route.caller_port = self.lines[from.0 as usize].take_port();
             }
-            route.caller_port = self.lines[from.0 as usize].take_port();
+            return Ok(route);
+        };
+        if line == from {
+            return Err(Reason::Denied);
         }
-        route.callee.seen = (key.peer_cid, key.peer_port);
-        self.admit_by_rule(now, rule).map_err(refuse)?;
+        self.admit_at(line, socket_type)?;
+        route.caller_cid = self.cid_for(line, from);
+        let mut theirs = EndKey {
+            line,
+            port,
+            peer_cid: route.caller_cid,
+            peer_port: key.port,
+        };
+        if from_hybrid {
+            theirs.peer_port = self.free_port(from, &theirs);
+            route.caller_port = theirs.peer_port;
+        }
+        // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
+        if self.by_end.contains_key(&theirs) {
+            return Err(Reason::PortsInUse);
+        }
+        let callee = &self.lines[line.0 as usize];
+        let party = Party::of_vm(line, callee.address.cid, callee.hybrid);
+        route.callee = End::new(party, port);
         Ok(route)
+    }
+
+    /// Whom a guest means.
+    fn dialled_by_guest(&self, caller: &Line, key: &EndKey) -> Result<Destination, Reason> {
+        if key.peer_cid != HOST_CID {
+            let line = self.directory.line_by_cid(caller.domain, key.peer_cid);
+            return line.map(Destination::Line).ok_or(Reason::UnknownCid);
+        }
+        if OWN_PORTS.contains(&key.peer_port) {
+            return Ok(Destination::Listener);
+        }
+        let service = self.directory.service_at(caller.domain, key.peer_port);
+        Ok(service.map_or(Destination::Listener, |service| {
+            Destination::Service(service.entry.id)
+        }))
     }
 
     /// Judges the dial of a host program or of somebody who has come in by a published port. Returns the line that has the
@@ -329,7 +376,11 @@ impl Switch {
         match judgement.result.map_err(refuse)? {
             (reached @ Destination::Line(line), port) => {
                 self.admit_at(line, socket_type).map_err(refuse)?;
-                self.admit_by_rule(now, rule).map_err(refuse)?;
+                self.admits_by_rule(now, rule).map_err(refuse)?;
+                if !self.lines[line.0 as usize].host_connects.take(now) {
+                    return Err(refuse(Reason::ConnectRate));
+                }
+                self.count_call(now, rule);
                 Ok((line, port, call(reached)))
             }
             // Two programs of the host need no daemon between them.
@@ -358,8 +409,16 @@ impl Switch {
         line.admit_circuit()
     }
 
-    fn admit_by_rule(&mut self, now: Time, rule: Option<RuleId>) -> Result<(), Reason> {
-        self.used(rule).map_or(Ok(()), |used| used.admit(now))
+    fn admits_by_rule(&mut self, now: Time, rule: Option<RuleId>) -> Result<(), Reason> {
+        self.used(rule).map_or(Ok(()), |used| used.admits(now))
+    }
+
+    /// A call is put through: it counts for the rule that allows it. One that is refused, even by the caller's own limits, takes
+    /// nothing from others whom the rule allows to call.
+    fn count_call(&mut self, now: Time, rule: Option<RuleId>) {
+        if let Some(used) = self.used(rule) {
+            used.called(now);
+        }
     }
 
     pub(crate) fn used(&mut self, rule: Option<RuleId>) -> Option<&mut RuleUse> {
@@ -376,6 +435,7 @@ impl Switch {
             Destination::Listener if OWN_PORTS.contains(&port) => return through(None),
             Destination::Listener => &self.listener_callees,
             Destination::Line(line) => &self.lines[line.0 as usize].callees,
+            Destination::Departed => return refused(None, Reason::NotRunning),
             Destination::Service(id) => match self.directory.service_callees(id) {
                 Some(callees) => callees,
                 None => return refused(None, Reason::NoListener),
@@ -422,9 +482,6 @@ impl Switch {
                     .callers
             }
         };
-        if let Destination::Line(line) = call.dialled {
-            self.lines.get(line.0 as usize)?;
-        }
         let judgement = self.judge(from, call.dialled, call.dialled_port, call.host.is_some());
         let same = matches!(judgement.result, Ok((reached, port))
             if reached == call.reached && port == circuit.end(Side::Callee).port);
@@ -448,7 +505,7 @@ impl Switch {
             dialled_port: key.peer_port,
             dialled: refusal
                 .dialled
-                .map(|dialled| callee_id(dialled, key.peer_port)),
+                .and_then(|dialled| callee_id(dialled, key.peer_port)),
             reached: None,
             rule: refusal.rule,
             result: Err(refusal.reason),
@@ -473,19 +530,20 @@ impl Switch {
             caller: by,
             dialled_cid: callee.seen.0,
             dialled_port: call.dialled_port,
-            dialled: Some(callee_id(call.dialled, call.dialled_port)),
-            reached: Some(callee_id(call.reached, callee.port)),
+            dialled: callee_id(call.dialled, call.dialled_port),
+            reached: callee_id(call.reached, callee.port),
             rule: call.rule,
             result,
         }));
     }
 }
 
-fn callee_id(destination: Destination, port: u32) -> CalleeId {
+fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
     match destination {
-        Destination::Line(line) => CalleeId::Guest { line, port },
-        Destination::Service(id) => CalleeId::Service(id),
-        Destination::Listener => CalleeId::Listener { port },
+        Destination::Line(line) => Some(CalleeId::Guest { line, port }),
+        Destination::Service(id) => Some(CalleeId::Service(id)),
+        Destination::Listener => Some(CalleeId::Listener { port }),
+        Destination::Departed => None,
     }
 }
 

@@ -3,17 +3,39 @@
 //! A rule names callers, callees and ports. Everything is scoped: a VM, a group of VMs and a service belong to a *domain*, and a
 //! rule that says "any VM" says of which domain. So nothing crosses from one domain to another unless a rule names both.
 //!
-//! A decision has to cost less than the dial it is made for, however many rules there are. So what does not depend on the
-//! dial is looked up beforehand: [`Policy::callers`] and [`Policy::callees`] say which rules can match a caller at all, or
-//! a callee, as a [`RuleSet`] of one bit a rule. A decision is then the first rule in three sets at once (the bit vectors
-//! of Lakshman and Stiliadis, "High-speed policy-based packet forwarding using efficient multi-dimensional range
-//! matching", SIGCOMM 1998).
+//! # Theory of operation
+//!
+//! A decision has to cost less than the dial it is made for, however many rules there are, and whatever they say. So it
+//! never goes from rule to rule. Each of caller, callee and port alone tells which rules are about it, as one bit a rule,
+//! and the first rule that all three have is the one that decides (the bit vectors of Lakshman and Stiliadis, "High-speed
+//! policy-based packet forwarding using efficient multi-dimensional range matching", SIGCOMM 1998).
+//!
+//! - For callers and callees, an index adds up the bits of all patterns that are about the one in question ([`RuleSet`]).
+//!   Guests keep their sets: [`Policy::callers`] and [`Policy::callees`] are asked when a guest comes or the policy changes. For
+//!   programs of the host and for addresses they are asked at each dial.
+//! - For ports, the bits of each interval of ports are ready in memory, as what differs from the interval before (`ports`).
+//! - [`Policy::decide`] reads the three side by side, 512 rules at a time, up to the first bit in common.
+//!
+//! The same index answers what is about *all* that a pattern is about. So [`Policy::unreachable`] finds rules that can never
+//! match; [`Policy::explain`] tells a person why a call is decided as it is.
 
+mod analysis;
 mod compiled;
+mod explain;
+mod index;
+mod nested;
+mod ports;
 mod rule;
+mod set;
 
-pub use compiled::{Decision, Policy, RuleSet};
+pub use analysis::Unreachable;
+pub use compiled::{Decision, Policy};
+pub use explain::{Explanation, MAX_NEAR, RuleMatch};
 pub use rule::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, PortRange,
     Redirect, Rule, RuleId, RuleLimits, Verdict,
 };
+pub use set::RuleSet;
+
+#[cfg(test)]
+mod tests;

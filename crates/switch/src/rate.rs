@@ -32,15 +32,17 @@ impl Bucket {
     /// Takes a token, if there is one.
     #[must_use]
     pub(crate) fn take(&mut self, now: Time) -> bool {
-        let Some(interval) = self.interval else {
-            return false;
-        };
-        let full_at = self.full_at.max(now) + interval;
-        let granted = full_at <= now + self.depth;
+        let granted = self.has(now);
         if granted {
-            self.full_at = full_at;
+            self.charge(now);
         }
         granted
+    }
+
+    /// Whether there is a token to take.
+    pub(crate) fn has(&self, now: Time) -> bool {
+        self.interval
+            .is_some_and(|interval| self.full_at.max(now) + interval <= now + self.depth)
     }
 
     /// Takes a token, and goes into debt if there is none.

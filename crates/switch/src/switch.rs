@@ -6,7 +6,7 @@ use std::sync::Arc;
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
-use crate::circuit::{Circuit, Deadline, DeadlineKind};
+use crate::circuit::{Circuit, Deadline, DeadlineKind, Rest};
 use crate::directory::{Directory, Taken};
 use crate::end::{End, Party};
 use crate::event::{Action, Event, Time};
@@ -52,7 +52,8 @@ pub struct Switch {
     pub(crate) published_callers: RuleSet,
     pub(crate) programs: Vec<Program>,
     /// Circuits that rest until then, as more has passed than their rule lets pass.
-    pub(crate) resting: BTreeSet<(Time, CircuitId)>,
+    pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
+    pub(crate) next_rest: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
 }
@@ -73,6 +74,7 @@ impl Switch {
             published_callers: RuleSet::default(),
             programs: Vec::new(),
             resting: BTreeSet::new(),
+            next_rest: 0,
             deadlines: BTreeSet::new(),
             next_generation: 0,
         }
@@ -135,6 +137,7 @@ impl Switch {
         self.line_down(now, id, Reason::Operator, actions);
         // Ends that still drain elsewhere keep only the identifier, never the number of the line.
         for (_, circuit) in &mut self.circuits {
+            circuit.call.forget(id);
             for end in &mut circuit.ends {
                 if end.owner() == Some(id) {
                     end.party = Party::Departed { cid: end.cid() };
@@ -147,8 +150,8 @@ impl Switch {
 
     /// The next moment at which [`Event::Tick`] is wanted.
     pub fn poll_at(&self) -> Option<Time> {
-        let first = |moments: &BTreeSet<(Time, CircuitId)>| moments.first().map(|(at, _)| *at);
-        let (deadline, rest) = (first(&self.deadlines), first(&self.resting));
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        let rest = self.resting.first().map(|((at, _), _)| *at);
         deadline.into_iter().chain(rest).min()
     }
 
@@ -350,7 +353,7 @@ impl Switch {
             ends: [caller, callee],
             flows,
             call,
-            resting: false,
+            resting: None,
             deadline: None,
             opened_at: now,
             reason: None,

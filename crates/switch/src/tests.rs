@@ -7,6 +7,7 @@ mod hybrid;
 mod limits;
 mod lines;
 mod model;
+mod operator;
 mod refusals;
 mod results;
 mod seqpacket;

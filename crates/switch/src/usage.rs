@@ -16,7 +16,8 @@ const BYTE_DEPTH: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct RuleUse {
     limits: RuleLimits,
-    circuits: u32,
+    /// Circuits that it has allowed, in any state.
+    pub(crate) circuits: u32,
     connects: Option<Bucket>,
     bytes: Option<Meter>,
 }
@@ -42,8 +43,8 @@ impl RuleUse {
         }
     }
 
-    /// Whether one more circuit may be set up; then it counts as a call.
-    pub(crate) fn admit(&mut self, now: Time) -> Result<(), Reason> {
+    /// Whether one more circuit may be set up now.
+    pub(crate) fn admits(&self, now: Time) -> Result<(), Reason> {
         if self
             .limits
             .circuits
@@ -53,12 +54,19 @@ impl RuleUse {
         }
         let admitted = self
             .connects
-            .as_mut()
-            .is_none_or(|connects| connects.take(now));
+            .as_ref()
+            .is_none_or(|connects| connects.has(now));
         if admitted {
             Ok(())
         } else {
             Err(Reason::RuleRate)
+        }
+    }
+
+    /// Counts a call that has been admitted.
+    pub(crate) fn called(&mut self, now: Time) {
+        if let Some(connects) = &mut self.connects {
+            connects.charge(now);
         }
     }
 
@@ -121,21 +129,44 @@ impl Switch {
         let until = self.used(rule).and_then(|used| used.rests_until(now));
         let Some(until) = until else { return false };
         let circuit = &mut self.circuits[index];
-        if !std::mem::replace(&mut circuit.resting, true) {
-            self.resting.insert((until, id));
+        if circuit.resting.is_none() {
+            let rest = (until, self.next_rest);
+            self.next_rest += 1;
+            circuit.resting = Some(rest);
+            self.resting.insert((rest, id));
         }
         true
     }
 
+    /// Forgets that a circuit rests.
+    pub(crate) fn end_rest(&mut self, index: usize) {
+        let circuit = &mut self.circuits[index];
+        if let Some(rest) = circuit.resting.take() {
+            self.resting.remove(&(rest, circuit.id));
+        }
+    }
+
+    /// Has every rest end at the next tick, which is due at once: other limits hold from now on.
+    pub(crate) fn cut_rests_short(&mut self) {
+        self.resting.clear();
+        for (_, circuit) in &mut self.circuits {
+            if let Some((until, _)) = &mut circuit.resting {
+                *until = Time::ZERO;
+            }
+            let rest = circuit.resting.map(|rest| (rest, circuit.id));
+            self.resting.extend(rest);
+        }
+    }
+
     /// Lets circuits go on whose rest is over.
     pub(crate) fn end_rests(&mut self, now: Time, actions: &mut Actions) {
-        while let Some((at, id)) = self.resting.first().copied() {
+        while let Some(((at, _), id)) = self.resting.first().copied() {
             if at > now {
                 break;
             }
             self.resting.pop_first();
             let Some(index) = self.find(id) else { continue };
-            self.circuits[index].resting = false;
+            self.circuits[index].resting = None;
             if self.circuits[index].is_relayed() {
                 actions.push(Action::RelayOn { circuit: id });
                 continue;

@@ -33,7 +33,7 @@ pub fn run(client: &Client, options: &Bench) -> Result<u8, Failure> {
     let party = |name: &str| -> Result<Party, Failure> {
         let vm = client.wait_ready(name, wait)?;
         Ok(Party {
-            name: vm.name,
+            name: vm.full_name(),
             cid: vm.cid,
             host_socket: vm.host,
         })

@@ -41,7 +41,7 @@ fn tell_that_it_waits(client: &Client, options: &Exec) -> Result<(), Failure> {
             eprintln!(
                 "waiting up to {} s for VM {:?}: {}",
                 options.wait,
-                vm.name,
+                vm.full_name(),
                 vm.state.meaning()
             );
         }

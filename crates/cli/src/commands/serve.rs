@@ -1,10 +1,15 @@
 //! `ringdown serve`: the daemon in the foreground.
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::config::{Config, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file};
+use daemon::config::{
+    Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file,
+};
+use daemon::offers::NoOffers;
+use daemon::serve::Started;
 use daemon::worker::Worker;
 use tracing_subscriber::EnvFilter;
 
@@ -17,18 +22,30 @@ use crate::failure::Failure;
 /// [`Failure`] when it cannot start.
 pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> {
     start_log(options.log.as_deref())?;
-    let config = configuration(runtime_dir, &options)?;
-    let spin = config.spin.unwrap_or(DEFAULT_SPIN);
+    let directory = std::env::current_dir()
+        .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
+    let spin = configuration(runtime_dir.clone(), &options, &directory)?
+        .spin
+        .unwrap_or(DEFAULT_SPIN);
     Ok(daemon::serve::serve(
-        &config,
-        Box::new(move |arrivals| Worker::start(arrivals, spin)),
+        Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
+        Box::new(move |surroundings| {
+            let worker = Worker::start(surroundings.arrivals, spin)?;
+            Ok(Started {
+                worker,
+                offers: Arc::new(NoOffers),
+            })
+        }),
         io::stdout(),
     )?)
 }
 
-fn configuration(runtime_dir: Option<PathBuf>, options: &Serve) -> Result<Config, Failure> {
-    let directory = std::env::current_dir()
-        .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
+/// Everything that the file and the options say. The daemon asks again when it is told to reload.
+fn configuration(
+    runtime_dir: Option<PathBuf>,
+    options: &Serve,
+    directory: &Path,
+) -> Result<Config, ConfigError> {
     let mut config = options
         .config
         .as_deref()
@@ -38,13 +55,14 @@ fn configuration(runtime_dir: Option<PathBuf>, options: &Serve) -> Result<Config
     let vms = options
         .vm
         .iter()
-        .map(|text| parse_vm_option(text, &directory));
-    let rules = options.allow.iter().map(|text| parse_allow_option(text));
+        .map(|text| parse_vm_option(text, directory));
+    let allows = options.allow.iter().map(|text| parse_allow_option(text));
     config.extend(Config {
         runtime_dir,
         spin: options.spin.map(Duration::from_micros),
         vms: vms.collect::<Result<_, _>>()?,
-        rules: rules.collect::<Result<_, _>>()?,
+        allows: allows.collect::<Result<_, _>>()?,
+        ..Config::default()
     });
     Ok(config)
 }

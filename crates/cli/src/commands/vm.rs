@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use daemon::api::types::{NewVm, VmStatus};
-use daemon::input::{InputError, check_name, check_socket_path, parse_cid};
+use daemon::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use daemon::limits::parse_member;
 
 use super::{print, print_json};
@@ -17,10 +17,24 @@ use crate::failure::Failure;
 /// # Errors
 /// [`Failure`].
 pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
-    check_name(&options.name)?;
+    let (domain, name) = parse_full_name("a VM", &options.name)?;
+    let domain = match (options.domain, options.name.contains('/')) {
+        (Some(other), true) if other != domain => {
+            let message = format!(
+                "{:?} is of another domain than {other:?}: leave --domain out",
+                options.name
+            );
+            return Err(Failure::usage(message));
+        }
+        (Some(domain), _) => Some(domain),
+        (None, is_scoped) => is_scoped.then(|| domain.to_owned()),
+    };
     let cid = options.cid.as_deref().map(parse_cid).transpose()?;
     let status = client.add(&NewVm {
-        name: options.name,
+        name: name.to_owned(),
+        domain,
+        groups: options.group,
+        aliases: options.alias,
         cid: cid.map(u64::from),
         vhost_user: options.vhost_user.as_deref().map(socket).transpose()?,
         host: options.host.as_deref().map(socket).transpose()?,
@@ -31,7 +45,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
     }
     print(&format!(
         "added {name} with CID {cid}\n  VMM:  {vhost_user} (see `ringdown args {name} --vmm qemu`)\n  host: {host}\n",
-        name = status.name,
+        name = status.full_name(),
         cid = status.cid,
         vhost_user = status.vhost_user.display(),
         host = status.host.display(),
@@ -77,23 +91,37 @@ fn socket(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn table(vms: &[VmStatus]) -> String {
-    let header = ["NAME", "CID", "STATE", "CIRCUITS", "GUEST", "HOST SOCKET"].map(str::to_owned);
+    // A person who has one domain need not know that there are domains.
+    let domains = vms.iter().any(|vm| vm.domain != vms[0].domain);
+    let mut header = vec!["NAME", "CID", "STATE", "CIRCUITS", "GUEST", "HOST SOCKET"];
+    if domains {
+        header.insert(0, "DOMAIN");
+    }
+    let header = header.into_iter().map(str::to_owned).collect();
     let rows = vms.iter().map(|vm| {
         let guest = vm
             .agent
             .as_ref()
             .map_or("-", |agent| agent.hostname.as_str());
-        [
-            vm.name.clone(),
+        let mut cells = vec![
+            if domains {
+                vm.name.clone()
+            } else {
+                vm.full_name()
+            },
             vm.cid.to_string(),
             vm.state.to_string(),
             vm.circuits.to_string(),
             guest.to_owned(),
             vm.host.display().to_string(),
-        ]
+        ];
+        if domains {
+            cells.insert(0, vm.domain.clone());
+        }
+        cells
     });
-    let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
-    let mut widths = [0; 6];
+    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+    let mut widths = vec![0; rows[0].len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
@@ -103,7 +131,7 @@ fn table(vms: &[VmStatus]) -> String {
     for row in &rows {
         let cells: Vec<String> = row
             .iter()
-            .zip(widths)
+            .zip(&widths)
             .map(|(cell, width)| format!("{cell:width$}"))
             .collect();
         text.push_str(cells.join("  ").trim_end());
@@ -122,6 +150,9 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let vm = |name: &str, state, agent| VmStatus {
             name: name.to_owned(),
+            domain: "default".to_owned(),
+            aliases: Vec::new(),
+            groups: Vec::new(),
             cid: 3,
             state,
             vhost_user: "/r/v".into(),
@@ -147,6 +178,17 @@ mod tests {
             "NAME      CID  STATE    CIRCUITS  GUEST       HOST SOCKET\n\
              a         3    waiting  12        -           /r/h\n\
              database  3    ready    12        db.example  /r/h\n"
+        );
+        let red = VmStatus {
+            domain: "red".to_owned(),
+            ..vm("a", VmState::Waiting, None)
+        };
+        assert!(table(std::slice::from_ref(&red)).contains("\nred/a  3 "));
+        assert_eq!(
+            table(&[vm("a", VmState::Waiting, None), red]),
+            "DOMAIN   NAME  CID  STATE    CIRCUITS  GUEST  HOST SOCKET\n\
+             default  a     3    waiting  12        -      /r/h\n\
+             red      a     3    waiting  12        -      /r/h\n"
         );
     }
 }

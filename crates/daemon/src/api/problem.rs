@@ -7,9 +7,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::types::{PROBLEM_MEDIA_TYPE, Problem, VmState};
+use crate::config::ConfigError;
 use crate::control::ControlError;
 use crate::input::InputError;
 use crate::line::LineError;
+use crate::policy::AskError;
+use crate::reload::ReloadError;
 use crate::runtime::RuntimeError;
 
 /// A kind of problem. Its slug ends the URI in the `type` member and never changes its meaning.
@@ -23,6 +26,12 @@ pub enum Kind {
     MethodNotAllowed,
     /// No VM has this name.
     UnknownVm,
+    /// No service has this name.
+    UnknownService,
+    /// The configuration was refused, and what was in force stays.
+    ConfigurationRefused,
+    /// The configuration could not be brought into force, and what was in force stays.
+    ReloadFailed,
     /// Something belongs to another VM already.
     Conflict,
     /// A socket cannot be made where it should be.
@@ -45,6 +54,9 @@ impl Kind {
             Kind::NoSuchResource => "no-such-resource",
             Kind::MethodNotAllowed => "method-not-allowed",
             Kind::UnknownVm => "unknown-vm",
+            Kind::UnknownService => "unknown-service",
+            Kind::ConfigurationRefused => "configuration-refused",
+            Kind::ReloadFailed => "reload-failed",
             Kind::Conflict => "conflict",
             Kind::SocketUnavailable => "socket-unavailable",
             Kind::NotReady => "not-ready",
@@ -58,6 +70,13 @@ impl Kind {
             Kind::NoSuchResource => "There is no such resource",
             Kind::MethodNotAllowed => "The resource has no such method",
             Kind::UnknownVm => "There is no such VM",
+            Kind::UnknownService => "There is no such service",
+            Kind::ConfigurationRefused => {
+                "The configuration is refused, and what was in force stays"
+            }
+            Kind::ReloadFailed => {
+                "The configuration cannot be brought into force, and what was in force stays"
+            }
             Kind::Conflict => "It belongs to another VM",
             Kind::SocketUnavailable => "A socket cannot be made",
             Kind::NotReady => "The VM is not ready",
@@ -68,10 +87,13 @@ impl Kind {
     fn status(self) -> StatusCode {
         match self {
             Kind::InvalidRequest => StatusCode::BAD_REQUEST,
-            Kind::NoSuchResource | Kind::UnknownVm => StatusCode::NOT_FOUND,
+            Kind::NoSuchResource | Kind::UnknownVm | Kind::UnknownService => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Conflict => StatusCode::CONFLICT,
-            Kind::SocketUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
+            Kind::SocketUnavailable | Kind::ConfigurationRefused => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
+            Kind::ReloadFailed => StatusCode::CONFLICT,
             Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -101,9 +123,11 @@ impl From<ControlError> for Failure {
     fn from(error: ControlError) -> Failure {
         let kind = match &error {
             ControlError::Input(input) => input_kind(input),
-            ControlError::Unknown { .. } | ControlError::Line(LineError::Unknown { .. }) => {
-                Kind::UnknownVm
-            }
+            ControlError::Ask(AskError::Input(input)) => input_kind(input),
+            ControlError::Ask(AskError::UnknownService { .. }) => Kind::UnknownService,
+            ControlError::Unknown { .. }
+            | ControlError::Ask(AskError::UnknownVm { .. })
+            | ControlError::Line(LineError::Unknown { .. }) => Kind::UnknownVm,
             ControlError::Runtime(RuntimeError::System { .. }) => Kind::Internal,
             ControlError::Runtime(_) => Kind::SocketUnavailable,
             ControlError::Line(LineError::AddressInUse { .. } | LineError::Directory { .. }) => {
@@ -112,7 +136,10 @@ impl From<ControlError> for Failure {
             ControlError::Line(
                 LineError::DuplicateName { .. } | LineError::DuplicateCid { .. },
             ) => Kind::Conflict,
-            ControlError::Line(LineError::Io(_)) | ControlError::Lost => Kind::Internal,
+            ControlError::Line(LineError::Io(_) | LineError::Unsupported { .. })
+            | ControlError::State(_)
+            | ControlError::Audit(_)
+            | ControlError::Lost => Kind::Internal,
             ControlError::NotReady { .. } => Kind::NotReady,
         };
         let state = match &error {
@@ -124,6 +151,17 @@ impl From<ControlError> for Failure {
             detail: error.to_string(),
             state,
         }
+    }
+}
+
+impl From<ReloadError> for Failure {
+    fn from(error: ReloadError) -> Failure {
+        let kind = match &error {
+            ReloadError::Config(ConfigError::Input { .. }) => Kind::ConfigurationRefused,
+            ReloadError::Lost => Kind::Internal,
+            _ => Kind::ReloadFailed,
+        };
+        Failure::new(kind, error)
     }
 }
 
@@ -149,6 +187,7 @@ impl IntoResponse for Failure {
 fn input_kind(error: &InputError) -> Kind {
     match error {
         InputError::DuplicateName { .. }
+        | InputError::Taken { .. }
         | InputError::DuplicateCid { .. }
         | InputError::DuplicatePath { .. } => Kind::Conflict,
         InputError::TooMany { .. } => Kind::Conflict,

@@ -9,16 +9,19 @@ use axum::extract::{Path, Query, State};
 use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use switch::Limits;
 
 use super::problem::{Failure, Kind};
-use super::types::{DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewVm, VmList, VmStatus};
-use crate::config::VmRequest;
+use super::types::{
+    DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewVm, PolicyAnswer, PolicyReport, ReloadRequest,
+    Reloaded, VmList, VmStatus,
+};
+use crate::config::{MAX_LIST_LEN, VmRequest, parse_port};
 use crate::control::{Control, ControlError};
-use crate::input::{check_cid, check_name, check_socket_path};
+use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
 
 /// The longest body of a request, in bytes.
@@ -35,6 +38,10 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/health", get(health))
         .route("/v1/vms", get(list).post(add))
         .route("/v1/vms/{name}", get(show).delete(remove))
+        .route("/v1/reload", post(reload))
+        .route("/v1/policy/test", get(test_policy))
+        .route("/v1/policy/check", get(check_policy))
+        .route("/v1/audit/rotate", post(rotate_audit))
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
@@ -68,20 +75,7 @@ async fn list(State(control): Shared) -> Json<VmList> {
 }
 
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
-    // Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
-    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
-    let body = body.map_err(|_| {
-        Failure::new(
-            Kind::InvalidRequest,
-            format!("the body did not come within {BODY_TIMEOUT:?}"),
-        )
-    })?;
-    let body = body.map_err(|error| {
-        Failure::new(
-            Kind::InvalidRequest,
-            format!("the body cannot be read: {error}; it may have {MAX_BODY_LEN} bytes"),
-        )
-    })?;
+    let body = read(body).await?;
     let new: NewVm = serde_json::from_slice(&body).map_err(|error| {
         Failure::new(
             Kind::InvalidRequest,
@@ -89,7 +83,8 @@ async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
         )
     })?;
     let status = control.add(check(new)?).await?;
-    let location = [(LOCATION, format!("/v1/vms/{}", status.name))];
+    let name = status.full_name().replace('/', "%2F");
+    let location = [(LOCATION, format!("/v1/vms/{name}"))];
     Ok((StatusCode::CREATED, location, Json(status)).into_response())
 }
 
@@ -121,9 +116,72 @@ async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<Stat
     Ok(StatusCode::NO_CONTENT)
 }
 
+async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
+    let body = read(body).await?;
+    let request: ReloadRequest = match body.is_empty() {
+        true => ReloadRequest::default(),
+        false => serde_json::from_slice(&body).map_err(|error| {
+            let detail = format!("the body does not describe a reload: {error}");
+            Failure::new(Kind::InvalidRequest, detail)
+        })?,
+    };
+    Ok(Json(control.reload(request.enforce_existing).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TestQuery {
+    from: String,
+    to: String,
+    port: String,
+}
+
+async fn test_policy(
+    State(control): Shared,
+    query: Result<Query<TestQuery>, QueryRejection>,
+) -> Result<Json<PolicyAnswer>, Failure> {
+    let Query(query) =
+        query.map_err(|rejection| Failure::new(Kind::InvalidRequest, rejection.body_text()))?;
+    let port = parse_port(&query.port).map_err(ControlError::from)?;
+    let book = control.rulebook().await;
+    // Elsewhere: users are looked up, and ten thousand rules are told apart by their words.
+    let answer = tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, port)).await;
+    let answer = answer.map_err(|_| ControlError::Lost)?;
+    Ok(Json(answer.map_err(ControlError::from)?))
+}
+
+async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Failure> {
+    let book = control.rulebook().await;
+    let report = tokio::task::spawn_blocking(move || book.report()).await;
+    Ok(Json(report.map_err(|_| ControlError::Lost)?))
+}
+
+async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
+    control.rotate_audit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The body of a request. Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
+async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
+    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
+    let body = body.map_err(|_| {
+        Failure::new(
+            Kind::InvalidRequest,
+            format!("the body did not come within {BODY_TIMEOUT:?}"),
+        )
+    })?;
+    body.map_err(|error| {
+        Failure::new(
+            Kind::InvalidRequest,
+            format!("the body cannot be read: {error}; it may have {MAX_BODY_LEN} bytes"),
+        )
+    })
+}
+
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME and /v1/health",
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/audit/rotate and \
+         /v1/health",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)
@@ -138,19 +196,39 @@ async fn method_not_allowed(method: axum::http::Method, uri: Uri) -> Failure {
 
 fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     check_name(&new.name)?;
-    let cid = new.cid.map(check_cid).transpose()?;
+    let mut request = VmRequest::named(&new.name);
+    if let Some(domain) = new.domain {
+        check_name_of("a domain", &domain)?;
+        request.domain = domain;
+    }
+    request.groups = names("a group", new.groups)?;
+    request.aliases = names("a VM", new.aliases)?;
+    request.cid = new.cid.map(check_cid).transpose()?;
     for path in [&new.vhost_user, &new.host].into_iter().flatten() {
         check_socket_path(path)?;
     }
+    request.vhost_user = new.vhost_user;
+    request.host = new.host;
     let mut limits = Limits::default();
     for (name, value) in &new.limits {
         set(&mut limits, &LIMIT_MEMBERS, name, *value)?;
     }
-    Ok(VmRequest {
-        name: new.name,
-        cid,
-        vhost_user: new.vhost_user,
-        host: new.host,
-        limits,
-    })
+    request.limits = limits;
+    Ok(request)
+}
+
+/// A list of names, each once.
+fn names(what: &'static str, names: Vec<String>) -> Result<Vec<String>, InputError> {
+    if names.len() > MAX_LIST_LEN {
+        let (what, limit) = ("entries of one list", MAX_LIST_LEN);
+        return Err(InputError::TooMany { what, limit });
+    }
+    for (index, name) in names.iter().enumerate() {
+        check_name_of(what, name)?;
+        if names[..index].contains(name) {
+            let name = name.clone();
+            return Err(InputError::Duplicate { what, name });
+        }
+    }
+    Ok(names)
 }

@@ -56,7 +56,7 @@ fn a_vm_is_added_shown_listed_and_removed() {
     assert_eq!(status, 201, "{body}");
     let directory = daemon.runtime_dir().display();
     let expected = json!({
-        "name": "db", "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
+        "name": "db", "domain": "default", "aliases": [], "groups": [], "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
         "limits": {
             "circuits": 8, "half_open_circuits": 2048, "buffered_bytes": 268_435_456, "buffered_messages": 65536,
             "connects_per_second": 50_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,
@@ -95,7 +95,7 @@ fn a_vm_is_added_shown_listed_and_removed() {
     assert_eq!(daemon.request("DELETE", "/v1/vms/db", "").0, 404);
     assert_eq!(daemon.request("GET", "/v1/vms/db", "").0, 404);
     let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"db"}"#);
-    assert_eq!((status, json_of(&body)["cid"].as_u64()), (201, Some(4)));
+    assert_eq!((status, json_of(&body)["cid"].as_u64()), (201, Some(9)));
 }
 
 #[test]

@@ -6,6 +6,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use switch::DEFAULT_DOMAIN;
+
+pub use crate::api::policy_types::*;
+use crate::config::full_name;
 
 /// The media type of [`Problem`] (RFC 9457, section 6.1).
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
@@ -22,13 +26,22 @@ pub const DEFAULT_WAIT_MS: u64 = 30 * 1000;
 pub struct NewVm {
     /// Name of the VM.
     pub name: String,
-    /// Context identifier; left out, the lowest free one from 3 up is assigned.
+    /// Its domain; left out, it is `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Groups of the domain that it is in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
+    /// Other names of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// Context identifier; left out, the one that this name had before, or the lowest free one from 3 up is assigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cid: Option<u64>,
-    /// Absolute path of the vhost-user socket; left out, `NAME.vhost` in the runtime directory.
+    /// Absolute path of the vhost-user socket; left out, `NAME.vhost` in the runtime directory, or `DOMAIN.NAME.vhost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<PathBuf>,
-    /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory.
+    /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory, or `DOMAIN.NAME.sock`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
@@ -95,8 +108,17 @@ pub struct AgentInfo {
 /// A VM as the daemon sees it now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmStatus {
-    /// Name of the VM.
+    /// Name of the VM, of which there is one in its domain.
     pub name: String,
+    /// Its domain.
+    #[serde(default = "default_domain")]
+    pub domain: String,
+    /// Other names of it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Groups of the domain that it is in.
+    #[serde(default)]
+    pub groups: Vec<String>,
     /// Context identifier of the guest.
     pub cid: u32,
     /// How far it has come.
@@ -120,6 +142,17 @@ pub struct VmStatus {
     /// What has happened on its line, by name.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+}
+
+impl VmStatus {
+    /// The name by which people tell it from VMs of other domains: `web`, or `red/web`.
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.name)
+    }
+}
+
+fn default_domain() -> String {
+    DEFAULT_DOMAIN.to_owned()
 }
 
 /// The answer to `GET /v1/vms`.

@@ -2,28 +2,33 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use switch::Limits;
-use toml::Spanned;
-use toml::de::{DeInteger, DeTable, DeValue};
+use toml::de::DeTable;
 
+use super::source::{Source, Table, Value};
 use super::{
-    Config, ConfigError, MAX_RULES, MAX_SPIN_MICROSECONDS, MAX_VMS, VmRequest, Written, refuse,
+    Config, ConfigError, MAX_GROUPS, MAX_PUBLISHES, MAX_RULES, MAX_SERVICES, MAX_SPIN_MICROSECONDS,
+    MAX_VMS, Written,
 };
-use crate::input::{
-    ALLOW_KEYS, InputError, VM_KEYS, check_cid, check_name, check_socket_path, parse_peer,
-    parse_port,
-};
-use crate::limits::{LIMIT_KEYS, set, set_in_words};
-use crate::line::AllowRule;
+use crate::input::InputError;
 
-/// The largest configuration file, in bytes.
-pub const MAX_FILE_LEN: u64 = 1024 * 1024;
+/// The largest configuration file, in bytes: room for as many rules as a daemon holds.
+pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-const TOP_KEYS: [&str; 4] = ["vm", "allow", "runtime-dir", "spin-microseconds"];
+const TOP_KEYS: [&str; 10] = [
+    "vm",
+    "group",
+    "rule",
+    "allow",
+    "service",
+    "publish",
+    "runtime-dir",
+    "state-dir",
+    "audit",
+    "spin-microseconds",
+];
 
 /// Reads a configuration file.
 ///
@@ -57,11 +62,7 @@ pub fn read_file(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// [`ConfigError::Input`] with line and column when something in it cannot be meant.
 pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, ConfigError> {
-    let source = Source {
-        text,
-        title,
-        directory,
-    };
+    let source = Source::new(text, title, directory);
     let document = DeTable::parse(text).map_err(|error| ConfigError::Input {
         place: source.place(error.span().unwrap_or(0..0)),
         error: InputError::Syntax {
@@ -72,270 +73,60 @@ pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, C
     for (key, value) in document.get_ref() {
         match key.get_ref().as_ref() {
             "runtime-dir" => config.runtime_dir = Some(source.path("runtime-dir", value)?),
+            "state-dir" => config.state_dir = Some(source.path("state-dir", value)?),
+            "audit" => config.audit = Some(source.path("audit", value)?),
             "spin-microseconds" => config.spin = Some(source.spin(value)?),
             "vm" => {
-                for (place, table) in source.tables("vm", value, ("VMs", MAX_VMS))? {
-                    config.vms.push(Written {
-                        place,
-                        value: source.vm(table)?,
-                    });
-                }
+                let read = |_: &str, table: &Table<'_>| source.vm(table);
+                config.vms = source.all("vm", value, ("VMs", MAX_VMS), read)?;
+            }
+            "group" => {
+                let read = |_: &str, table: &Table<'_>| source.group(table);
+                config.groups = source.all("group", value, ("groups", MAX_GROUPS), read)?;
+            }
+            "rule" => {
+                let read = |place: &str, table: &Table<'_>| source.rule(place, table);
+                config.rules = source.all("rule", value, ("rules", MAX_RULES), read)?;
             }
             "allow" => {
-                for (place, table) in source.tables("allow", value, ("rules", MAX_RULES))? {
-                    config.rules.push(Written {
-                        place,
-                        value: source.rule(table)?,
-                    });
-                }
+                let read = |place: &str, table: &Table<'_>| source.allow(place, table);
+                config.allows = source.all("allow", value, ("rules", MAX_RULES), read)?;
             }
-            other => return source.refuse(key.span(), Err(unknown(other, &TOP_KEYS))),
+            "service" => {
+                let read = |_: &str, table: &Table<'_>| source.service(table);
+                config.services = source.all("service", value, ("services", MAX_SERVICES), read)?;
+            }
+            "publish" => {
+                let what = ("published ports", MAX_PUBLISHES);
+                let read = |_: &str, table: &Table<'_>| source.publish(table);
+                config.publishes = source.all("publish", value, what, read)?;
+            }
+            other => return source.unknown(key.span(), other, &TOP_KEYS),
         }
     }
     Ok(config)
 }
 
-struct Source<'a> {
-    text: &'a str,
-    title: &'a str,
-    directory: &'a Path,
-}
-
-type Value<'a> = Spanned<DeValue<'a>>;
-type Table<'a> = Spanned<&'a DeTable<'a>>;
-
-impl<'a> Source<'a> {
-    fn vm(&self, table: Table<'_>) -> Result<VmRequest, ConfigError> {
-        let mut name = None;
-        let mut request = VmRequest {
-            name: String::new(),
-            cid: None,
-            vhost_user: None,
-            host: None,
-            limits: Limits::default(),
-        };
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => {
-                    let text = self.string("name", value)?;
-                    self.refuse(value.span(), check_name(text))?;
-                    name = Some(text.to_owned());
-                }
-                "cid" => request.cid = Some(self.cid(value)?),
-                "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
-                "host" => request.host = Some(self.socket("host", value)?),
-                "limits" => request.limits = self.limits(value)?,
-                other => return self.refuse(key.span(), Err(unknown(other, &VM_KEYS))),
-            }
-        }
-        let missing = InputError::MissingKey {
-            what: "this [[vm]]",
-            key: "name",
-            example: "name = \"web\"",
-        };
-        request.name = self.refuse(table.span(), name.ok_or(missing))?;
-        Ok(request)
-    }
-
-    fn limits(&self, value: &Value<'_>) -> Result<Limits, ConfigError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in { circuits = 1000 }";
-            return Err(self.wrong_type("limits", expected, value));
-        };
-        let mut limits = Limits::default();
-        for (key, value) in table.iter() {
-            let name = key.get_ref().as_ref();
-            if !LIMIT_KEYS.contains(&name) {
-                return self.refuse(key.span(), Err(unknown(name, &LIMIT_KEYS)));
-            }
-            let DeValue::Integer(number) = value.get_ref() else {
-                return Err(self.wrong_type(name, "a whole number", value));
-            };
-            let set = match integer(number) {
-                Some(number) => set(&mut limits, &LIMIT_KEYS, name, number),
-                None => set_in_words(&mut limits, &LIMIT_KEYS, name, number.as_str()),
-            };
-            self.refuse(value.span(), set)?;
-        }
-        Ok(limits)
-    }
-
-    fn rule(&self, table: Table<'_>) -> Result<AllowRule, ConfigError> {
-        let (mut from, mut to, mut port) = (None, None, None);
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "from" => {
-                    from = Some(self.refuse(value.span(), parse_peer(self.string("from", value)?))?)
-                }
-                "to" => {
-                    to = Some(self.refuse(value.span(), parse_peer(self.string("to", value)?))?)
-                }
-                "port" => port = Some(self.port(value)?),
-                other => return self.refuse(key.span(), Err(unknown(other, &ALLOW_KEYS))),
-            }
-        }
-        // Each key must be written: a rule that allows more than was meant because a line is missing is a hole.
-        let missing = |key, example| InputError::MissingKey {
-            what: "this [[allow]]",
-            key,
-            example,
-        };
-        Ok(AllowRule {
-            from: self.refuse(
-                table.span(),
-                from.ok_or(missing("from", "from = \"web\", or \"*\" for any VM")),
-            )?,
-            to: self.refuse(
-                table.span(),
-                to.ok_or(missing("to", "to = \"db\", or \"*\" for any VM")),
-            )?,
-            port: self.refuse(
-                table.span(),
-                port.ok_or(missing("port", "port = 5432, or \"*\" for any port")),
-            )?,
-        })
-    }
-
-    /// The tables of `[[key]]`, each with its place in words.
-    fn tables<'v>(
+impl Source<'_> {
+    /// Reads every table of `[[key]]`.
+    fn all<T>(
         &self,
         key: &str,
-        value: &'v Value<'v>,
-        (what, limit): (&'static str, usize),
-    ) -> Result<Vec<(String, Table<'v>)>, ConfigError> {
-        let DeValue::Array(array) = value.get_ref() else {
-            return Err(self.wrong_type(key, "a list of tables, written [[…]]", value));
+        value: &Value<'_>,
+        limit: (&'static str, usize),
+        read: impl Fn(&str, &Table<'_>) -> Result<T, ConfigError>,
+    ) -> Result<Vec<Written<T>>, ConfigError> {
+        let tables = self.tables(key, value, limit)?;
+        let read = |(place, table): (String, Table<'_>)| {
+            let value = read(&place, &table)?;
+            Ok(Written { place, value })
         };
-        if array.len() > limit {
-            return self.refuse(value.span(), Err(InputError::TooMany { what, limit }));
-        }
-        let mut tables = Vec::new();
-        for element in array.iter() {
-            let DeValue::Table(table) = element.get_ref() else {
-                return Err(self.wrong_type(key, "a list of tables, written [[…]]", element));
-            };
-            tables.push((
-                self.place(element.span()),
-                Spanned::new(element.span(), table),
-            ));
-        }
-        Ok(tables)
-    }
-
-    fn string<'v>(&self, key: &str, value: &'v Value<'_>) -> Result<&'v str, ConfigError> {
-        value
-            .get_ref()
-            .as_str()
-            .ok_or_else(|| self.wrong_type(key, "a string", value))
-    }
-
-    fn path(&self, key: &str, value: &Value<'_>) -> Result<PathBuf, ConfigError> {
-        let text = self.string(key, value)?;
-        if text.is_empty() {
-            return self.refuse(
-                value.span(),
-                Err(InputError::NotAPath {
-                    path: PathBuf::new(),
-                }),
-            );
-        }
-        Ok(self.directory.join(text))
-    }
-
-    fn socket(&self, key: &str, value: &Value<'_>) -> Result<PathBuf, ConfigError> {
-        let path = self.path(key, value)?;
-        self.refuse(value.span(), check_socket_path(&path))?;
-        Ok(path)
-    }
-
-    fn cid(&self, value: &Value<'_>) -> Result<u32, ConfigError> {
-        let DeValue::Integer(number) = value.get_ref() else {
-            return Err(self.wrong_type("cid", "a number", value));
-        };
-        let written = number.as_str().to_owned();
-        self.refuse(
-            value.span(),
-            integer(number)
-                .ok_or(InputError::Cid { cid: written })
-                .and_then(check_cid),
-        )
+        tables.into_iter().map(read).collect()
     }
 
     fn spin(&self, value: &Value<'_>) -> Result<Duration, ConfigError> {
-        let key = "spin-microseconds";
-        let DeValue::Integer(number) = value.get_ref() else {
-            return Err(self.wrong_type(key, "a number", value));
-        };
-        let found = integer(number).filter(|number| *number <= MAX_SPIN_MICROSECONDS);
-        let refused = InputError::Limit {
-            key,
-            value: number.as_str().to_owned(),
-            least: 0,
-            most: MAX_SPIN_MICROSECONDS,
-        };
-        self.refuse(
-            value.span(),
-            found.map(Duration::from_micros).ok_or(refused),
-        )
-    }
-
-    fn port(&self, value: &Value<'_>) -> Result<Option<u32>, ConfigError> {
-        match value.get_ref() {
-            DeValue::Integer(number) => {
-                let port = integer(number).and_then(|number| u32::try_from(number).ok());
-                let port = port.filter(|port| *port != u32::MAX);
-                let written = number.as_str().to_owned();
-                self.refuse(value.span(), port.ok_or(InputError::Port { port: written }))
-                    .map(Some)
-            }
-            DeValue::String(text) => self.refuse(value.span(), parse_port(text)),
-            _ => Err(self.wrong_type("port", "a number or \"*\"", value)),
-        }
-    }
-
-    fn wrong_type(&self, key: &str, expected: &'static str, value: &Value<'_>) -> ConfigError {
-        let found = value.get_ref().type_str().to_owned();
-        let error = InputError::WrongType {
-            key: key.to_owned(),
-            expected,
-            found,
-        };
-        ConfigError::Input {
-            place: self.place(value.span()),
-            error,
-        }
-    }
-
-    fn refuse<T>(
-        &self,
-        span: Range<usize>,
-        result: Result<T, InputError>,
-    ) -> Result<T, ConfigError> {
-        refuse(self.place(span), result)
-    }
-
-    fn place(&self, span: Range<usize>) -> String {
-        // The parser's spans lie on character bounds; a span at the very end may lie one past the text.
-        let before = self.text.get(..span.start).unwrap_or(self.text);
-        let line = before.matches('\n').count() + 1;
-        let column = before
-            .rsplit('\n')
-            .next()
-            .unwrap_or_default()
-            .chars()
-            .count()
-            + 1;
-        format!("{}: line {line}, column {column}", self.title)
-    }
-}
-
-fn integer(number: &DeInteger<'_>) -> Option<u64> {
-    u64::from_str_radix(number.as_str(), number.radix()).ok()
-}
-
-fn unknown(key: &str, valid: &'static [&'static str]) -> InputError {
-    InputError::UnknownKey {
-        key: key.to_owned(),
-        valid,
+        let bounds = 0..=MAX_SPIN_MICROSECONDS;
+        let number = self.number("spin-microseconds", value, bounds)?;
+        Ok(Duration::from_micros(number))
     }
 }

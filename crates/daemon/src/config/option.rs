@@ -1,16 +1,15 @@
-//! The same things as in the file, written as `--vm name=web,cid=3` and `--allow from=web,to=db,port=*`.
+//! The same things as in the file, written as `--vm name=web,cid=3,groups=frontends+shops` and `--allow from=web,to=db,port=*`.
 
 use std::path::Path;
 
-use switch::Limits;
+use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
 
-use super::{ConfigError, VmRequest, Written, refuse};
+use super::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
+use super::{ConfigError, MAX_LIST_LEN, VmRequest, Written, refuse};
 use crate::input::{
-    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_socket_path, parse_cid, parse_peer,
-    parse_port,
+    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path, parse_cid,
 };
 use crate::limits::{LIMIT_KEYS, set_in_words};
-use crate::line::AllowRule;
 
 const VM_EXAMPLE: &str = "--vm name=web,cid=3";
 const ALLOW_EXAMPLE: &str = "--allow from=web,to=db,port=*";
@@ -29,20 +28,31 @@ pub fn parse_vm_option(text: &str, directory: &Path) -> Result<Written<VmRequest
 ///
 /// # Errors
 /// [`ConfigError::Input`] when something in it cannot be meant.
-pub fn parse_allow_option(text: &str) -> Result<Written<AllowRule>, ConfigError> {
+pub fn parse_allow_option(text: &str) -> Result<Written<Rule>, ConfigError> {
     let place = format!("--allow {text}");
-    let value = refuse(&place, rule(text))?;
+    let value = refuse(&place, rule(text, &place))?;
     Ok(Written { place, value })
 }
 
 fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
-    let [name, cid, vhost_user, host, rest @ ..] = fields(text, &VM_OPTION_KEYS, VM_EXAMPLE)?;
+    let [
+        name,
+        domain,
+        cid,
+        vhost_user,
+        host,
+        groups,
+        aliases,
+        rest @ ..,
+    ] = fields(text, &VM_OPTION_KEYS, VM_EXAMPLE)?;
     let name = name.ok_or(InputError::MissingKey {
         what: "this VM",
         key: "name",
         example: "name=web",
     })?;
     check_name(&name)?;
+    let domain = domain.unwrap_or_else(|| DEFAULT_DOMAIN.to_owned());
+    check_name_of("a domain", &domain)?;
     let socket = |text: Option<String>| match text {
         None => Ok(None),
         Some(text) if text.is_empty() => Err(InputError::NotAPath { path: text.into() }),
@@ -60,7 +70,10 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         }
     }
     Ok(VmRequest {
+        domain,
         name,
+        aliases: names("a VM", aliases)?,
+        groups: names("a group", groups)?,
         cid,
         vhost_user: socket(vhost_user)?,
         host: socket(host)?,
@@ -68,18 +81,47 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
     })
 }
 
-fn rule(text: &str) -> Result<AllowRule, InputError> {
-    let [from, to, port] = fields(text, &ALLOW_KEYS, ALLOW_EXAMPLE)?;
+fn rule(text: &str, place: &str) -> Result<Rule, InputError> {
+    let [from, to, port, domain] = fields(text, &ALLOW_KEYS, ALLOW_EXAMPLE)?;
     let missing = |key, example| InputError::MissingKey {
         what: "this rule",
         key,
         example,
     };
-    Ok(AllowRule {
-        from: parse_peer(&from.ok_or(missing("from", "from=web, or from=* for any VM"))?)?,
-        to: parse_peer(&to.ok_or(missing("to", "to=db, or to=* for any VM"))?)?,
-        port: parse_port(&port.ok_or(missing("port", "port=5432, or port=* for any port"))?)?,
+    let domain = domain.unwrap_or_else(|| DEFAULT_DOMAIN.to_owned());
+    check_name_of("a domain", &domain)?;
+    let from = from.ok_or(missing("from", "from=web, or from=* for any VM"))?;
+    let to = to.ok_or(missing("to", "to=db, or to=* for any VM"))?;
+    let port = port.ok_or(missing("port", "port=5432, or port=* for any port"))?;
+    Ok(Rule {
+        from: vec![parse_calling_vms(&from, &domain)?],
+        to: vec![parse_called_vms(&to, &domain)?],
+        ports: parse_ports(&port)?.into_iter().collect(),
+        verdict: Verdict::Allow,
+        limits: RuleLimits::default(),
+        label: place.to_owned(),
     })
+}
+
+/// Names with a plus between them: a comma would end the value.
+fn names(what: &'static str, text: Option<String>) -> Result<Vec<String>, InputError> {
+    let Some(text) = text else {
+        return Ok(Vec::new());
+    };
+    let mut names: Vec<String> = Vec::new();
+    for name in text.split('+') {
+        check_name_of(what, name)?;
+        if names.iter().any(|other| other == name) {
+            let name = name.to_owned();
+            return Err(InputError::Duplicate { what, name });
+        }
+        names.push(name.to_owned());
+    }
+    if names.len() > MAX_LIST_LEN {
+        let (what, limit) = ("entries of one list", MAX_LIST_LEN);
+        return Err(InputError::TooMany { what, limit });
+    }
+    Ok(names)
 }
 
 /// The values of `keys`, in their order, out of `key=value,key=value`.

@@ -3,44 +3,111 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use wire::vsock::{CID_ANY, MIN_GUEST_CID};
+use switch::DEFAULT_DOMAIN;
 
-use super::{Config, ConfigError, VmRequest, refuse};
+use super::{Cids, Config, ConfigError, GroupRequest, VmRequest, full_name, refuse};
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
 
 /// The most VMs that one daemon serves.
 pub const MAX_VMS: usize = 1024;
 
+/// The most memberships in groups, over all VMs of a daemon.
+pub const MAX_MEMBERSHIPS: usize = 4096;
+
 /// The lines of one daemon, and what they occupy. A line keeps its context identifier as long as it lives.
 #[derive(Debug, Clone)]
 pub struct Plan {
     runtime_dir: PathBuf,
+    /// By full name.
     lines: BTreeMap<String, LineSpec>,
+    /// The groups that `[[group]]` puts a VM into, by domain and by the name it uses, which may be an alias.
+    members: BTreeMap<(String, String), BTreeSet<String>>,
+    cids: Cids,
 }
 
 impl Plan {
-    /// A plan without a line. `runtime_dir` is absolute.
-    pub fn new(runtime_dir: PathBuf) -> Plan {
+    /// A plan without a line. `runtime_dir` is absolute; `cids` is what is remembered of earlier VMs.
+    pub fn new(runtime_dir: PathBuf, cids: Cids) -> Plan {
         Plan {
             runtime_dir,
             lines: BTreeMap::new(),
+            members: BTreeMap::new(),
+            cids,
         }
     }
 
-    /// A plan with the VMs of a configuration. Context identifiers that were asked for are given first, so that an
-    /// assigned one never takes what a later VM names.
+    /// A plan with the VMs of a configuration.
     ///
     /// # Errors
     /// [`ConfigError::Input`] with the place of the VM that collides with another.
-    pub fn from_config(runtime_dir: PathBuf, config: &Config) -> Result<Plan, ConfigError> {
-        let mut plan = Plan::new(runtime_dir);
-        let asked_for: BTreeSet<u32> = config.vms.iter().filter_map(|vm| vm.value.cid).collect();
-        for vm in &config.vms {
-            let spec = refuse(&vm.place, plan.resolve(&vm.value, &asked_for))?;
-            plan.lines.insert(spec.name.clone(), spec);
-        }
+    pub fn from_config(
+        runtime_dir: PathBuf,
+        config: &Config,
+        cids: Cids,
+    ) -> Result<Plan, ConfigError> {
+        let mut plan = Plan::new(runtime_dir, cids);
+        plan.change(config, &BTreeSet::new())?;
         Ok(plan)
+    }
+
+    /// Makes the plan what a configuration says: VMs that it names anew are added, those of `known` that it no longer names are
+    /// struck out, and of the rest groups and aliases become what it says. Context identifiers that were asked for are given first, so
+    /// that an assigned one never takes what a later VM names. What was changed when an error came is not undone.
+    ///
+    /// # Errors
+    /// [`ConfigError::Input`] with the place of the VM that collides with another, or that would have to change what cannot change.
+    pub fn change(
+        &mut self,
+        config: &Config,
+        known: &BTreeSet<String>,
+    ) -> Result<PlanChange, ConfigError> {
+        let names: BTreeSet<String> = config.vms.iter().map(|vm| vm.value.full_name()).collect();
+        self.set_members(config.groups.iter().map(|group| &group.value));
+        let asked_for: BTreeSet<(&str, u32)> = config
+            .vms
+            .iter()
+            .filter_map(|vm| Some((vm.value.domain.as_str(), vm.value.cid?)))
+            .collect();
+        let mut change = PlanChange::default();
+        let mut seen = BTreeSet::new();
+        // Struck out last: what they occupy is in use until the new lines are open.
+        let gone = known
+            .difference(&names)
+            .filter_map(|name| self.lines.get(name));
+        change.removed = gone.cloned().collect();
+        // Aliases go first, so that a name may move from one VM to another.
+        let gone: Vec<String> = change.removed.iter().map(LineSpec::full_name).collect();
+        let kept = config.vms.iter().map(|vm| vm.value.full_name());
+        for name in kept.chain(gone) {
+            if let Some(line) = self.lines.get_mut(&name) {
+                line.aliases.clear();
+            }
+        }
+        for vm in &config.vms {
+            let (request, full_name) = (&vm.value, vm.value.full_name());
+            let is_repeated = !seen.insert(full_name.clone());
+            if self.lines.contains_key(&full_name) && !is_repeated {
+                refuse(&vm.place, self.keep(request))?;
+            } else {
+                let spec = refuse(&vm.place, self.resolve(request, &asked_for))?;
+                self.lines.insert(full_name, spec.clone());
+                change.added.push(spec);
+            }
+        }
+        for line in &change.removed {
+            self.lines.remove(&line.full_name());
+        }
+        self.renew_groups();
+        if let Some(vm) = config.vms.last() {
+            refuse(&vm.place, self.check_memberships())?;
+        }
+        for line in &mut change.added {
+            if let Some(planned) = self.lines.get(&line.full_name()) {
+                line.clone_from(planned);
+            }
+        }
+        Ok(change)
     }
 
     /// Fills in what the request left open and enters the line.
@@ -49,29 +116,127 @@ impl Plan {
     /// [`InputError`] when a name, a context identifier or a path belongs to another line, or a default path is too long.
     pub fn add(&mut self, request: &VmRequest) -> Result<LineSpec, InputError> {
         let spec = self.resolve(request, &BTreeSet::new())?;
-        self.lines.insert(spec.name.clone(), spec.clone());
-        Ok(spec)
+        let name = spec.full_name();
+        self.lines.insert(name.clone(), spec);
+        self.renew_groups();
+        if let Err(error) = self.check_memberships() {
+            self.lines.remove(&name);
+            return Err(error);
+        }
+        Ok(self.lines[&name].clone())
     }
 
-    /// Strikes a line out, and returns it if there was one.
-    pub fn remove(&mut self, name: &str) -> Option<LineSpec> {
-        self.lines.remove(name)
+    /// Strikes a line out, and returns it if there was one. Its name keeps its context identifier.
+    pub fn remove(&mut self, full_name: &str) -> Option<LineSpec> {
+        self.lines.remove(full_name)
     }
 
-    /// The line with this name.
-    pub fn get(&self, name: &str) -> Option<&LineSpec> {
-        self.lines.get(name)
+    /// The line with this full name, or of which it is an alias.
+    pub fn get(&self, full_name: &str) -> Option<&LineSpec> {
+        let (domain, name) = full_name
+            .split_once('/')
+            .unwrap_or((DEFAULT_DOMAIN, full_name));
+        self.find(domain, name)
     }
 
-    /// The lines, by name.
+    /// The line of a domain with this name or alias.
+    pub fn find(&self, domain: &str, name: &str) -> Option<&LineSpec> {
+        let by_name = self.lines.get(&full_name(domain, name));
+        by_name.or_else(|| {
+            let is_alias = |line: &&LineSpec| line.aliases.iter().any(|alias| alias == name);
+            self.lines
+                .values()
+                .filter(|line| line.domain == domain)
+                .find(is_alias)
+        })
+    }
+
+    /// The lines, by full name.
     pub fn lines(&self) -> impl Iterator<Item = &LineSpec> {
         self.lines.values()
     }
 
+    /// What is remembered of context identifiers, also of VMs that are away.
+    pub fn cids(&self) -> &Cids {
+        &self.cids
+    }
+
+    /// Where its sockets are, unless a VM says otherwise.
+    pub fn runtime_dir(&self) -> &Path {
+        &self.runtime_dir
+    }
+
+    fn set_members<'a>(&mut self, groups: impl Iterator<Item = &'a GroupRequest>) {
+        self.members.clear();
+        for group in groups {
+            for member in &group.members {
+                let key = (group.domain.clone(), member.clone());
+                let entry = self.members.entry(key).or_default();
+                entry.insert(group.name.clone());
+            }
+        }
+    }
+
+    /// Works out anew which groups each VM is in: what it says itself, and what groups say of it by any of its names.
+    fn renew_groups(&mut self) {
+        for line in self.lines.values_mut() {
+            let mut groups: BTreeSet<String> = line.own_groups.iter().cloned().collect();
+            for name in std::iter::once(&line.name).chain(&line.aliases) {
+                let key = (line.domain.clone(), name.clone());
+                groups.extend(self.members.get(&key).into_iter().flatten().cloned());
+            }
+            line.groups = groups.into_iter().collect();
+        }
+    }
+
+    fn check_memberships(&self) -> Result<(), InputError> {
+        let memberships: usize = self.lines.values().map(|line| line.groups.len()).sum();
+        if memberships > MAX_MEMBERSHIPS {
+            return Err(InputError::TooMany {
+                what: "memberships in groups",
+                limit: MAX_MEMBERSHIPS,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes over what may change of a VM that goes on, and refuses what may not.
+    fn keep(&mut self, request: &VmRequest) -> Result<(), InputError> {
+        let full_name = request.full_name();
+        // The caller has just found it.
+        let Some(line) = self.lines.get(&full_name) else {
+            return Ok(());
+        };
+        let default = |suffix| self.default_path(request, suffix);
+        let vhost_user = request.vhost_user.clone();
+        let host = request.host.clone();
+        let fixed = [
+            ("cid", request.cid.is_none_or(|cid| cid == line.cid)),
+            (
+                "vhost-user",
+                vhost_user.unwrap_or_else(|| default("vhost")) == line.vhost_user,
+            ),
+            ("host", host.unwrap_or_else(|| default("sock")) == line.host),
+            ("limits", request.limits == line.limits),
+        ];
+        if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
+            let vm = full_name;
+            return Err(InputError::Fixed { key, vm });
+        }
+        for alias in &request.aliases {
+            self.unowned_name(&request.domain, alias)?;
+        }
+        if let Some(line) = self.lines.get_mut(&full_name) {
+            line.aliases.clone_from(&request.aliases);
+            line.own_groups.clone_from(&request.groups);
+        }
+        Ok(())
+    }
+
     fn resolve(
-        &self,
+        &mut self,
         request: &VmRequest,
-        kept_free: &BTreeSet<u32>,
+        asked_for: &BTreeSet<(&str, u32)>,
     ) -> Result<LineSpec, InputError> {
         if self.lines.len() >= MAX_VMS {
             return Err(InputError::TooMany {
@@ -79,20 +244,23 @@ impl Plan {
                 limit: MAX_VMS,
             });
         }
-        let name = request.name.clone();
-        if self.lines.contains_key(&name) {
-            return Err(InputError::DuplicateName { name });
+        let VmRequest { domain, name, .. } = request.clone();
+        self.unowned_name(&domain, &name)?;
+        for alias in &request.aliases {
+            self.unowned_name(&domain, alias)?;
+            if *alias == name {
+                let name = name.clone();
+                return Err(InputError::DuplicateName { name });
+            }
         }
         let cid = match request.cid {
-            Some(cid) => self.unowned_cid(cid)?,
-            None => self.free_cid(kept_free),
+            Some(cid) => self.unowned_cid(&domain, cid)?,
+            None => self.free_cid(&domain, &name, asked_for),
         };
-        let default_path = |suffix| self.runtime_dir.join(format!("{name}.{suffix}"));
-        let vhost_user = request
-            .vhost_user
-            .clone()
-            .unwrap_or_else(|| default_path("vhost"));
-        let host = request.host.clone().unwrap_or_else(|| default_path("sock"));
+        let vhost_user = request.vhost_user.clone();
+        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
+        let host = request.host.clone();
+        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
         self.unowned_path(&vhost_user)?;
         self.unowned_path(&host)?;
         if vhost_user == host {
@@ -101,8 +269,15 @@ impl Plan {
                 owner: "this VM's vhost-user socket".to_owned(),
             });
         }
+        let lines = &self.lines;
+        let in_use = |domain: &str, name: &str| lines.contains_key(&full_name(domain, name));
+        self.cids.remember(&domain, &name, cid, in_use);
         Ok(LineSpec {
+            domain,
             name,
+            aliases: request.aliases.clone(),
+            groups: request.groups.clone(),
+            own_groups: request.groups.clone(),
             cid,
             vhost_user,
             host,
@@ -110,27 +285,54 @@ impl Plan {
         })
     }
 
-    fn unowned_cid(&self, cid: u32) -> Result<u32, InputError> {
-        match self.lines.values().find(|line| line.cid == cid) {
+    /// `web.sock`, or `red.web.sock` in the domain `red`. A VM of the default domain may be named `red.web`: then the second of
+    /// them is refused, as the path belongs to the first.
+    fn default_path(&self, request: &VmRequest, suffix: &str) -> PathBuf {
+        let name = request.full_name().replace('/', ".");
+        self.runtime_dir.join(format!("{name}.{suffix}"))
+    }
+
+    fn unowned_name(&self, domain: &str, name: &str) -> Result<(), InputError> {
+        match self.find(domain, name) {
+            Some(_) => Err(InputError::DuplicateName {
+                name: full_name(domain, name),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn unowned_cid(&self, domain: &str, cid: u32) -> Result<u32, InputError> {
+        let owner = self
+            .lines
+            .values()
+            .find(|line| line.domain == domain && line.cid == cid);
+        match owner {
             Some(line) => Err(InputError::DuplicateCid {
                 cid,
-                owner: line.name.clone(),
+                owner: line.full_name(),
             }),
             None => Ok(cid),
         }
     }
 
-    fn free_cid(&self, kept_free: &BTreeSet<u32>) -> u32 {
-        let owned: BTreeSet<u32> = self
-            .lines
-            .values()
+    /// The identifier that the name had before, or the lowest that belongs to nobody.
+    fn free_cid(&self, domain: &str, name: &str, asked_for: &BTreeSet<(&str, u32)>) -> u32 {
+        let of_domain = self.lines.values().filter(|line| line.domain == domain);
+        let owned: BTreeSet<u32> = of_domain
             .map(|line| line.cid)
-            .chain(kept_free.iter().copied())
+            .chain(
+                asked_for
+                    .iter()
+                    .filter(|(of, _)| *of == domain)
+                    .map(|(_, cid)| *cid),
+            )
             .collect();
-        // At most MAX_VMS are owned and about as many kept free, so one of four billion remains.
-        (MIN_GUEST_CID..CID_ANY)
-            .find(|cid| !owned.contains(cid))
-            .expect("there are more CIDs than VMs")
+        let remembered = self.cids.of(domain, name);
+        remembered
+            .filter(|cid| !owned.contains(cid))
+            .or_else(|| Cids::lowest_free(&[&owned, &self.cids.of_domain(domain)]))
+            // At most MAX_VMS are owned, about as many asked for, and some thousands remembered: one of four billion remains.
+            .expect("there are more CIDs than names")
     }
 
     fn unowned_path(&self, path: &Path) -> Result<(), InputError> {
@@ -144,7 +346,7 @@ impl Plan {
                 .lines
                 .values()
                 .find(|line| line.vhost_user == path || line.host == path);
-            line.map(|line| format!("VM {:?}", line.name))
+            line.map(|line| format!("VM {:?}", line.full_name()))
         };
         match owner {
             Some(owner) => Err(InputError::DuplicatePath {
@@ -154,4 +356,13 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// What a configuration changes of a plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PlanChange {
+    /// Lines to open.
+    pub added: Vec<LineSpec>,
+    /// Lines to close.
+    pub removed: Vec<LineSpec>,
 }

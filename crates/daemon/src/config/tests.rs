@@ -2,8 +2,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
-use crate::line::AllowRule;
-use switch::Limits;
+use switch::{CalleePattern, CallerPattern, Limits, PortRange, RuleLimits, Verdict};
 
 fn file(text: &str) -> Result<Config, ConfigError> {
     parse_file(text, "ringdown.toml", Path::new("/etc/ringdown"))
@@ -19,11 +18,23 @@ fn vm(text: &str) -> Result<VmRequest, String> {
         .map_err(|error| error.to_string())
 }
 
-fn rule(from: Option<&str>, to: Option<&str>, port: Option<u32>) -> AllowRule {
-    AllowRule {
-        from: from.map(str::to_owned),
-        to: to.map(str::to_owned),
-        port,
+/// What `[[allow]]` and `--allow` make of names and ports, of the default domain.
+fn allow(from: Option<&str>, to: Option<&str>, ports: &[PortRange], label: &str) -> Rule {
+    let domain = || DEFAULT_DOMAIN.to_owned();
+    let named = |name: &str| (domain(), name.to_owned());
+    Rule {
+        from: vec![match from.map(named) {
+            Some((domain, name)) => CallerPattern::Vm { domain, name },
+            None => CallerPattern::AnyVm { domain: domain() },
+        }],
+        to: vec![match to.map(named) {
+            Some((domain, name)) => CalleePattern::Vm { domain, name },
+            None => CalleePattern::AnyVm { domain: domain() },
+        }],
+        ports: ports.to_vec(),
+        verdict: Verdict::Allow,
+        limits: RuleLimits::default(),
+        label: label.to_owned(),
     }
 }
 
@@ -35,7 +46,8 @@ fn plan(options: &[&str]) -> Result<Plan, String> {
             .vms
             .push(parse_vm_option(text, Path::new("/srv")).map_err(|error| error.to_string())?);
     }
-    Plan::from_config(PathBuf::from("/run/ringdown"), &config).map_err(|error| error.to_string())
+    Plan::from_config(PathBuf::from("/run/ringdown"), &config, Cids::default())
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -73,7 +85,6 @@ fn a_file_says_everything_that_can_be_said() {
     );
     assert_eq!(config.spin, Some(Duration::from_millis(1)));
     let web = VmRequest {
-        name: "web".to_owned(),
         cid: Some(16),
         vhost_user: Some("/run/web.vhost".into()),
         host: Some("/etc/ringdown/web.sock".into()),
@@ -82,23 +93,21 @@ fn a_file_says_everything_that_can_be_said() {
             line_grant_bytes: 0,
             ..Limits::default()
         },
+        ..VmRequest::named("web")
     };
     assert_eq!(config.vms[0].value, web);
     assert_eq!(config.vms[0].place, "ringdown.toml: line 5, column 9");
-    let db = VmRequest {
-        name: "db".to_owned(),
-        cid: None,
-        vhost_user: None,
-        host: None,
-        limits: Limits::default(),
-    };
-    assert_eq!(config.vms[1].value, db);
-    let rules: Vec<_> = config.rules.into_iter().map(|rule| rule.value).collect();
+    assert_eq!(config.vms[1].value, VmRequest::named("db"));
+    let rules: Vec<_> = config.allows.into_iter().map(|rule| rule.value).collect();
+    let (web, any) = (
+        "ringdown.toml: line 15, column 9",
+        "ringdown.toml: line 20, column 9",
+    );
     assert_eq!(
         rules,
         [
-            rule(Some("web"), Some("db"), Some(5432)),
-            rule(None, None, None)
+            allow(Some("web"), Some("db"), &[5432..=5432], web),
+            allow(None, None, &[], any)
         ]
     );
 }
@@ -126,7 +135,7 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         ),
         (
             "[[vm]]\nname = \"web\"\ncolour = 3",
-            "unknown key \"colour\": the keys that may stand here are name, cid, vhost-user, host",
+            "unknown key \"colour\": the keys that may stand here are name, domain, cid, vhost-user, host",
         ),
         (
             "[[vm]]\nname = \"web\"\nlimits = { circuit = 3 }",
@@ -239,7 +248,7 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         ),
         (
             "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = true",
-            "\"port\" must be a number or \"*\", found boolean",
+            "\"port\" must be a number or \"*\", a range such as \"8000-8999\", or a list of them, found boolean",
         ),
         ("runtime-dir = \"\"", "is not a path"),
         (
@@ -248,7 +257,7 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         ),
         (
             "spin-microseconds = \"fast\"",
-            "\"spin-microseconds\" must be a number",
+            "\"spin-microseconds\" must be a whole number",
         ),
         ("runtime-dir = 3", "\"runtime-dir\" must be a string"),
         (
@@ -325,10 +334,18 @@ fn options_say_what_the_file_says() {
     assert_eq!(found.cid, Some(7));
     assert_eq!(found.vhost_user.as_deref(), Some(Path::new("/srv/v,1")));
     assert_eq!(found.host.as_deref(), Some(Path::new("/h=1")));
-    let any = parse_allow_option("from=*,to=*,port=*").unwrap().value;
-    assert_eq!(any, rule(None, None, None));
-    let one = parse_allow_option("port=0,to=db,from=web").unwrap().value;
-    assert_eq!(one, rule(Some("web"), Some("db"), Some(0)));
+    let text = "from=*,to=*,port=*";
+    let any = parse_allow_option(text).unwrap().value;
+    assert_eq!(any, allow(None, None, &[], &format!("--allow {text}")));
+    let text = "port=0,to=db,from=web";
+    let one = parse_allow_option(text).unwrap().value;
+    let expected = allow(
+        Some("web"),
+        Some("db"),
+        &[0..=0],
+        &format!("--allow {text}"),
+    );
+    assert_eq!(one, expected);
 }
 
 #[test]
@@ -379,6 +396,7 @@ fn a_path_may_have_107_bytes() {
             vms: vec![parse_vm_option("name=web", Path::new("/")).unwrap()],
             ..Config::default()
         },
+        Cids::default(),
     );
     assert!(found.unwrap_err().to_string().contains("has 112 bytes"));
 }
@@ -422,19 +440,23 @@ fn an_assigned_cid_is_the_lowest_that_nobody_asked_for() {
 }
 
 #[test]
-fn a_cid_stays_while_its_vm_lives_and_is_free_after() {
+fn a_name_that_had_a_cid_gets_it_again_and_nobody_else_does() {
     let mut plan = plan(&["name=a", "name=b"]).unwrap();
-    let request = |name: &str| VmRequest {
-        name: name.to_owned(),
-        cid: None,
-        vhost_user: None,
-        host: None,
-        limits: Limits::default(),
-    };
-    assert_eq!(plan.add(&request("c")).unwrap().cid, 5);
+    assert_eq!(plan.add(&VmRequest::named("c")).unwrap().cid, 5);
     plan.remove("a");
     assert_eq!(plan.get("b").unwrap().cid, 4);
-    assert_eq!(plan.add(&request("d")).unwrap().cid, 3);
+    assert_eq!(plan.add(&VmRequest::named("d")).unwrap().cid, 6);
+    assert_eq!(plan.add(&VmRequest::named("a")).unwrap().cid, 3);
+    // Whoever asks for it gets it, and then its old name gets another.
+    plan.remove("a");
+    let asking = VmRequest {
+        cid: Some(3),
+        ..VmRequest::named("e")
+    };
+    assert_eq!(plan.add(&asking).unwrap().cid, 3);
+    assert_eq!(plan.add(&VmRequest::named("a")).unwrap().cid, 7);
+    plan.remove("e");
+    assert_eq!(plan.add(&VmRequest::named("e")).unwrap().cid, 3);
 }
 
 #[test]
@@ -488,14 +510,8 @@ fn what_belongs_to_another_vm_is_refused() {
 
 #[test]
 fn a_daemon_serves_so_many_vms_and_no_more() {
-    let mut plan = Plan::new(PathBuf::from("/run/ringdown"));
-    let request = |index: usize| VmRequest {
-        name: format!("vm{index}"),
-        cid: None,
-        vhost_user: None,
-        host: None,
-        limits: Limits::default(),
-    };
+    let mut plan = Plan::new(PathBuf::from("/run/ringdown"), Cids::default());
+    let request = |index: usize| VmRequest::named(&format!("vm{index}"));
     for index in 0..MAX_VMS {
         plan.add(&request(index)).unwrap();
     }
@@ -517,7 +533,7 @@ fn a_file_has_a_largest_size() {
         read_file(&path)
             .unwrap_err()
             .to_string()
-            .contains("it is longer than 1048576 bytes")
+            .contains("it is longer than 4194304 bytes")
     );
     let missing = read_file(&directory.path().join("none"))
         .unwrap_err()

@@ -13,11 +13,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::FakeWorker;
 use crate::api;
-use crate::config::{Config, Plan, parse_allow_option, parse_vm_option};
+use crate::audit::Audit;
+use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
-use crate::line::AgentArrival;
+use crate::line::{AgentArrival, LineWorker};
+use crate::offers::NoOffers;
+use crate::policy::Rulebook;
+use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::control_socket;
-use crate::serve::{Daemon, ServeError, StartWorker};
+use crate::serve::{Daemon, ServeError, StartWorker, Started};
+
+use super::FakeOffers;
 
 /// How long a test waits for an answer before it fails.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -27,6 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub struct FakeDaemon {
     directory: TempDir,
     worker: Arc<FakeWorker>,
+    offers: Arc<FakeOffers>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
@@ -49,13 +56,37 @@ impl FakeDaemon {
         }
         for text in rules {
             config
-                .rules
+                .allows
                 .push(parse_allow_option(text).expect("the rule is described well"));
         }
-        let (worker, daemon) = start(&config).expect("the daemon starts");
+        FakeDaemon::of(directory, Box::new(move || Ok(config.clone())))
+    }
+
+    /// Starts a daemon that reads `ringdown.toml` in its runtime directory, with this text in it. A test may change it and reload.
+    ///
+    /// # Panics
+    /// The daemon does not start.
+    pub fn with_file(text: &str) -> FakeDaemon {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let path = directory.path().join("ringdown.toml");
+        std::fs::write(&path, text).expect("a file can be written");
+        let runtime_dir = directory.path().to_owned();
+        let read = move || {
+            let mut config = Config {
+                runtime_dir: Some(runtime_dir.clone()),
+                ..Config::default()
+            };
+            config.extend(read_file(&path)?);
+            Ok(config)
+        };
+        FakeDaemon::of(directory, Box::new(read))
+    }
+
+    fn of(directory: TempDir, read_config: ReadConfig) -> FakeDaemon {
+        let (worker, offers, daemon) = start_reading(read_config).expect("the daemon starts");
         let (end, ended) = oneshot::channel();
         let run = move || {
-            daemon.run(|| {
+            daemon.run(|_| {
                 Ok(async {
                     // A sender that was dropped ends the daemon as well.
                     let _ = ended.await;
@@ -66,6 +97,7 @@ impl FakeDaemon {
         FakeDaemon {
             directory,
             worker,
+            offers,
             end: Some(end),
             thread: Some(thread),
         }
@@ -79,6 +111,11 @@ impl FakeDaemon {
     /// The worker, to set what the daemon sees.
     pub fn worker(&self) -> &FakeWorker {
         &self.worker
+    }
+
+    /// What is offered, as the test may look at it and refuse it.
+    pub fn offers(&self) -> &FakeOffers {
+        &self.offers
     }
 
     /// Makes one request of the control API and returns the status and the body.
@@ -147,25 +184,61 @@ impl Drop for FakeDaemon {
 /// # Errors
 /// Those of [`Daemon::start`].
 pub fn start(config: &Config) -> Result<(Arc<FakeWorker>, Daemon), ServeError> {
+    let config = config.clone();
+    let (worker, _, daemon) = start_reading(Box::new(move || Ok(config.clone())))?;
+    Ok((worker, daemon))
+}
+
+fn start_reading(
+    read_config: ReadConfig,
+) -> Result<(Arc<FakeWorker>, Arc<FakeOffers>, Daemon), ServeError> {
     let slot = Arc::new(Mutex::new(None));
     let kept = slot.clone();
-    let start_worker: StartWorker = Box::new(move |arrivals| {
-        let worker = Arc::new(FakeWorker::new(arrivals));
+    let offers = Arc::new(FakeOffers::default());
+    let offered = offers.clone();
+    let start_worker: StartWorker = Box::new(move |surroundings| {
+        let worker = Arc::new(FakeWorker::new(surroundings.arrivals));
         *kept.lock().expect("nobody panics with the slot") = Some(worker.clone());
-        Ok(worker)
+        Ok(Started {
+            worker,
+            offers: offered,
+        })
     });
-    let daemon = Daemon::start(config, start_worker)?;
+    let daemon = Daemon::start(read_config, start_worker)?;
     let worker = slot.lock().expect("nobody panics with the slot").take();
     Ok((
         worker.expect("a daemon that has started has a worker"),
+        offers,
         daemon,
     ))
 }
 
 /// The routes of a control API without a VM, and where its worker's arrivals come out.
+///
+/// # Panics
+/// The system has no thread left.
 pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
     let (sender, arrivals) = mpsc::channel(1);
-    let plan = Plan::new(std::env::temp_dir());
-    let control = Control::new(Arc::new(FakeWorker::new(sender)), plan, Arc::default());
+    let (audit, _) = Audit::start(None).expect("a thread can be started");
+    let config = Config {
+        runtime_dir: Some(std::env::temp_dir()),
+        ..Config::default()
+    };
+    let settings = Settings::of(&config).expect("the directory is absolute");
+    let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
+    let worker: Arc<dyn LineWorker> = Arc::new(FakeWorker::new(sender));
+    let parts = Parts {
+        worker,
+        offers: Arc::new(NoOffers),
+        audit,
+        settings,
+        read_config: Box::new(move || Ok(config.clone())),
+    };
+    let in_force = InForce {
+        book: Rulebook::without_rules(plan),
+        configured: Default::default(),
+        audit: None,
+    };
+    let control = Control::new(Arc::new(parts), in_force, Arc::default());
     (arrivals, api::router(Arc::new(control)))
 }

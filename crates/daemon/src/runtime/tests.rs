@@ -14,16 +14,18 @@ fn mode(path: &Path) -> u32 {
 fn the_runtime_directory_is_made_for_this_user_alone() {
     let parent = temporary();
     let path = parent.path().join("ringdown");
-    prepare_directory(&path).unwrap();
+    prepare_directory(&path, "--runtime-dir").unwrap();
     assert_eq!(mode(&path), 0o700);
-    prepare_directory(&path).unwrap();
+    prepare_directory(&path, "--runtime-dir").unwrap();
 }
 
 #[test]
 fn a_runtime_directory_that_cannot_be_is_refused_with_the_remedy() {
     let parent = temporary();
     let orphan = parent.path().join("none/ringdown");
-    let found = prepare_directory(&orphan).unwrap_err().to_string();
+    let found = prepare_directory(&orphan, "--runtime-dir")
+        .unwrap_err()
+        .to_string();
     let expected = format!(
         "the directory {0}/none does not exist: create it with `mkdir -p {0}/none`",
         parent.path().display()
@@ -34,7 +36,9 @@ fn a_runtime_directory_that_cannot_be_is_refused_with_the_remedy() {
     let file = parent.path().join("file");
     std::fs::write(&file, "").unwrap();
     for path in [file.clone(), file.join("ringdown")] {
-        let found = prepare_directory(&path).unwrap_err().to_string();
+        let found = prepare_directory(&path, "--runtime-dir")
+            .unwrap_err()
+            .to_string();
         assert!(
             found.contains("is not a directory: name another with --runtime-dir"),
             "{found}"

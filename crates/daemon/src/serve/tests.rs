@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use super::*;
-use crate::config::{parse_allow_option, parse_vm_option};
+use crate::config::{MAX_RULES, parse_allow_option, parse_vm_option};
 use crate::fake::{FakeDaemon, start};
 
 fn config(runtime_dir: &Path, vms: &[&str]) -> Config {
@@ -24,7 +24,8 @@ fn sockets(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != "lock")
+        // What stays when the daemon ends.
+        .filter(|name| name != "lock" && name != "cids.json")
         .collect();
     names.sort();
     names
@@ -49,7 +50,7 @@ fn every_socket_listens_for_this_user_and_is_gone_at_the_end() {
         UnixStream::connect(&path).unwrap();
     }
     assert_eq!(
-        daemon.worker().rules(),
+        daemon.worker().policy().unwrap().policy.rules(),
         [parse_allow_option("from=web,to=db,port=*").unwrap().value]
     );
     daemon.stop().unwrap();
@@ -150,15 +151,15 @@ fn a_runtime_directory_must_leave_room_for_the_control_socket() {
 fn so_many_rules_and_no_more() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), &[]);
-    config.rules = vec![parse_allow_option("from=*,to=*,port=1").unwrap(); MAX_RULES];
+    config.allows = vec![parse_allow_option("from=*,to=*,port=1").unwrap(); MAX_RULES];
     start(&config).unwrap();
     config
-        .rules
+        .allows
         .push(parse_allow_option("from=*,to=*,port=2").unwrap());
     let error = refusal(&config);
     assert_eq!(
         error.to_string(),
-        "--allow from=*,to=*,port=2: too many rules: at most 4096 fit into one daemon"
+        "--allow from=*,to=*,port=2: too many rules: at most 16384 fit into one daemon"
     );
 }
 

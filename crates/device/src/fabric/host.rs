@@ -19,7 +19,7 @@ use super::{Arrival, Fabric};
 use crate::Credentials;
 use crate::caller::{Caller, Progress, Who};
 use crate::circuit::{BehindRequest, HostSocket};
-use crate::dialer::{Called, Dialled, Reply, ServiceCall};
+use crate::dialer::{Called, Connected, Dialled, Hold, Reply, ServiceCall};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::{Dial, dial, port_path};
@@ -409,7 +409,7 @@ impl Fabric {
     pub(super) fn take_dialled(&mut self) {
         while let Ok(Dialled { circuit, result }) = self.dialled.try_recv() {
             match result {
-                Ok(socket) => self.host_reached(circuit, socket),
+                Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
                 Err(reason) => self.tell(Event::HostDialed {
                     circuit,
                     result: Err(reason),
@@ -429,7 +429,7 @@ impl Fabric {
         };
         match dial(&path, redial.socket_type) {
             Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, redial.port),
-            Dial::Reached(socket) => self.host_reached(circuit, socket),
+            Dial::Reached(socket) => self.host_reached(circuit, socket, None),
             Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(Reason::NotRunning),
@@ -484,7 +484,7 @@ impl Fabric {
             stream: theirs,
         };
         if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, OwnedFd::from(ours));
+            self.host_reached(circuit, OwnedFd::from(ours), None);
         } else {
             self.tell(Event::HostDialed {
                 circuit,
@@ -493,19 +493,21 @@ impl Fabric {
         }
     }
 
-    pub(super) fn host_reached(&mut self, id: CircuitId, socket: OwnedFd) {
+    pub(super) fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
         if circuit.who.is_some() {
             // The caller is a socket too: the two wait to be joined.
-            circuit.answered_by = Some(socket);
+            circuit.answered_by = Some(Connected { socket, hold });
             return self.tell(Event::HostDialed {
                 circuit: id,
                 result: Ok(()),
             });
         }
-        circuit.host = Some(HostSocket::new(socket, false));
+        let mut host = HostSocket::new(socket, false);
+        host.hold = hold;
+        circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()
             .and_then(|circuit| circuit.host.as_ref());

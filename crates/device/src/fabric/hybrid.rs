@@ -201,7 +201,7 @@ impl Fabric {
         if joins {
             take_request(&socket, answer_len);
         }
-        self.host_reached(id, socket);
+        self.host_reached(id, socket, None);
         let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
             return;
         };

@@ -35,7 +35,7 @@ impl Fabric {
             .retag(&caller.socket, token(Side::Caller), SOCKET_EVENTS)
             .and_then(|()| {
                 self.reactor
-                    .add(&callee, token(Side::Callee), SOCKET_EVENTS)
+                    .add(&callee.socket, token(Side::Callee), SOCKET_EVENTS)
             });
         if let Some(circuit) = self.circuit(id) {
             circuit.relay = Some(Box::new(Relay::new(caller.socket, callee)));

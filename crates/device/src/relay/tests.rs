@@ -11,9 +11,13 @@ fn pair() -> (OwnedFd, UnixStream) {
     (ours.into(), theirs)
 }
 
+fn join(caller: OwnedFd, socket: OwnedFd) -> Relay {
+    Relay::new(caller, Connected { socket, hold: None })
+}
+
 fn joined() -> (Relay, UnixStream, UnixStream) {
     let ((near, caller), (far, callee)) = (pair(), pair());
-    (Relay::new(near, far), caller, callee)
+    (join(near, far), caller, callee)
 }
 
 /// Steps in both directions until both wait. Everything that may have changed is looked at.
@@ -119,7 +123,7 @@ fn a_reset_is_no_end() {
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (ours, _) = listener.accept().unwrap();
     let (near, _caller) = pair();
-    let mut relay = Relay::new(near, ours.into());
+    let mut relay = join(near, ours.into());
     rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
     drop(peer);
     assert!(!run(&mut relay));

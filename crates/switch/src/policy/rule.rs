@@ -1,6 +1,7 @@
 //! A rule as it is written, and who it is asked about.
 
-use std::net::IpAddr;
+// Of the standard library's network, the switch sees nothing. An address is a number to it.
+use core::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// The domain of what names none.
@@ -166,7 +167,9 @@ impl NamePattern {
 }
 
 /// A range of addresses, in the notation of CIDR (RFC 4632, RFC 4291 section 2.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+///
+/// Networks are ordered by their first address, and of those that begin with the same one the larger comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Network {
     address: IpAddr,
     prefix_len: u8,
@@ -182,6 +185,14 @@ impl Network {
         };
         (prefix_len <= bits(address) && network.masked(address) == number(address))
             .then_some(network)
+    }
+
+    /// The network of one address alone.
+    pub fn only(address: IpAddr) -> Network {
+        Network {
+            address,
+            prefix_len: bits(address),
+        }
     }
 
     /// Its first address.
@@ -352,3 +363,6 @@ impl CalleePattern {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ pub(crate) mod drive;
 pub(crate) mod guest;
 mod guest_side;
 mod host_side;
+pub(crate) mod judge;
 pub(crate) mod log;
 pub(crate) mod pace;
 pub(crate) mod payload;

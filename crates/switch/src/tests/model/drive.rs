@@ -1,6 +1,5 @@
 //! Lets time pass in a [`World`], and asks what scenarios want to know.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
@@ -12,7 +11,7 @@ use super::payload::{Chunk, NOWHERE};
 use super::program::{Answer, Call};
 use super::socket::{After, Plan, Socket, State};
 use super::world::World;
-use crate::{Address, Event, Limits, LineId, Policy, Reason, Rule, Side, Time};
+use crate::{Address, Event, Limits, LineId, Reason, Rule, Side, Time};
 
 /// A round of guests, device and programs takes about this long: a wake-up or two.
 const ROUND: Duration = Duration::from_micros(50);
@@ -27,22 +26,23 @@ impl World {
     pub(crate) fn kept(guests: u32, limits: Limits, log: bool) -> (World, Vec<LineId>) {
         let mut world = World::new(limits);
         world.log.kept = log.then(Vec::new);
-        let policy = Arc::new(Policy::new(vec![Rule::allow_any()]));
-        world.switch.set_policy(policy.clone());
-        world.log.record(Input::Policy(policy), Output::Done, &[]);
+        world.set_rules(vec![Rule::allow_any()]);
         let lines = (0..guests).map(|number| world.add_guest(number)).collect();
         (world, lines)
     }
 
     /// Adds a running VM with CID 3 + `number`.
     pub(crate) fn add_guest(&mut self, number: u32) -> LineId {
-        let (name, cid) = (format!("vm{number}"), 3 + number);
-        let line = self
-            .switch
-            .add_line_at(Address::new(&name, cid), self.limits);
+        self.add_vm(Address::new(&format!("vm{number}"), 3 + number))
+    }
+
+    /// Adds a running VM.
+    pub(crate) fn add_vm(&mut self, address: Address) -> LineId {
+        let cid = address.cid;
+        let line = self.switch.add_line_at(address.clone(), self.limits);
         let line = line.expect("a new name");
         self.log
-            .record(Input::Add(name, cid, self.limits), Output::Done, &[]);
+            .record(Input::Add(address, self.limits), Output::Done, &[]);
         self.guests.insert(line, Guest::new(line, cid));
         self.paces.insert(line, Pace::new(self.now, &self.limits));
         self.line_up(line);
@@ -124,6 +124,11 @@ impl World {
     pub(crate) fn fire_timers(&mut self) {
         if self.switch.poll_at().is_some_and(|at| at <= self.now) {
             self.handle(Event::Tick);
+            let next = self.switch.poll_at();
+            assert!(
+                next.is_none_or(|at| at > self.now),
+                "it would tick for ever"
+            );
         }
         let now = self.now;
         for guest in self.guests.values_mut().filter(|guest| !guest.paused) {

@@ -50,6 +50,7 @@ impl World {
             peer_port: header.dst_port,
         };
         let hostile = self.guests[&line].hostile;
+        self.dials += u64::from(self.dials_anew(line, &key, &header));
         let before = self.circuit_at(&key);
         if let Some((circuit, side)) = before {
             if self.log.traced.is_some() {

@@ -6,7 +6,7 @@ use super::payload::ChunkQueue;
 use super::program::{Call, Program};
 use super::socket::Plan;
 use super::world::World;
-use crate::{CircuitId, Event, HostCaller, LineId, Side};
+use crate::{CircuitId, Event, LineId, Side};
 
 impl World {
     pub(crate) fn program(&mut self, token: u64) -> &mut Program {
@@ -30,11 +30,12 @@ impl World {
         plan: Plan,
     ) -> u64 {
         let token = self.add_program(Program::new(Side::Caller, socket_type, plan));
+        self.dials += 1;
         self.handle(Event::HostDial {
             line,
             port,
             socket_type,
-            caller: HostCaller::Published,
+            caller: self.host_caller,
             token,
         });
         token

@@ -2,12 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::{Action, Address, Event, Limits, LineId, Policy, Sent, Switch, Time, Transmit};
+use crate::{
+    Action, Address, Event, Limits, LineId, Policy, Sent, ServiceEntry, Switch, Time, Transmit,
+};
 
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
-    Add(String, u32, Limits),
+    Add(Address, Limits),
     Policy(Arc<Policy>),
+    Services(Vec<ServiceEntry>),
+    Enforce(Time),
+    Resolve(LineId, String),
+    Program(u32, Vec<u32>),
     Handle(Time, Event),
     Next(Time, LineId),
     Sent(Time, Sent),
@@ -20,6 +26,8 @@ pub(crate) enum Output {
     Done,
     Next(Option<Transmit>),
     Rest(Option<Time>),
+    Ended(usize),
+    Resolved(Option<u32>),
 }
 
 /// Nothing is kept unless a test asks for it.
@@ -59,10 +67,21 @@ impl Log {
             let mut actions = Vec::new();
             let mut answer = Output::Done;
             match input.clone() {
-                Input::Add(name, cid, limits) => {
+                Input::Add(address, limits) => {
                     switch
-                        .add_line_at(Address::new(&name, cid), limits)
+                        .add_line_at(address, limits)
                         .expect("it could be added before");
+                }
+                Input::Services(services) => switch.set_services(services),
+                Input::Enforce(now) => {
+                    answer = Output::Ended(switch.enforce_policy(now, &mut actions));
+                }
+                Input::Resolve(line, name) => {
+                    answer = Output::Resolved(switch.resolve(line, &name));
+                }
+                Input::Program(uid, gids) => {
+                    let program = switch.program(uid, &gids);
+                    answer = Output::Resolved(program.map(|program| program.0));
                 }
                 Input::Policy(policy) => switch.set_policy(policy),
                 Input::Handle(now, event) => switch.handle(now, event, &mut actions),

@@ -41,6 +41,7 @@ impl World {
         }
         assert_eq!(switch.by_end.len(), listed, "by_end");
         assert_eq!(switch.deadlines.len(), deadlines, "deadlines");
+        self.check_rules();
         for (index, line) in &switch.lines {
             let id = LineId(index as u32);
             let count = |map: &BTreeMap<LineId, u32>| map.get(&id).copied().unwrap_or(0);
@@ -63,6 +64,29 @@ impl World {
         }
     }
 
+    /// What rules have to say, and which calls have been decided.
+    fn check_rules(&self) {
+        let switch = &self.switch;
+        let mut used = vec![0; switch.rules.len()];
+        let (mut resting, mut unanswered) = (0, 0);
+        for (_, circuit) in &switch.circuits {
+            resting += usize::from(circuit.resting.is_some());
+            unanswered += u64::from(!circuit.answered);
+            if let Some(rule) = circuit.call.rule {
+                used[rule.0 as usize] += 1;
+            }
+        }
+        let counted: Vec<u32> = switch.rules.iter().map(|used| used.circuits).collect();
+        assert_eq!(counted, used, "circuits of the rules");
+        assert_eq!(switch.resting.len(), resting, "those that rest");
+        let decided = self.decided.len() as u64;
+        assert_eq!(
+            self.dials,
+            decided + unanswered,
+            "each call is decided once"
+        );
+    }
+
     /// Everything is over: every table is empty.
     pub(crate) fn check_nothing_left(&self) {
         self.check_tables();
@@ -73,6 +97,7 @@ impl World {
             switch.circuits.iter().collect::<Vec<_>>()
         );
         assert!(switch.by_end.is_empty() && switch.deadlines.is_empty());
+        assert!(switch.resting.is_empty(), "{:?}", switch.resting);
         for (_, line) in &switch.lines {
             assert_eq!(
                 (line.circuits, line.half_open, line.granted_bytes),

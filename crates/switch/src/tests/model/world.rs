@@ -10,7 +10,10 @@ use super::log::{Input, Log, Output};
 use super::pace::Pace;
 use super::payload::{Chunk, ChunkQueue};
 use super::program::{Answer, Call, Program, SOCKET_BUFFER};
-use crate::{Action, CircuitId, Direction, Event, Limits, LineId, Reason, Side, Switch, Time};
+use crate::{
+    Action, CircuitId, Decided, Direction, Event, HostCaller, Limits, LineId, Reason, ServiceId,
+    Side, Switch, Time,
+};
 
 /// What has passed, for tables of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,11 +33,20 @@ pub(crate) struct World {
     pub(crate) guests: BTreeMap<LineId, Guest>,
     pub(crate) programs: BTreeMap<u64, Program>,
     pub(crate) listeners: BTreeMap<(LineId, u32), Answer>,
+    pub(crate) services: BTreeMap<ServiceId, Answer>,
     /// Which program is at the host's end of a circuit.
     pub(crate) host_of: BTreeMap<CircuitId, u64>,
     pub(crate) stores: BTreeMap<(CircuitId, Side), ChunkQueue>,
     pub(crate) audit: Audit,
     pub(crate) reports: Vec<(LineId, u32, Reason)>,
+    /// What has become of calls.
+    pub(crate) decided: Vec<Decided>,
+    /// Calls that were made.
+    pub(crate) dials: u64,
+    /// How often the rules have changed.
+    pub(crate) reloads: u32,
+    /// As whom programs of the host call.
+    pub(crate) host_caller: HostCaller,
     pub(crate) totals: Totals,
     pub(crate) paces: BTreeMap<LineId, Pace>,
     pub(crate) log: Log,
@@ -55,10 +67,15 @@ impl World {
             guests: BTreeMap::new(),
             programs: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            services: BTreeMap::new(),
             host_of: BTreeMap::new(),
             stores: BTreeMap::new(),
             audit: Audit::default(),
             reports: Vec::new(),
+            decided: Vec::new(),
+            dials: 0,
+            reloads: 0,
+            host_caller: HostCaller::Published,
             totals: Totals::default(),
             paces: BTreeMap::new(),
             log: Log::default(),
@@ -112,8 +129,16 @@ impl World {
                 line,
                 port,
                 socket_type,
+                service,
                 ..
-            } => self.dial_host(circuit, line, port, socket_type),
+            } => {
+                let answer = match service {
+                    Some(service) => self.services.get(&service),
+                    None => self.listeners.get(&(line, port)),
+                };
+                let answer = answer.copied();
+                self.dial_host(circuit, answer, socket_type);
+            }
             Action::HostDialing { token, circuit } => {
                 let program = self.program(token);
                 assert_eq!(program.circuit.replace(circuit), None);
@@ -148,10 +173,10 @@ impl World {
                 self.woken.insert(line);
             }
             Action::Released { circuit } => self.released(circuit),
-            Action::Decided(_) => {}
             Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
                 unreachable!("no line is hybrid here")
             }
+            Action::Decided(decided) => self.check_decision(decided),
             Action::Report {
                 line,
                 destination_cid,
@@ -194,20 +219,19 @@ impl World {
     pub(super) fn dial_host(
         &mut self,
         circuit: CircuitId,
-        line: LineId,
-        port: u32,
+        answer: Option<Answer>,
         kind: SocketType,
     ) {
-        let result = match self.listeners.get(&(line, port)) {
+        let result = match answer {
             Some(Answer::Accept(plan)) => {
-                let mut program = Program::new(Side::Callee, kind, *plan);
+                let mut program = Program::new(Side::Callee, kind, plan);
                 program.call = Call::Open;
                 program.circuit = Some(circuit);
                 let token = self.add_program(program);
                 self.host_of.insert(circuit, token);
                 Ok(())
             }
-            Some(Answer::Refuse(reason)) => Err(*reason),
+            Some(Answer::Refuse(reason)) => Err(reason),
             Some(Answer::Never) => return,
             None => Err(Reason::NoListener),
         };
@@ -282,8 +306,12 @@ impl World {
 
     fn report(&mut self, line: LineId, cid: u32, port: u32, reason: Reason) {
         let hostile = |line: Option<&Guest>| line.is_some_and(|guest| guest.hostile);
-        let party = self.guests.values().find(|guest| guest.cid == cid);
-        if !hostile(self.guests.get(&line)) && !hostile(party) {
+        // Behind the number that was called there may be anybody.
+        let mut parties = self.guests.values();
+        let redirected = self.redirects() || !parties.any(|guest| guest.cid == cid);
+        let mut parties = self.guests.values();
+        let party = parties.find(|guest| (redirected || guest.cid == cid) && guest.hostile);
+        if !hostile(self.guests.get(&line)) && party.is_none() {
             assert!(
                 !matches!(reason, Reason::ProtocolViolation | Reason::CreditViolation),
                 "nobody has lied: {reason:?} on {line:?}"

@@ -1,0 +1,55 @@
+//! `ringdown reload`: the daemon reads its configuration again.
+
+use daemon::api::types::{Finding, ReloadRequest, Reloaded};
+
+use super::{print, print_json};
+use crate::arguments::Reload;
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// Reloads, and says what has changed.
+///
+/// # Errors
+/// [`Failure`] when everything is as it was.
+pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
+    let request = ReloadRequest {
+        enforce_existing: options.enforce_existing,
+    };
+    let reloaded = client.reload(request)?;
+    if options.json {
+        return print_json(&reloaded);
+    }
+    warn_of(&reloaded.findings);
+    print(&words(&reloaded))
+}
+
+/// Tells a person what can hardly be meant: on standard error, because what was asked for was done.
+fn warn_of(findings: &[Finding]) {
+    for finding in findings {
+        eprintln!("warning: {}: {}", finding.place, finding.message);
+    }
+}
+
+fn words(reloaded: &Reloaded) -> String {
+    let mut text = String::new();
+    for (what, names) in [("added", &reloaded.added), ("removed", &reloaded.removed)] {
+        if !names.is_empty() {
+            text.push_str(&format!("{what} {}\n", names.join(", ")));
+        }
+    }
+    text.push_str(&format!(
+        "in force: {}, {}, {}, {}\n",
+        count(reloaded.vms, "VM"),
+        count(reloaded.rules, "rule"),
+        count(reloaded.services, "service"),
+        count(reloaded.publishes, "published port")
+    ));
+    text
+}
+
+pub(super) fn count(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
+}

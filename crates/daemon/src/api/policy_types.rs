@@ -1,0 +1,146 @@
+//! What goes over the control socket about reloading and about the policy.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The body of `POST /v1/reload`. It may be left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReloadRequest {
+    /// Whether circuits that would not be allowed any more are ended.
+    #[serde(default)]
+    pub enforce_existing: bool,
+}
+
+/// The answer to `POST /v1/reload`: what has changed, and what is in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Full names of VMs that were added.
+    pub added: Vec<String>,
+    /// Full names of VMs that were removed.
+    pub removed: Vec<String>,
+    /// How many VMs there are.
+    pub vms: usize,
+    /// How many rules there are.
+    pub rules: usize,
+    /// How many services the host offers.
+    pub services: usize,
+    /// How many ports are published.
+    pub publishes: usize,
+    /// What can hardly be meant, at most 1,000 findings. Rules that never match are not looked for: ask for a check.
+    pub findings: Vec<Finding>,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyVerdict {
+    /// It is put through.
+    Allowed,
+    /// It is refused.
+    Denied,
+    /// It is put through to somebody else.
+    Redirected,
+}
+
+impl PolicyVerdict {
+    /// The verdict in one word, as in the JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            PolicyVerdict::Allowed => "allowed",
+            PolicyVerdict::Denied => "denied",
+            PolicyVerdict::Redirected => "redirected",
+        }
+    }
+}
+
+impl fmt::Display for PolicyVerdict {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.word())
+    }
+}
+
+/// A rule, as answers name it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRule {
+    /// Its position among all rules, from 0.
+    pub index: u32,
+    /// Its name, or its place if it has none.
+    pub label: String,
+    /// Where it was written.
+    pub place: String,
+}
+
+/// A rule that nearly matched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedOver {
+    /// The rule.
+    pub rule: PolicyRule,
+    /// The one key in which it does not match: `from`, `to` or `port`.
+    pub differs_in: String,
+}
+
+/// The answer to `GET /v1/policy/test`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyAnswer {
+    /// Who would call, as it was asked.
+    pub from: String,
+    /// Who would be called, as it was asked.
+    pub to: String,
+    /// The port.
+    pub port: u32,
+    /// What becomes of the call.
+    pub verdict: PolicyVerdict,
+    /// Where it goes instead, if it is redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<String>,
+    /// The rule that decides, if one does.
+    pub rule: Option<PolicyRule>,
+    /// Why, in a sentence without its end.
+    pub why: String,
+    /// What else a person should know, each in a sentence without its end.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Rules before it that match in all but one regard: the first few.
+    #[serde(default)]
+    pub passed_over: Vec<PassedOver>,
+}
+
+/// What kind of thing can hardly be meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FindingKind {
+    /// A rule never matches, because those before it match whatever it would.
+    Unreachable,
+    /// No VM has the name.
+    UnknownVm,
+    /// No VM is in the group, and nothing else says that there is one.
+    UnknownGroup,
+    /// No service has the name.
+    UnknownService,
+    /// A group has no members.
+    EmptyGroup,
+    /// No rule lets anybody use it.
+    Unused,
+}
+
+/// Something that can hardly be meant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What kind of thing it is.
+    pub kind: FindingKind,
+    /// Where it was written.
+    pub place: String,
+    /// What it is, and the remedy.
+    pub message: String,
+}
+
+/// The answer to `GET /v1/policy/check`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyReport {
+    /// How many rules there are.
+    pub rules: usize,
+    /// What can hardly be meant, at most 1,000 findings.
+    pub findings: Vec<Finding>,
+}

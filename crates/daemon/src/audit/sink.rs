@@ -1,0 +1,104 @@
+//! Where the lines go: a file that the system's tools may move away, or the log.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde::Serialize;
+
+pub(super) struct Sink {
+    file: Option<(Box<Path>, File)>,
+    /// The last line may have been written in part, so the next one begins with an end.
+    torn: bool,
+    /// Lines that could not be written and of which nothing has been said in the file yet.
+    unwritten: u64,
+    /// The log has been told of the failure that goes on.
+    told: bool,
+}
+
+impl Sink {
+    pub(super) fn open(path: Option<&Path>) -> io::Result<Sink> {
+        Ok(Sink {
+            file: path.map(open_file).transpose()?,
+            torn: false,
+            unwritten: 0,
+            told: false,
+        })
+    }
+
+    /// Opens the same file again, or another, or none. When that fails the old one stays.
+    pub(super) fn reopen(&mut self, path: Option<Option<Box<Path>>>) -> io::Result<()> {
+        let path = match path {
+            Some(path) => path,
+            None => self.file.as_ref().map(|(path, _)| path.clone()),
+        };
+        let fresh = Sink::open(path.as_deref())?;
+        *self = Sink {
+            unwritten: self.unwritten,
+            ..fresh
+        };
+        Ok(())
+    }
+
+    /// Writes a line. What cannot be written is counted.
+    pub(super) fn write(&mut self, notable: bool, line: &impl Serialize) {
+        self.write_or_count(notable, line, 1);
+    }
+
+    /// Writes a line that stands for so many others.
+    pub(super) fn write_count(&mut self, line: &impl Serialize, lines: u64) {
+        self.write_or_count(true, line, lines);
+    }
+
+    /// Lines that were not written since this was asked last.
+    pub(super) fn take_unwritten(&mut self) -> u64 {
+        std::mem::take(&mut self.unwritten)
+    }
+
+    fn write_or_count(&mut self, notable: bool, line: &impl Serialize, lines: u64) {
+        // Records hold nothing that JSON could not say.
+        let mut text = serde_json::to_string(line).unwrap_or_default();
+        let Some((path, file)) = &mut self.file else {
+            match notable {
+                true => tracing::info!(target: "audit", "{text}"),
+                false => tracing::debug!(target: "audit", "{text}"),
+            }
+            return;
+        };
+        text.push('\n');
+        if self.torn {
+            text.insert(0, '\n');
+        }
+        match file.write_all(text.as_bytes()) {
+            Ok(()) => {
+                self.torn = false;
+                if std::mem::take(&mut self.told) {
+                    tracing::info!(file = %path.display(), "the audit can be written again");
+                }
+            }
+            Err(error) => {
+                self.torn = true;
+                self.unwritten += lines;
+                if !std::mem::replace(&mut self.told, true) {
+                    tracing::error!(
+                        file = %path.display(),
+                        %error,
+                        "cannot write the audit: what is lost is counted; make room, or run `ringdown audit rotate`"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<(Box<Path>, File)> {
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        // A pipe that nobody reads must not stop us, neither now nor when it is full.
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    Ok((path.into(), file))
+}

@@ -1,0 +1,128 @@
+//! Services of the host that guests may call, and ports of guests that the host offers to others: plain data, checked when it was read.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use switch::DEFAULT_DOMAIN;
+
+/// The most services that one daemon offers.
+pub const MAX_SERVICES: usize = 1024;
+
+/// The most published ports of one daemon.
+pub const MAX_PUBLISHES: usize = 1024;
+
+/// Connections at once to one service, when nothing else is said.
+pub const DEFAULT_MAX_CONNECTIONS: u32 = 1024;
+
+/// The most connections at once that one service can be given.
+pub const MOST_CONNECTIONS: u32 = 65_536;
+
+/// How long a service may take to answer, when nothing else is said.
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest that a service can be given to answer, in milliseconds.
+pub const MAX_CONNECT_TIMEOUT_MS: u64 = 600_000;
+
+/// The most words of a service's command: the program and its arguments.
+pub const MAX_COMMAND_WORDS: usize = 256;
+
+/// The mode of a published UNIX socket, when nothing else is said: for this user alone.
+pub const DEFAULT_SOCKET_MODE: u32 = 0o600;
+
+/// A service of the host: guests of its domain call CID 2 at its port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its name, of which there is one in its domain.
+    pub name: String,
+    /// The domain whose guests may call it. A rule can let guests of other domains in.
+    pub domain: String,
+    /// The port of CID 2 by which it is called, of which there is one in its domain. Never one of Ringdown's own.
+    pub port: u32,
+    /// What answers.
+    pub target: ServiceTarget,
+    /// Whether the service is told first who calls: a header of the PROXY protocol, version 2. Never for a command or for egress.
+    pub proxy_protocol: bool,
+    /// Connections at once, from 1 to [`MOST_CONNECTIONS`].
+    pub max_connections: u32,
+    /// How long the service may take to answer, at most [`MAX_CONNECT_TIMEOUT_MS`].
+    pub connect_timeout: Duration,
+}
+
+/// What answers a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServiceTarget {
+    /// A TCP server: `host:port`, where an IPv6 address has its brackets. The host may be a name, which is resolved for each call.
+    Tcp(String),
+    /// A UDP server: `host:port`, as for TCP.
+    Udp(String),
+    /// A UNIX stream socket, from the root.
+    Unix(PathBuf),
+    /// A UNIX sequenced-packet socket, from the root.
+    UnixSeqpacket(PathBuf),
+    /// A program that is started for each call, from the root, and its arguments. Never empty.
+    Command(Vec<String>),
+    /// The egress proxy: SOCKS5 and HTTP CONNECT.
+    Egress,
+}
+
+/// A guest's port that others can reach by an address of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publish {
+    /// Its name, of which there is one in this daemon.
+    pub name: String,
+    /// Where the daemon listens.
+    pub listen: PublishListen,
+    /// Whom it calls.
+    pub to: PublishedPort,
+    /// Whether the guest is told first who calls: a header of the PROXY protocol, version 2.
+    pub proxy_protocol: bool,
+}
+
+/// Where the daemon listens for a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PublishListen {
+    /// A TCP address: `address:port`, where an IPv6 address has its brackets. Never a name.
+    Tcp(String),
+    /// A UDP address, as for TCP.
+    Udp(String),
+    /// A UNIX stream socket.
+    Unix {
+        /// Its path, from the root.
+        path: PathBuf,
+        /// Its permissions, at most 0o777.
+        mode: u32,
+    },
+}
+
+/// A port of a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedPort {
+    /// The VM's domain.
+    pub domain: String,
+    /// The VM's name in its domain, never an alias.
+    pub vm: String,
+    /// The vsock port.
+    pub port: u32,
+}
+
+impl PublishedPort {
+    /// The VM's full name: `web`, or `red/web` where the domain is not the [`DEFAULT_DOMAIN`].
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.vm)
+    }
+}
+
+impl Service {
+    /// Its full name: `registry`, or `red/registry` where the domain is not the [`DEFAULT_DOMAIN`].
+    pub fn full_name(&self) -> String {
+        full_name(&self.domain, &self.name)
+    }
+}
+
+/// The name of something in a domain as people write it: without the domain if that is the [`DEFAULT_DOMAIN`].
+pub fn full_name(domain: &str, name: &str) -> String {
+    match domain {
+        DEFAULT_DOMAIN => name.to_owned(),
+        domain => format!("{domain}/{name}"),
+    }
+}

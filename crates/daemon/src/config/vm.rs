@@ -1,0 +1,113 @@
+//! `[[vm]]` and `[[group]]`.
+
+use switch::{DEFAULT_DOMAIN, Limits};
+use toml::de::DeValue;
+
+use super::source::{Source, Table, Value, integer};
+use super::{ConfigError, GroupRequest, VmRequest};
+use crate::input::{InputError, VM_KEYS, check_cid};
+use crate::limits::{LIMIT_KEYS, set, set_in_words};
+
+const GROUP_KEYS: [&str; 3] = ["name", "domain", "members"];
+
+impl Source<'_> {
+    pub(super) fn vm(&self, table: &Table<'_>) -> Result<VmRequest, ConfigError> {
+        let mut name = None;
+        let mut request = VmRequest::named("");
+        for (key, value) in table.get_ref().iter() {
+            match key.get_ref().as_ref() {
+                "name" => name = Some(self.name("name", "a VM", value)?),
+                "domain" => request.domain = self.domain(value)?,
+                "cid" => request.cid = Some(self.cid(value)?),
+                "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
+                "host" => request.host = Some(self.socket("host", value)?),
+                "groups" => request.groups = self.names("groups", "a group", value)?,
+                "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
+                "limits" => request.limits = self.limits(value)?,
+                other => return self.unknown(key.span(), other, &VM_KEYS),
+            }
+        }
+        request.name = self.required(table, name, "this [[vm]]", "name", "name = \"web\"")?;
+        Ok(request)
+    }
+
+    pub(super) fn group(&self, table: &Table<'_>) -> Result<GroupRequest, ConfigError> {
+        let (mut name, mut members) = (None, None);
+        let mut domain = DEFAULT_DOMAIN.to_owned();
+        for (key, value) in table.get_ref().iter() {
+            match key.get_ref().as_ref() {
+                "name" => name = Some(self.name("name", "a group", value)?),
+                "domain" => domain = self.domain(value)?,
+                "members" => members = Some(self.members(value)?),
+                other => return self.unknown(key.span(), other, &GROUP_KEYS),
+            }
+        }
+        let what = "this [[group]]";
+        Ok(GroupRequest {
+            name: self.required(table, name, what, "name", "name = \"frontends\"")?,
+            domain,
+            members: self.required(
+                table,
+                members,
+                what,
+                "members",
+                "members = [\"web\", \"www\"]",
+            )?,
+        })
+    }
+
+    pub(super) fn domain(&self, value: &Value<'_>) -> Result<String, ConfigError> {
+        self.name("domain", "a domain", value)
+    }
+
+    /// The members of a group: as many as a daemon has VMs, unlike other lists.
+    fn members(&self, value: &Value<'_>) -> Result<Vec<String>, ConfigError> {
+        let DeValue::Array(array) = value.get_ref() else {
+            return Err(self.wrong_type("members", "a list of names of VMs", value));
+        };
+        if let Some(beyond) = array.get(super::MAX_VMS) {
+            let (what, limit) = ("members of one group", super::MAX_VMS);
+            return self.refuse(beyond.span(), Err(InputError::TooMany { what, limit }));
+        }
+        array
+            .iter()
+            .map(|member| self.name("members", "a VM", member))
+            .collect()
+    }
+
+    fn limits(&self, value: &Value<'_>) -> Result<Limits, ConfigError> {
+        let DeValue::Table(table) = value.get_ref() else {
+            let expected = "a table, as in { circuits = 1000 }";
+            return Err(self.wrong_type("limits", expected, value));
+        };
+        let mut limits = Limits::default();
+        for (key, value) in table.iter() {
+            let name = key.get_ref().as_ref();
+            if !LIMIT_KEYS.contains(&name) {
+                return self.unknown(key.span(), name, &LIMIT_KEYS);
+            }
+            let DeValue::Integer(number) = value.get_ref() else {
+                return Err(self.wrong_type(name, "a whole number", value));
+            };
+            let set = match integer(number) {
+                Some(number) => set(&mut limits, &LIMIT_KEYS, name, number),
+                None => set_in_words(&mut limits, &LIMIT_KEYS, name, number.as_str()),
+            };
+            self.refuse(value.span(), set)?;
+        }
+        Ok(limits)
+    }
+
+    fn cid(&self, value: &Value<'_>) -> Result<u32, ConfigError> {
+        let DeValue::Integer(number) = value.get_ref() else {
+            return Err(self.wrong_type("cid", "a number", value));
+        };
+        let written = number.as_str().to_owned();
+        self.refuse(
+            value.span(),
+            integer(number)
+                .ok_or(InputError::Cid { cid: written })
+                .and_then(check_cid),
+        )
+    }
+}

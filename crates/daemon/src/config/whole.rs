@@ -1,0 +1,65 @@
+//! What can only be seen of a whole configuration: names, ports and addresses that are given twice, and sums that are too large.
+
+use std::collections::BTreeMap;
+
+use super::{Config, ConfigError, MAX_RULES, PublishListen, Written, full_name, refuse};
+use crate::input::InputError;
+
+/// Checks a configuration from all its sources together. VMs are checked where their lines are planned.
+///
+/// # Errors
+/// [`ConfigError::Input`] with the place of what is there twice or too much.
+pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
+    if let Some(rule) = config.all_rules().nth(MAX_RULES) {
+        let (what, limit) = ("rules", MAX_RULES);
+        return refuse(&rule.place, Err(InputError::TooMany { what, limit }));
+    }
+    unique(&config.groups, |group| {
+        ("the group", full_name(&group.domain, &group.name))
+    })?;
+    unique(&config.services, |service| {
+        ("the service", service.full_name())
+    })?;
+    unique(&config.publishes, |publish| {
+        ("the published port", publish.name.clone())
+    })?;
+    let mut ports = BTreeMap::new();
+    for service in &config.services {
+        let of = &service.value;
+        let owner = ports.insert((of.domain.clone(), of.port), of.full_name());
+        let what = format!("port {} of the host", of.port);
+        taken(&service.place, what, owner)?;
+    }
+    let mut addresses = BTreeMap::new();
+    for publish in &config.publishes {
+        let what = match &publish.value.listen {
+            PublishListen::Tcp(address) => format!("tcp:{address}"),
+            PublishListen::Udp(address) => format!("udp:{address}"),
+            PublishListen::Unix { path, .. } => format!("unix:{}", path.display()),
+        };
+        let owner = addresses.insert(what.clone(), publish.value.name.clone());
+        taken(&publish.place, what, owner)?;
+    }
+    Ok(())
+}
+
+fn unique<T>(
+    all: &[Written<T>],
+    name: impl Fn(&T) -> (&'static str, String),
+) -> Result<(), ConfigError> {
+    let mut seen = std::collections::BTreeSet::new();
+    for one in all {
+        let (what, name) = name(&one.value);
+        if !seen.insert(name.clone()) {
+            return refuse(&one.place, Err(InputError::Duplicate { what, name }));
+        }
+    }
+    Ok(())
+}
+
+fn taken(place: &str, what: String, owner: Option<String>) -> Result<(), ConfigError> {
+    match owner {
+        Some(owner) => refuse(place, Err(InputError::Taken { what, owner })),
+        None => Ok(()),
+    }
+}

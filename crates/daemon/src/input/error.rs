@@ -1,0 +1,301 @@
+//! What is said to a person whose words cannot be meant.
+
+use std::path::PathBuf;
+
+use wire::vsock::{CID_ANY, MIN_GUEST_CID};
+
+use super::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN, nearest};
+
+/// Something that a person wrote and that cannot be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InputError {
+    /// The name breaks the rules for names.
+    #[error(
+        "{name:?} cannot be the name of {what}: use 1 to {MAX_NAME_LEN} of the characters a-z, 0-9, '.', '_' and '-', \
+         starting with a letter or a digit"
+    )]
+    Name {
+        /// What was to have the name, in words.
+        what: &'static str,
+        /// What was found.
+        name: String,
+    },
+    /// The name has a meaning of its own in rules.
+    #[error(
+        "{name:?} cannot be the name of {what}: it has a meaning of its own in rules, so choose another"
+    )]
+    ReservedName {
+        /// What was to have the name, in words.
+        what: &'static str,
+        /// What was found.
+        name: String,
+    },
+    /// The context identifier is reserved, or no context identifier at all.
+    #[error(
+        "CID {cid} cannot be given to a guest{}: use a number from {MIN_GUEST_CID} to {}, or leave it out and one is assigned",
+        reserved_cid(cid),
+        CID_ANY - 1
+    )]
+    Cid {
+        /// What was found.
+        cid: String,
+    },
+    /// The port is neither a number nor the wildcard.
+    #[error("{port} is not a port: use a number from 0 to {}, or \"*\" for any", u32::MAX - 1)]
+    Port {
+        /// What was found.
+        port: String,
+    },
+    /// The path does not fit into a socket's address.
+    #[error(
+        "the path {} has {} bytes, and a socket's path may have {MAX_SOCKET_PATH_LEN}: choose a shorter one",
+        path.display(),
+        path.as_os_str().len()
+    )]
+    PathTooLong {
+        /// What was found.
+        path: PathBuf,
+    },
+    /// The path is empty, or has something in it that a message or JSON could not carry.
+    #[error(
+        "{path:?} is not a path for a socket: give the path of a file, in UTF-8, in a directory that exists"
+    )]
+    NotAPath {
+        /// What was found.
+        path: PathBuf,
+    },
+    /// The path depends on a working directory that the daemon does not share.
+    #[error("the path {} is relative: give it from the root, as in /run/ringdown/web.sock", path.display())]
+    RelativePath {
+        /// What was found.
+        path: PathBuf,
+    },
+    /// A limit cannot have this value.
+    #[error(
+        "{key} cannot be {value}: use a whole number from {least} to {most}, or leave it out for the default"
+    )]
+    Limit {
+        /// The limit, as it is called in the configuration.
+        key: &'static str,
+        /// What was found.
+        value: String,
+        /// The least that it can be.
+        least: u64,
+        /// The most that it can be.
+        most: u64,
+    },
+    /// Two VMs have one name.
+    #[error("there is a VM named {name:?} already: give each VM a name of its own")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// Two services, groups or published ports have one name, or two of a list of names are the same.
+    #[error("{what} {name:?} is there already: give each a name of its own")]
+    Duplicate {
+        /// What it is, in words.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// Two services have one port, or two published ports one address.
+    #[error("{what} belongs to {owner:?} already: choose another")]
+    Taken {
+        /// What it is, in words.
+        what: String,
+        /// Who has it.
+        owner: String,
+    },
+    /// Two VMs have one context identifier.
+    #[error(
+        "CID {cid} belongs to VM {owner:?} already: give each VM a CID of its own, or leave it out and one is assigned"
+    )]
+    DuplicateCid {
+        /// The context identifier.
+        cid: u32,
+        /// The VM that has it.
+        owner: String,
+    },
+    /// Two sockets have one path.
+    #[error("the socket {} is used by {owner} already: give each socket a path of its own", path.display())]
+    DuplicatePath {
+        /// The path.
+        path: PathBuf,
+        /// Who has it, in words.
+        owner: String,
+    },
+    /// A key that means nothing here.
+    #[error(
+        "unknown key {key:?}: {}the keys that may stand here are {}",
+        did_you_mean(key, valid),
+        valid.join(", ")
+    )]
+    UnknownKey {
+        /// What was found.
+        key: String,
+        /// What may stand here.
+        valid: &'static [&'static str],
+    },
+    /// A key that must be there is not.
+    #[error("{what} has no {key:?}: add {example}")]
+    MissingKey {
+        /// What lacks the key.
+        what: &'static str,
+        /// The key.
+        key: &'static str,
+        /// How it could look.
+        example: &'static str,
+    },
+    /// A key is there twice.
+    #[error("the key {key:?} is given twice: remove one")]
+    RepeatedKey {
+        /// The key.
+        key: String,
+    },
+    /// A part of a command-line value is not `key=value`.
+    #[error("expected key=value, found {found:?}: write it like {example}")]
+    NotKeyValue {
+        /// What was found.
+        found: String,
+        /// How it could look.
+        example: &'static str,
+    },
+    /// Of several keys exactly one must be there.
+    #[error("{what} needs exactly one of {}, and has {}: {example}", keys.join(", "), if *found { "several" } else { "none" })]
+    ExactlyOne {
+        /// What lacks or repeats them.
+        what: &'static str,
+        /// The keys.
+        keys: &'static [&'static str],
+        /// There are several of them.
+        found: bool,
+        /// What to do.
+        example: &'static str,
+    },
+    /// A key that means nothing beside another.
+    #[error("{key:?} means nothing {beside}: remove it")]
+    Pointless {
+        /// The key.
+        key: &'static str,
+        /// Beside what.
+        beside: &'static str,
+    },
+    /// A word is none of those that may stand here.
+    #[error(
+        "{key} cannot be {found:?}: {}write {}",
+        did_you_mean(found, valid),
+        valid.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" or ")
+    )]
+    Word {
+        /// The key.
+        key: &'static str,
+        /// What was found.
+        found: String,
+        /// What may stand here.
+        valid: &'static [&'static str],
+    },
+    /// A value is written in a way that means nothing.
+    #[error("{found:?} is not {expected}: {remedy}")]
+    Malformed {
+        /// What was expected, in words.
+        expected: &'static str,
+        /// What was found.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A list without anything in it.
+    #[error(
+        "{key:?} is an empty list, which would match nothing: name something, or remove this table"
+    )]
+    EmptyList {
+        /// The key.
+        key: &'static str,
+    },
+    /// A port that Ringdown needs itself.
+    #[error("port {port} of the host is Ringdown's own ({what}): choose another")]
+    OwnPort {
+        /// The port.
+        port: u32,
+        /// What it is for.
+        what: &'static str,
+    },
+    /// The system knows no such user or group.
+    #[error("the system knows no {what} {name:?}: check its name, or write its number")]
+    UnknownUser {
+        /// `user` or `group of users`.
+        what: &'static str,
+        /// What was found.
+        name: String,
+    },
+    /// The system could not look up a user or a group.
+    #[error("cannot look up the {what} {name:?}: {error}; write its number")]
+    UserLookup {
+        /// `user` or `group of users`.
+        what: &'static str,
+        /// What was found.
+        name: String,
+        /// What the system said.
+        error: String,
+    },
+    /// A value has another type than the key wants.
+    #[error("{key:?} must be {expected}, found {found}")]
+    WrongType {
+        /// The key.
+        key: String,
+        /// What was expected, in words.
+        expected: &'static str,
+        /// What was found, in words.
+        found: String,
+    },
+    /// More VMs, rules or other things than the daemon serves.
+    #[error("too many {what}: at most {limit} fit into one daemon")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many may be.
+        limit: usize,
+    },
+    /// Something of a VM that cannot change while it is there.
+    #[error(
+        "{key:?} of VM {vm:?} cannot change while the VM is there: put it back, or remove the VM with `ringdown vm rm {vm}` first"
+    )]
+    Fixed {
+        /// The key.
+        key: &'static str,
+        /// The VM's full name.
+        vm: String,
+    },
+    /// Something of the daemon that cannot change while it runs.
+    #[error(
+        "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"
+    )]
+    FixedSetting {
+        /// The key.
+        key: &'static str,
+        /// What it is.
+        was: String,
+    },
+    /// The file is not TOML.
+    #[error("this is not valid TOML: {message}")]
+    Syntax {
+        /// What the parser said.
+        message: String,
+    },
+}
+
+fn reserved_cid(cid: &str) -> &'static str {
+    match cid {
+        "0" => " (it means the hypervisor)",
+        "1" => " (it means loopback)",
+        "2" => " (it means the host)",
+        "4294967295" => " (it means any)",
+        _ => "",
+    }
+}
+
+fn did_you_mean(key: &str, valid: &[&str]) -> String {
+    nearest(key, valid)
+        .map(|candidate| format!("did you mean {candidate:?}? "))
+        .unwrap_or_default()
+}

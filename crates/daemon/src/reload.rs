@@ -1,0 +1,294 @@
+//! A configuration that is read again: it comes into force as a whole, or not at all.
+//!
+//! Everything that can fail is done before anything that cannot be undone: the file is read and checked, listeners are made, new lines
+//! are opened. Then the rules change, and only then go the lines that are no longer named, and with them their circuits.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::types::Reloaded;
+use crate::audit::Audit;
+use crate::config::{
+    CidError, Config, ConfigError, DEFAULT_SPIN, PlanChange, default_runtime_dir, default_state_dir,
+};
+use crate::control::{Control, ControlError, open_line};
+use crate::input::InputError;
+use crate::line::{LineError, LineSpec, LineWorker, PolicyChange};
+use crate::offers::{OfferError, Offers};
+use crate::policy::Rulebook;
+
+/// Reads the configuration again, from all its sources. It may take its time.
+pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
+/// Why a configuration did not come into force. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The configuration cannot be meant, or would change what cannot change.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The memory of context identifiers cannot be written.
+    #[error(transparent)]
+    State(#[from] CidError),
+    /// Something cannot be offered.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
+    /// The audit's file cannot be opened.
+    #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The line of a new VM cannot be opened.
+    #[error("VM {name:?}: {error}")]
+    Line {
+        /// The VM's full name.
+        name: String,
+        /// What stands in the way.
+        error: Box<ControlError>,
+    },
+    /// The worker cannot do what the configuration says.
+    #[error(transparent)]
+    Worker(#[from] LineError),
+    /// A part of the daemon ended without an answer.
+    #[error("the daemon dropped the request: see its log")]
+    Lost,
+}
+
+/// What a configuration says that holds for as long as the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The runtime directory, from the root.
+    pub runtime_dir: PathBuf,
+    /// The state directory, from the root.
+    pub state_dir: PathBuf,
+    /// How long the worker looks before it sleeps.
+    pub spin: Duration,
+}
+
+impl Settings {
+    /// What a configuration says, or what holds where it says nothing.
+    ///
+    /// # Errors
+    /// When a relative path has no directory to start at.
+    pub fn of(config: &Config) -> std::io::Result<Settings> {
+        let runtime_dir = config.runtime_dir.clone();
+        let runtime_dir = std::path::absolute(runtime_dir.unwrap_or_else(default_runtime_dir))?;
+        let state_dir = config.state_dir.clone();
+        let state_dir = state_dir.unwrap_or_else(|| default_state_dir(&runtime_dir));
+        Ok(Settings {
+            state_dir: std::path::absolute(state_dir)?,
+            runtime_dir,
+            spin: config.spin.unwrap_or(DEFAULT_SPIN),
+        })
+    }
+
+    /// Refuses what would have to change while the daemon runs.
+    fn check(&self, config: &Config) -> Result<(), ConfigError> {
+        let fixed = |key, was: String| ConfigError::Input {
+            place: "the configuration".to_owned(),
+            error: InputError::FixedSetting { key, was },
+        };
+        // The directories were found when the daemon started, and are still there.
+        let wanted = Settings::of(config).unwrap_or_else(|_| self.clone());
+        if wanted.runtime_dir != self.runtime_dir {
+            let was = self.runtime_dir.display().to_string();
+            return Err(fixed("runtime-dir", was));
+        }
+        if wanted.state_dir != self.state_dir {
+            let was = self.state_dir.display().to_string();
+            return Err(fixed("state-dir", was));
+        }
+        if wanted.spin != self.spin {
+            let was = self.spin.as_micros().to_string();
+            return Err(fixed("spin-microseconds", was));
+        }
+        Ok(())
+    }
+}
+
+/// What is in force, and changes only as a whole.
+#[derive(Debug, Clone)]
+pub struct InForce {
+    /// The VMs, the rules and the offers.
+    pub book: Rulebook,
+    /// Full names of the VMs that the configuration named, as against those that were added by hand.
+    pub configured: BTreeSet<String>,
+    /// The file of the audit.
+    pub audit: Option<PathBuf>,
+}
+
+impl InForce {
+    /// What a configuration makes of this.
+    fn changed(&self, config: &Config) -> Result<(InForce, PlanChange), ConfigError> {
+        let (book, change) = self.book.changed(config, &self.configured)?;
+        let next = InForce {
+            book,
+            configured: config.vms.iter().map(|vm| vm.value.full_name()).collect(),
+            audit: config.audit.clone(),
+        };
+        Ok((next, change))
+    }
+}
+
+impl Control {
+    /// Reads the configuration again and brings it into force. VMs that were added by hand stay. When it fails, everything is as it was,
+    /// and the log says so too.
+    ///
+    /// # Errors
+    /// [`ReloadError`].
+    pub async fn reload(self: &Arc<Self>, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
+        let control = self.clone();
+        // On its own task: a client that hangs up must not leave it half done.
+        let task = tokio::spawn(async move {
+            let reloaded = control.reload_now(enforce_existing).await;
+            match &reloaded {
+                Ok(reloaded) => tracing::info!(
+                    added = reloaded.added.len(),
+                    removed = reloaded.removed.len(),
+                    rules = reloaded.rules,
+                    "read the configuration again"
+                ),
+                Err(error) => tracing::error!(
+                    "the configuration was not taken, and what was in force stays: {error}"
+                ),
+            }
+            reloaded
+        });
+        task.await.map_err(|_| ReloadError::Lost)?
+    }
+
+    async fn reload_now(&self, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
+        // Held from the reading on: of two reloads at once, the one that comes into force last has read last.
+        let mut in_force = self.in_force.lock().await;
+        let parts = self.parts.clone();
+        let current = in_force.clone();
+        let put = tokio::task::spawn_blocking(move || {
+            let config = (parts.read_config)()?;
+            parts.settings.check(&config)?;
+            let (next, change) = current.changed(&config)?;
+            parts.put_in_force(&current, &next, &change, enforce_existing)?;
+            Ok::<_, ReloadError>((next, change))
+        });
+        let (next, change) = put.await.map_err(|_| ReloadError::Lost)??;
+        for line in &change.removed {
+            self.readiness.forget(&line.full_name());
+        }
+        *in_force = next;
+        let [rules, services, publishes] = in_force.book.counts();
+        let names = |lines: &[LineSpec]| lines.iter().map(LineSpec::full_name).collect();
+        Ok(Reloaded {
+            added: names(&change.added),
+            removed: names(&change.removed),
+            vms: in_force.book.plan.lines().count(),
+            rules,
+            services,
+            publishes,
+            findings: in_force.book.check_names(),
+        })
+    }
+}
+
+/// What the control plane works with.
+pub struct Parts {
+    /// The data plane.
+    pub worker: Arc<dyn LineWorker>,
+    /// Who serves services and published ports.
+    pub offers: Arc<dyn Offers>,
+    /// Where decisions are written.
+    pub audit: Audit,
+    /// What holds for as long as the daemon runs.
+    pub settings: Settings,
+    /// Where the configuration comes from.
+    pub read_config: ReadConfig,
+}
+
+impl Parts {
+    /// Brings everything into force that a configuration changes, or nothing.
+    fn put_in_force(
+        &self,
+        current: &InForce,
+        next: &InForce,
+        change: &PlanChange,
+        enforce_existing: bool,
+    ) -> Result<(), ReloadError> {
+        self.remember(&current.book, &next.book)?;
+        let offer = next.book.offer();
+        let entries = offer.entries();
+        let commit = self.offers.prepare(offer)?;
+        self.move_audit(current, next)?;
+        let undo = |opened: &[LineSpec]| {
+            self.close(opened);
+            // It was open a moment ago.
+            if let Err(error) = self.move_audit(next, current) {
+                tracing::error!("{error}");
+            }
+        };
+        for (count, spec) in change.added.iter().enumerate() {
+            if let Err(error) = open_line(self.worker.as_ref(), spec.clone()) {
+                undo(&change.added[..count]);
+                let name = spec.full_name();
+                let error = Box::new(error);
+                return Err(ReloadError::Line { name, error });
+            }
+        }
+        let policy = PolicyChange {
+            policy: next.book.policy(),
+            groups: next.book.groups(),
+            enforce_existing,
+        };
+        // Services that are new cannot be called before a rule says so, and those that are gone are refused by their number.
+        let set = self
+            .worker
+            .set_directory(entries)
+            .and_then(|()| self.worker.set_policy(policy));
+        if let Err(error) = set {
+            undo(&change.added);
+            if let Err(error) = self.worker.set_directory(current.book.offer().entries()) {
+                tracing::error!("cannot go back to the services of before: {error}");
+            }
+            return Err(error.into());
+        }
+        commit();
+        self.close(&change.removed);
+        Ok(())
+    }
+
+    /// Writes down which context identifiers belong to which names, if that has changed.
+    ///
+    /// # Errors
+    /// [`CidError::Unwritable`].
+    pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), CidError> {
+        if current.plan.cids() == next.plan.cids() {
+            return Ok(());
+        }
+        next.plan.cids().save(&self.settings.state_dir)
+    }
+
+    fn move_audit(&self, from: &InForce, to: &InForce) -> Result<(), ReloadError> {
+        if from.audit == to.audit {
+            return Ok(());
+        }
+        let moved = self.audit.move_to(to.audit.as_deref());
+        moved.map_err(|error| ReloadError::Audit {
+            path: to.audit.clone().unwrap_or_default(),
+            error,
+        })
+    }
+
+    fn close(&self, lines: &[LineSpec]) {
+        for line in lines {
+            let name = line.full_name();
+            match self.worker.remove_line(&name) {
+                Ok(()) => tracing::info!(vm = name, "removed a VM"),
+                Err(error) => tracing::error!(vm = name, %error, "cannot remove a VM"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! The operator's side of a world: rules, services, and a second opinion on each decision.
+
+use std::sync::Arc;
+
+use wire::vsock::{HOST_CID, Header, Operation, SocketType};
+
+use super::log::{Input, Output};
+use super::program::Answer;
+use super::world::World;
+use crate::switch::EndKey;
+use crate::{
+    Callee, CalleeId, Caller, CallerId, Decided, HostCaller, LineId, Policy, Reason, Rule, RuleId,
+    ServiceEntry, ServiceId, Verdict,
+};
+
+/// The first of these rules that matches, found one by one.
+pub(crate) fn first_match<'a>(
+    rules: &'a [Rule],
+    caller: &Caller<'_>,
+    callee: &Callee<'_>,
+    port: u32,
+) -> Option<(RuleId, &'a Rule)> {
+    let matches = |rule: &Rule| {
+        rule.from.iter().any(|pattern| pattern.covers(caller))
+            && rule.to.iter().any(|pattern| pattern.covers(callee))
+            && (rule.ports.is_empty() || rule.ports.iter().any(|ports| ports.contains(&port)))
+    };
+    let index = rules.iter().position(matches)?;
+    Some((RuleId(index as u32), &rules[index]))
+}
+
+impl World {
+    /// Puts these rules in force.
+    pub(crate) fn set_rules(&mut self, rules: Vec<Rule>) {
+        let policy = Arc::new(Policy::new(rules));
+        self.switch.set_policy(policy.clone());
+        self.log.record(Input::Policy(policy), Output::Done, &[]);
+        self.reloads += 1;
+        self.check_tables();
+    }
+
+    /// Ends the circuits that the rules in force would not set up. Returns how many.
+    pub(crate) fn enforce(&mut self) -> usize {
+        let mut actions = Vec::new();
+        let ended = self.switch.enforce_policy(self.now, &mut actions);
+        let output = Output::Ended(ended);
+        self.log.record(Input::Enforce(self.now), output, &actions);
+        let cut_short: Vec<_> = self
+            .switch
+            .circuits
+            .iter()
+            .filter(|(_, circuit)| circuit.reason == Some(Reason::Denied))
+            .map(|(_, circuit)| circuit.id)
+            .collect();
+        for circuit in cut_short {
+            self.audit.taint(circuit);
+        }
+        for action in actions {
+            self.carry_out(action, &mut None);
+        }
+        self.follow_up();
+        self.check_tables();
+        ended
+    }
+
+    /// Replaces the services: domain, name and port, and how each answers. Their numbers are their positions.
+    pub(crate) fn set_services(&mut self, services: &[(&str, &str, u32, Answer)]) {
+        let entry =
+            |(index, (domain, name, port, _)): (usize, &(&str, &str, u32, Answer))| ServiceEntry {
+                id: ServiceId(index as u32),
+                domain: (*domain).to_owned(),
+                name: (*name).to_owned(),
+                port: *port,
+            };
+        let entries: Vec<ServiceEntry> = services.iter().enumerate().map(entry).collect();
+        self.services = entries
+            .iter()
+            .map(|entry| entry.id)
+            .zip(services.iter().map(|service| service.3))
+            .collect();
+        self.log
+            .record(Input::Services(entries.clone()), Output::Done, &[]);
+        self.switch.set_services(entries);
+    }
+
+    /// What this guest is told about a name.
+    pub(crate) fn resolve(&mut self, line: LineId, name: &str) -> Option<u32> {
+        let cid = self.switch.resolve(line, name);
+        let input = Input::Resolve(line, name.to_owned());
+        self.log.record(input, Output::Resolved(cid), &[]);
+        cid
+    }
+
+    /// Programs of the host call as this user from now on.
+    pub(crate) fn call_as(&mut self, uid: u32, gids: &[u32]) {
+        let program = self.switch.program(uid, gids);
+        let number = program.map(|program| program.0);
+        let input = Input::Program(uid, gids.to_vec());
+        self.log.record(input, Output::Resolved(number), &[]);
+        let program = program.expect("there are few users");
+        self.host_caller = HostCaller::Program(program);
+    }
+
+    /// Whether a call may reach somebody else than it was meant for.
+    pub(super) fn redirects(&self) -> bool {
+        let mut rules = self.switch.policy.rules().iter();
+        self.reloads > 1 || rules.any(|rule| matches!(rule.verdict, Verdict::Redirect(_)))
+    }
+
+    /// Whether this packet is a call, and not the repetition of one.
+    pub(super) fn dials_anew(&self, line: LineId, key: &EndKey, header: &Header) -> bool {
+        let known = self.switch.by_end.get(key);
+        let is_call = header.operation == Operation::Request as u16
+            && header.src_cid == u64::from(self.guests[&line].cid)
+            && u32::try_from(header.dst_cid).is_ok();
+        let Some(socket_type) = SocketType::from_wire(header.socket_type).filter(|_| is_call)
+        else {
+            return false;
+        };
+        let again = known.is_some_and(|(index, side)| {
+            self.switch
+                .is_same_dial(*index as usize, *side, socket_type)
+        });
+        !again
+    }
+
+    /// Asks the rules one by one what the switch has found out by its tables.
+    pub(super) fn check_decision(&mut self, decided: Decided) {
+        self.decided.push(decided);
+        let Decided { rule, result, .. } = decided;
+        let port = decided.dialled_port;
+        let Some(dialled) = decided.dialled else {
+            // It has gone since.
+            let gone = decided.reached.is_some();
+            assert!(gone || rule.is_none(), "a rule about nobody: {decided:?}");
+            return assert!(gone || result.is_err(), "to nobody: {decided:?}");
+        };
+        let lines = [decided.caller.line(), dialled.line()];
+        let mut lines = lines.into_iter().flatten();
+        if lines.any(|line| !self.switch.lines.contains(line.0 as usize)) {
+            return;
+        }
+        let rules = self.switch.policy.clone();
+        let caller = match decided.caller {
+            CallerId::Guest { line, .. } => {
+                let address = &self.switch.lines[line.0 as usize].address;
+                Caller::Vm {
+                    domain: &address.domain,
+                    name: &address.name,
+                    groups: &address.groups,
+                }
+            }
+            // Scenarios tell users apart by what becomes of their calls.
+            _ => Caller::Published,
+        };
+        let by_guest = matches!(decided.caller, CallerId::Guest { .. });
+        let callee = match dialled {
+            CalleeId::Guest { line, .. } => {
+                let address = &self.switch.lines[line.0 as usize].address;
+                Callee::Vm {
+                    domain: &address.domain,
+                    name: &address.name,
+                    groups: &address.groups,
+                }
+            }
+            CalleeId::Service(id) => match self.switch.service(id) {
+                Some(service) => Callee::Service {
+                    domain: &service.domain,
+                    name: &service.name,
+                },
+                None => return,
+            },
+            CalleeId::Listener { .. } => Callee::Listener,
+        };
+        if !by_guest && self.host_caller != HostCaller::Published {
+            return;
+        }
+        let own = dialled == CalleeId::Listener { port } && [1006, 1007].contains(&port);
+        let first = first_match(rules.rules(), &caller, &callee, port).filter(|_| !own);
+        if let Some(rule) = rule {
+            assert_eq!(first.map(|(id, _)| id), Some(rule), "{decided:?}");
+        }
+        let refused = match first.map(|(_, rule)| &rule.verdict) {
+            Some(Verdict::Allow | Verdict::Redirect(_)) => false,
+            Some(Verdict::Deny) => true,
+            None => by_guest && !matches!(dialled, CalleeId::Listener { .. }),
+        };
+        if refused && self.reloads == 1 {
+            assert_eq!(result, Err(Reason::Denied), "{decided:?}");
+        }
+        // Nobody calls itself, whatever the rules say.
+        let itself = matches!(first, Some((_, rule)) if matches!(rule.verdict, Verdict::Redirect(_)))
+            || matches!((decided.caller, dialled), (CallerId::Guest { line, .. }, CalleeId::Guest { line: to, .. }) if line == to);
+        if decided.reached.is_none() && result == Err(Reason::Denied) && !itself {
+            assert!(refused, "{decided:?}");
+        }
+        let to_host = matches!(dialled, CalleeId::Service(_) | CalleeId::Listener { .. });
+        assert!(!to_host || decided.dialled_cid == HOST_CID, "{decided:?}");
+    }
+}
+
+impl CallerId {
+    fn line(self) -> Option<LineId> {
+        match self {
+            CallerId::Guest { line, .. } => Some(line),
+            _ => None,
+        }
+    }
+}
+
+impl CalleeId {
+    fn line(self) -> Option<LineId> {
+        match self {
+            CalleeId::Guest { line, .. } => Some(line),
+            _ => None,
+        }
+    }
+}
