@@ -46,7 +46,7 @@ pub(crate) enum Step {
     Took(usize),
     /// There is nothing to do until one of the sockets changes.
     Waits,
-    /// The sender's side is broken off: nothing true can be told any more.
+    /// One of the sockets is broken off: nothing true can be told any more.
     Broken,
 }
 
@@ -106,7 +106,8 @@ impl Relay {
             }
             match offer(&receiver.socket, &sender.kept[sender.taken..]) {
                 Ok(sent) => sender.taken += sent,
-                Err(()) => {
+                Err(Failure::Broken) => return Step::Broken,
+                Err(Failure::Gone) => {
                     self.give_up(from);
                     return Step::Waits;
                 }
@@ -142,7 +143,8 @@ impl Relay {
                 receiver.writable = false;
             }
             Ok(_) => {}
-            Err(()) => self.give_up(from),
+            Err(Failure::Broken) => return Step::Broken,
+            Err(Failure::Gone) => self.give_up(from),
         }
         Step::Took(len)
     }
@@ -168,12 +170,21 @@ impl Relay {
     }
 }
 
-/// Sends as much as the socket takes now. It fails when it will never take anything again.
-fn offer(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, ()> {
+/// Why a socket will never take anything again.
+enum Failure {
+    /// Its peer receives no more.
+    Gone,
+    /// It has been reset. The system says so once: whoever is told must not take the end that it shows then for the peer's word.
+    Broken,
+}
+
+/// Sends as much as the socket takes now.
+fn offer(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Failure> {
     match send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(sent) => Ok(sent),
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-        Err(_) => Err(()),
+        Err(Errno::PIPE) => Err(Failure::Gone),
+        Err(_) => Err(Failure::Broken),
     }
 }
 

@@ -528,13 +528,18 @@ impl Fabric {
     // ---- Sockets of circuits ----
 
     pub(super) fn host_ready(&mut self, id: CircuitId, flags: EventFlags) {
-        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
+        let Some(host) = circuit.host.as_mut() else {
             return;
         };
         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         if host.unanswered {
-            if hung_up {
+            // Who does not wait for an answer may have sent all it had to say, and be content.
+            if hung_up && (speaks || host.behind_request() != BehindRequest::Data) {
                 self.tell(Event::HostGone { circuit: id });
             }
             return;

@@ -113,16 +113,17 @@ impl Fabric {
             }
         }
         self.message_room = room;
-        let over = relay.is_over();
+        if !broken && relay.is_over() {
+            // Closed as it is: a reset would overtake what a TCP peer has yet to receive.
+            drop(relay);
+            return self.tell(Event::RelayEnded { circuit: id });
+        }
         let full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));
         if let Some(circuit) = self.circuit(id) {
             circuit.relay = Some(relay);
         }
         if broken {
             return self.break_relay(id, Reason::PeerReset);
-        }
-        if over {
-            return self.tell(Event::RelayEnded { circuit: id });
         }
         for side in [Side::Caller, Side::Callee] {
             if full[side.index()] && !was_full[side.index()] {

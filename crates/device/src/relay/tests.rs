@@ -117,15 +117,25 @@ fn what_was_sent_before_hanging_up_still_arrives() {
     assert_eq!(bytes, b"last words");
 }
 
+/// Whichever of the two directions finds it first.
 #[test]
 fn a_reset_is_no_end() {
+    for sends_first in [false, true] {
+        a_reset(sends_first);
+    }
+}
+
+fn a_reset(sends_first: bool) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (ours, _) = listener.accept().unwrap();
-    let (near, _caller) = pair();
+    let (near, mut caller) = pair();
     let mut relay = join(near, ours.into());
     rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
     drop(peer);
+    if sends_first {
+        caller.write_all(b"x").unwrap();
+    }
     assert!(!run(&mut relay));
     assert!(!relay.is_over());
 }
