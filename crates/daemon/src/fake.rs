@@ -11,11 +11,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use switch::ServiceEntry;
 use tokio::sync::mpsc;
 
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
-    PublishedCall, ServiceEntry,
 };
 use crate::runtime::{RuntimeError, listen_privately};
 
@@ -33,7 +33,6 @@ struct State {
     /// Changes of the policy so far.
     policy_changes: u64,
     services: Vec<ServiceEntry>,
-    calls: Vec<PublishedCall>,
     stopped: bool,
 }
 
@@ -116,11 +115,6 @@ impl FakeWorker {
         self.state().lines.get(vm).map(|line| line.groups.clone())
     }
 
-    /// The calls for published ports since this was asked last.
-    pub fn take_calls(&self) -> Vec<PublishedCall> {
-        std::mem::take(&mut self.state().calls)
-    }
-
     /// Whether the worker was stopped.
     pub fn stopped(&self) -> bool {
         self.state().stopped
@@ -199,15 +193,6 @@ impl LineWorker for FakeWorker {
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
         self.state().services = services;
         Ok(())
-    }
-
-    fn dial_guest(&self, call: PublishedCall) -> Result<(), LineError> {
-        self.state().calls.push(call);
-        Ok(())
-    }
-
-    fn resolve(&self, _vm: &str, name: &str) -> Option<u32> {
-        self.state().lines.get(name).map(|line| line.status.cid)
     }
 
     fn stop(&self) {

@@ -5,6 +5,7 @@ pub mod api;
 pub mod audit;
 pub mod config;
 pub mod control;
+pub mod data_plane;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
 mod hello;
@@ -13,6 +14,7 @@ pub mod limits;
 pub mod line;
 pub mod offers;
 pub mod policy;
+pub mod proxy;
 pub mod readiness;
 pub mod reload;
 pub mod runtime;

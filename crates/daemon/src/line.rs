@@ -5,13 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use switch::{Limits, Policy};
-use wire::vsock::SocketType;
+use switch::{Limits, Policy, ServiceEntry};
 
 use crate::config::full_name;
 
@@ -45,19 +43,6 @@ impl LineSpec {
     }
 }
 
-/// A service of the host, as the worker must know it to let guests call it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceEntry {
-    /// Its number, chosen by the control plane. A service keeps it for as long as there is one of its name.
-    pub id: u32,
-    /// The domain whose guests call it.
-    pub domain: String,
-    /// Its name.
-    pub name: String,
-    /// The port of CID 2 by which it is called.
-    pub port: u32,
-}
-
 /// A new policy. All of it comes into force at once, between two packets.
 #[derive(Debug, Clone)]
 pub struct PolicyChange {
@@ -67,20 +52,6 @@ pub struct PolicyChange {
     pub groups: Vec<(String, Vec<String>)>,
     /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
     pub enforce_existing: bool,
-}
-
-/// Somebody who came in by a published port, and calls a guest.
-#[derive(Debug)]
-pub struct PublishedCall {
-    /// Full name of the VM.
-    pub vm: String,
-    /// The port that is called.
-    pub port: u32,
-    /// A connected, non-blocking socket of the caller. It becomes the host's end of the circuit; when the guest is not reached it is
-    /// closed, with a reset where there is such a thing.
-    pub socket: OwnedFd,
-    /// What the socket carries.
-    pub socket_type: SocketType,
 }
 
 /// What the worker knows about a line at the moment.
@@ -156,12 +127,6 @@ pub enum LineError {
         /// The context identifier.
         cid: u32,
     },
-    /// The worker cannot do this.
-    #[error("this worker cannot {what}")]
-    Unsupported {
-        /// What was asked of it.
-        what: &'static str,
-    },
     /// No line has this name.
     #[error("there is no VM named {name:?}: `ringdown vm ls` shows those that exist")]
     Unknown {
@@ -193,24 +158,14 @@ pub trait LineWorker: Send + Sync + 'static {
     /// Replaces the rules, and the groups that they are about. Before the first call nothing is allowed that needs a rule.
     ///
     /// # Errors
-    /// [`LineError::Unsupported`] when the worker cannot do all of it. Then nothing has changed.
+    /// [`LineError::Io`] when the worker has stopped.
     fn set_policy(&self, change: PolicyChange) -> Result<(), LineError>;
 
     /// Replaces the services of the host that guests can call.
     ///
     /// # Errors
-    /// [`LineError::Unsupported`].
+    /// [`LineError::Io`] when the worker has stopped.
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
-
-    /// Calls a guest for somebody who came in by a published port.
-    ///
-    /// # Errors
-    /// [`LineError::Unsupported`]. Whether the guest takes the call is told to the caller by the socket alone.
-    fn dial_guest(&self, call: PublishedCall) -> Result<(), LineError>;
-
-    /// The context identifier by which the VM of this full name calls the VM of that name: `db`, of its own domain, or `blue/db`. None if
-    /// there is none, or no rule lets the one call the other.
-    fn resolve(&self, vm: &str, name: &str) -> Option<u32>;
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use switch::Policy;
+use switch::{Policy, ServiceEntry, ServiceId};
 
 use crate::config::{Publish, Service};
-use crate::line::ServiceEntry;
 
 /// Everything that is to be offered from some moment on.
 #[derive(Debug, Clone)]
@@ -16,6 +15,8 @@ pub struct Offer {
     pub publishes: Vec<Publish>,
     /// The rules that are in force then: what egress may reach.
     pub policy: Arc<Policy>,
+    /// Whether connections that the rules do not allow any more are ended.
+    pub enforce_existing: bool,
 }
 
 /// Why something cannot be offered.
@@ -67,7 +68,7 @@ impl Offer {
     /// The services as the worker must know them.
     pub fn entries(&self) -> Vec<ServiceEntry> {
         let entry = |(id, service): &(u32, Service)| ServiceEntry {
-            id: *id,
+            id: ServiceId(*id),
             domain: service.domain.clone(),
             name: service.name.clone(),
             port: service.port,

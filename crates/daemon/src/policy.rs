@@ -118,6 +118,7 @@ impl Rulebook {
             services: self.services.iter().map(numbered).collect(),
             publishes,
             policy: self.policy(),
+            enforce_existing: false,
         }
     }
 

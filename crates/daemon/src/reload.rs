@@ -216,7 +216,8 @@ impl Parts {
         enforce_existing: bool,
     ) -> Result<(), ReloadError> {
         self.remember(&current.book, &next.book)?;
-        let offer = next.book.offer();
+        let mut offer = next.book.offer();
+        offer.enforce_existing = enforce_existing;
         let entries = offer.entries();
         let commit = self.offers.prepare(offer)?;
         self.move_audit(current, next)?;

@@ -6,17 +6,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device::{Arrival, Fabric, LineConfig, OpenLineError, Waker};
-use switch::{AddLineError, Address, Limits, LineReport, Reason};
+use device::{
+    Arrival, DecisionSink, Dialer, Fabric, LineConfig, OpenLineError, PublishedCall, Waker,
+};
+use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
-    PublishedCall, ServiceEntry,
 };
+use crate::proxy::Exchange;
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
+
+/// What a worker is connected with.
+pub struct Wiring {
+    /// Where what guests' agents have to say goes. When there is no room, the guest is refused and calls again.
+    pub arrivals: ArrivalSender<AgentArrival>,
+    /// Who puts calls to services through.
+    pub dialer: Dialer,
+    /// Who takes note of what became of calls.
+    pub decisions: DecisionSink,
+}
 
 /// A running worker.
 pub struct Worker {
@@ -26,17 +38,16 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker without lines. What guests' agents have to say goes to `arrivals`; when there is no room, the
-    /// guest is refused and calls again.
-    ///
-    /// While guests and programs answer quickly it looks for up to `spin` before it sleeps.
+    /// Starts a worker without lines. While guests and programs answer quickly it looks for up to `spin` before it sleeps.
     ///
     /// # Errors
     /// When the system has no threads or descriptors left.
-    pub fn start(
-        arrivals: ArrivalSender<AgentArrival>,
-        spin: Duration,
-    ) -> io::Result<Arc<dyn LineWorker>> {
+    pub fn start(wiring: Wiring, spin: Duration) -> io::Result<Arc<Worker>> {
+        let Wiring {
+            arrivals,
+            dialer,
+            decisions,
+        } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
                 vm: arrival.vm,
@@ -47,6 +58,8 @@ impl Worker {
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
+        fabric.set_dialer(dialer);
+        fabric.set_decision_sink(decisions);
         let waker = fabric.waker();
         let (jobs, todo) = channel::<Job>();
         let thread = std::thread::Builder::new()
@@ -57,6 +70,14 @@ impl Worker {
             waker,
             thread: Mutex::new(Some(thread)),
         }))
+    }
+
+    /// Has the worker's thread do something, and does not wait.
+    fn order(&self, job: impl FnOnce(&mut Fabric) + Send + 'static) {
+        // A worker that has stopped has nothing left to do it to.
+        if self.jobs.send(Box::new(job)).is_ok() {
+            self.waker.wake();
+        }
     }
 
     /// Has the worker's thread do something, and waits for the answer. There is none when the worker has stopped.
@@ -176,6 +197,23 @@ impl LineWorker for Worker {
             // It has been told to end; if it panicked, that has been printed.
             let _ = thread.join();
         }
+    }
+}
+
+impl Exchange for Worker {
+    fn dial_guest(&self, call: PublishedCall) {
+        self.order(move |fabric| fabric.dial_guest(call));
+    }
+
+    fn resolve(&self, vm: &str, name: &str) -> Option<u32> {
+        let (vm, name) = (vm.to_owned(), name.to_owned());
+        self.ask(move |fabric| fabric.resolve(&vm, &name)).flatten()
+    }
+
+    fn resolve_service(&self, vm: &str, name: &str) -> Option<u32> {
+        let (vm, name) = (vm.to_owned(), name.to_owned());
+        self.ask(move |fabric| fabric.resolve_service(&vm, &name))
+            .flatten()
     }
 }
 

@@ -16,8 +16,7 @@ use crate::{
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-pub(crate) const OWN_PORTS: [u32; 2] = [wire::agent::PORT, DIRECTORY_PORT];
-const DIRECTORY_PORT: u32 = 1006;
+pub(crate) const OWN_PORTS: [u32; 2] = [wire::agent::PORT, wire::directory::PORT];
 
 /// Users of the host, with their groups, that the switch tells apart.
 const MAX_PROGRAMS: usize = 4096;

@@ -3,4 +3,8 @@
 
 pub mod agent;
 pub mod connect;
+pub mod destination;
+pub mod directory;
+pub mod http_connect;
+pub mod socks;
 pub mod vsock;

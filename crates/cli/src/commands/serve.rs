@@ -2,15 +2,11 @@
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file,
 };
-use daemon::offers::NoOffers;
-use daemon::serve::Started;
-use daemon::worker::Worker;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::Serve;
@@ -29,13 +25,7 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         .unwrap_or(DEFAULT_SPIN);
     Ok(daemon::serve::serve(
         Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
-        Box::new(move |surroundings| {
-            let worker = Worker::start(surroundings.arrivals, spin)?;
-            Ok(Started {
-                worker,
-                offers: Arc::new(NoOffers),
-            })
-        }),
+        Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin)),
         io::stdout(),
     )?)
 }

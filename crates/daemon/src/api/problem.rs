@@ -136,7 +136,7 @@ impl From<ControlError> for Failure {
             ControlError::Line(
                 LineError::DuplicateName { .. } | LineError::DuplicateCid { .. },
             ) => Kind::Conflict,
-            ControlError::Line(LineError::Io(_) | LineError::Unsupported { .. })
+            ControlError::Line(LineError::Io(_))
             | ControlError::State(_)
             | ControlError::Audit(_)
             | ControlError::Lost => Kind::Internal,

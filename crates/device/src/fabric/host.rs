@@ -83,9 +83,6 @@ pub struct PublishedCall {
     pub socket_type: SocketType,
 }
 
-/// Where guests ask for names.
-const DIRECTORY_PORT: u32 = 1006;
-
 /// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
 /// reports it for every piece that its reader takes, which would wake us for nothing.
 pub(super) const SOCKET_EVENTS: EventFlags = EventFlags::IN
@@ -345,7 +342,7 @@ impl Fabric {
         } = call;
         let called = match service {
             Some(service) => Some(Called::Service(service)),
-            None if port == DIRECTORY_PORT => Some(Called::Directory),
+            None if port == wire::directory::PORT => Some(Called::Directory),
             None => None,
         };
         if let Some(called) = called {

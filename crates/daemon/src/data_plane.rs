@@ -1,0 +1,194 @@
+//! The worker, the proxy and the audit, put together.
+//!
+//! The worker judges every call and moves the bytes; the proxy puts calls to services through and accepts connections for published
+//! ports; both write down what became of calls.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Dialer};
+use switch::{Address, Policy, Reason};
+
+use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use crate::offers::{Commit, Offer, OfferError, Offers};
+use crate::proxy::{Options, Proxy, Reply, ServiceCall};
+use crate::serve::{Started, Surroundings};
+use crate::worker::{Wiring, Worker};
+
+/// Starts a worker and a proxy that know each other. While guests and programs answer quickly, the worker looks for up to
+/// `spin` before it sleeps.
+///
+/// # Errors
+/// When the system has no threads or descriptors left.
+pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> {
+    let Surroundings { arrivals, audit } = surroundings;
+    let noted = audit.clone();
+    let options = Options::new(
+        Arc::new(Policy::default()),
+        Box::new(move |record| noted.record(record)),
+    );
+    let proxy = Proxy::start(options)?;
+    let wiring = Wiring {
+        arrivals,
+        dialer: dialer(&proxy),
+        decisions: decisions(audit),
+    };
+    let worker = Worker::start(wiring, spin)?;
+    proxy.set_exchange(worker.clone());
+    Ok(Started {
+        worker,
+        offers: Arc::new(ProxyOffers {
+            proxy: Arc::new(proxy),
+        }),
+    })
+}
+
+/// Takes calls from the worker to the proxy.
+fn dialer(proxy: &Proxy) -> Dialer {
+    let take = proxy.dialer();
+    Box::new(move |call: device::ServiceCall| {
+        let device::ServiceCall {
+            called,
+            vm,
+            source_port,
+            port,
+            rule,
+            socket_type,
+            reply,
+        } = call;
+        take(ServiceCall {
+            called,
+            vm,
+            source_port,
+            port,
+            rule,
+            socket_type,
+            reply: Reply::new(move |answer| match answer {
+                Ok(connected) => reply.connected(connected.socket, connected.hold),
+                Err(reason) => reply.failed(reason),
+            }),
+        });
+    })
+}
+
+/// Writes down what became of calls.
+fn decisions(audit: Audit) -> DecisionSink {
+    Box::new(move |decision: &Decision<'_>| {
+        if let Some(record) = record(decision) {
+            audit.record(record);
+        }
+    })
+}
+
+/// A decision as the audit has it. One whose caller is gone already is nobody's.
+fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
+    let from = match decision.caller {
+        DecisionCaller::Vm { vm, port } => AuditCaller::Vm {
+            domain: vm.domain.clone(),
+            vm: vm.name.clone(),
+            cid: vm.cid,
+            port,
+        },
+        DecisionCaller::Program(program) => AuditCaller::Program {
+            uid: program.uid,
+            pid: u32::try_from(program.pid).ok(),
+        },
+        DecisionCaller::Published { name } => AuditCaller::Published {
+            published: name.to_owned(),
+            peer: None,
+        },
+        DecisionCaller::Unknown => return None,
+    };
+    let to = decision.dialled.map(callee).unwrap_or(AuditCallee::Nobody {
+        cid: decision.dialled_cid,
+        port: decision.dialled_port,
+    });
+    let redirected_to = decision
+        .reached
+        .map(callee)
+        .filter(|reached| *reached != to);
+    Some(AuditRecord {
+        decision: match decision.result {
+            Ok(()) => AuditDecision::Allowed,
+            Err(reason) if is_denial(reason) => AuditDecision::Denied,
+            Err(_) => AuditDecision::Failed,
+        },
+        from,
+        to,
+        redirected_to,
+        rule: decision.rule.map(|(id, label)| AuditRule {
+            index: id.0,
+            label: label.to_owned(),
+        }),
+        reason: decision
+            .result
+            .err()
+            .map(|reason| reason.to_string().into()),
+    })
+}
+
+/// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the one who is called.
+fn is_denial(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::Denied
+            | Reason::RuleCircuits
+            | Reason::RuleRate
+            | Reason::CircuitLimit
+            | Reason::HalfOpenLimit
+            | Reason::ConnectRate
+    )
+}
+
+fn callee(callee: DecisionCallee<'_>) -> AuditCallee {
+    match callee {
+        DecisionCallee::Vm {
+            vm: Address {
+                domain, name, cid, ..
+            },
+            port,
+        } => AuditCallee::Vm {
+            domain: domain.clone(),
+            vm: name.clone(),
+            cid: *cid,
+            port,
+        },
+        DecisionCallee::Service(service) => AuditCallee::Service {
+            domain: service.domain.clone(),
+            service: service.name.clone(),
+            port: service.port,
+        },
+        DecisionCallee::Listener { port } => AuditCallee::Listener { listener: port },
+    }
+}
+
+/// Offers what the proxy serves.
+struct ProxyOffers {
+    proxy: Arc<Proxy>,
+}
+
+impl Offers for ProxyOffers {
+    fn prepare(&self, offer: Offer) -> Result<Commit, OfferError> {
+        let Offer {
+            services,
+            publishes,
+            policy,
+            enforce_existing,
+        } = offer;
+        let publishes = self
+            .proxy
+            .prepare_publishes(publishes)
+            .map_err(|error| OfferError {
+                what: "publishing".to_owned(),
+                reason: error.to_string(),
+            })?;
+        let proxy = self.proxy.clone();
+        Ok(Box::new(move || {
+            let numbered = |(id, service)| (switch::ServiceId(id), service);
+            proxy.set_services(services.into_iter().map(numbered).collect());
+            proxy.set_policy(policy, enforce_existing);
+            proxy.set_publishes(publishes);
+        }))
+    }
+}

@@ -1,0 +1,274 @@
+//! The proxy stack: circuits that end in a service of the host or beyond it, or begin at an address of the host.
+//!
+//! # Theory of operation
+//!
+//! The data plane decides whether a guest may call a service, and hands the call over ([`ServiceCall`]); it never waits. Here it
+//! is put through: by connecting a socket to a TCP or UNIX server, which is then given to the data plane, so that its bytes go
+//! from guest memory to the server without passing here; or, where there is more to do than to carry bytes, by one end of
+//! a pair of sockets whose other end is served here: datagrams, programs, [egress], and the [directory].
+//!
+//! The other way round, [published ports](publish) accept connections and hand them to the data plane, which calls the guest.
+//!
+//! One thread does all this, with a runtime of its own, so that neither the data plane nor the control API waits for a
+//! slow server. Everything has a limit that is stated where it is kept: calls that wait, connections of a service and of a VM, names
+//! that are looked up, sessions, bytes that wait, lines that are logged.
+
+pub mod call;
+pub mod directory;
+pub mod egress;
+pub mod identity;
+pub mod publish;
+pub mod resolver;
+
+mod bucket;
+mod counter;
+mod datagram;
+mod program;
+mod relay;
+mod rules;
+mod shared;
+mod target;
+mod tcp;
+mod udp;
+mod unix;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use switch::{Policy, Reason, ServiceId};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+pub use self::call::{Answer, Connected, Exchange, Hold, Reply, ServiceCall};
+pub use self::program::PROGRAM_GRACE;
+use self::publish::Published;
+pub use self::publish::{PreparedPublishes, PublishError};
+use self::resolver::Names;
+pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
+pub use self::shared::AuditSink;
+use self::shared::{Shared, count};
+use crate::config::{Publish, Service};
+
+/// Calls that wait for the proxy's thread. Further ones are refused at once.
+pub const MAX_WAITING_CALLS: usize = 1024;
+
+/// Calls that are being put through at once: each may have a descriptor, and wait for a server. Further ones wait.
+pub const MAX_CALLS_IN_PROGRESS: usize = 4096;
+
+/// Threads for what cannot be done without waiting: names, programs, questions to the data plane.
+const MAX_BLOCKING_THREADS: usize = 64;
+
+/// What a proxy is started with.
+pub struct Options {
+    /// The policy, which egress asks. See [`Proxy::set_policy`].
+    pub policy: Arc<Policy>,
+    /// Takes note of what egress decides. What becomes of calls to services is the data plane's to note.
+    pub audit: AuditSink,
+    /// Knows the addresses of names.
+    pub resolver: Arc<dyn Resolver>,
+    /// How long a program may go on when its circuit has ended: [`PROGRAM_GRACE`].
+    pub program_grace: Duration,
+}
+
+impl Options {
+    /// With this policy and audit, and the host's own resolver.
+    pub fn new(policy: Arc<Policy>, audit: AuditSink) -> Options {
+        Options {
+            policy,
+            audit,
+            resolver: Arc::new(SystemResolver::default()),
+            program_grace: PROGRAM_GRACE,
+        }
+    }
+}
+
+/// What a proxy has done since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProxyReport {
+    /// Calls of guests that came here.
+    pub calls: u64,
+    /// Calls of those that were refused because too many waited.
+    pub turned_away: u64,
+    /// Calls of those that could not be put through.
+    pub failed: u64,
+    /// Calls to guests for published ports.
+    pub published: u64,
+    /// Destinations of egress that were reached.
+    pub egress_allowed: u64,
+    /// Destinations of egress that the policy forbade.
+    pub egress_denied: u64,
+    /// Destinations of egress that could not be reached.
+    pub egress_failed: u64,
+    /// Datagrams that found no room.
+    pub lost_datagrams: u64,
+}
+
+/// A running proxy. Dropping it ends its connections, programs and listeners.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    published: Published,
+    calls: mpsc::Sender<ServiceCall>,
+    thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+}
+
+impl Proxy {
+    /// Starts a proxy without services.
+    ///
+    /// # Errors
+    /// When the system has no threads or descriptors left.
+    pub fn start(options: Options) -> io::Result<Proxy> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(MAX_BLOCKING_THREADS)
+            .thread_name("proxy-waits")
+            .build()?;
+        let handle = runtime.handle().clone();
+        let shared = Arc::new(Shared::new(
+            options.policy,
+            Names::new(options.resolver),
+            options.audit,
+            options.program_grace,
+        ));
+        let (calls, waiting) = mpsc::channel(MAX_WAITING_CALLS);
+        let (stop, stopped) = oneshot::channel();
+        let served = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("proxy".to_owned())
+            .spawn(move || {
+                runtime.block_on(serve(served, waiting, stopped));
+                // Names that are still looked up would be waited for otherwise.
+                runtime.shutdown_background();
+            })?;
+        Ok(Proxy {
+            published: Published::new(shared.clone(), handle),
+            shared,
+            calls,
+            thread: Mutex::new(Some((stop, thread))),
+        })
+    }
+
+    /// Takes calls from the data plane, and never waits: when there is no room, the call is refused.
+    pub fn dialer(&self) -> impl Fn(ServiceCall) + Send + 'static {
+        let (calls, shared) = (self.calls.clone(), self.shared.clone());
+        move |call| {
+            count(&shared.counts.calls);
+            if let Err(error) = calls.try_send(call) {
+                count(&shared.counts.turned_away);
+                error.into_inner().reply.failed(Reason::BacklogFull);
+            }
+        }
+    }
+
+    /// Tells the data plane, once. Until then published ports hang up, and the directory knows nobody.
+    pub fn set_exchange(&self, exchange: Arc<dyn Exchange>) {
+        // A second one is the first one's own mistake, and changes nothing.
+        let _ = self.shared.exchange.set(exchange);
+    }
+
+    /// Replaces the services, by the numbers by which the data plane calls them. Connections that exist go on.
+    pub fn set_services(&self, services: Vec<(ServiceId, Service)>) {
+        self.shared.set_services(services);
+    }
+
+    /// Replaces the names whose addresses are written down, which no resolver is asked for. Names are in lower case.
+    pub fn set_hosts(&self, hosts: HashMap<String, Vec<IpAddr>>) {
+        self.shared.names.set(hosts);
+    }
+
+    /// Replaces the policy that egress asks. With `enforce_existing` connections end that it does not allow any more.
+    pub fn set_policy(&self, policy: Arc<Policy>, enforce_existing: bool) {
+        self.shared.rules.carry_over(&policy);
+        self.shared.policy.send_modify(|in_force| {
+            in_force.policy = policy;
+            in_force.enforced += u64::from(enforce_existing);
+        });
+    }
+
+    /// Listens for published ports that are not published yet, so that [`set_publishes`](Self::set_publishes) cannot fail. One reload at
+    /// a time may be between the two.
+    ///
+    /// # Errors
+    /// The first address that cannot be had. Nothing has changed then.
+    pub fn prepare_publishes(
+        &self,
+        publishes: Vec<Publish>,
+    ) -> Result<PreparedPublishes, PublishError> {
+        self.published.prepare(publishes)
+    }
+
+    /// Publishes these ports and no others. One that was published at the same address goes on listening.
+    pub fn set_publishes(&self, prepared: PreparedPublishes) {
+        self.published.set(prepared);
+    }
+
+    /// What has been done.
+    pub fn report(&self) -> ProxyReport {
+        let counts = &self.shared.counts;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        ProxyReport {
+            calls: read(&counts.calls),
+            turned_away: read(&counts.turned_away),
+            failed: read(&counts.failed),
+            published: read(&counts.published),
+            egress_allowed: read(&counts.egress_allowed),
+            egress_denied: read(&counts.egress_denied),
+            egress_failed: read(&counts.egress_failed),
+            lost_datagrams: read(&counts.lost_datagrams),
+        }
+    }
+
+    /// Ends everything: programs are asked to end and waited for, for as long as their grace is.
+    pub fn stop(&self) {
+        self.published.close();
+        self.shared.stop.send_replace(true);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some((stop, thread)) = thread {
+            // It may have ended by itself; if it panicked, that has been printed.
+            let _ = stop.send(());
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Takes calls until the proxy is told to stop, and then waits for programs.
+async fn serve(
+    shared: Arc<Shared>,
+    mut calls: mpsc::Receiver<ServiceCall>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let in_progress = Arc::new(Semaphore::new(MAX_CALLS_IN_PROGRESS));
+    let take = async {
+        while let Ok(permit) = in_progress.clone().acquire_owned().await {
+            let Some(call) = calls.recv().await else {
+                return;
+            };
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                target::answer(shared, call).await;
+                drop(permit);
+            });
+        }
+    };
+    tokio::select! {
+        () = take => {}
+        _ = stopped => {}
+    }
+    let mut programs = shared.programs.subscribe();
+    // A program that has been killed is gone: more than twice the grace is not needed.
+    let patience = 2 * shared.program_grace + Duration::from_secs(1);
+    let _ = tokio::time::timeout(patience, programs.wait_for(|running| *running == 0)).await;
+}

@@ -1,0 +1,132 @@
+//! The directory port: guests ask who is who. See [`wire::directory`] for what is said.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use switch::{Address, Reason};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
+use wire::vsock::SocketType;
+
+use super::bucket::Bucket;
+use super::call::Reply;
+use super::datagram;
+use super::shared::{Shared, count};
+
+/// Connections of one VM to the directory at once.
+pub const MAX_CONNECTIONS_PER_VM: u32 = 32;
+
+/// How long a guest may be silent.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Requests of one connection that are answered in a second, and as many at once; more have to wait.
+pub const REQUESTS_PER_SECOND: u64 = 100;
+
+/// Answers a call to the directory.
+pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType, reply: Reply) {
+    let refuse = |reply: Reply, reason| {
+        count(&shared.counts.failed);
+        reply.failed(reason);
+    };
+    if socket_type != SocketType::Stream {
+        return refuse(reply, Reason::WrongType);
+    }
+    let Some(permit) = shared
+        .directory_by_vm
+        .take(&vm.full_name(), MAX_CONNECTIONS_PER_VM)
+    else {
+        return refuse(reply, Reason::BacklogFull);
+    };
+    let stream = datagram::pair(socket_type)
+        .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
+    let (stream, theirs) = match stream {
+        Ok(pair) => pair,
+        Err(error) => {
+            tracing::warn!(%error, "cannot answer a call to the directory");
+            return refuse(reply, Reason::HostFailed);
+        }
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        if let Err(error) = converse(&shared, &vm, stream).await {
+            tracing::debug!(vm = vm.full_name(), %error, "a conversation with the directory ended");
+        }
+        drop(permit);
+    });
+    reply.connected(theirs, None);
+}
+
+/// Answers line by line until the guest closes, is silent for too long, or says something without end.
+async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::Result<()> {
+    let mut buffer = [0; MAX_LINE_LEN];
+    let mut filled = 0;
+    let mut budget = Bucket::new(REQUESTS_PER_SECOND, Duration::from_secs(1));
+    loop {
+        match Line::split(&buffer[..filled]) {
+            Line::Complete { text, len } => {
+                if let Some(until) = budget.charge(Instant::now(), 1) {
+                    tokio::time::sleep_until(until).await;
+                }
+                let line = look_up(shared, vm, text).await.to_string();
+                // A guest that does not read its answers is waited for no longer than one that does not ask.
+                within(stream.write_all(line.as_bytes())).await?;
+                buffer.copy_within(len..filled, 0);
+                filled -= len;
+            }
+            Line::Partial => {
+                let read = within(stream.read(&mut buffer[filled..])).await?;
+                if read == 0 {
+                    return Ok(());
+                }
+                filled += read;
+            }
+            Line::TooLong => {
+                let words = format!("a line has at most {MAX_LINE_LEN} bytes");
+                let answer = Answer::Error(words).to_string();
+                within(stream.write_all(answer.as_bytes())).await?;
+                return stream.shutdown().await;
+            }
+        }
+    }
+}
+
+async fn within<T>(operation: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(IDLE_TIMEOUT, operation).await?
+}
+
+async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
+    let request = match Request::parse(line) {
+        Ok(request) => request,
+        Err(error) => return Answer::Error(error.to_string()),
+    };
+    let (is_vm, name) = match request {
+        Request::WhoAmI => return Answer::Ok(format!("{} {} {}", vm.name, vm.domain, vm.cid)),
+        Request::Resolve { name } => (true, name),
+        Request::Service { name } => (false, name),
+    };
+    let Some(exchange) = shared.exchange.get().cloned() else {
+        return Answer::Error("the daemon is starting".to_owned());
+    };
+    let caller = vm.full_name();
+    // The data plane answers when it has finished what it is at: other tasks must not wait for that.
+    let found = tokio::task::spawn_blocking(move || match is_vm {
+        true => {
+            let cid = exchange.resolve(&caller, &name);
+            cid.map(|cid| cid.to_string())
+                .ok_or_else(|| format!("there is no VM named {name} that you may call"))
+        }
+        false => {
+            let port = exchange.resolve_service(&caller, &name);
+            port.map(|port| format!("2 {port}"))
+                .ok_or_else(|| format!("there is no service named {name} that you may call"))
+        }
+    });
+    match found.await {
+        Ok(Ok(words)) => Answer::Ok(words),
+        Ok(Err(words)) => Answer::Error(words),
+        Err(_) => Answer::Error("the daemon is ending".to_owned()),
+    }
+}

@@ -1,0 +1,140 @@
+//! Why a guest does not get where it wants, and how that is said in each protocol.
+
+use std::net::IpAddr;
+
+use switch::{Reason, RuleId};
+use wire::http_connect;
+use wire::socks;
+
+/// Why a guest does not get where it wants. The words stand in the audit and in the answers to HTTP.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EgressError {
+    #[error("denied by rule \"{label}\"")]
+    Denied {
+        rule: RuleId,
+        label: String,
+        address: Option<IpAddr>,
+    },
+    #[error("denied: no rule allows it")]
+    NoRule { address: Option<IpAddr> },
+    #[error(
+        "denied: the name leads to {}, and no rule allows that address",
+        address.map_or_else(|| "an address that is not public".to_owned(), |address| address.to_string())
+    )]
+    Special { address: Option<IpAddr> },
+    #[error("denied: rule \"{label}\" redirects, which egress does not do")]
+    Redirected { rule: RuleId, label: String },
+    #[error("denied: rule \"{label}\" has as many circuits as its limit allows")]
+    RuleCircuits { rule: RuleId, label: String },
+    #[error("denied: rule \"{label}\" allows no more calls in this second")]
+    RuleRate { rule: RuleId, label: String },
+    #[error("nobody knows this name")]
+    UnknownName,
+    #[error("the name was not resolved in time")]
+    LookupTimedOut,
+    #[error("the server refused the connection")]
+    Refused { rule: RuleId },
+    #[error("there is no route to the server")]
+    Unreachable { rule: RuleId },
+    #[error("the server did not answer in time")]
+    TimedOut { rule: RuleId },
+    #[error("the host could not make the connection")]
+    Failed { rule: RuleId },
+}
+
+impl EgressError {
+    /// What a failed connection means, which this rule allowed.
+    pub(crate) fn from_reason(reason: Reason, rule: RuleId) -> EgressError {
+        match reason {
+            Reason::NoListener => EgressError::Refused { rule },
+            Reason::Unreachable => EgressError::Unreachable { rule },
+            Reason::ServiceTimedOut => EgressError::TimedOut { rule },
+            _ => EgressError::Failed { rule },
+        }
+    }
+
+    /// The same, about this address.
+    pub(crate) fn about(mut self, found: IpAddr) -> EgressError {
+        match &mut self {
+            EgressError::Denied { address, .. }
+            | EgressError::NoRule { address }
+            | EgressError::Special { address } => *address = Some(found),
+            _ => {}
+        }
+        self
+    }
+
+    /// Whether it is the policy that stands against it, and not the network.
+    pub(crate) fn is_denial(&self) -> bool {
+        matches!(
+            self,
+            EgressError::Denied { .. }
+                | EgressError::NoRule { .. }
+                | EgressError::Special { .. }
+                | EgressError::Redirected { .. }
+                | EgressError::RuleCircuits { .. }
+                | EgressError::RuleRate { .. }
+        )
+    }
+
+    /// The rule that decided, if one did.
+    pub(crate) fn rule(&self) -> Option<RuleId> {
+        match self {
+            EgressError::Denied { rule, .. }
+            | EgressError::Redirected { rule, .. }
+            | EgressError::RuleCircuits { rule, .. }
+            | EgressError::RuleRate { rule, .. }
+            | EgressError::Refused { rule }
+            | EgressError::Unreachable { rule }
+            | EgressError::TimedOut { rule }
+            | EgressError::Failed { rule } => Some(*rule),
+            _ => None,
+        }
+    }
+
+    /// The address that it is about, if it came so far.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            EgressError::Denied { address, .. }
+            | EgressError::NoRule { address }
+            | EgressError::Special { address } => *address,
+            _ => None,
+        }
+    }
+
+    /// The answer in SOCKS.
+    pub(crate) fn socks(&self) -> socks::Reply {
+        match self {
+            EgressError::Denied { .. }
+            | EgressError::NoRule { .. }
+            | EgressError::Special { .. }
+            | EgressError::Redirected { .. } => socks::Reply::NotAllowed,
+            EgressError::RuleCircuits { .. }
+            | EgressError::RuleRate { .. }
+            | EgressError::Failed { .. } => socks::Reply::GeneralFailure,
+            EgressError::Unreachable { .. } => socks::Reply::NetworkUnreachable,
+            EgressError::UnknownName => socks::Reply::HostUnreachable,
+            EgressError::Refused { .. } => socks::Reply::ConnectionRefused,
+            EgressError::TimedOut { .. } | EgressError::LookupTimedOut => socks::Reply::TimedOut,
+        }
+    }
+
+    /// The answer in HTTP, with the words of RFC 9209 for it.
+    pub(crate) fn http(&self) -> Vec<u8> {
+        let (status, error) = match self {
+            EgressError::Denied { .. }
+            | EgressError::NoRule { .. }
+            | EgressError::Redirected { .. } => (403, "http_request_denied"),
+            EgressError::Special { .. } => (403, "destination_ip_prohibited"),
+            EgressError::RuleCircuits { .. } => (503, "connection_limit_reached"),
+            EgressError::RuleRate { .. } => (429, "connection_limit_reached"),
+            EgressError::UnknownName => (502, "dns_error"),
+            EgressError::LookupTimedOut => (504, "dns_timeout"),
+            EgressError::Refused { .. } => (502, "connection_refused"),
+            EgressError::Unreachable { .. } => (502, "destination_ip_unroutable"),
+            EgressError::TimedOut { .. } => (504, "connection_timeout"),
+            EgressError::Failed { .. } => (502, "proxy_internal_error"),
+        };
+        http_connect::refusal(status, error, &self.to_string())
+    }
+}

@@ -1,0 +1,371 @@
+//! Services that are programs, one for each call, as inetd and qrexec start them: standard input and output are the circuit, who
+//! calls stands in the environment, and what the program says on standard error goes to the log.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use wire::vsock::SocketType;
+
+use super::bucket::Bucket;
+use super::datagram::{kernel_type, watch_descriptor};
+use super::identity::Identity;
+use switch::Reason;
+
+/// How long a program may go on when its circuit has ended, before it is asked to end, and how long after that before it is killed.
+pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
+
+/// The longest line of a program's standard error that is logged in one piece, in bytes.
+const MAX_LOG_LINE_LEN: usize = 1024;
+
+/// Lines of one program that are logged in a second, and as many at once. Of those beyond it the number is logged.
+const LOG_LINES_PER_SECOND: u64 = 50;
+
+/// Variables of the daemon's own environment that a program gets.
+const INHERITED: [&str; 2] = ["PATH", "LANG"];
+
+/// A program that runs for a circuit.
+pub(crate) struct Program {
+    leader: Leader,
+    ended: AsyncFd<OwnedFd>,
+    circuit: AsyncFd<OwnedFd>,
+    errors: Option<pipe::Receiver>,
+}
+
+/// The program itself, which leads a process group of its own. Dropping it kills the group.
+struct Leader {
+    child: Child,
+    pid: Pid,
+    reaped: bool,
+}
+
+impl Leader {
+    fn signal(&self, signal: Signal) {
+        // The group's number is the program's, which stays taken until it is reaped.
+        if !self.reaped {
+            let _ = rustix::process::kill_process_group(self.pid, signal);
+        }
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.signal(Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What [`start`] gives: the guest's end of the circuit, and the program.
+pub(crate) type Started = (OwnedFd, Program);
+
+/// Starts a program for a call.
+///
+/// # Errors
+/// That the program is not there, or that the system has no room for it.
+pub(crate) async fn start(
+    words: &[String],
+    identity: &Identity,
+    socket_type: SocketType,
+) -> Result<Started, Reason> {
+    let words = words.to_vec();
+    let environment = identity.environment();
+    // Starting a program waits for its file to be read.
+    let spawned =
+        tokio::task::spawn_blocking(move || spawn(&words, environment, socket_type)).await;
+    let result = match spawned {
+        Ok(Ok(spawned)) => watch(spawned),
+        Ok(Err(error)) => Err(error),
+        Err(_) => return Err(Reason::HostFailed),
+    };
+    result.map_err(|error| {
+        tracing::warn!(service = identity.service, %error, "cannot start a service's program");
+        match error.kind() {
+            io::ErrorKind::NotFound => Reason::NoListener,
+            _ => Reason::HostFailed,
+        }
+    })
+}
+
+struct Spawned {
+    guest: OwnedFd,
+    circuit: OwnedFd,
+    ended: OwnedFd,
+    leader: Leader,
+    errors: Option<ChildStderr>,
+}
+
+fn spawn(
+    words: &[String],
+    environment: Vec<(&'static str, String)>,
+    socket_type: SocketType,
+) -> io::Result<Spawned> {
+    let [program, arguments @ ..] = words else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    // The program's end blocks, as programs expect.
+    let (guest, own) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        kernel_type(socket_type),
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::io::ioctl_fionbio(&guest, true)?;
+    let circuit = watch_without_holding(&own)?;
+
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(
+            INHERITED
+                .iter()
+                .filter_map(|name| Some((name, std::env::var_os(name)?))),
+        )
+        .envs(environment)
+        .current_dir("/")
+        .process_group(0)
+        .stdin(own.try_clone()?)
+        .stdout(own)
+        .stderr(Stdio::piped());
+    let spawned = command.spawn();
+    // It holds copies of the program's end, which would keep the circuit from ending.
+    drop(command);
+    let mut child = spawned?;
+    let errors = child.stderr.take();
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(rustix::io::Errno::SRCH)?;
+    let leader = Leader {
+        child,
+        pid,
+        reaped: false,
+    };
+    let ended = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+    Ok(Spawned {
+        guest,
+        circuit,
+        ended,
+        leader,
+        errors,
+    })
+}
+
+/// A descriptor that becomes readable when a socket has hung up, and that is no reason for the socket to stay open. An epoll set
+/// watches open files and not descriptors (epoll(7), questions and answers): ours can be closed, and the program's still counts.
+fn watch_without_holding(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    // That it has hung up, or failed, is told whether asked for or not.
+    let nothing_else = epoll::EventFlags::empty();
+    epoll::add(&set, socket, epoll::EventData::new_u64(0), nothing_else)?;
+    Ok(set)
+}
+
+fn watch(spawned: Spawned) -> io::Result<Started> {
+    let errors = spawned.errors.map(OwnedFd::from);
+    let program = Program {
+        leader: spawned.leader,
+        ended: watch_descriptor(spawned.ended)?,
+        circuit: watch_descriptor(spawned.circuit)?,
+        errors: errors.map(pipe::Receiver::from_owned_fd).transpose()?,
+    };
+    Ok((spawned.guest, program))
+}
+
+impl Program {
+    /// Stays with the program until it has ended. When its circuit has ended it may go on for `grace`; then it is asked to end, and
+    /// killed after the same time again. When the daemon stops it is asked at once.
+    pub(crate) async fn attend(
+        mut self,
+        identity: &Identity,
+        grace: Duration,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let errors = self.errors.take();
+        let mut log = Log::new(identity);
+        {
+            let end = self.end(identity, grace, &mut stop);
+            tokio::pin!(end);
+            match errors {
+                Some(errors) => {
+                    tokio::select! {
+                        () = &mut end => {}
+                        () = log.follow(&errors) => end.await,
+                    }
+                    // What it said last is in the pipe still. Whoever else has the pipe is not waited for.
+                    log.drain(&errors);
+                }
+                None => end.await,
+            }
+        }
+        log.finish();
+        self.reap(identity);
+    }
+
+    /// Waits until the program has ended, and sees to it that it does.
+    async fn end(&self, identity: &Identity, grace: Duration, stop: &mut watch::Receiver<bool>) {
+        tokio::select! {
+            () = is_readable(&self.ended) => return,
+            () = is_readable(&self.circuit) => {
+                if within(grace, is_readable(&self.ended)).await {
+                    return;
+                }
+            }
+            () = is_told(stop) => {}
+        }
+        self.leader.signal(Signal::TERM);
+        // A stopped process handles the signal only when it goes on.
+        self.leader.signal(Signal::CONT);
+        if !within(grace, is_readable(&self.ended)).await {
+            tracing::warn!(
+                service = identity.service,
+                vm = identity.vm.full_name(),
+                "killed a service's program that did not end"
+            );
+            self.leader.signal(Signal::KILL);
+            is_readable(&self.ended).await;
+        }
+    }
+
+    fn reap(mut self, identity: &Identity) {
+        let status = self.leader.child.wait();
+        self.leader.reaped = status.is_ok();
+        let vm = identity.vm.full_name();
+        match status {
+            Ok(status) if status.success() => {
+                tracing::debug!(service = identity.service, vm, "a service's program ended");
+            }
+            Ok(status) => {
+                tracing::warn!(service = identity.service, vm, %status, "a service's program failed");
+            }
+            Err(error) => {
+                tracing::error!(service = identity.service, vm, %error, "lost a service's program");
+            }
+        }
+    }
+}
+
+async fn is_readable(watched: &AsyncFd<OwnedFd>) {
+    // An error means that the runtime ends, and the program with it.
+    let _ = watched.readable().await;
+}
+
+async fn is_told(stop: &mut watch::Receiver<bool>) {
+    // Nobody who could say so is left, which says the same.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn within(time: Duration, end: impl Future<Output = ()>) -> bool {
+    tokio::select! {
+        () = end => true,
+        () = sleep(time) => false,
+    }
+}
+
+/// Writes a program's standard error to the log, line by line.
+struct Log<'a> {
+    identity: &'a Identity,
+    line: Vec<u8>,
+    budget: Bucket,
+    left_out: u64,
+}
+
+impl<'a> Log<'a> {
+    fn new(identity: &'a Identity) -> Log<'a> {
+        Log {
+            identity,
+            line: Vec::new(),
+            budget: Bucket::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
+            left_out: 0,
+        }
+    }
+
+    /// Until the program closes it.
+    async fn follow(&mut self, errors: &pipe::Receiver) {
+        let mut buffer = [0; 4096];
+        loop {
+            if errors.readable().await.is_err() {
+                return;
+            }
+            match errors.try_read(&mut buffer) {
+                Ok(0) => return,
+                Ok(len) => self.take(&buffer[..len]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// What is there, at most what a pipe holds: a survivor of the program's could write for ever.
+    fn drain(&mut self, errors: &pipe::Receiver) {
+        let mut buffer = [0; 4096];
+        for _ in 0..16 {
+            match errors.try_read(&mut buffer) {
+                Ok(len) if len > 0 => self.take(&buffer[..len]),
+                _ => return,
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            match byte {
+                b'\n' => self.write(),
+                byte => {
+                    self.line.push(*byte);
+                    if self.line.len() == MAX_LOG_LINE_LEN {
+                        self.write();
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        let line = String::from_utf8_lossy(&self.line).into_owned();
+        self.line.clear();
+        if !self.budget.take(Instant::now()) {
+            self.left_out += 1;
+            return;
+        }
+        self.tell_left_out();
+        let vm = self.identity.vm.full_name();
+        // In quotes, with what a terminal would obey escaped: a program may repeat what a guest sent it.
+        tracing::info!(
+            service = self.identity.service,
+            vm,
+            "a service's program says {line:?}"
+        );
+    }
+
+    fn tell_left_out(&mut self) {
+        let left_out = std::mem::take(&mut self.left_out);
+        if left_out > 0 {
+            let vm = self.identity.vm.full_name();
+            tracing::warn!(
+                service = self.identity.service,
+                vm,
+                left_out,
+                "left out lines of a service's program, which says more than the log takes"
+            );
+        }
+    }
+
+    fn finish(&mut self) {
+        if !self.line.is_empty() {
+            self.write();
+        }
+        self.tell_left_out();
+    }
+}

@@ -1,0 +1,384 @@
+//! Published ports: whoever connects to an address of the host is connected to a port of a guest.
+//!
+//! A connection is accepted here and then handed to the data plane, which calls the guest and carries the bytes itself. Where
+//! the guest is to be told first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
+//! carried here: see [`udp`].
+
+pub(crate) mod udp;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use device::PublishedCall;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use wire::vsock::SocketType;
+
+use super::counter::Counter;
+use super::datagram;
+use super::identity::{Transport, published_header};
+use super::relay::{Socket, relay};
+use super::rules::Share;
+use super::shared::{Shared, count};
+use crate::config::{Publish, PublishListen};
+use crate::runtime::{RuntimeError, remove_stale_socket};
+
+/// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
+pub const MAX_CARRIED: u32 = 1024;
+
+/// How long a listener rests when the system has no descriptor for the next connection.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// Why a port cannot be published.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The address is none, or cannot be had.
+    #[error(
+        "cannot listen on {address} for the published port {name:?}: {error}; choose another address, or end whoever has it"
+    )]
+    Listen {
+        /// The published port.
+        name: String,
+        /// The address.
+        address: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The UNIX socket cannot be had.
+    #[error("the published port {name:?}: {error}")]
+    Socket {
+        /// The published port.
+        name: String,
+        /// What stands in the way.
+        error: RuntimeError,
+    },
+}
+
+/// The ports that are published.
+pub(crate) struct Published {
+    shared: Arc<Shared>,
+    runtime: Handle,
+    open: Mutex<Vec<Open>>,
+}
+
+/// A port that is published.
+struct Open {
+    publish: watch::Sender<Arc<Publish>>,
+    task: AbortHandle,
+}
+
+impl Drop for Open {
+    /// The task owns the listener, which closes with it.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Ports that can be published: those that are not yet open listen, and nobody is accepted. Dropping it closes them.
+pub struct PreparedPublishes(Vec<(Publish, Option<Listener>)>);
+
+enum Listener {
+    Tcp(TcpListener),
+    Udp(UdpSocket),
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a socket, which is removed when nobody listens any more.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it already; nothing is lost then.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Published {
+    pub(crate) fn new(shared: Arc<Shared>, runtime: Handle) -> Published {
+        Published {
+            shared,
+            runtime,
+            open: Mutex::default(),
+        }
+    }
+
+    /// Listens wherever nobody listens yet.
+    pub(crate) fn prepare(
+        &self,
+        publishes: Vec<Publish>,
+    ) -> Result<PreparedPublishes, PublishError> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = publishes.into_iter().map(|publish| {
+            let is_open = open
+                .iter()
+                .any(|open| is_same_place(&open.publish.borrow().listen, &publish.listen));
+            let listener = match is_open {
+                true => None,
+                false => Some(listen(&publish)?),
+            };
+            Ok((publish, listener))
+        });
+        Ok(PreparedPublishes(prepared.collect::<Result<_, _>>()?))
+    }
+
+    /// Publishes these ports and no others. One that was published at the same place goes on listening, and its connections go on.
+    pub(crate) fn set(&self, prepared: PreparedPublishes) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = std::mem::take(&mut *open);
+        for (publish, listener) in prepared.0 {
+            let at = old
+                .iter()
+                .position(|open| is_same_place(&open.publish.borrow().listen, &publish.listen));
+            match (at, listener) {
+                (Some(at), _) => {
+                    let kept = old.swap_remove(at);
+                    if let PublishListen::Unix { path, mode } = &publish.listen {
+                        set_mode(path, *mode);
+                    }
+                    kept.publish.send_replace(Arc::new(publish));
+                    open.push(kept);
+                }
+                (None, Some(listener)) => open.push(self.open(publish, listener)),
+                // It was open when this was prepared, and has been closed since: the caller prepares and sets without others in between.
+                (None, None) => {
+                    tracing::error!(
+                        name = publish.name,
+                        "a published port was closed while it was to be kept"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Closes them all.
+    pub(crate) fn close(&self) {
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    fn open(&self, publish: Publish, listener: Listener) -> Open {
+        let name = publish.name.clone();
+        tracing::info!(
+            name,
+            to = publish.to.full_name(),
+            port = publish.to.port,
+            "published a port"
+        );
+        let sender = watch::Sender::new(Arc::new(publish));
+        let port = Port {
+            shared: self.shared.clone(),
+            publish: sender.subscribe(),
+            carried: Counter::default(),
+        };
+        let task = self.runtime.spawn(async move {
+            let result = match listener {
+                Listener::Tcp(listener) => port.serve_tcp(listener).await,
+                Listener::Unix(listener, _file) => port.serve_unix(listener).await,
+                Listener::Udp(socket) => udp::serve(port.shared, socket, port.publish).await,
+            };
+            if let Err(error) = result {
+                tracing::error!(name, %error, "a published port does not work any more");
+            }
+        });
+        Open {
+            publish: sender,
+            task: task.abort_handle(),
+        }
+    }
+}
+
+fn is_same_place(one: &PublishListen, other: &PublishListen) -> bool {
+    match (one, other) {
+        (PublishListen::Unix { path: one, .. }, PublishListen::Unix { path: other, .. }) => {
+            one == other
+        }
+        (one, other) => one == other,
+    }
+}
+
+fn listen(publish: &Publish) -> Result<Listener, PublishError> {
+    let failed = |address: &str| {
+        let (name, address) = (publish.name.clone(), address.to_owned());
+        |error| PublishError::Listen {
+            name,
+            address,
+            error,
+        }
+    };
+    let parse = |text: &str| {
+        text.parse::<SocketAddr>()
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+    };
+    match &publish.listen {
+        PublishListen::Tcp(address) => parse(address)
+            .and_then(TcpListener::bind)
+            .and_then(|listener| {
+                listener.set_nonblocking(true)?;
+                Ok(Listener::Tcp(listener))
+            })
+            .map_err(failed(address)),
+        PublishListen::Udp(address) => parse(address)
+            .and_then(UdpSocket::bind)
+            .and_then(|socket| {
+                socket.set_nonblocking(true)?;
+                Ok(Listener::Udp(socket))
+            })
+            .map_err(failed(address)),
+        PublishListen::Unix { path, mode } => {
+            let stale = remove_stale_socket(path).map_err(|error| PublishError::Socket {
+                name: publish.name.clone(),
+                error,
+            })?;
+            if stale {
+                tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
+            }
+            let address = path.display().to_string();
+            let listener = UnixListener::bind(path)
+                .and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    Ok(listener)
+                })
+                .map_err(failed(&address))?;
+            let file = SocketFile(path.clone());
+            set_mode(path, *mode);
+            Ok(Listener::Unix(listener, file))
+        }
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    let permissions = std::fs::Permissions::from_mode(mode);
+    if let Err(error) = std::fs::set_permissions(path, permissions) {
+        tracing::error!(socket = %path.display(), %error, "cannot set the mode of a published socket");
+    }
+}
+
+/// What a task needs that accepts for a published port.
+struct Port {
+    shared: Arc<Shared>,
+    publish: watch::Receiver<Arc<Publish>>,
+    carried: Counter,
+}
+
+impl Port {
+    async fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    // A circuit forwards what it gets at once. A connection that is gone already is found out when it is used.
+                    let _ = stream.set_nodelay(true);
+                    let ends = stream.local_addr().ok().map(|local| (peer, local));
+                    self.take_tcp(stream, ends);
+                }
+                Err(error) => rest(error).await,
+            }
+        }
+    }
+
+    fn take_tcp(&self, stream: TcpStream, ends: Option<(SocketAddr, SocketAddr)>) {
+        let publish = self.publish.borrow().clone();
+        if publish.proxy_protocol {
+            let header = published_header(&publish.name, ends, None, Transport::Stream);
+            return self.carry(publish, stream, header);
+        }
+        if let Ok(stream) = stream.into_std() {
+            self.dial(&publish, stream.into());
+        }
+    }
+
+    async fn serve_unix(&self, listener: UnixListener) -> io::Result<()> {
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => self.take_unix(stream),
+                Err(error) => rest(error).await,
+            }
+        }
+    }
+
+    fn take_unix(&self, stream: UnixStream) {
+        let publish = self.publish.borrow().clone();
+        if publish.proxy_protocol {
+            let user = stream.peer_cred().ok().map(|peer| peer.uid());
+            let header = published_header(&publish.name, None, user, Transport::Stream);
+            return self.carry(publish, stream, header);
+        }
+        if let Ok(stream) = stream.into_std() {
+            self.dial(&publish, stream.into());
+        }
+    }
+
+    /// Has the data plane carry it.
+    fn dial(&self, publish: &Publish, socket: OwnedFd) {
+        dial_guest(&self.shared, publish, socket, SocketType::Stream);
+    }
+
+    /// Carries it here, behind a header. When the guest refuses, the header stays unread in its socket, which makes its end a reset.
+    fn carry<S: Socket + Send + 'static>(
+        &self,
+        publish: Arc<Publish>,
+        mut client: S,
+        header: Vec<u8>,
+    ) where
+        for<'a> S::Reader<'a>: Send,
+        for<'a> S::Writer<'a>: Send,
+    {
+        let Some(permit) = self.carried.take(MAX_CARRIED) else {
+            tracing::warn!(
+                name = publish.name,
+                limit = MAX_CARRIED,
+                "a published port carries as many connections as it may"
+            );
+            return client.reset();
+        };
+        let pair = datagram::pair(SocketType::Stream)
+            .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
+        let Ok((mut guest, theirs)) = pair else {
+            return client.reset();
+        };
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            if guest.write_all(&header).await.is_ok() {
+                dial_guest(&shared, &publish, theirs, SocketType::Stream);
+                relay(&mut client, &mut guest, &Share::default()).await;
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
+async fn rest(error: io::Error) {
+    // A caller that has hung up before it was accepted is no reason to rest.
+    if error.kind() != io::ErrorKind::ConnectionAborted {
+        tracing::warn!(%error, "cannot accept at a published port");
+        tokio::time::sleep(ACCEPT_REST).await;
+    }
+}
+
+/// Calls the guest of a published port.
+fn dial_guest(shared: &Shared, publish: &Publish, socket: OwnedFd, socket_type: SocketType) {
+    // Before there is a data plane the socket is closed, as when the guest refuses.
+    if let Some(exchange) = shared.exchange.get() {
+        count(&shared.counts.published);
+        exchange.dial_guest(PublishedCall {
+            name: publish.name.as_str().into(),
+            vm: publish.to.full_name(),
+            port: publish.to.port,
+            socket,
+            socket_type,
+        });
+    }
+}

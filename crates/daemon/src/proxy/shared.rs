@@ -1,0 +1,126 @@
+//! What the tasks of the proxy have in common.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use switch::{Policy, RuleId, ServiceId};
+use tokio::sync::watch;
+
+use super::call::Exchange;
+use super::counter::{Counter, Counters, Permit};
+use super::resolver::Names;
+use super::rules::Rules;
+use crate::audit::AuditRecord;
+use crate::config::Service;
+
+/// Takes records for the audit. It must not wait.
+pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
+
+/// What the tasks of the proxy have in common.
+pub(crate) struct Shared {
+    pub(crate) names: Names,
+    pub(crate) rules: Rules,
+    pub(crate) audit: AuditSink,
+    pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
+    pub(crate) policy: watch::Sender<InForce>,
+    /// Becomes true when the daemon ends.
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) program_grace: Duration,
+    /// Programs that run.
+    pub(crate) programs: watch::Sender<usize>,
+    pub(crate) egress_by_vm: Counters,
+    pub(crate) directory_by_vm: Counters,
+    pub(crate) counts: Counts,
+    services: Mutex<HashMap<ServiceId, Offer>>,
+}
+
+/// The policy that is in force.
+#[derive(Debug, Clone)]
+pub(crate) struct InForce {
+    pub(crate) policy: Arc<Policy>,
+    /// How often circuits that exist have been made subject to a new policy.
+    pub(crate) enforced: u64,
+}
+
+/// What the proxy has done since it was started. Every count only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) calls: AtomicU64,
+    pub(crate) turned_away: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) published: AtomicU64,
+    pub(crate) egress_allowed: AtomicU64,
+    pub(crate) egress_denied: AtomicU64,
+    pub(crate) egress_failed: AtomicU64,
+    pub(crate) lost_datagrams: AtomicU64,
+}
+
+/// Adds one to a count.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+struct Offer {
+    service: Arc<Service>,
+    connections: Counter,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        policy: Arc<Policy>,
+        names: Names,
+        audit: AuditSink,
+        program_grace: Duration,
+    ) -> Shared {
+        Shared {
+            names,
+            rules: Rules::default(),
+            audit,
+            exchange: OnceLock::new(),
+            policy: watch::Sender::new(InForce {
+                policy,
+                enforced: 0,
+            }),
+            stop: watch::Sender::new(false),
+            program_grace,
+            programs: watch::Sender::new(0),
+            egress_by_vm: Counters::default(),
+            directory_by_vm: Counters::default(),
+            counts: Counts::default(),
+            services: Mutex::default(),
+        }
+    }
+
+    /// Replaces the services. One that keeps its number keeps the count of its connections.
+    pub(crate) fn set_services(&self, services: Vec<(ServiceId, Service)>) {
+        let mut offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = std::mem::take(&mut *offered);
+        *offered = services
+            .into_iter()
+            .map(|(id, service)| {
+                let connections = old.remove(&id).map(|offer| offer.connections);
+                let offer = Offer {
+                    service: Arc::new(service),
+                    connections: connections.unwrap_or_default(),
+                };
+                (id, offer)
+            })
+            .collect();
+    }
+
+    /// A service, and room for one more connection to it, if there is any.
+    pub(crate) fn service(&self, id: ServiceId) -> Option<(Arc<Service>, Option<Permit>)> {
+        let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let offer = offered.get(&id)?;
+        let permit = offer.connections.take(offer.service.max_connections);
+        Some((offer.service.clone(), permit))
+    }
+
+    /// What a person finds a rule by.
+    pub(crate) fn label(&self, rule: Option<RuleId>) -> Option<String> {
+        let policy = self.policy.borrow().policy.clone();
+        Some(policy.rule(rule?)?.label.clone())
+    }
+}

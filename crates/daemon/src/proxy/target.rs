@@ -1,0 +1,219 @@
+//! Calls of guests to services: each is put through to its target, or told why not.
+
+use std::sync::Arc;
+
+use device::Called;
+use switch::Reason;
+use tokio::time::Instant;
+use wire::vsock::SocketType;
+
+use super::call::{Hold, Reply, ServiceCall};
+use super::counter::Permit;
+use super::identity::{Identity, Transport};
+use super::resolver::LookupError;
+use super::shared::{Shared, count};
+use super::{datagram, directory, egress, program, tcp, udp, unix};
+use crate::config::{Service, ServiceTarget};
+
+/// Puts a call through.
+pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
+    let ServiceCall {
+        called,
+        vm,
+        source_port,
+        port,
+        rule,
+        socket_type,
+        reply,
+    } = call;
+    let id = match called {
+        Called::Directory => return directory::answer(&shared, vm, socket_type, reply),
+        Called::Service(id) => id,
+    };
+    let Some((service, permit)) = shared.service(id) else {
+        // It has been taken away between the decision and now.
+        count(&shared.counts.failed);
+        return reply.failed(Reason::NoListener);
+    };
+    let identity = Identity {
+        vm,
+        source_port,
+        port,
+        service: service.name.clone(),
+        rule: shared.label(rule),
+    };
+    let Some(permit) = permit else {
+        tracing::warn!(
+            service = service.full_name(),
+            vm = identity.vm.full_name(),
+            limit = service.max_connections,
+            "refused a call: the service has as many connections as it may"
+        );
+        count(&shared.counts.failed);
+        return reply.failed(Reason::BacklogFull);
+    };
+    let call = Call {
+        service,
+        identity,
+        socket_type,
+        permit,
+    };
+    if let Err((reason, reply)) = put_through(&shared, call, reply).await {
+        count(&shared.counts.failed);
+        reply.failed(reason);
+    }
+}
+
+struct Call {
+    service: Arc<Service>,
+    identity: Identity,
+    socket_type: SocketType,
+    permit: Permit,
+}
+
+async fn put_through(
+    shared: &Arc<Shared>,
+    call: Call,
+    reply: Reply,
+) -> Result<(), (Reason, Reply)> {
+    let takes = match &call.service.target {
+        ServiceTarget::Tcp(_) | ServiceTarget::Unix(_) | ServiceTarget::Egress => {
+            call.socket_type == SocketType::Stream
+        }
+        ServiceTarget::UnixSeqpacket(_) => call.socket_type == SocketType::SeqPacket,
+        ServiceTarget::Udp(_) | ServiceTarget::Command(_) => true,
+    };
+    if !takes {
+        return Err((Reason::WrongType, reply));
+    }
+    let timeout = call.service.connect_timeout;
+    let direct = match &call.service.target {
+        ServiceTarget::Tcp(server) => tcp_server(shared, server, timeout).await,
+        ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
+            unix::connect(path, datagram::kernel_type(call.socket_type), timeout).await
+        }
+        ServiceTarget::Udp(server) => {
+            let server = server.clone();
+            return udp_server(shared, call, &server, reply).await;
+        }
+        ServiceTarget::Command(words) => {
+            let words = words.clone();
+            return command(shared, call, &words, reply).await;
+        }
+        ServiceTarget::Egress => {
+            let Call {
+                service,
+                identity,
+                permit,
+                ..
+            } = call;
+            return egress::answer(
+                shared,
+                service,
+                identity.vm,
+                identity.source_port,
+                permit,
+                reply,
+            );
+        }
+    };
+    let socket = match direct {
+        Ok(socket) => socket,
+        Err(reason) => return Err((reason, reply)),
+    };
+    if call.service.proxy_protocol {
+        let header = call.identity.proxy_header(Transport::Stream);
+        // A connection that has just been made has room for it.
+        let sent = rustix::net::send(&socket, &header, rustix::net::SendFlags::NOSIGNAL);
+        if sent != Ok(header.len()) {
+            return Err((Reason::HostFailed, reply));
+        }
+    }
+    let hold: Hold = Box::new(call.permit);
+    reply.connected(socket, Some(hold));
+    Ok(())
+}
+
+async fn tcp_server(
+    shared: &Shared,
+    server: &str,
+    timeout: std::time::Duration,
+) -> Result<std::os::fd::OwnedFd, Reason> {
+    let start = Instant::now();
+    let addresses = resolve(shared, server, timeout).await?;
+    let left = timeout.saturating_sub(start.elapsed());
+    let stream = tcp::connect(&addresses, left).await?;
+    let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
+    Ok(stream.into())
+}
+
+async fn resolve(
+    shared: &Shared,
+    server: &str,
+    timeout: std::time::Duration,
+) -> Result<Vec<std::net::SocketAddr>, Reason> {
+    match tokio::time::timeout(timeout, shared.names.server(server)).await {
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(LookupError::Unknown)) => Err(Reason::Unreachable),
+        Ok(Err(LookupError::TimedOut)) | Err(_) => Err(Reason::ServiceTimedOut),
+    }
+}
+
+async fn udp_server(
+    shared: &Arc<Shared>,
+    call: Call,
+    server: &str,
+    reply: Reply,
+) -> Result<(), (Reason, Reply)> {
+    let connect = async {
+        let addresses = resolve(shared, server, call.service.connect_timeout).await?;
+        // Datagrams are not answered when they arrive, so one address is as good as another.
+        let server = *addresses.first().ok_or(Reason::Unreachable)?;
+        let socket = udp::connect(server).await?;
+        let pair = datagram::pair(call.socket_type).map_err(|_| Reason::HostFailed)?;
+        let halves = datagram::halves(pair.0, call.socket_type).map_err(|_| Reason::HostFailed)?;
+        Ok((socket, halves, pair.1))
+    };
+    let (socket, halves, guest) = match connect.await {
+        Ok(connected) => connected,
+        Err(reason) => return Err((reason, reply)),
+    };
+    let header = match call.service.proxy_protocol {
+        true => call.identity.proxy_header(Transport::Datagram),
+        false => Vec::new(),
+    };
+    tokio::spawn(async move {
+        let ended = udp::relay(halves, &socket, &header, udp::IDLE_TIMEOUT).await;
+        if let Err(error) = ended {
+            tracing::debug!(service = call.service.full_name(), %error, "a session ended");
+        }
+        drop(call.permit);
+    });
+    reply.connected(guest, None);
+    Ok(())
+}
+
+async fn command(
+    shared: &Arc<Shared>,
+    call: Call,
+    words: &[String],
+    reply: Reply,
+) -> Result<(), (Reason, Reply)> {
+    let started = program::start(words, &call.identity, call.socket_type).await;
+    let (guest, program) = match started {
+        Ok(started) => started,
+        Err(reason) => return Err((reason, reply)),
+    };
+    shared.programs.send_modify(|running| *running += 1);
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let stop = shared.stop.subscribe();
+        program
+            .attend(&call.identity, shared.program_grace, stop)
+            .await;
+        drop(call.permit);
+        shared.programs.send_modify(|running| *running -= 1);
+    });
+    reply.connected(guest, None);
+    Ok(())
+}

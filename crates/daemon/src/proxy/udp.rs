@@ -1,0 +1,116 @@
+//! Services that are UDP servers: a circuit is a session with a socket of its own, so that the server can tell one from another and
+//! its answers find their way back.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::UdpSocket;
+use tokio::time::{Instant, sleep_until};
+
+use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
+use super::tcp::reason_of;
+use switch::Reason;
+
+/// How long a session lives without a datagram in either direction.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A socket that speaks to one server. Nothing is sent: whether somebody listens there shows later.
+///
+/// # Errors
+/// That there is no route, or no socket.
+pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Reason> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let connect = async {
+        let socket = UdpSocket::bind((any, 0)).await?;
+        socket.connect(server).await?;
+        Ok(socket)
+    };
+    connect.await.map_err(|error: io::Error| reason_of(&error))
+}
+
+/// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
+/// put before each datagram for the server.
+pub(crate) async fn relay(
+    guest: (FromGuest, ToGuest),
+    server: &UdpSocket,
+    header: &[u8],
+    idle_timeout: Duration,
+) -> io::Result<()> {
+    let (mut from_guest, mut to_guest) = guest;
+    let last = Last::default();
+    let to_server = async {
+        let mut buffer = vec![0; header.len() + MAX_DATAGRAM_LEN];
+        buffer[..header.len()].copy_from_slice(header);
+        while let Some(len) = from_guest.receive(&mut buffer[header.len()..]).await? {
+            last.touch();
+            lost_is_lost(server.send(&buffer[..header.len() + len]).await)?;
+        }
+        Ok(())
+    };
+    let from_server = async {
+        let mut buffer = vec![0; MAX_DATAGRAM_LEN];
+        loop {
+            let len = server.recv(&mut buffer).await?;
+            last.touch();
+            to_guest.send(&buffer[..len]).await?;
+        }
+    };
+    tokio::select! {
+        result = to_server => result,
+        result = from_server => result,
+        () = last.idle(idle_timeout) => Ok(()),
+    }
+}
+
+/// When something last moved.
+pub(crate) struct Last(Mutex<Instant>);
+
+impl Default for Last {
+    fn default() -> Last {
+        Last(Mutex::new(Instant::now()))
+    }
+}
+
+impl Last {
+    /// Something moves.
+    pub(crate) fn touch(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// When it was.
+    pub(crate) fn get(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends when nothing has moved for that long.
+    pub(crate) async fn idle(&self, timeout: Duration) {
+        loop {
+            let end = self.get() + timeout;
+            if end <= Instant::now() {
+                return;
+            }
+            sleep_until(end).await;
+        }
+    }
+}
+
+/// A datagram that is too large for the way, or finds no buffer, is lost, as datagrams are.
+pub(crate) fn lost_is_lost(sent: io::Result<usize>) -> io::Result<()> {
+    use rustix::io::Errno;
+    match sent {
+        Err(error)
+            if [Errno::MSGSIZE, Errno::NOBUFS, Errno::AGAIN]
+                .iter()
+                .any(|lost| error.raw_os_error() == Some(lost.raw_os_error())) =>
+        {
+            tracing::debug!(%error, "lost a datagram");
+            Ok(())
+        }
+        other => other.map(drop),
+    }
+}

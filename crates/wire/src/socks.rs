@@ -1,0 +1,308 @@
+//! SOCKS version 5 (RFC 1928), as far as the egress proxy offers it: no authentication, the CONNECT command, names and
+//! addresses of both families. A client greets, is answered, asks, and is answered; then the connection is the circuit.
+
+use crate::destination::{Destination, DestinationError, Host, ipv4, ipv6};
+
+/// The first byte of everything that a client of this version says.
+pub const VERSION: u8 = 5;
+
+/// The longest greeting, in bytes: version, count, and 255 methods.
+pub const MAX_GREETING_LEN: usize = 2 + 255;
+
+/// The longest request, in bytes: four bytes, a name with its length, and a port.
+pub const MAX_REQUEST_LEN: usize = 4 + 1 + 255 + 2;
+
+/// The answer to a greeting that offers no authentication.
+pub const METHOD_ACCEPTED: [u8; 2] = [VERSION, NO_AUTHENTICATION];
+
+/// The answer to a greeting that insists on authentication.
+pub const METHOD_REFUSED: [u8; 2] = [VERSION, 0xff];
+
+const NO_AUTHENTICATION: u8 = 0;
+const COMMAND_CONNECT: u8 = 1;
+const ADDRESS_IPV4: u8 = 1;
+const ADDRESS_NAME: u8 = 3;
+const ADDRESS_IPV6: u8 = 4;
+
+/// What the first bytes of a client say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Greeting {
+    /// Nothing is wrong yet, and nothing is complete.
+    Partial,
+    /// A greeting, which takes up this many bytes.
+    Complete {
+        /// Whether the client goes on without authentication.
+        without_authentication: bool,
+        /// The greeting's length in bytes.
+        len: usize,
+    },
+    /// This is no greeting.
+    Invalid,
+}
+
+/// What the bytes behind the greeting say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing is wrong yet, and nothing is complete.
+    Partial,
+    /// A request to connect, which takes up this many bytes. What follows belongs to the circuit.
+    Connect {
+        /// Where to.
+        destination: Destination,
+        /// The request's length in bytes.
+        len: usize,
+    },
+    /// A request that is refused with this answer.
+    Refused(Reply),
+    /// A request for something that is no destination. It is refused with [`Reply::GeneralFailure`].
+    BadDestination(DestinationError),
+    /// This is no request: nothing sensible can be answered.
+    Invalid,
+}
+
+/// How a request is answered (RFC 1928, section 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reply {
+    /// The connection is there.
+    Succeeded = 0,
+    /// Something else went wrong.
+    GeneralFailure = 1,
+    /// The policy does not allow it.
+    NotAllowed = 2,
+    /// There is no route to the network.
+    NetworkUnreachable = 3,
+    /// There is no route to the host, or nobody knows its name.
+    HostUnreachable = 4,
+    /// Nobody listens there.
+    ConnectionRefused = 5,
+    /// Nobody answered: "TTL expired", the only answer of RFC 1928 that speaks of time.
+    TimedOut = 6,
+    /// Only CONNECT is offered.
+    CommandNotSupported = 7,
+    /// Neither a name nor an address of either family.
+    AddressTypeNotSupported = 8,
+}
+
+impl Reply {
+    /// The answer, with no address of its own: which of the host's addresses a circuit uses is not the guest's business.
+    pub fn to_bytes(self) -> [u8; 10] {
+        [VERSION, self as u8, 0, ADDRESS_IPV4, 0, 0, 0, 0, 0, 0]
+    }
+}
+
+impl Greeting {
+    /// Reads the greeting at the start of `bytes`, which may go on beyond it, or end before it does.
+    pub fn parse(bytes: &[u8]) -> Greeting {
+        match bytes {
+            [] | [VERSION] => Greeting::Partial,
+            [VERSION, count, methods @ ..] => match methods.get(..usize::from(*count)) {
+                Some(methods) => Greeting::Complete {
+                    without_authentication: methods.contains(&NO_AUTHENTICATION),
+                    len: 2 + methods.len(),
+                },
+                None => Greeting::Partial,
+            },
+            _ => Greeting::Invalid,
+        }
+    }
+}
+
+impl Request {
+    /// Reads the request at the start of `bytes`, which may go on beyond it, or end before it does. A request is judged when it
+    /// is complete, so that its answer is never taken for that of another.
+    pub fn parse(bytes: &[u8]) -> Request {
+        let (command, kind, rest) = match bytes {
+            [VERSION, command, 0, kind, rest @ ..] => (*command, *kind, rest),
+            [] | [VERSION] | [VERSION, _] | [VERSION, _, 0] => return Request::Partial,
+            _ => return Request::Invalid,
+        };
+        let host_len = match (kind, rest.first()) {
+            (ADDRESS_IPV4, _) => 4,
+            (ADDRESS_IPV6, _) => 16,
+            (ADDRESS_NAME, Some(len)) => 1 + usize::from(*len),
+            (ADDRESS_NAME, None) => return Request::Partial,
+            // How long such an address is nobody knows.
+            _ => return Request::Refused(Reply::AddressTypeNotSupported),
+        };
+        let (Some(host), Some(port)) = (rest.get(..host_len), rest.get(host_len..host_len + 2))
+        else {
+            return Request::Partial;
+        };
+        if command != COMMAND_CONNECT {
+            return Request::Refused(Reply::CommandNotSupported);
+        }
+        let host = match host {
+            [a, b, c, d] if kind == ADDRESS_IPV4 => Ok(ipv4([*a, *b, *c, *d])),
+            bytes if kind == ADDRESS_IPV6 => match <[u8; 16]>::try_from(bytes) {
+                Ok(bytes) => Ok(ipv6(bytes)),
+                Err(_) => return Request::Invalid,
+            },
+            // A name, behind its length.
+            bytes => std::str::from_utf8(&bytes[1..])
+                .map_err(|_| DestinationError::Host)
+                .and_then(Host::parse),
+        };
+        let port = u16::from_be_bytes([port[0], port[1]]);
+        match host.and_then(|host| Destination::new(host, port)) {
+            Ok(destination) => Request::Connect {
+                destination,
+                len: 4 + host_len + 2,
+            },
+            Err(error) => Request::BadDestination(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn named(name: &[u8], port: u16) -> Vec<u8> {
+        let mut bytes = vec![5, 1, 0, 3, name.len() as u8];
+        bytes.extend(name);
+        bytes.extend(port.to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_greeting_offers_methods() {
+        assert_eq!(
+            Greeting::parse(&[5, 2, 2, 0, 99]),
+            Greeting::Complete {
+                without_authentication: true,
+                len: 4
+            }
+        );
+        assert_eq!(
+            Greeting::parse(&[5, 1, 2]),
+            Greeting::Complete {
+                without_authentication: false,
+                len: 3
+            }
+        );
+        assert_eq!(
+            Greeting::parse(&[5, 0]),
+            Greeting::Complete {
+                without_authentication: false,
+                len: 2
+            }
+        );
+        assert_eq!(Greeting::parse(&[4, 1]), Greeting::Invalid);
+        let mut longest = vec![5, 255];
+        longest.resize(MAX_GREETING_LEN - 1, 0);
+        assert_eq!(Greeting::parse(&longest), Greeting::Partial);
+        longest.push(0);
+        assert_eq!(
+            Greeting::parse(&longest),
+            Greeting::Complete {
+                without_authentication: true,
+                len: MAX_GREETING_LEN
+            }
+        );
+    }
+
+    #[test]
+    fn a_request_names_a_host_in_three_ways() {
+        let mut bytes = named(b"Example.ORG", 443);
+        let len = bytes.len();
+        bytes.extend(b"payload");
+        let destination = Destination::parse("example.org:443").expect("a destination");
+        assert_eq!(
+            Request::parse(&bytes),
+            Request::Connect { destination, len }
+        );
+
+        let destination = Destination::parse("10.1.2.3:80").expect("a destination");
+        assert_eq!(
+            Request::parse(&[5, 1, 0, 1, 10, 1, 2, 3, 0, 80]),
+            Request::Connect {
+                destination,
+                len: 10
+            }
+        );
+
+        let mut bytes = vec![5, 1, 0, 4, 0x20, 0x01, 0x0d, 0xb8];
+        bytes.extend([0; 11]);
+        bytes.extend([1, 1, 187]);
+        let destination = Destination::parse("[2001:db8::1]:443").expect("a destination");
+        assert_eq!(
+            Request::parse(&bytes),
+            Request::Connect {
+                destination,
+                len: 22
+            }
+        );
+    }
+
+    #[test]
+    fn an_address_sent_as_a_name_is_an_address() {
+        let destination = Destination::parse("127.0.0.1:80").expect("a destination");
+        assert!(matches!(
+            Request::parse(&named(b"127.0.0.1", 80)),
+            Request::Connect { destination: found, .. } if found == destination
+        ));
+    }
+
+    #[test]
+    fn what_is_not_offered_has_its_own_answer() {
+        for command in [0, 2, 3, 255] {
+            assert_eq!(
+                Request::parse(&[5, command, 0, 1, 1, 2, 3, 4, 0, 80]),
+                Request::Refused(Reply::CommandNotSupported)
+            );
+        }
+        assert_eq!(
+            Request::parse(&[5, 1, 0, 2]),
+            Request::Refused(Reply::AddressTypeNotSupported)
+        );
+        for bytes in [&[4, 1, 0, 1][..], &[5, 1, 1, 1], &[5, 1, 7]] {
+            assert_eq!(Request::parse(bytes), Request::Invalid, "{bytes:?}");
+        }
+        assert_eq!(
+            Request::parse(&named(b"", 80)),
+            Request::BadDestination(DestinationError::Host)
+        );
+        assert_eq!(
+            Request::parse(&named(&[0xff], 80)),
+            Request::BadDestination(DestinationError::Host)
+        );
+        assert_eq!(
+            Request::parse(&named(b"a", 0)),
+            Request::BadDestination(DestinationError::Port)
+        );
+    }
+
+    #[test]
+    fn a_request_may_arrive_in_any_pieces() {
+        let bytes = named(b"example.org", 443);
+        for end in 0..bytes.len() {
+            assert_eq!(
+                Request::parse(&bytes[..end]),
+                Request::Partial,
+                "{end} bytes"
+            );
+        }
+        let longest = named(&[b'a'; 255], 80);
+        assert_eq!(longest.len(), MAX_REQUEST_LEN);
+        assert_eq!(
+            Request::parse(&longest[..MAX_REQUEST_LEN - 1]),
+            Request::Partial
+        );
+        assert_ne!(Request::parse(&longest), Request::Partial);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_get_an_answer_that_stays(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..300) {
+            let shorter = &bytes[..cut.min(bytes.len())];
+            if Request::parse(shorter) != Request::Partial {
+                prop_assert_eq!(Request::parse(shorter), Request::parse(&bytes));
+            }
+            if Greeting::parse(shorter) != Greeting::Partial {
+                prop_assert_eq!(Greeting::parse(shorter), Greeting::parse(&bytes));
+            }
+        }
+    }
+}
