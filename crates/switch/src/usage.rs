@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::event::Action;
 use crate::rate::Bucket;
 use crate::switch::Actions;
 use crate::{Policy, Reason, RuleLimits, Side, Switch, Time};
@@ -166,6 +167,10 @@ impl Switch {
             self.resting.pop_first();
             let Some(index) = self.find(id) else { continue };
             self.circuits[index].resting = None;
+            if self.circuits[index].is_relayed() {
+                actions.push(Action::RelayOn { circuit: id });
+                continue;
+            }
             for side in [Side::Caller, Side::Callee] {
                 let circuit = &mut self.circuits[index];
                 if !circuit.end(side).is_host() {
