@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use agent::directory;
+use agent::forward::Forward;
 use agent::launch;
 use agent::server::Server;
 use agent::transport::Endpoint;
@@ -13,6 +14,7 @@ const HELP: &str = "\
 ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
 
 Usage: ringdown-agent [--listen ENDPOINT]
+       ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
        ringdown-agent resolve NAME | service NAME | whoami
 
   --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
@@ -21,6 +23,8 @@ Usage: ringdown-agent [--listen ENDPOINT]
   --version            print the version
   --help               print this text
 
+  forward              carry what connects to a TCP address of this guest to a vsock port of the host, such as
+                       that of an egress service: then https_proxy=http://ADDRESS:PORT is a way out
   resolve NAME         ask the host for the CID of a VM that this guest may call: db, or blue/db of another domain
   service NAME         ask the host for the CID and the port of a service that this guest may call
   whoami               ask the host for this guest's name, domain and CID
@@ -34,6 +38,9 @@ fn main() -> ExitCode {
     let first = arguments.next();
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
+    }
+    if first.as_deref() == Some("forward".as_ref()) {
+        return forward(arguments);
     }
     let endpoint = match parse(first, arguments) {
         Ok(Request::Serve(endpoint)) => endpoint,
@@ -56,6 +63,23 @@ fn main() -> ExitCode {
         Ok(never) => match never {},
         Err(error) => {
             eprintln!("ringdown-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let forward = match Forward::parse(arguments) {
+        Ok(forward) => forward,
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match forward.run() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("ringdown-agent: cannot forward {forward}: {error}");
             ExitCode::FAILURE
         }
     }

@@ -199,6 +199,14 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
     Ok((peer.cid() == cid).then_some(connection))
 }
 
+/// Dial a port of the host: a socket that is non-blocking.
+///
+/// # Errors
+/// As of [`dial_guest`].
+pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
+    dial_guest(HOST_CID, port)
+}
+
 /// Dial a port of another guest, or of the host.
 ///
 /// # Errors
