@@ -1,3 +1,6 @@
+mod cids;
+mod operator;
+
 use std::path::{Path, PathBuf};
 
 use super::*;
