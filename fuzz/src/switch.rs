@@ -517,6 +517,9 @@ impl World {
             | Action::HostDialRefused { .. }
             | Action::Wake { .. }
             | Action::Report { .. } => {}
+            Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
+                unreachable!("no VM here has a VMM with a vsock device of its own")
+            }
             Action::Decided(_) => self.note_decision(),
         }
     }
@@ -604,6 +607,9 @@ fn circuit_of(action: &Action) -> Option<CircuitId> {
         | Action::HostShutdown { circuit, .. }
         | Action::HostClose { circuit, .. }
         | Action::Discard { circuit, .. }
+        | Action::DialHybrid { circuit, .. }
+        | Action::Relay { circuit, .. }
+        | Action::RelayOn { circuit }
         | Action::Released { circuit } => Some(*circuit),
         Action::HostDialRefused { .. }
         | Action::Wake { .. }

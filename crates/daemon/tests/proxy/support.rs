@@ -33,6 +33,8 @@ pub struct Stand {
     pub exchange: Arc<Plane>,
     pub audit: Receiver<AuditRecord>,
     dialer: Box<dyn Fn(ServiceCall) + Send>,
+    /// Of the services that were offered, by their numbers.
+    names: Mutex<Vec<String>>,
 }
 
 /// The data plane: what it was asked for.
@@ -89,7 +91,7 @@ impl Script {
 }
 
 impl Resolver for Script {
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a> {
+    fn lookup<'a>(&'a self, name: &'a str, _turn: Option<Hold>) -> Lookup<'a> {
         self.asked
             .lock()
             .expect("not poisoned")
@@ -134,13 +136,21 @@ impl Stand {
             exchange,
             audit,
             dialer,
+            names: Mutex::default(),
         }
     }
 
     /// Offers one service, and gives its number.
     pub fn offer(&self, service: Service) -> ServiceId {
-        let entries = self.proxy.set_services(vec![service]);
-        entries[0].id
+        let mut names = self.names.lock().expect("not poisoned");
+        let known = names.iter().position(|name| *name == service.name);
+        let number = known.unwrap_or_else(|| {
+            names.push(service.name.clone());
+            names.len() - 1
+        });
+        let id = ServiceId(number as u32);
+        self.proxy.set_services(vec![(id, service)]);
+        id
     }
 
     /// Calls as the guest `web` and waits for the answer.

@@ -179,6 +179,9 @@ impl World {
                 self.woken.insert(line);
             }
             Action::Released { circuit } => self.released(circuit),
+            Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
+                unreachable!("no line is hybrid here")
+            }
             Action::Decided(decided) => self.check_decision(decided),
             Action::Report {
                 line,
