@@ -309,7 +309,7 @@ impl Call {
         let missing = expected_len - self.prelude.len();
         match guest.try_receive(self.connection, missing, &mut self.prelude) {
             Received::Bytes(_) | Received::Nothing => {}
-            Received::End => return Some(Outcome::Failed("SOCKS hung up".to_owned())),
+            Received::End => return Some(self.judge.hung_up()),
             Received::Reset => return Some(self.judge.cut(tally, " in SOCKS")),
         }
         if self.prelude.len() < expected_len {

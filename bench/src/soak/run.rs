@@ -74,7 +74,7 @@ impl Report {
     pub fn calls(&self) -> u64 {
         self.counts
             .values()
-            .map(|counts| counts.echoed + counts.denied + counts.cut + counts.failed)
+            .map(|counts| counts.echoed + counts.denied + counts.cut + counts.late + counts.failed)
             .sum()
     }
 }
@@ -368,16 +368,17 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             formatter,
-            "{:<26}{:>10}{:>10}{:>8}{:>8}{:>12}",
-            "path", "echoed", "denied", "cut", "failed", "MiB"
+            "{:<26}{:>10}{:>10}{:>8}{:>8}{:>8}{:>12}",
+            "path", "echoed", "denied", "cut", "late", "failed", "MiB"
         )?;
         for (path, counts) in &self.counts {
             writeln!(
                 formatter,
-                "{path:<26}{:>10}{:>10}{:>8}{:>8}{:>12.1}",
+                "{path:<26}{:>10}{:>10}{:>8}{:>8}{:>8}{:>12.1}",
                 counts.echoed,
                 counts.denied,
                 counts.cut,
+                counts.late,
                 counts.failed,
                 counts.bytes as f64 / f64::from(1 << 20)
             )?;
