@@ -711,3 +711,17 @@ fn options_name_domains_groups_and_aliases() {
     assert_eq!(rule.to, [CalleePattern::AnyVm { domain }]);
     assert_eq!(rule.ports, [1..=2]);
 }
+
+#[test]
+fn what_the_readme_shows_can_be_meant() {
+    let readme = include_str!("../../../../../README.md");
+    let blocks: Vec<&str> = readme
+        .split("```toml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    assert!(blocks.len() >= 2, "{blocks:?}");
+    for block in blocks {
+        planned(block).unwrap();
+    }
+}
