@@ -19,6 +19,15 @@ pub(crate) enum Who {
     Program(Credentials),
     /// Somebody who has come in by a published port of this name, and knows nothing of handshakes.
     Published(Arc<str>),
+    /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
+    Vmm,
+}
+
+impl Who {
+    /// Whether it says whom it wants, and is told what has become of its call, by the words of [`wire::connect`].
+    pub(crate) fn speaks(&self) -> bool {
+        matches!(self, Who::Program(_))
+    }
 }
 
 #[derive(Debug)]
@@ -75,7 +84,7 @@ impl Caller {
     /// Sends an answer after which the socket is closed. What the program has sent is taken first: left unread, it would
     /// turn the end behind the answer into an error.
     pub(crate) fn refuse(&self, line: &str) {
-        if let Who::Published(_) = self.who {
+        if !self.who.speaks() {
             return reset(&self.socket);
         }
         take_request(&self.socket, MAX_REQUEST_LEN);

@@ -8,13 +8,20 @@ use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
-use crate::dialer::Hold;
+use crate::dialer::{Connected, Hold};
 use crate::kept::Kept;
+use crate::relay::Relay;
 
 pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
+    /// The other socket, if no guest's ring is involved: who has answered, until the two are joined.
+    pub(crate) answered_by: Option<Connected>,
+    /// Two sockets that have been joined.
+    pub(crate) relay: Option<Box<Relay>>,
+    /// The socket to a VMM that has yet to say whether its guest answers.
+    pub(crate) ringing: Option<OwnedFd>,
     /// Who has called, if it was not a guest.
     pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
@@ -35,6 +42,8 @@ pub(crate) struct HostSocket {
     /// It is among those of its line that wait for room for a message.
     pub(crate) short_of_room: bool,
     /// How much of what is in the socket is still the program's request, in bytes.
+    ///
+    /// Of a socket to a VMM it is the VMM's answer, for the same reason.
     ///
     /// It is left there until the program sends something behind it, because a UNIX socket has no other way to show a
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
@@ -58,6 +67,9 @@ impl CircuitIo {
             id,
             socket_type,
             host: None,
+            answered_by: None,
+            relay: None,
+            ringing: None,
             who: None,
             kept: [None, None],
         }

@@ -4,6 +4,8 @@ mod act;
 mod control;
 mod decide;
 mod host;
+mod hybrid;
+mod relay;
 mod rx;
 mod tx;
 mod wait;
@@ -32,14 +34,14 @@ use crate::decision::DecisionSink;
 use crate::dialer::{Dialer, Dialled};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
+use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::reports::Reports;
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
-use crate::tally::Tally;
 
 pub use self::host::PublishedCall;
 use self::host::Redial;
+pub use self::hybrid::HybridConfig;
 use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.
@@ -116,7 +118,7 @@ pub struct Fabric {
     caller_deadlines: VecDeque<(Time, u32)>,
     redials: Vec<Redial>,
     /// Listeners that accept nobody until then, in order of time.
-    resting_listeners: VecDeque<(Time, LineId, usize)>,
+    resting_listeners: VecDeque<(Time, Token)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
     resting_lines: BTreeSet<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
@@ -127,6 +129,8 @@ pub struct Fabric {
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<Dialled>,
     dialled_by: Sender<Dialled>,
+    /// Joined sockets that may have something to pass, in turn.
+    relaying: VecDeque<CircuitId>,
     decisions: Option<DecisionSink>,
     mailbox: Mailbox,
     messages: Receiver<Message>,
@@ -145,6 +149,7 @@ pub struct Fabric {
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
     unarmed: Vec<LineId>,
     spin: Spin,
+    nap: Nap,
     /// Lines whose guests are to be told by then that packets they sent have left, in order of time.
     owed_interrupts: VecDeque<(Time, LineId)>,
     /// Lines with circuits that are short of room for a message.
@@ -192,6 +197,7 @@ impl Fabric {
             dialer: None,
             dialled,
             dialled_by,
+            relaying: VecDeque::new(),
             decisions: None,
             mailbox,
             messages,
@@ -205,6 +211,7 @@ impl Fabric {
             draining: VecDeque::new(),
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
+            nap: Nap::default(),
             short_lines: VecDeque::new(),
             touched: Vec::new(),
             spare_chains: Vec::new(),
@@ -238,11 +245,7 @@ impl Fabric {
     fn furnish_line(&mut self, id: LineId, config: &LineConfig) -> Result<(), OpenLineError> {
         match self.line_io(id, config) {
             Ok(line) => {
-                let index = id.0 as usize;
-                while self.lines.len() <= index {
-                    self.lines.insert(None);
-                }
-                self.lines[index] = Some(Box::new(line));
+                self.install_line(id, line);
                 Ok(())
             }
             Err(error) => {
@@ -251,6 +254,14 @@ impl Fabric {
                 Err(error)
             }
         }
+    }
+
+    fn install_line(&mut self, id: LineId, line: LineIo) {
+        let index = id.0 as usize;
+        while self.lines.len() <= index {
+            self.lines.insert(None);
+        }
+        self.lines[index] = Some(Box::new(line));
     }
 
     fn line_io(&mut self, id: LineId, config: &LineConfig) -> Result<LineIo, OpenLineError> {
@@ -292,28 +303,11 @@ impl Fabric {
             path: config.vhost_user.clone(),
             error,
         })?;
+        let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
-            generation,
-            name: config.address.full_name(),
-            host_path: config.host.clone(),
             listeners,
-            frontend,
-            attached: false,
-            rings: Default::default(),
-            stopped: Default::default(),
-            starts_anew: true,
-            owes_reset: false,
-            seqpacket: false,
-            parked: 0,
-            callers: 0,
-            reports: Reports::default(),
-            rest_reported_at: None,
-            messages: Tally::default(),
-            host_message_bytes: Tally::default(),
-            short_of_room: Vec::new(),
-            woken: false,
-            draining: false,
-            unarmed: false,
+            frontend: Some(frontend),
+            ..line
         })
     }
 
@@ -322,7 +316,8 @@ impl Fabric {
         let Some(id) = self.line_named(name) else {
             return false;
         };
-        let thread = self.line(id).and_then(|line| line.frontend.stop());
+        let frontend = self.line(id).and_then(|line| line.frontend.as_mut());
+        let thread = frontend.and_then(|frontend| frontend.stop());
         self.forget_guest(id);
         self.switch.remove_line(self.now, id, &mut self.actions);
         self.carry_out();
@@ -380,6 +375,7 @@ impl Fabric {
             }
         }
         self.switch.set_policy(policy);
+        self.offer_ports();
         if !enforce_existing {
             return 0;
         }
@@ -391,6 +387,7 @@ impl Fabric {
     /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) says who puts such calls through.
     pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
         self.switch.set_services(services);
+        self.offer_ports();
     }
 
     /// Has calls to services and to the directory put through by somebody. Until then they are refused.
@@ -463,6 +460,7 @@ impl Fabric {
                 self.pump(line);
             }
         }
+        self.pass_relayed();
         self.end_shortage();
         self.publish();
         Ok(())
@@ -482,6 +480,9 @@ impl Fabric {
             Token::Listener { line, index } => self.accept(line, usize::from(index)),
             Token::Caller { slot } => self.caller_ready(slot),
             Token::Circuit(id) => self.host_ready(id, flags),
+            Token::HybridListener { line, port } => self.accept_hybrid(line, port),
+            Token::Ringing(id) => self.vmm_ready(id, flags),
+            Token::Relayed { circuit, side } => self.relay_ready(circuit, side, flags),
         }
     }
 

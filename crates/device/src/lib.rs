@@ -28,7 +28,9 @@ mod fabric;
 mod frontend;
 mod kept;
 mod line;
+mod nap;
 mod reactor;
+mod relay;
 mod reports;
 mod ring;
 mod socket;
@@ -38,6 +40,7 @@ mod tally;
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Called, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    Arrival, ArrivalSink, Fabric, LineConfig, LineSnapshot, OpenLineError, PublishedCall,
+    Arrival, ArrivalSink, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
+    PublishedCall,
 };
 pub use reactor::Waker;

@@ -1,5 +1,6 @@
 //! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use memory::queue::Queue;
@@ -19,7 +20,10 @@ pub(crate) struct LineIo {
     pub(crate) host_path: PathBuf,
     /// For programs that dial the guest: with stream sockets, and with sockets of messages if the path allows.
     pub(crate) listeners: Vec<Listener>,
-    pub(crate) frontend: Frontend,
+    /// The thread that speaks with the VMM. A hybrid line has none.
+    pub(crate) frontend: Option<Frontend>,
+    /// The sockets that a hybrid line's VMM calls at, by port.
+    pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
     /// A VMM is connected.
     pub(crate) attached: bool,
     pub(crate) rings: [Option<Ring>; RINGS],
@@ -56,6 +60,33 @@ pub(crate) struct LineIo {
 }
 
 impl LineIo {
+    pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
+        LineIo {
+            generation,
+            name,
+            host_path,
+            listeners: Vec::new(),
+            frontend: None,
+            hybrid_listeners: BTreeMap::new(),
+            attached: false,
+            rings: Default::default(),
+            stopped: Default::default(),
+            starts_anew: true,
+            owes_reset: false,
+            seqpacket: false,
+            parked: 0,
+            callers: 0,
+            reports: Reports::default(),
+            rest_reported_at: None,
+            messages: Tally::default(),
+            host_message_bytes: Tally::default(),
+            short_of_room: Vec::new(),
+            woken: false,
+            draining: false,
+            unarmed: false,
+        }
+    }
+
     /// Both rings run, so that packets flow.
     pub(crate) fn is_running(&self) -> bool {
         let runs = |index: usize| self.rings[index].as_ref().is_some_and(|ring| ring.enabled);

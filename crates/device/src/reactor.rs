@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use switch::{CircuitId, LineId};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use switch::{CircuitId, LineId, Side};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
@@ -27,6 +27,12 @@ pub(crate) enum Token {
     Caller { slot: u32 },
     /// A circuit's host socket.
     Circuit(CircuitId),
+    /// A VMM calls for the guest of this hybrid line, for this port of the host.
+    HybridListener { line: LineId, port: u32 },
+    /// A VMM that has been asked to put a circuit through.
+    Ringing(CircuitId),
+    /// One of two sockets that have been joined.
+    Relayed { circuit: CircuitId, side: Side },
 }
 
 const KIND_SHIFT: u32 = 60;
@@ -39,13 +45,13 @@ impl Token {
             Token::Ring { line, index } => (1, u64::from(line.0) << 8 | u64::from(index)),
             Token::Listener { line, index } => (2, u64::from(line.0) << 8 | u64::from(index)),
             Token::Caller { slot } => (3, u64::from(slot)),
-            Token::Circuit(id) => {
-                debug_assert!(id.index < 1 << INDEX_BITS);
-                (
-                    4,
-                    u64::from(id.generation) << INDEX_BITS | u64::from(id.index),
-                )
+            Token::Circuit(id) => (4, encode_circuit(id)),
+            Token::HybridListener { line, port } => {
+                debug_assert!(line.0 < 1 << INDEX_BITS);
+                (5, u64::from(line.0) << 32 | u64::from(port))
             }
+            Token::Ringing(id) => (6, encode_circuit(id)),
+            Token::Relayed { circuit, side } => (7 + side.index() as u64, encode_circuit(circuit)),
         };
         kind << KIND_SHIFT | value
     }
@@ -63,12 +69,34 @@ impl Token {
                 index: low as u8,
             },
             3 => Token::Caller { slot: low as u32 },
-            4 => Token::Circuit(CircuitId {
-                index: (low & ((1 << INDEX_BITS) - 1)) as u32,
-                generation: (low >> INDEX_BITS) as u32,
-            }),
+            4 => Token::Circuit(decode_circuit(low)),
+            5 => Token::HybridListener {
+                line: LineId((low >> 32) as u32),
+                port: low as u32,
+            },
+            6 => Token::Ringing(decode_circuit(low)),
+            kind @ (7 | 8) => Token::Relayed {
+                circuit: decode_circuit(low),
+                side: if kind == 7 {
+                    Side::Caller
+                } else {
+                    Side::Callee
+                },
+            },
             _ => return None,
         })
+    }
+}
+
+fn encode_circuit(id: CircuitId) -> u64 {
+    debug_assert!(id.index < 1 << INDEX_BITS);
+    u64::from(id.generation) << INDEX_BITS | u64::from(id.index)
+}
+
+fn decode_circuit(low: u64) -> CircuitId {
+    CircuitId {
+        index: (low & ((1 << INDEX_BITS) - 1)) as u32,
+        generation: (low >> INDEX_BITS) as u32,
     }
 }
 
@@ -141,16 +169,23 @@ impl Reactor {
         let _ = epoll::delete(&self.epoll, descriptor);
     }
 
+    /// Sleeps for `length`, or until something happens. What, the next wait says. Unlike there, a fraction of a millisecond means
+    /// what it says, on any kernel.
+    pub(crate) fn nap(&self, length: Duration) -> io::Result<()> {
+        let mut watched = [PollFd::new(&self.epoll, PollFlags::IN)];
+        match poll(&mut watched, Some(&timespec(length))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Waits until something happens, at most for `limit`, and appends what did.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        });
+        let limit = limit.map(timespec);
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
         let events = match epoll::wait(&self.epoll, &mut room, limit.as_ref()) {
             Ok((events, _)) => events,
@@ -164,6 +199,13 @@ impl Reactor {
             }
         }
         Ok(())
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
     }
 }
 
@@ -184,6 +226,28 @@ mod tests {
                 index: 1,
             },
             Token::Caller { slot: u32::MAX },
+            Token::HybridListener {
+                line: LineId((1 << 28) - 1),
+                port: u32::MAX,
+            },
+            Token::Ringing(CircuitId {
+                index: 1,
+                generation: u32::MAX,
+            }),
+            Token::Relayed {
+                circuit: CircuitId {
+                    index: 3,
+                    generation: u32::MAX,
+                },
+                side: Side::Caller,
+            },
+            Token::Relayed {
+                circuit: CircuitId {
+                    index: (1 << 28) - 1,
+                    generation: 0,
+                },
+                side: Side::Callee,
+            },
             Token::Circuit(CircuitId {
                 index: (1 << 28) - 1,
                 generation: u32::MAX,
@@ -200,6 +264,18 @@ mod tests {
         reactor.waker().wake();
         let mut happened = Vec::new();
         reactor.wait(None, &mut happened).unwrap();
+        assert_eq!(happened[0].0, Token::Wake);
+    }
+    #[test]
+    fn a_nap_ends_when_something_happens_and_leaves_it_to_the_next_wait() {
+        let reactor = Reactor::new().unwrap();
+        reactor.nap(Duration::from_micros(1)).unwrap();
+        reactor.waker().wake();
+        let begin = std::time::Instant::now();
+        reactor.nap(Duration::from_secs(3600)).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(1800));
+        let mut happened = Vec::new();
+        reactor.wait(Some(Duration::ZERO), &mut happened).unwrap();
         assert_eq!(happened[0].0, Token::Wake);
     }
 }

@@ -42,7 +42,7 @@ pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<List
     let address = SocketAddrUnix::new(path)?;
     let socket = unix_socket(socket_type)?;
     match bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if is_stale(path, &address, socket_type)? => {
+        Err(Errno::ADDRINUSE) if is_stale(path, &address)? => {
             tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
             fs::remove_file(path)?;
             bind(&socket, &address)?;
@@ -58,12 +58,13 @@ pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<List
     Ok(listener)
 }
 
-/// Whether there is a socket file with nobody behind it.
-fn is_stale(path: &Path, address: &SocketAddrUnix, socket_type: SocketType) -> io::Result<bool> {
+/// Whether there is a socket file with nobody behind it. Somebody who is there does not notice: the probe is of another type
+/// than whoever listens, so that it is refused for that (`EPROTOTYPE`) and not accepted.
+fn is_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<bool> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return Ok(false);
     }
-    let probe = unix_socket(socket_type)?;
+    let probe = unix_socket(SocketType::DGRAM)?;
     Ok(matches!(connect(&probe, address), Err(Errno::CONNREFUSED)))
 }
 

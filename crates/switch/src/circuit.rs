@@ -125,6 +125,11 @@ impl Circuit {
             .find(|side| self.end(*side).is_host())
     }
 
+    /// Whether both ends are sockets of the host's, so that no byte of it passes by a guest's ring.
+    pub(crate) fn is_relayed(&self) -> bool {
+        self.ends.iter().all(End::is_host)
+    }
+
     pub(crate) fn state(&self) -> CircuitState {
         if self.ends[0].gone || self.ends[1].gone {
             CircuitState::Closing

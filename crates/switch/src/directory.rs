@@ -168,6 +168,12 @@ impl Directory {
         self.domains.get(domain.0)?.services.get(&port)
     }
 
+    /// The ports of a domain's services.
+    pub(crate) fn service_ports(&self, domain: DomainId) -> impl Iterator<Item = u32> + '_ {
+        let domain = self.domains.get(domain.0).into_iter();
+        domain.flat_map(|domain| domain.services.keys().copied())
+    }
+
     pub(crate) fn service_by_name(&self, domain: &str, name: &str) -> Option<&Service> {
         let domain = self.domain(domain)?;
         let mut services = self.domains[domain.0].services.values();

@@ -91,7 +91,12 @@ impl Switch {
             }
         }
         let circuit = &self.circuits[index];
-        let line = circuit.end(from.other()).line();
+        let (source, line) = (circuit.end(from), circuit.end(from.other()).line());
+        // What a guest sends by rings has been counted when it came.
+        let source = source.owner().filter(|_| source.is_host());
+        if let Some(line) = source.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_from_guest += u64::from(len);
+        }
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.packets_to_guest += u64::from(packets);
             line.counters.bytes_to_guest += u64::from(len);

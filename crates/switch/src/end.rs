@@ -9,14 +9,25 @@ pub(crate) enum Party {
     Guest { line: LineId, cid: u32 },
     /// A program on the host.
     Host,
+    /// A guest whose VMM has a vsock device of its own: to us it is a socket of the host's, but its calls are judged and
+    /// counted as those of the VM on this line.
+    Hybrid { line: LineId, cid: u32 },
     /// A guest whose line has been removed while the last bytes it sent were still being delivered.
     Departed { cid: u32 },
 }
 
 impl Party {
+    /// A VM at an end.
+    pub(crate) fn of_vm(line: LineId, cid: u32, hybrid: bool) -> Party {
+        match hybrid {
+            true => Party::Hybrid { line, cid },
+            false => Party::Guest { line, cid },
+        }
+    }
+
     fn cid(self) -> u32 {
         match self {
-            Party::Guest { cid, .. } | Party::Departed { cid } => cid,
+            Party::Guest { cid, .. } | Party::Hybrid { cid, .. } | Party::Departed { cid } => cid,
             Party::Host => wire::vsock::HOST_CID,
         }
     }
@@ -73,8 +84,9 @@ impl End {
         }
     }
 
+    /// Whether bytes enter and leave here by a socket of the host's.
     pub(crate) fn is_host(&self) -> bool {
-        self.party == Party::Host
+        matches!(self.party, Party::Host | Party::Hybrid { .. })
     }
 
     /// Its own context identifier.
@@ -82,9 +94,18 @@ impl End {
         self.party.cid()
     }
 
+    /// The line whose rings carry this end's packets.
     pub(crate) fn line(&self) -> Option<LineId> {
         match self.party {
             Party::Guest { line, .. } => Some(line),
+            Party::Host | Party::Hybrid { .. } | Party::Departed { .. } => None,
+        }
+    }
+
+    /// The line of the VM at this end, whatever carries its bytes: whose limits and counters the circuit is part of.
+    pub(crate) fn owner(&self) -> Option<LineId> {
+        match self.party {
+            Party::Guest { line, .. } | Party::Hybrid { line, .. } => Some(line),
             Party::Host | Party::Departed { .. } => None,
         }
     }

@@ -120,7 +120,7 @@ impl Switch {
                 continue;
             }
             match end.party {
-                Party::Host => {
+                Party::Host | Party::Hybrid { .. } => {
                     end.gone = true;
                     actions.push(match side {
                         Side::Caller => Action::HostRejected {
@@ -160,9 +160,9 @@ impl Switch {
         let callee = circuit.end(Side::Callee);
         let Some(line) = circuit
             .end(blamed)
-            .line()
-            .or(caller.line())
-            .or(callee.line())
+            .owner()
+            .or(caller.owner())
+            .or(callee.owner())
         else {
             return;
         };
@@ -271,7 +271,7 @@ impl Switch {
             return;
         }
         match end.party {
-            Party::Host if both_over => {
+            Party::Host | Party::Hybrid { .. } if both_over => {
                 end.gone = true;
                 actions.push(Action::HostClose {
                     circuit: id,
@@ -317,12 +317,13 @@ impl Switch {
             used.closed();
         }
         for side in [Side::Caller, Side::Callee] {
-            let grant = circuit.flows[side.index()].grant();
-            if let Some(line) = circuit
-                .end(side)
-                .line()
-                .and_then(|line| self.line_mut(line))
-            {
+            let end = circuit.end(side);
+            // Only what a guest sends through its rings has been reserved for.
+            let grant = match end.is_host() {
+                true => 0,
+                false => circuit.flows[side.index()].grant(),
+            };
+            if let Some(line) = end.owner().and_then(|line| self.line_mut(line)) {
                 line.circuits = line.circuits.saturating_sub(1);
                 line.release(grant);
             }

@@ -44,7 +44,21 @@ pub enum Event {
         /// The caller's own name for this attempt, given back in the answer.
         token: u64,
     },
-    /// The dial that [`Action::DialHost`] asked for has succeeded, or failed for this reason.
+    /// The VMM of a hybrid line calls for its guest, at the socket that stands for this port of the host.
+    HybridDial {
+        /// The guest's line.
+        line: LineId,
+        /// The port of the host that the guest has dialled.
+        port: u32,
+        /// The caller's own name for this attempt, given back in the answer, as with [`Event::HostDial`].
+        token: u64,
+    },
+    /// Both directions between two sockets that [`Action::Relay`] has joined are over.
+    RelayEnded {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// The dial that [`Action::DialHost`] or [`Action::DialHybrid`] asked for has succeeded, or failed for this reason.
     HostDialed {
         /// The circuit.
         circuit: CircuitId,
@@ -140,7 +154,7 @@ pub enum CallerId {
     Guest {
         /// Its line.
         line: LineId,
-        /// Its port.
+        /// Its port. Of a hybrid line, the one that stands for it; 0 if it was refused before it had one.
         port: u32,
     },
     /// Somebody on the host's side who was refused at once.
@@ -197,11 +211,12 @@ pub enum Action {
     DialHost {
         /// The circuit.
         circuit: CircuitId,
-        /// The guest that calls.
+        /// The VM that calls.
         line: LineId,
         /// The port it calls.
         port: u32,
-        /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program.
+        /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program; 0 is that of a hybrid
+        /// line, whose VMM does not tell.
         source_port: u32,
         /// The type of socket to dial with.
         socket_type: SocketType,
@@ -209,6 +224,28 @@ pub enum Action {
         service: Option<ServiceId>,
         /// The rule that allows the call.
         rule: Option<RuleId>,
+    },
+    /// Have the VMM of this hybrid line dial a port of its guest, and report [`Event::HostDialed`].
+    DialHybrid {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The line of the VM that is called.
+        line: LineId,
+        /// The guest's port.
+        port: u32,
+    },
+    /// Both ends of this circuit are sockets of the host's, and the callee has answered: say so to a caller that waits for
+    /// it, join the two, and report [`Event::RelayEnded`].
+    Relay {
+        /// The circuit.
+        circuit: CircuitId,
+        /// The caller's port, as the callee sees it.
+        port: u32,
+    },
+    /// Go on with a relay that [`Switch::relayed`](crate::Switch::relayed) has had rest.
+    RelayOn {
+        /// The circuit.
+        circuit: CircuitId,
     },
     /// A call has been answered or refused. Each call is reported so once, for the audit.
     Decided(Decided),

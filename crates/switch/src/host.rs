@@ -47,11 +47,8 @@ impl Switch {
         };
         let cid = self.lines[callee_line.0 as usize].address.cid;
         let caller = End::new(Party::Host, host_port);
-        let party = Party::Guest {
-            line: callee_line,
-            cid,
-        };
-        let mut callee = End::new(party, callee_port);
+        let hybrid = self.lines[callee_line.0 as usize].hybrid;
+        let mut callee = End::new(Party::of_vm(callee_line, cid, hybrid), callee_port);
         let dialled = self.lines.get(line_id.0 as usize);
         callee.seen = (dialled.map_or(cid, |line| line.address.cid), port);
         let index = self.open(now, socket_type, caller, callee, call);
@@ -60,6 +57,14 @@ impl Switch {
             token,
             circuit: circuit.id,
         });
+        if hybrid {
+            actions.push(Action::DialHybrid {
+                circuit: circuit.id,
+                line: callee_line,
+                port: callee_port,
+            });
+            return;
+        }
         circuit.end_mut(Side::Callee).outbox.request = true;
         self.enqueue(index, Side::Callee, actions);
     }
@@ -108,6 +113,10 @@ impl Switch {
         }
         self.decided(index, Ok(()), actions);
         self.close_handshake(index);
+        if self.circuits[index].is_relayed() {
+            let port = self.circuits[index].end(Side::Caller).port;
+            return actions.push(Action::Relay { circuit: id, port });
+        }
         self.circuits[index].end_mut(Side::Caller).outbox.response = true;
         self.enqueue(index, Side::Caller, actions);
     }
@@ -190,7 +199,12 @@ impl Switch {
         if !flow.deliver(len) {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
-        if flow.end == Ending::Open && self.rests(now, index) {
+        let open = flow.end == Ending::Open;
+        let line = circuit.end(host).owner();
+        if let Some(line) = line.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_to_guest += u64::from(len);
+        }
+        if open && self.rests(now, index) {
             // What has arrived is acknowledged when the rest is over: until then the guest has no more credit.
             return;
         }

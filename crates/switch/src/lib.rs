@@ -51,6 +51,7 @@ mod ending;
 mod event;
 mod flow;
 mod host;
+mod hybrid;
 mod line;
 mod operator;
 mod packet;
@@ -69,6 +70,7 @@ pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, ProgramId, Sent, Time,
     Transmit,
 };
+pub use hybrid::{MAX_OFFERED_PORTS, OfferedPorts};
 pub use line::{AddLineError, Address, LineId, LineReport};
 pub use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,

@@ -83,6 +83,8 @@ impl Address {
 pub(crate) struct Line {
     pub(crate) address: Address,
     pub(crate) domain: DomainId,
+    /// The VM's VMM has a vsock device of its own, so that there are no rings: see [`Switch::add_hybrid_line`](crate::Switch::add_hybrid_line).
+    pub(crate) hybrid: bool,
     pub(crate) limits: Limits,
     /// The rules that can match when this guest calls.
     pub(crate) callers: RuleSet,
@@ -136,6 +138,7 @@ impl Line {
         Line {
             address,
             domain,
+            hybrid: false,
             limits,
             callers: RuleSet::default(),
             callees: RuleSet::default(),
@@ -233,8 +236,10 @@ pub struct LineReport {
     pub id: LineId,
     /// The VM.
     pub address: Address,
-    /// Whether the guest's driver is running.
+    /// Whether the guest's driver is running. Of a hybrid line that is not known, and taken to be so.
     pub up: bool,
+    /// Whether the VM's VMM has a vsock device of its own.
+    pub hybrid: bool,
     /// What it may use.
     pub limits: Limits,
     /// Circuits, in any state.

@@ -11,12 +11,12 @@ use crate::line::Line;
 use crate::switch::{Actions, EndKey};
 use crate::usage::RuleUse;
 use crate::{
-    Address, Callee, Caller, CircuitId, LineId, Policy, Reason, Redirect, RuleId, RuleSet,
-    ServiceEntry, Side, Switch, Verdict,
+    Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
+    RuleSet, ServiceEntry, Side, Switch, Verdict,
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-const OWN_PORTS: [u32; 2] = [wire::agent::PORT, wire::directory::PORT];
+pub(crate) const OWN_PORTS: [u32; 2] = [wire::agent::PORT, wire::directory::PORT];
 
 /// Users of the host, with their groups, that the switch tells apart.
 const MAX_PROGRAMS: usize = 4096;
@@ -38,6 +38,8 @@ pub(crate) struct Route {
     pub(crate) callee: End,
     /// The identifier by which the callee knows the caller.
     pub(crate) caller_cid: u32,
+    /// The port by which the callee knows the caller.
+    pub(crate) caller_port: u32,
     pub(crate) call: Call,
 }
 
@@ -217,11 +219,31 @@ impl Switch {
         may_call.then_some(service.entry.port)
     }
 
-    /// Whether some rule would put a call through, at some port.
+    /// Whether some rule would put a call through, at some port. Ports that an earlier rule has denied do not count; a range
+    /// that only several of them together have denied does, though.
     fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
-        let rule = |id| self.policy.rule(id);
-        let mut rules = self.policy.between(from, to).filter_map(rule);
-        rules.any(|rule| rule.verdict != Verdict::Deny)
+        let mut denied: Vec<&PortRange> = Vec::new();
+        for id in self.policy.between(from, to) {
+            let Some(rule) = self.policy.rule(id) else {
+                continue;
+            };
+            let any_port = rule.ports.is_empty();
+            if rule.verdict == Verdict::Deny {
+                if any_port {
+                    return false;
+                }
+                denied.extend(&rule.ports);
+                continue;
+            }
+            let is_denied = |ports: &PortRange| {
+                let mut denied = denied.iter();
+                denied.any(|of| of.contains(ports.start()) && of.contains(ports.end()))
+            };
+            if any_port || !rule.ports.iter().all(is_denied) {
+                return true;
+            }
+        }
+        false
     }
 
     /// The identifier by which the guest of one line knows another.
@@ -257,43 +279,73 @@ impl Switch {
             dialled: Some(dialled),
         };
         let (reached, port) = judgement.result.map_err(refuse)?;
-        let caller_cid = caller.address.cid;
-        let mut route = Route {
-            callee: End::new(Party::Host, port),
-            caller_cid,
-            call: Call {
-                host: None,
-                dialled,
-                dialled_port: key.peer_port,
-                reached,
-                rule,
-            },
+        let call = Call {
+            host: None,
+            dialled,
+            dialled_port: key.peer_port,
+            reached,
+            rule,
         };
-        if let Destination::Line(line) = reached {
-            if line == from {
-                return Err(refuse(Reason::Denied));
-            }
-            self.admit_at(line, socket_type).map_err(refuse)?;
-            route.caller_cid = self.cid_for(line, from);
-            // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
-            let theirs = EndKey {
-                line,
-                port,
-                peer_cid: route.caller_cid,
-                peer_port: key.port,
-            };
-            if self.by_end.contains_key(&theirs) {
-                return Err(refuse(Reason::PortsInUse));
-            }
-            let cid = self.lines[line.0 as usize].address.cid;
-            route.callee = End::new(Party::Guest { line, cid }, port);
-        }
+        let route = self.route_to(from, key, (reached, port), socket_type, call);
+        let mut route = route.map_err(refuse)?;
         route.callee.seen = (key.peer_cid, key.peer_port);
         self.admits_by_rule(now, rule).map_err(refuse)?;
         if !self.lines[from.0 as usize].connects.take(now) {
             return Err(refuse(Reason::ConnectRate));
         }
         self.count_call(now, rule);
+        Ok(route)
+    }
+
+    /// How the two ends of a call that may be made know each other.
+    fn route_to(
+        &mut self,
+        from: LineId,
+        key: &EndKey,
+        (reached, port): (Destination, u32),
+        socket_type: SocketType,
+        call: Call,
+    ) -> Result<Route, Reason> {
+        let caller = &self.lines[from.0 as usize];
+        let from_hybrid = caller.hybrid;
+        let mut route = Route {
+            callee: End::new(Party::Host, port),
+            caller_cid: caller.address.cid,
+            caller_port: key.port,
+            call,
+        };
+        let Destination::Line(line) = reached else {
+            if from_hybrid {
+                // Programs of the host listen where the VMM itself calls, and without us.
+                if reached == Destination::Listener && !OWN_PORTS.contains(&port) {
+                    return Err(Reason::NoListener);
+                }
+                route.caller_port = self.lines[from.0 as usize].take_port();
+            }
+            return Ok(route);
+        };
+        if line == from {
+            return Err(Reason::Denied);
+        }
+        self.admit_at(line, socket_type)?;
+        route.caller_cid = self.cid_for(line, from);
+        let mut theirs = EndKey {
+            line,
+            port,
+            peer_cid: route.caller_cid,
+            peer_port: key.port,
+        };
+        if from_hybrid {
+            theirs.peer_port = self.free_port(from, &theirs);
+            route.caller_port = theirs.peer_port;
+        }
+        // The last bytes of an earlier circuit may still be on their way, or its end unconfirmed.
+        if self.by_end.contains_key(&theirs) {
+            return Err(Reason::PortsInUse);
+        }
+        let callee = &self.lines[line.0 as usize];
+        let party = Party::of_vm(line, callee.address.cid, callee.hybrid);
+        route.callee = End::new(party, port);
         Ok(route)
     }
 
@@ -445,7 +497,7 @@ impl Switch {
             None => {
                 &self
                     .lines
-                    .get(circuit.end(Side::Caller).line()?.0 as usize)?
+                    .get(circuit.end(Side::Caller).owner()?.0 as usize)?
                     .callers
             }
         };
@@ -484,7 +536,7 @@ impl Switch {
         let circuit = &self.circuits[index];
         let (caller, callee) = (circuit.end(Side::Caller), circuit.end(Side::Callee));
         let call = circuit.call;
-        let by = match caller.line() {
+        let by = match caller.owner() {
             Some(line) => CallerId::Guest {
                 line,
                 port: caller.port,

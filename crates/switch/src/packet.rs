@@ -24,7 +24,7 @@ impl Switch {
         let Some(line) = self.line_mut(line_id) else {
             return;
         };
-        if !line.up {
+        if !line.up || line.hybrid {
             return;
         }
         line.counters.packets_from_guest += 1;
@@ -251,6 +251,7 @@ impl Switch {
             callee,
             caller_cid,
             call,
+            ..
         } = match self.route_from_guest(now, line_id, &key, socket_type) {
             Ok(route) => route,
             Err(refusal) => {
@@ -273,29 +274,50 @@ impl Switch {
         };
         let mut caller = End::new(party, key.port);
         caller.seen.0 = caller_cid;
-        let (to_guest, port) = (!callee.is_host(), callee.port);
+        let to_guest = !callee.is_host();
         let index = self.open(now, socket_type, caller, callee, call);
-        let id = self.circuits[index].id;
         let circuit = &mut self.circuits[index];
         let _ = circuit.flow_to(Side::Caller).announce(header.buf_alloc, 0);
         if to_guest {
             self.regrant(index, Side::Callee);
-            let circuit = &mut self.circuits[index];
-            circuit.end_mut(Side::Callee).outbox.request = true;
-            self.enqueue(index, Side::Callee, actions);
-        } else {
-            actions.push(Action::DialHost {
+        }
+        self.ring_callee(index, line_id, key.port, actions);
+    }
+
+    /// Has the callee of a circuit hear of it that was set up for a VM's call.
+    pub(crate) fn ring_callee(
+        &mut self,
+        index: usize,
+        caller: LineId,
+        source_port: u32,
+        actions: &mut Actions,
+    ) {
+        let circuit = &mut self.circuits[index];
+        let (id, call) = (circuit.id, circuit.call);
+        let callee = circuit.end_mut(Side::Callee);
+        let port = callee.port;
+        match callee.party {
+            Party::Hybrid { line, .. } => actions.push(Action::DialHybrid {
                 circuit: id,
-                line: line_id,
+                line,
                 port,
-                source_port: key.port,
-                socket_type,
+            }),
+            Party::Host => actions.push(Action::DialHost {
+                circuit: id,
+                line: caller,
+                port,
+                source_port,
+                socket_type: circuit.socket_type,
                 service: match call.reached {
                     Destination::Service(service) => Some(service),
                     _ => None,
                 },
                 rule: call.rule,
-            });
+            }),
+            Party::Guest { .. } | Party::Departed { .. } => {
+                callee.outbox.request = true;
+                self.enqueue(index, Side::Callee, actions);
+            }
         }
     }
 
@@ -306,18 +328,30 @@ impl Switch {
         reason: Reason,
         actions: &mut Actions,
     ) {
+        // The identifier was matched against the directory, so it fits, or it matched nothing.
+        let ports = (header.src_port, header.dst_cid as u32, header.dst_port);
+        self.count_refusal(line_id, ports, reason, actions);
+        self.answer_with_reset(line_id, header, actions);
+    }
+
+    /// Counts why a VM's dial was refused, and says so to the log.
+    pub(crate) fn count_refusal(
+        &mut self,
+        line_id: LineId,
+        (source_port, destination_cid, destination_port): (u32, u32, u32),
+        reason: Reason,
+        actions: &mut Actions,
+    ) {
         if let Some(line) = self.line_mut(line_id) {
             line.counters.ended[reason.index()] += 1;
         }
         actions.push(Action::Report {
             line: line_id,
-            source_port: header.src_port,
-            // It was matched against the directory, so it fits, or it matched nothing.
-            destination_cid: header.dst_cid as u32,
-            destination_port: header.dst_port,
+            source_port,
+            destination_cid,
+            destination_port,
             reason,
         });
-        self.answer_with_reset(line_id, header, actions);
     }
 
     /// A reset for a packet that belongs to no circuit. It is a courtesy, so more than a limit are dropped.
@@ -348,7 +382,7 @@ impl Switch {
         let circuit = &mut self.circuits[index];
         let port = circuit.end(Side::Caller).port;
         match circuit.end(Side::Caller).party {
-            Party::Host => actions.push(Action::HostAccepted {
+            Party::Host | Party::Hybrid { .. } => actions.push(Action::HostAccepted {
                 circuit: circuit.id,
                 port,
             }),

@@ -97,6 +97,15 @@ impl Switch {
         address: Address,
         limits: Limits,
     ) -> Result<LineId, AddLineError> {
+        self.enter_line(address, limits, false)
+    }
+
+    pub(crate) fn enter_line(
+        &mut self,
+        address: Address,
+        limits: Limits,
+        hybrid: bool,
+    ) -> Result<LineId, AddLineError> {
         let cid = address.cid;
         if !(MIN_GUEST_CID..CID_ANY).contains(&cid) {
             return Err(AddLineError::ReservedCid(cid));
@@ -114,6 +123,8 @@ impl Switch {
         let domain = self.directory.enter(&address, id);
         let mut line = Line::new(address, domain, limits);
         line.subject_to(&self.policy);
+        line.hybrid = hybrid;
+        line.up = hybrid;
         entry.insert(line);
         Ok(id)
     }
@@ -128,7 +139,7 @@ impl Switch {
         for (_, circuit) in &mut self.circuits {
             circuit.call.forget(id);
             for end in &mut circuit.ends {
-                if end.line() == Some(id) {
+                if end.owner() == Some(id) {
                     end.party = Party::Departed { cid: end.cid() };
                 }
             }
@@ -148,6 +159,7 @@ impl Switch {
     pub fn handle(&mut self, now: Time, event: Event, actions: &mut Actions) {
         match event {
             Event::LineUp { line, seqpacket } => self.line_up(now, line, seqpacket, actions),
+            Event::LineDown { line } if self.is_hybrid(line) => {}
             Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, actions),
             Event::Packet { line, header } => self.packet(now, line, header, actions),
             Event::HostDial {
@@ -159,6 +171,10 @@ impl Switch {
             } => {
                 self.host_dial(now, line, port, socket_type, caller, token, actions);
             }
+            Event::HybridDial { line, port, token } => {
+                self.hybrid_dial(now, line, port, token, actions);
+            }
+            Event::RelayEnded { circuit } => self.relay_ended(circuit, actions),
             Event::HostDialed { circuit, result } => {
                 self.host_dialed(now, circuit, result, actions)
             }
@@ -200,6 +216,7 @@ impl Switch {
             id: LineId(index as u32),
             address: line.address.clone(),
             up: line.up,
+            hybrid: line.hybrid,
             limits: line.limits,
             circuits: line.circuits,
             half_open: line.half_open,
@@ -215,7 +232,7 @@ impl Switch {
             let report = |side: Side| {
                 let end = circuit.end(side);
                 EndReport {
-                    line: end.line(),
+                    line: end.owner(),
                     cid: end.cid(),
                     port: end.port,
                     kept_bytes: circuit.flows[side.index()].kept(),
@@ -246,7 +263,7 @@ impl Switch {
         self.directory.line_by_cid(domain, cid)
     }
 
-    /// The side of a circuit where a program of the host is, if there is one.
+    /// The side of a circuit that is a socket of the host's, if there is one: of two, the caller's.
     pub fn host_side(&self, circuit: CircuitId) -> Option<Side> {
         self.circuits[self.find(circuit)?].host_side()
     }
@@ -321,7 +338,7 @@ impl Switch {
             Flow::new(0, grant)
         };
         // The called guest has to answer, or the caller's host.
-        let answering = callee.line().or(caller.line());
+        let answering = callee.owner().or(caller.owner());
         let mut flows = [flow_of(&caller), flow_of(&callee)];
         for (flow, destination) in flows.iter_mut().zip([&callee, &caller]) {
             if destination.is_host() {
@@ -344,11 +361,12 @@ impl Switch {
         for side in [Side::Caller, Side::Callee] {
             if let Some(key) = Self::key(&circuit, side) {
                 self.by_end.insert(key, (index as u32, side));
-                if let Some(line) = self.lines.get_mut(key.line.0 as usize) {
-                    line.circuits += 1;
-                    line.half_open += 1;
-                    line.counters.circuits_opened += 1;
-                }
+            }
+            let line = circuit.end(side).owner();
+            if let Some(line) = line.and_then(|line| self.lines.get_mut(line.0 as usize)) {
+                line.circuits += 1;
+                line.half_open += 1;
+                line.counters.circuits_opened += 1;
             }
         }
         entry.insert(circuit);
@@ -375,7 +393,7 @@ impl Switch {
         self.circuits[index].answered = true;
         self.set_deadline(index, None);
         for side in [Side::Caller, Side::Callee] {
-            let line = self.circuits[index].end(side).line();
+            let line = self.circuits[index].end(side).owner();
             if let Some(line) = line.and_then(|line| self.line_mut(line)) {
                 line.half_open = line.half_open.saturating_sub(1);
             }
@@ -449,6 +467,9 @@ impl Switch {
     // ---- Lines ----
 
     fn line_up(&mut self, now: Time, id: LineId, seqpacket: bool, actions: &mut Actions) {
+        if self.is_hybrid(id) {
+            return;
+        }
         self.line_down(now, id, Reason::LineDown, actions);
         if let Some(line) = self.line_mut(id) {
             line.up = true;
@@ -469,13 +490,18 @@ impl Switch {
                 [Side::Caller, Side::Callee]
                     .into_iter()
                     .filter(move |side| {
-                        circuit.end(*side).line() == Some(id) && !circuit.end(*side).gone
+                        circuit.end(*side).owner() == Some(id) && !circuit.end(*side).gone
                     })
                     .map(move |side| (index, side))
             })
             .collect();
         for (index, side) in touched {
-            if self.circuits.contains(index) {
+            let Some(circuit) = self.circuits.get(index) else {
+                continue;
+            };
+            if circuit.end(side).is_host() {
+                self.kill(now, index, reason, actions);
+            } else {
                 self.guest_lost(now, index, side, reason, actions);
             }
         }

@@ -3,6 +3,7 @@
 mod closing;
 mod credit;
 mod hostile;
+mod hybrid;
 mod limits;
 mod lines;
 mod model;

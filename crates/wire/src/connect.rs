@@ -68,6 +68,50 @@ impl Request {
     }
 }
 
+/// What a VMM that speaks this convention has answered to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing is wrong yet, and nothing is complete.
+    Partial,
+    /// The guest has taken the call. The answer takes up this many bytes; what follows belongs to the circuit.
+    Accepted {
+        /// The answer's length in bytes, its line feed included.
+        len: usize,
+    },
+    /// A refusal, or something else that no VMM says.
+    Refused,
+}
+
+const ACCEPTED: &[u8] = b"OK ";
+
+impl Answer {
+    /// Reads the answer at the start of `bytes`, which may go on beyond it, or end before it does. It is no longer than
+    /// [`MAX_REQUEST_LEN`].
+    pub fn parse(bytes: &[u8]) -> Answer {
+        let word = &bytes[..bytes.len().min(ACCEPTED.len())];
+        if !ACCEPTED.starts_with(word) {
+            return Answer::Refused;
+        }
+        let line = &bytes[..bytes.len().min(MAX_REQUEST_LEN)];
+        let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
+            return match line.len() < MAX_REQUEST_LEN {
+                true => Answer::Partial,
+                false => Answer::Refused,
+            };
+        };
+        let number = line[ACCEPTED.len()..end].trim_ascii();
+        match !number.is_empty() && number.iter().all(u8::is_ascii_digit) {
+            true => Answer::Accepted { len: end + 1 },
+            false => Answer::Refused,
+        }
+    }
+}
+
+/// The request for this port.
+pub fn request(port: u32) -> String {
+    format!("CONNECT {port}\n")
+}
+
 /// A decimal port between optional spaces, with an optional carriage return at the end, as lenient as Firecracker.
 fn parse_port(bytes: &[u8]) -> Option<u32> {
     let digits = bytes.trim_ascii();
@@ -187,7 +231,53 @@ mod tests {
         );
     }
 
+    #[test]
+    fn an_answer_may_arrive_in_any_pieces_and_ends_at_its_line_feed() {
+        let whole = b"OK 1073741824\npayload";
+        for end in 0..14 {
+            assert_eq!(Answer::parse(&whole[..end]), Answer::Partial, "{end} bytes");
+        }
+        for end in 14..whole.len() {
+            assert_eq!(Answer::parse(&whole[..end]), Answer::Accepted { len: 14 });
+        }
+        assert_eq!(Answer::parse(b"OK 5\r\n"), Answer::Accepted { len: 6 });
+    }
+
+    #[test]
+    fn what_is_no_acceptance_is_a_refusal() {
+        for bytes in [
+            &b"ERR no rule allows it\n"[..],
+            b"K",
+            b"ok 1\n",
+            b"OK\n",
+            b"OK \n",
+            b"OK -1\n",
+            b"OK 1 2\n",
+            b"OK 11111111111111111111111111111",
+            b"\0",
+        ] {
+            assert_eq!(Answer::parse(bytes), Answer::Refused, "{bytes:?}");
+        }
+        let longest = b"OK 1111111111111111111111111111\n";
+        assert_eq!(longest.len(), MAX_REQUEST_LEN);
+        assert_eq!(
+            Answer::parse(longest),
+            Answer::Accepted {
+                len: MAX_REQUEST_LEN
+            }
+        );
+        assert_eq!(Answer::parse(&longest[..31]), Answer::Partial);
+    }
+
     proptest! {
+        #[test]
+        fn any_answer_is_understood_in_a_way_that_stays(bytes in proptest::collection::vec(any::<u8>(), 0..64), cut in 0usize..64) {
+            let shorter = Answer::parse(&bytes[..cut.min(bytes.len())]);
+            if shorter != Answer::Partial {
+                prop_assert_eq!(shorter, Answer::parse(&bytes));
+            }
+        }
+
         #[test]
         fn any_bytes_get_an_answer_that_stays(bytes in proptest::collection::vec(any::<u8>(), 0..64), cut in 0usize..64) {
             let answer = Request::parse(&bytes);

@@ -3,6 +3,7 @@
 use rustix::net::Shutdown;
 use switch::{Action, CircuitId, Direction, Event, Reason, Side};
 use wire::connect;
+use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::host::HostCall;
@@ -37,7 +38,10 @@ impl Fabric {
                 service,
                 rule,
             } => {
-                self.install(CircuitIo::new(circuit, socket_type));
+                // One whose caller is a socket too is known already.
+                if self.circuit(circuit).is_none() {
+                    self.install(CircuitIo::new(circuit, socket_type));
+                }
                 self.dial_host(HostCall {
                     circuit,
                     line,
@@ -48,6 +52,18 @@ impl Fabric {
                     rule,
                 });
             }
+            Action::DialHybrid {
+                circuit,
+                line,
+                port,
+            } => {
+                if self.circuit(circuit).is_none() {
+                    self.install(CircuitIo::new(circuit, SocketType::Stream));
+                }
+                self.dial_hybrid(circuit, line, port);
+            }
+            Action::Relay { circuit, port } => self.join(circuit, port),
+            Action::RelayOn { circuit } => self.relay_on(circuit),
             Action::Decided(decided) => self.report_decision(&decided),
             Action::HostDialing { token, circuit } => self.caller_dials(token, circuit),
             Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
@@ -56,9 +72,9 @@ impl Fabric {
                 let Some(circuit) = self.circuit(circuit) else {
                     return;
                 };
-                let published = matches!(circuit.who, Some(Who::Published(_)));
+                let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
                 match circuit.host.take() {
-                    Some(host) if published => reset(&host.socket),
+                    Some(host) if !speaks => reset(&host.socket),
                     Some(mut host) => {
                         host.take_request();
                         answer(&host.socket, &connect::refused(reason));
@@ -111,12 +127,12 @@ impl Fabric {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        let published = matches!(circuit.who, Some(Who::Published(_)));
+        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
         let Some(host) = circuit.host.as_mut() else {
             return;
         };
         host.unanswered = false;
-        if published || answer(&host.socket, &connect::accepted(port)) {
+        if !speaks || answer(&host.socket, &connect::accepted(port)) {
             // It may have sent data already, or be gone: find out.
             self.host_is_readable(id);
         } else {
@@ -142,8 +158,17 @@ impl Fabric {
     /// unread, so that the program sees an error and not the end of the data.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.retain(|redial| redial.circuit != id);
-        let host = self.circuit(id).and_then(|circuit| circuit.host.take());
-        match host {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        circuit.ringing = None;
+        circuit.answered_by = None;
+        if let Some(relay) = circuit.relay.take().filter(|_| cut_short) {
+            for side in [Side::Caller, Side::Callee] {
+                reset(relay.socket(side));
+            }
+        }
+        match circuit.host.take() {
             Some(host) if cut_short => reset(&host.socket),
             Some(mut host) => host.take_request(),
             None => {}

@@ -46,7 +46,7 @@ impl Fabric {
         match who {
             Some(Who::Program(credentials)) => DecisionCaller::Program(*credentials),
             Some(Who::Published(name)) => DecisionCaller::Published { name },
-            None => DecisionCaller::Unknown,
+            Some(Who::Vmm) | None => DecisionCaller::Unknown,
         }
     }
 

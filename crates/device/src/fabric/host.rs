@@ -28,13 +28,13 @@ use crate::socket::{Dial, dial, port_path};
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Callers accepted in one turn, on one listener.
-const ACCEPT_BATCH: usize = 64;
+pub(super) const ACCEPT_BATCH: usize = 64;
 /// How long a listener rests when the system would not accept a call.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Callers of one line that have yet to say whom they want.
 const MAX_CALLERS: usize = 1024;
 /// How long a caller may take for its request.
-const CALLER_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const CALLER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
 /// gives a connect, so that the guest hears the reason and does not just time out.
@@ -49,6 +49,8 @@ pub(super) struct Redial {
     pub(super) line: LineId,
     port: u32,
     socket_type: SocketType,
+    /// Whether the VMM of a hybrid line is dialled, and not the listener for a port.
+    vmm: bool,
     pub(super) next_at: Time,
     wait: Duration,
     give_up_at: Time,
@@ -83,7 +85,7 @@ pub struct PublishedCall {
 
 /// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
 /// reports it for every piece that its reader takes, which would wake us for nothing.
-const SOCKET_EVENTS: EventFlags = EventFlags::IN
+pub(super) const SOCKET_EVENTS: EventFlags = EventFlags::IN
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
 const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
@@ -121,7 +123,10 @@ impl Fabric {
                 Err(error) => {
                     // Most likely there are no descriptors left: the caller stays in the backlog until there are.
                     tracing::warn!(vm = line.name, %error, "cannot accept a program's call");
-                    return self.rest_listener(id, index);
+                    return self.rest_listener(Token::Listener {
+                        line: id,
+                        index: index as u8,
+                    });
                 }
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
@@ -144,40 +149,43 @@ impl Fabric {
     }
 
     /// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
-    fn rest_listener(&mut self, id: LineId, index: usize) {
-        self.watch_listener(id, index, EventFlags::empty());
+    pub(super) fn rest_listener(&mut self, listener: Token) {
+        self.watch_listener(listener, EventFlags::empty());
         self.resting_listeners
-            .push_back((self.now + ACCEPT_REST, id, index));
+            .push_back((self.now + ACCEPT_REST, listener));
     }
 
     pub(super) fn wake_listeners(&mut self) {
-        while let Some((at, id, index)) = self.resting_listeners.front().copied() {
+        while let Some((at, listener)) = self.resting_listeners.front().copied() {
             if at > self.now {
                 break;
             }
             self.resting_listeners.pop_front();
-            self.watch_listener(id, index, EventFlags::IN);
+            self.watch_listener(listener, EventFlags::IN);
         }
     }
 
-    fn watch_listener(&mut self, id: LineId, index: usize, flags: EventFlags) {
-        let listener = self
-            .lines
-            .get(id.0 as usize)
-            .and_then(Option::as_ref)
-            .and_then(|line| line.listeners.get(index));
-        let Some(listener) = listener else { return };
-        let token = Token::Listener {
-            line: id,
-            index: index as u8,
+    fn watch_listener(&mut self, token: Token, flags: EventFlags) {
+        let line_of = |id: LineId| self.lines.get(id.0 as usize).and_then(Option::as_ref);
+        let listener = match token {
+            Token::Listener { line, index } => {
+                line_of(line).and_then(|line| line.listeners.get(usize::from(index)))
+            }
+            Token::HybridListener { line, port } => {
+                line_of(line).and_then(|line| line.hybrid_listeners.get(&port))
+            }
+            _ => None,
         };
+        let Some(listener) = listener else { return };
         if let Err(error) = self.reactor.retag(&listener.socket, token, flags) {
-            tracing::error!(line = id.0, %error, "cannot wait for programs that call");
+            tracing::error!(?token, %error, "cannot wait for calls");
         }
     }
 
-    fn add_caller(&mut self, caller: Caller) -> Option<u32> {
+    pub(super) fn add_caller(&mut self, caller: Caller) -> Option<u32> {
         let (id, deadline) = (caller.line, caller.deadline);
+        // Others have their answer at once, so that there is nothing to wait for.
+        let speaks = caller.who.speaks();
         let line = self.line(id)?;
         if line.callers >= MAX_CALLERS {
             let words = "too many programs are calling this VM at once";
@@ -195,7 +203,9 @@ impl Fabric {
             self.remove_caller(slot);
             return None;
         }
-        self.caller_deadlines.push_back((deadline, slot));
+        if speaks {
+            self.caller_deadlines.push_back((deadline, slot));
+        }
         Some(slot)
     }
 
@@ -225,11 +235,18 @@ impl Fabric {
         }
     }
 
-    fn put_caller_through(&mut self, slot: u32, port: u32) {
+    pub(super) fn put_caller_through(&mut self, slot: u32, port: u32) {
         let caller = &self.callers[slot as usize];
         let (line, socket_type) = (caller.line, caller.socket_type);
         let program = match caller.who {
             Who::Published(_) => Some(HostCaller::Published),
+            Who::Vmm => {
+                return self.tell(Event::HybridDial {
+                    line,
+                    port,
+                    token: u64::from(slot),
+                });
+            }
             Who::Program(Credentials { uid, gid, .. }) => {
                 self.switch.program(uid, &[gid]).map(HostCaller::Program)
             }
@@ -341,9 +358,24 @@ impl Fabric {
             line,
             port,
             socket_type,
+            vmm: false,
             next_at: self.now,
             wait,
             give_up_at,
+        });
+    }
+
+    /// Has the VMM of a hybrid line put a call through to its guest.
+    pub(super) fn dial_hybrid(&mut self, circuit: CircuitId, line: LineId, port: u32) {
+        self.attempt(Redial {
+            circuit,
+            line,
+            port,
+            socket_type: SocketType::Stream,
+            vmm: true,
+            next_at: self.now,
+            wait: REDIAL_FIRST,
+            give_up_at: self.now + DIAL_PATIENCE,
         });
     }
 
@@ -388,8 +420,17 @@ impl Fabric {
             return;
         };
         let circuit = redial.circuit;
-        match dial(&port_path(&line.host_path, redial.port), redial.socket_type) {
+        let path = match redial.vmm {
+            true => line.host_path.clone(),
+            false => port_path(&line.host_path, redial.port),
+        };
+        match dial(&path, redial.socket_type) {
+            Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, redial.port),
             Dial::Reached(socket) => self.host_reached(circuit, socket, None),
+            Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
+                circuit,
+                result: Err(Reason::NotRunning),
+            }),
             Dial::Failed(reason) => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(reason),
@@ -449,10 +490,18 @@ impl Fabric {
         }
     }
 
-    fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
+    pub(super) fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
+        if circuit.who.is_some() {
+            // The caller is a socket too: the two wait to be joined.
+            circuit.answered_by = Some(Connected { socket, hold });
+            return self.tell(Event::HostDialed {
+                circuit: id,
+                result: Ok(()),
+            });
+        }
         let mut host = HostSocket::new(socket, false);
         host.hold = hold;
         circuit.host = Some(host);
@@ -476,13 +525,18 @@ impl Fabric {
     // ---- Sockets of circuits ----
 
     pub(super) fn host_ready(&mut self, id: CircuitId, flags: EventFlags) {
-        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
+        let Some(host) = circuit.host.as_mut() else {
             return;
         };
         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         if host.unanswered {
-            if hung_up {
+            // Who does not wait for an answer may have sent all it had to say, and be content.
+            if hung_up && (speaks || host.behind_request() != BehindRequest::Data) {
                 self.tell(Event::HostGone { circuit: id });
             }
             return;

@@ -1,0 +1,212 @@
+//! VMs whose VMM has a vsock device of its own, with UNIX sockets: it is called at its socket, and calls at ours.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
+use switch::{Address, CircuitId, Event, Limits, LineId, Reason};
+use wire::connect::{self, Answer, MAX_REQUEST_LEN};
+use wire::vsock::SocketType;
+
+use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
+use super::{Fabric, OpenLineError};
+use crate::caller::{Caller, Who, answer, take_request};
+use crate::line::LineIo;
+use crate::reactor::{EventFlags, Token};
+use crate::socket::{listen_at, port_path};
+
+/// What a hybrid line needs to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HybridConfig {
+    /// The VM.
+    pub address: Address,
+    /// What it may use.
+    pub limits: Limits,
+    /// The VMM's socket, which need not be there yet. Ours, for what its guest calls, are at this path with `_PORT` behind it.
+    pub path: PathBuf,
+}
+
+impl Fabric {
+    /// Opens a line for a VM whose VMM has a vsock device of its own. The sockets for its calls listen when this returns, but for
+    /// those whose path somebody else listens at: these are left to whoever it is.
+    ///
+    /// # Errors
+    /// When its name or identifier cannot be had, or sockets cannot be made beside the VMM's. Nothing is left behind then.
+    pub fn open_hybrid_line(&mut self, config: &HybridConfig) -> Result<(), OpenLineError> {
+        let id = self
+            .switch
+            .add_hybrid_line(config.address.clone(), config.limits)?;
+        let generation = self.next_line_generation;
+        self.next_line_generation += 1;
+        let name = config.address.full_name();
+        let mut line = LineIo::new(generation, name.clone(), config.path.clone());
+        line.attached = true;
+        self.install_line(id, line);
+        let offered = self.offer_line_ports(id);
+        if offered.is_err() {
+            self.close_line(&name);
+        }
+        offered
+    }
+
+    /// Listens for every hybrid line where its guest may have something to call by now, and nowhere else.
+    pub(super) fn offer_ports(&mut self) {
+        let lines: Vec<LineId> = self.lines.iter().map(|(id, _)| LineId(id as u32)).collect();
+        for id in lines {
+            if let Err(error) = self.offer_line_ports(id) {
+                tracing::error!(%error, "a hybrid VM cannot call all that it may");
+            }
+        }
+    }
+
+    /// Returns the first error of those that are not somebody else's listener; all others are listened at nevertheless.
+    fn offer_line_ports(&mut self, id: LineId) -> Result<(), OpenLineError> {
+        let offered = self.switch.offered_ports(id);
+        let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        // Lines with rings have no such sockets.
+        if line.frontend.is_some() {
+            return Ok(());
+        }
+        let vm = line.name.as_str();
+        if offered.incomplete {
+            tracing::warn!(
+                vm,
+                "a rule redirects more ports of this hybrid VM than can be listened at: name them singly"
+            );
+        }
+        let listeners = &mut line.hybrid_listeners;
+        listeners.retain(|port, _| offered.ports.contains(port));
+        let listening: BTreeSet<u32> = listeners.keys().copied().collect();
+        let mut result = Ok(());
+        for port in offered.ports.difference(&listening) {
+            let path = port_path(&line.host_path, *port);
+            let token = Token::HybridListener {
+                line: id,
+                port: *port,
+            };
+            let listened = listen_at(&path, UnixSocketType::STREAM).and_then(|listener| {
+                self.reactor.add(&listener.socket, token, EventFlags::IN)?;
+                Ok(listener)
+            });
+            match listened {
+                Ok(listener) => drop(listeners.insert(*port, listener)),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    tracing::warn!(vm, port, path = %path.display(), "left to the program that listens there");
+                }
+                Err(error) if result.is_ok() => {
+                    result = Err(OpenLineError::Socket { path, error });
+                }
+                Err(_) => {}
+            }
+        }
+        result
+    }
+
+    // ---- VMMs that call ----
+
+    pub(super) fn accept_hybrid(&mut self, id: LineId, port: u32) {
+        for _ in 0..ACCEPT_BATCH {
+            // Looked for each time: what follows from a call may change the line.
+            let Some(line) = self.line(id) else { return };
+            let Some(listener) = line.hybrid_listeners.get(&port) else {
+                return;
+            };
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match accept_with(&listener.socket, flags) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(error) => {
+                    tracing::warn!(vm = line.name, port, %error, "cannot accept a VMM's call");
+                    return self.rest_listener(Token::HybridListener { line: id, port });
+                }
+            };
+            let caller = Caller {
+                line: id,
+                who: Who::Vmm,
+                socket,
+                socket_type: SocketType::Stream,
+                deadline: self.now + CALLER_PATIENCE,
+                request_len: 0,
+            };
+            if let Some(slot) = self.add_caller(caller) {
+                self.put_caller_through(slot, port);
+            }
+        }
+    }
+
+    // ---- VMMs that are called ----
+
+    /// Asks a VMM that has been reached for a port of its guest. Its silence is bounded by the circuit's time for the handshake.
+    pub(super) fn ask_vmm(&mut self, id: CircuitId, socket: OwnedFd, port: u32) {
+        if self.circuit(id).is_none() {
+            return;
+        }
+        let asked = answer(&socket, &connect::request(port))
+            && self
+                .reactor
+                .add(&socket, Token::Ringing(id), SOCKET_EVENTS)
+                .is_ok();
+        if !asked {
+            return self.ring_failed(id, Reason::HostFailed);
+        }
+        if let Some(circuit) = self.circuit(id) {
+            circuit.ringing = Some(socket);
+        }
+    }
+
+    fn ring_failed(&mut self, circuit: CircuitId, reason: Reason) {
+        self.tell(Event::HostDialed {
+            circuit,
+            result: Err(reason),
+        });
+    }
+
+    /// A VMM that has been asked has said something, or hung up. Its answer is looked at without being taken, so that what follows
+    /// it stays in the socket, where the circuit finds it.
+    pub(super) fn vmm_ready(&mut self, id: CircuitId, flags: EventFlags) {
+        let Some(socket) = self
+            .circuit(id)
+            .and_then(|circuit| circuit.ringing.as_ref())
+        else {
+            return;
+        };
+        let mut bytes = [0; MAX_REQUEST_LEN];
+        let seen = match recv(socket, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((seen, _)) => seen,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            Err(_) => return self.ring_failed(id, Reason::GuestRefused),
+        };
+        let over =
+            seen == 0 || flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        match Answer::parse(&bytes[..seen]) {
+            Answer::Accepted { len } => self.vmm_accepted(id, len),
+            Answer::Partial if !over => {}
+            Answer::Partial | Answer::Refused => self.ring_failed(id, Reason::GuestRefused),
+        }
+    }
+
+    fn vmm_accepted(&mut self, id: CircuitId, answer_len: usize) {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let joins = circuit.who.is_some();
+        let Some(socket) = circuit.ringing.take() else {
+            return;
+        };
+        self.reactor.remove(&socket);
+        if joins {
+            take_request(&socket, answer_len);
+        }
+        self.host_reached(id, socket, None);
+        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
+            return;
+        };
+        if !joins {
+            host.request_len = answer_len;
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Circuits with two sockets of the host's and no ring: a hybrid line's, when it calls or is called by anything but a guest
+//! with rings. Bytes are passed from one socket to the other, and so is each direction's end by itself.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use switch::Side;
+
+use crate::dialer::{Connected, Hold};
+use crate::reactor::EventFlags;
+
+/// What is taken from a socket at once, and so the most that is in our keeping of one direction, in bytes. As much as a UNIX
+/// socket's buffer usually holds at least.
+pub(crate) const PIECE_BYTES: usize = 64 * 1024;
+
+/// Two sockets that have been joined.
+pub(crate) struct Relay {
+    legs: [Leg; 2],
+    /// What is to last as long as the circuit.
+    _hold: Option<Hold>,
+    /// Among those that are looked at in this turn.
+    pub(crate) scheduled: bool,
+    /// More has passed than the circuit's rule lets pass: nothing more is taken until the switch says so.
+    pub(crate) resting: bool,
+}
+
+/// One of the sockets, and the direction in which its bytes go.
+struct Leg {
+    socket: OwnedFd,
+    /// There may be something to read.
+    readable: bool,
+    /// The socket takes bytes, as far as we know.
+    writable: bool,
+    /// What it has sent and the other has not taken, from `taken` on.
+    kept: Vec<u8>,
+    taken: usize,
+    /// Nothing more passes from this socket to the other: it has ended and the other has been told, or the other is gone.
+    over: bool,
+}
+
+/// How a look at one direction has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// This many bytes have been taken from the sender. There may be more.
+    Took(usize),
+    /// There is nothing to do until one of the sockets changes.
+    Waits,
+    /// One of the sockets is broken off: nothing true can be told any more.
+    Broken,
+}
+
+impl Relay {
+    pub(crate) fn new(caller: OwnedFd, callee: Connected) -> Relay {
+        let leg = |socket| Leg {
+            socket,
+            readable: true,
+            writable: true,
+            kept: Vec::new(),
+            taken: 0,
+            over: false,
+        };
+        Relay {
+            legs: [leg(caller), leg(callee.socket)],
+            _hold: callee.hold,
+            scheduled: false,
+            resting: false,
+        }
+    }
+
+    pub(crate) fn socket(&self, side: Side) -> &OwnedFd {
+        &self.legs[side.index()].socket
+    }
+
+    /// Whether both directions are over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.legs.iter().all(|leg| leg.over)
+    }
+
+    /// Whether the socket at `side` is full, so that its room has to be waited for.
+    pub(crate) fn is_full(&self, side: Side) -> bool {
+        !self.legs[side.index()].writable
+    }
+
+    /// Takes note of what has happened to the socket at `side`.
+    pub(crate) fn happened(&mut self, side: Side, flags: EventFlags) {
+        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        let leg = &mut self.legs[side.index()];
+        leg.readable |= hung_up || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
+        leg.writable |= hung_up || flags.contains(EventFlags::OUT);
+        if flags.contains(EventFlags::HUP) {
+            // It receives nothing any more. What it sent before is still to be read.
+            self.give_up(side.other());
+        }
+    }
+
+    /// Does the next thing that can be done for what `from` sends. `room` is for [`PIECE_BYTES`].
+    pub(crate) fn step(&mut self, from: Side, room: &mut [u8]) -> Step {
+        let [sender, receiver] = self.legs_from(from);
+        if sender.over {
+            return Step::Waits;
+        }
+        if sender.taken < sender.kept.len() {
+            if !receiver.writable {
+                return Step::Waits;
+            }
+            match offer(&receiver.socket, &sender.kept[sender.taken..]) {
+                Ok(sent) => sender.taken += sent,
+                Err(Failure::Broken) => return Step::Broken,
+                Err(Failure::Gone) => {
+                    self.give_up(from);
+                    return Step::Waits;
+                }
+            }
+            if sender.taken < sender.kept.len() {
+                receiver.writable = false;
+                return Step::Waits;
+            }
+            sender.kept = Vec::new();
+            sender.taken = 0;
+        }
+        if !sender.readable {
+            return Step::Waits;
+        }
+        let len = match recv(&sender.socket, &mut *room, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => {
+                sender.over = true;
+                // It fails only when the receiver is gone, and then nobody waits for the end.
+                let _ = shutdown(&receiver.socket, Shutdown::Write);
+                return Step::Waits;
+            }
+            Ok((len, _)) => len,
+            Err(Errno::INTR) => return Step::Took(0),
+            Err(Errno::AGAIN) => {
+                sender.readable = false;
+                return Step::Waits;
+            }
+            Err(_) => return Step::Broken,
+        };
+        match offer(&receiver.socket, &room[..len]) {
+            Ok(sent) if sent < len => {
+                sender.kept = room[sent..len].to_vec();
+                receiver.writable = false;
+            }
+            Ok(_) => {}
+            Err(Failure::Broken) => return Step::Broken,
+            Err(Failure::Gone) => self.give_up(from),
+        }
+        Step::Took(len)
+    }
+
+    /// Whoever receives what `from` sends is gone: the sender hears of it, and what was kept is dropped.
+    fn give_up(&mut self, from: Side) {
+        let [sender, _] = self.legs_from(from);
+        if !sender.over {
+            sender.over = true;
+            sender.kept = Vec::new();
+            sender.taken = 0;
+            // It fails only when the sender is gone too.
+            let _ = shutdown(&sender.socket, Shutdown::Read);
+        }
+    }
+
+    fn legs_from(&mut self, from: Side) -> [&mut Leg; 2] {
+        let [caller, callee] = &mut self.legs;
+        match from {
+            Side::Caller => [caller, callee],
+            Side::Callee => [callee, caller],
+        }
+    }
+}
+
+/// Why a socket will never take anything again.
+enum Failure {
+    /// Its peer receives no more.
+    Gone,
+    /// It has been reset. The system says so once: whoever is told must not take the end that it shows then for the peer's word.
+    Broken,
+}
+
+/// Sends as much as the socket takes now.
+fn offer(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Failure> {
+    match send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        Ok(sent) => Ok(sent),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(Errno::PIPE) => Err(Failure::Gone),
+        Err(_) => Err(Failure::Broken),
+    }
+}
+
+#[cfg(test)]
+mod tests;

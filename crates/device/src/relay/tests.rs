@@ -1,0 +1,141 @@
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+fn pair() -> (OwnedFd, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    (ours.into(), theirs)
+}
+
+fn join(caller: OwnedFd, socket: OwnedFd) -> Relay {
+    Relay::new(caller, Connected { socket, hold: None })
+}
+
+fn joined() -> (Relay, UnixStream, UnixStream) {
+    let ((near, caller), (far, callee)) = (pair(), pair());
+    (join(near, far), caller, callee)
+}
+
+/// Steps in both directions until both wait. Everything that may have changed is looked at.
+fn run(relay: &mut Relay) -> bool {
+    let mut room = vec![0; PIECE_BYTES];
+    for side in [Side::Caller, Side::Callee] {
+        relay.happened(side, EventFlags::IN | EventFlags::OUT);
+        loop {
+            match relay.step(side, &mut room) {
+                Step::Took(_) => {}
+                Step::Waits => break,
+                Step::Broken => return false,
+            }
+        }
+    }
+    true
+}
+
+fn read(stream: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // It would block once there is nothing more.
+    let _ = stream.read_to_end(&mut bytes);
+    bytes
+}
+
+#[test]
+fn each_direction_ends_by_itself() {
+    let (mut relay, mut caller, mut callee) = joined();
+    caller.write_all(b"question").unwrap();
+    caller.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(run(&mut relay));
+    let mut bytes = Vec::new();
+    callee.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"question");
+    assert!(!relay.is_over());
+    callee.write_all(b"answer").unwrap();
+    assert!(run(&mut relay));
+    assert_eq!(read(&mut caller), b"answer");
+    drop(callee);
+    assert!(run(&mut relay));
+    assert!(relay.is_over());
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_costs_one_piece_and_loses_nothing() {
+    let (mut relay, mut caller, mut callee) = joined();
+    let sent: Vec<u8> = (0..3_000_000_u32)
+        .map(|index| (index % 251) as u8)
+        .collect();
+    let mut rest = &sent[..];
+    let mut arrived = Vec::new();
+    while arrived.len() < sent.len() {
+        while let Ok(len) = caller.write(rest) {
+            rest = &rest[len..];
+            if rest.is_empty() {
+                break;
+            }
+        }
+        assert!(run(&mut relay));
+        let kept = &relay.legs[0].kept;
+        assert!(kept.len() <= PIECE_BYTES);
+        assert_eq!(relay.is_full(Side::Callee), !kept.is_empty());
+        arrived.extend(read(&mut callee));
+    }
+    assert!(arrived == sent);
+    assert!(run(&mut relay));
+    assert_eq!(
+        relay.legs[0].kept.capacity(),
+        0,
+        "an idle circuit keeps nothing"
+    );
+}
+
+#[test]
+fn who_receives_no_more_is_told_to_the_sender_alone() {
+    let (mut relay, mut caller, mut callee) = joined();
+    callee.shutdown(std::net::Shutdown::Read).unwrap();
+    caller.write_all(b"nobody reads this").unwrap();
+    assert!(run(&mut relay));
+    let refused = caller.write(b"nor this").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::BrokenPipe);
+    callee.write_all(b"but this").unwrap();
+    assert!(run(&mut relay));
+    assert_eq!(read(&mut caller), b"but this");
+}
+
+#[test]
+fn what_was_sent_before_hanging_up_still_arrives() {
+    let (mut relay, mut caller, mut callee) = joined();
+    callee.write_all(b"last words").unwrap();
+    drop(callee);
+    relay.happened(Side::Callee, EventFlags::HUP | EventFlags::IN);
+    assert!(run(&mut relay));
+    assert!(relay.is_over());
+    let mut bytes = Vec::new();
+    caller.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"last words");
+}
+
+/// Whichever of the two directions finds it first.
+#[test]
+fn a_reset_is_no_end() {
+    for sends_first in [false, true] {
+        a_reset(sends_first);
+    }
+}
+
+fn a_reset(sends_first: bool) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (ours, _) = listener.accept().unwrap();
+    let (near, mut caller) = pair();
+    let mut relay = join(near, ours.into());
+    rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();
+    drop(peer);
+    if sends_first {
+        caller.write_all(b"x").unwrap();
+    }
+    assert!(!run(&mut relay));
+    assert!(!relay.is_over());
+}

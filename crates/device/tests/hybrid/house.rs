@@ -1,0 +1,284 @@
+//! A fabric on a thread of its own, with what the daemon would give it.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use device::{
+    Arrival, Called, DecisionCallee, DecisionCaller, Fabric, HybridConfig, PublishedCall, Waker,
+};
+use switch::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
+    Redirect, Rule, RuleLimits, ServiceEntry, ServiceId, Verdict,
+};
+use tempfile::TempDir;
+use wire::vsock::SocketType;
+
+use crate::PATIENCE;
+
+type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
+
+/// A decision, in words.
+pub type Heard = (String, Result<(), Reason>);
+
+pub struct House {
+    directory: TempDir,
+    jobs: Sender<Job>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+    pub arrivals: Receiver<Arrival>,
+    pub decisions: Receiver<Heard>,
+}
+
+impl House {
+    /// A house where calls to services are put through to these addresses.
+    pub fn new(services: HashMap<ServiceId, std::net::SocketAddr>) -> House {
+        let (arrived, arrivals) = channel();
+        let sink = Box::new(move |arrival| arrived.send(arrival).is_ok());
+        let mut fabric = Fabric::new(Limits::default(), 1007, sink).unwrap();
+        fabric.set_dialer(Box::new(move |call| {
+            let Called::Service(id) = call.called else {
+                return call.reply.failed(Reason::NoListener);
+            };
+            let Ok(stream) = TcpStream::connect(services[&id]) else {
+                return call.reply.failed(Reason::NoListener);
+            };
+            stream.set_nonblocking(true).unwrap();
+            call.reply.connected(stream.into(), None);
+        }));
+        let (heard, decisions) = channel();
+        fabric.set_decision_sink(Box::new(move |decision| {
+            let caller = match decision.caller {
+                DecisionCaller::Vm { vm, .. } => vm.full_name(),
+                DecisionCaller::Published { name } => format!("published {name}"),
+                _ => "?".to_owned(),
+            };
+            let callee = match decision.reached.or(decision.dialled) {
+                Some(DecisionCallee::Vm { vm, port }) => format!("{}:{port}", vm.full_name()),
+                Some(DecisionCallee::Service(service)) => format!("service {}", service.name),
+                Some(DecisionCallee::Listener { port }) => format!("host:{port}"),
+                None => "?".to_owned(),
+            };
+            let words = format!("{caller} -> {callee}");
+            // The test may have heard enough.
+            let _ = heard.send((words, decision.result));
+        }));
+        let waker = fabric.waker();
+        let (jobs, todo) = channel::<Job>();
+        let thread = std::thread::spawn(move || {
+            loop {
+                match todo.try_recv() {
+                    Ok(job) => job(&mut fabric),
+                    Err(std::sync::mpsc::TryRecvError::Empty) => fabric.turn(None).unwrap(),
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return fabric.stop(),
+                }
+            }
+        });
+        House {
+            directory: tempfile::tempdir().unwrap(),
+            jobs,
+            waker,
+            thread: Some(thread),
+            arrivals,
+            decisions,
+        }
+    }
+
+    /// Has the fabric's thread do something, and waits for it.
+    pub fn ask<T: Send + 'static>(&self, job: impl FnOnce(&mut Fabric) -> T + Send + 'static) -> T {
+        let (answer, wait) = channel();
+        let job: Job = Box::new(move |fabric| drop(answer.send(job(fabric))));
+        self.jobs.send(job).unwrap();
+        self.waker.wake();
+        wait.recv_timeout(PATIENCE).expect("the fabric answers")
+    }
+
+    /// Where the VMM of this name listens.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(format!("{name}.v.sock"))
+    }
+
+    /// Where calls of the VMM of this name for a port are taken.
+    pub fn port_path(&self, name: &str, port: u32) -> PathBuf {
+        self.directory.path().join(format!("{name}.v.sock_{port}"))
+    }
+
+    pub fn add(&self, name: &str, cid: u32) {
+        self.add_with(name, cid, Limits::default());
+    }
+
+    pub fn add_with(&self, name: &str, cid: u32, limits: Limits) {
+        let config = HybridConfig {
+            address: Address::new(name, cid),
+            limits,
+            path: self.path(name),
+        };
+        self.ask(move |fabric| fabric.open_hybrid_line(&config))
+            .unwrap();
+    }
+
+    pub fn set_rules(&self, rules: Vec<Rule>, enforce: bool) -> usize {
+        let policy = Arc::new(Policy::new(rules));
+        self.ask(move |fabric| fabric.set_policy(policy, Vec::new(), enforce))
+    }
+
+    pub fn offer(&self, services: &[(u32, &str, u32)]) {
+        let entries = services.iter().map(|(id, name, port)| ServiceEntry {
+            id: ServiceId(*id),
+            domain: DEFAULT_DOMAIN.to_owned(),
+            name: (*name).to_owned(),
+            port: *port,
+        });
+        let entries = entries.collect();
+        self.ask(move |fabric| fabric.set_services(entries));
+    }
+
+    /// Somebody comes in by a published port that leads to this VM. Returns the client's end.
+    pub fn publish(&self, vm: &str, port: u32) -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let call = PublishedCall {
+            name: "web".into(),
+            vm: vm.to_owned(),
+            port,
+            socket: OwnedFd::from(socket),
+            socket_type: SocketType::Stream,
+        };
+        self.ask(move |fabric| fabric.dial_guest(call));
+        client
+    }
+
+    pub fn heard(&self) -> Heard {
+        self.decisions.recv_timeout(PATIENCE).expect("a decision")
+    }
+
+    /// Circuits of each line together.
+    pub fn circuits(&self) -> u32 {
+        let lines = self.ask(|fabric| fabric.lines());
+        lines.iter().map(|line| line.report.circuits).sum()
+    }
+
+    pub fn wait_for_circuits(&self, wanted: u32) {
+        let until = Instant::now() + PATIENCE;
+        while self.circuits() != wanted {
+            assert!(Instant::now() < until, "{} circuits", self.circuits());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        let (none, _) = channel();
+        self.jobs = none;
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking());
+        }
+    }
+}
+
+// ---- Rules ----
+
+pub fn vm(name: &str) -> CallerPattern {
+    CallerPattern::Vm {
+        domain: DEFAULT_DOMAIN.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+pub fn rule(from: &str, to: CalleePattern, verdict: Verdict) -> Rule {
+    Rule {
+        from: vec![vm(from)],
+        to: vec![to],
+        ports: Vec::new(),
+        verdict,
+        limits: RuleLimits::default(),
+        label: "rule".to_owned(),
+    }
+}
+
+/// A rule that lets a VM call every service.
+pub fn calls_services(from: &str) -> Rule {
+    let services = CalleePattern::Service {
+        domain: DEFAULT_DOMAIN.to_owned(),
+        name: NamePattern::Any,
+    };
+    rule(from, services, Verdict::Allow)
+}
+
+/// A rule that gives what a VM calls of the host at a port to a port of another VM.
+pub fn redirect(from: &str, port: u32, name: &str, to: u32) -> Rule {
+    let target = Redirect::Vm {
+        domain: DEFAULT_DOMAIN.to_owned(),
+        name: name.to_owned(),
+        port: Some(to),
+    };
+    Rule {
+        ports: vec![port..=port],
+        ..rule(from, CalleePattern::Listeners, Verdict::Redirect(target))
+    }
+}
+
+// ---- Bytes ----
+
+/// Bytes that are different everywhere, so that any loss, double or exchange shows.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A stream that can be shut down.
+pub trait Ends: Read + Write {
+    fn finish(&self);
+}
+
+impl Ends for UnixStream {
+    fn finish(&self) {
+        self.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+}
+
+impl Ends for TcpStream {
+    fn finish(&self) {
+        self.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+}
+
+/// One side asks with `question` and says that this is all; the other answers only then.
+pub fn converse(mut near: impl Ends, mut far: impl Ends + Send, len: usize) {
+    let (question, answer) = (pattern(len, 1), pattern(len, 2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = Vec::new();
+            far.read_to_end(&mut bytes).unwrap();
+            assert!(bytes == question, "{} bytes have arrived", bytes.len());
+            far.write_all(&answer).unwrap();
+            far.finish();
+        });
+        near.write_all(&question).unwrap();
+        near.finish();
+        let mut bytes = Vec::new();
+        near.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == answer, "{} bytes have come back", bytes.len());
+    });
+}

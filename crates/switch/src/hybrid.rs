@@ -1,0 +1,208 @@
+//! VMs whose VMM has a vsock device of its own and stands between them and us: what is known of them, and their calls.
+//!
+//! Such a VMM (Firecracker, Cloud Hypervisor, libkrun, vhost-device-vsock) speaks the *hybrid* convention. Whoever wants to
+//! reach a port of its guest connects to the VMM's UNIX socket and names the port. When the guest dials the host, the VMM
+//! connects to the UNIX socket that stands for the port. So a hybrid line has no rings, its guest can dial nobody but the
+//! host, and both directions are sockets of the host's to us. All the rest is as with other VMs: name, identifier, rules, limits.
+//!
+//! A circuit between a hybrid VM and a guest with rings is one between a program of the host and that guest. One between
+//! a hybrid VM and anything else has two sockets of the host's and nothing to decide about once it is set up: they are joined,
+//!
+//! and the switch hears only how much has passed, and when it is over.
+
+use std::collections::BTreeSet;
+
+use wire::vsock::{HOST_CID, SocketType};
+
+use crate::end::{End, Party};
+use crate::event::{Action, Time};
+use crate::operator::{OWN_PORTS, Route};
+use crate::switch::{Actions, EndKey};
+use crate::{
+    AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Rule, Side, Switch, Verdict,
+};
+
+/// The most ports that one hybrid line offers: each is a socket that is listened on.
+pub const MAX_OFFERED_PORTS: usize = 1024;
+
+/// The ports of the host that are worth listening at for a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OfferedPorts {
+    /// The ports, [`MAX_OFFERED_PORTS`] at most.
+    pub ports: BTreeSet<u32>,
+    /// Whether there are more: too many, or a rule that redirects whatever port is called.
+    pub incomplete: bool,
+}
+
+impl OfferedPorts {
+    /// Returns whether there was room.
+    fn add(&mut self, port: u32) -> bool {
+        let room = self.ports.len() < MAX_OFFERED_PORTS;
+        if room {
+            self.ports.insert(port);
+        } else if !self.ports.contains(&port) {
+            self.incomplete = true;
+        }
+        room
+    }
+}
+
+impl Switch {
+    /// Adds a line for a VM whose VMM has a vsock device of its own. It is always up, takes streams only, and is told of by
+    /// [`Event::HybridDial`](crate::Event::HybridDial) instead of packets.
+    ///
+    /// # Errors
+    /// As [`Switch::add_line_at`].
+    pub fn add_hybrid_line(
+        &mut self,
+        address: Address,
+        limits: Limits,
+    ) -> Result<LineId, AddLineError> {
+        self.enter_line(address, limits, true)
+    }
+
+    pub(crate) fn is_hybrid(&self, line: LineId) -> bool {
+        self.lines
+            .get(line.0 as usize)
+            .is_some_and(|line| line.hybrid)
+    }
+
+    /// The ports of the host that calls of this VM can lead anywhere at: those of the daemon itself, of the services of its
+    /// domain, and of rules that redirect what it calls of the host. Whether a call is put through is decided when it is made.
+    pub fn offered_ports(&self, line: LineId) -> OfferedPorts {
+        let mut offered = OfferedPorts::default();
+        let Some(line) = self.lines.get(line.0 as usize) else {
+            return offered;
+        };
+        OWN_PORTS
+            .into_iter()
+            .chain(self.directory.service_ports(line.domain))
+            .for_each(|port| {
+                offered.add(port);
+            });
+        let caller = Caller::Vm {
+            domain: &line.address.domain,
+            name: &line.address.name,
+            groups: &line.address.groups,
+        };
+        let redirects = self
+            .policy
+            .rules()
+            .iter()
+            .filter(|rule| redirects_listeners(rule, &caller));
+        for rule in redirects {
+            // Without ports a rule is about each of them.
+            offered.incomplete |= rule.ports.is_empty();
+            rule.ports
+                .iter()
+                .flat_map(|range| range.clone())
+                .all(|port| offered.add(port));
+        }
+        offered
+    }
+
+    /// A VMM calls for its guest.
+    pub(crate) fn hybrid_dial(
+        &mut self,
+        now: Time,
+        line: LineId,
+        port: u32,
+        token: u64,
+        actions: &mut Actions,
+    ) {
+        if !self.is_hybrid(line) {
+            let reason = crate::Reason::UnknownCid;
+            return actions.push(Action::HostDialRefused { token, reason });
+        }
+        // Its own port is unknown: the convention does not tell.
+        let key = EndKey {
+            line,
+            port: 0,
+            peer_cid: HOST_CID,
+            peer_port: port,
+        };
+        let route = match self.route_from_guest(now, line, &key, SocketType::Stream) {
+            Ok(route) => route,
+            Err(refusal) => {
+                let reason = refusal.reason;
+                self.refused(line, &key, refusal, actions);
+                self.count_refusal(line, (0, HOST_CID, port), reason, actions);
+                return actions.push(Action::HostDialRefused { token, reason });
+            }
+        };
+        let Route {
+            callee,
+            caller_cid,
+            caller_port,
+            call,
+        } = route;
+        let cid = self.lines[line.0 as usize].address.cid;
+        let mut caller = End::new(Party::Hybrid { line, cid }, caller_port);
+        caller.seen.0 = caller_cid;
+        let index = self.open(now, SocketType::Stream, caller, callee, call);
+        actions.push(Action::HostDialing {
+            token,
+            circuit: self.circuits[index].id,
+        });
+        self.ring_callee(index, line, 0, actions);
+    }
+
+    /// A port for a hybrid VM that calls, such that the callee does not know a circuit with it. `theirs` is how the callee
+    /// would know the circuit, but for that port.
+    pub(crate) fn free_port(&mut self, from: LineId, theirs: &EndKey) -> u32 {
+        let circuits = self.lines[theirs.line.0 as usize].circuits;
+        let mut theirs = *theirs;
+        // Each circuit has one port, so one of so many is free.
+        for _ in 0..=circuits {
+            theirs.peer_port = self.lines[from.0 as usize].take_port();
+            if !self.by_end.contains_key(&theirs) {
+                break;
+            }
+        }
+        theirs.peer_port
+    }
+
+    /// Bytes have passed between two joined sockets. Returns whether more may; if not, [`Action::RelayOn`] says when.
+    pub fn relayed(&mut self, now: Time, id: CircuitId, from: Side, len: u32) -> bool {
+        let Some(index) = self.find(id) else {
+            return false;
+        };
+        let circuit = &self.circuits[index];
+        let owner = |side: Side| circuit.end(side).owner();
+        let (source, destination) = (owner(from), owner(from.other()));
+        let rule = circuit.call.rule;
+        if let Some(line) = source.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_from_guest += u64::from(len);
+        }
+        if let Some(line) = destination.and_then(|line| self.line_mut(line)) {
+            line.counters.bytes_to_guest += u64::from(len);
+        }
+        if let Some(used) = self.used(rule) {
+            used.charge(now, len);
+        }
+        !self.rests(now, index)
+    }
+
+    /// Two joined sockets have no more to say to each other.
+    pub(crate) fn relay_ended(&mut self, id: CircuitId, actions: &mut Actions) {
+        let Some(index) = self.find(id) else { return };
+        let circuit = &self.circuits[index];
+        if !circuit.is_relayed() || !circuit.answered {
+            return;
+        }
+        for side in [Side::Caller, Side::Callee] {
+            self.circuits[index].end_mut(side).gone = true;
+        }
+        self.release(index, actions);
+    }
+}
+
+/// Whether a rule sends elsewhere what this VM calls of the host and nobody offers there.
+fn redirects_listeners(rule: &Rule, caller: &Caller<'_>) -> bool {
+    matches!(rule.verdict, Verdict::Redirect(_))
+        && rule.from.iter().any(|pattern| pattern.covers(caller))
+        && rule
+            .to
+            .iter()
+            .any(|pattern| pattern.covers(&Callee::Listener))
+}
