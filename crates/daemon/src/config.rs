@@ -97,9 +97,6 @@ pub const MAX_RULES: usize = 16_384;
 /// The most `[[group]]` tables of one file.
 pub const MAX_GROUPS: usize = 1024;
 
-/// The port of CID 2 where guests ask for names.
-pub const DIRECTORY_PORT: u32 = 1006;
-
 /// A VM as a person described it: what was left out is still open. What is there has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmRequest {

@@ -102,6 +102,12 @@ impl Rulebook {
         self.plan.lines().map(groups).collect()
     }
 
+    /// Each VM's aliases, by its full name.
+    pub fn aliases(&self) -> Vec<(String, Vec<String>)> {
+        let aliases = |line: &crate::line::LineSpec| (line.full_name(), line.aliases.clone());
+        self.plan.lines().map(aliases).collect()
+    }
+
     /// What the host offers.
     pub fn offer(&self) -> Offer {
         let numbered = |service: &Written<Service>| {

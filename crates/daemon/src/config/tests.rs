@@ -1,5 +1,6 @@
 mod cids;
 mod operator;
+mod whole;
 
 use std::path::{Path, PathBuf};
 
