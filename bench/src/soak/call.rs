@@ -13,6 +13,9 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// How often a standing circuit says something, and how much, in bytes.
 pub const BEAT: (Duration, u64) = (Duration::from_secs(1), 1000);
 
+/// How long egress waits for a request: a guest that the machine has kept waiting for longer is hung up on, and rightly.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The most that is offered to a socket at once, in bytes.
 const PIECE_LEN: u64 = 64 * 1024;
 
@@ -153,6 +156,14 @@ impl Judge {
         match self.verdict(tally) {
             None | Some(true) => Ok(()),
             Some(false) => Err(Outcome::Failed("let through although denied".to_owned())),
+        }
+    }
+
+    /// Egress hung up without an answer.
+    pub fn hung_up(&self) -> Outcome {
+        match self.began.elapsed() >= REQUEST_TIMEOUT {
+            true => Outcome::Late,
+            false => Outcome::Failed("SOCKS hung up".to_owned()),
         }
     }
 

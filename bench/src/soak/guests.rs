@@ -216,6 +216,7 @@ impl<'a> Caller<'a> {
             connection: guest.dial(cid, port, SocketType::Stream),
             exchange,
             stage: Stage::Dialling,
+            to_say: Vec::new(),
             prelude: Vec::new(),
             is_standing,
             beat_at: Instant::now(),
@@ -240,6 +241,8 @@ struct Call {
     connection: Connection,
     exchange: Exchange,
     stage: Stage,
+    /// What is to be said in SOCKS before its next answer.
+    to_say: Vec<u8>,
     /// What has come of SOCKS' current answer.
     prelude: Vec<u8>,
     is_standing: bool,
@@ -268,18 +271,22 @@ impl Call {
             if let Err(outcome) = self.judge.accepted(tally) {
                 return Some(outcome);
             }
-            self.after_dial(guest, tally);
+            self.after_dial(tally);
         }
-        match self.stage {
-            Stage::Data => self.data(guest, tally, pattern),
-            _ => self.socks(guest, tally, plan),
+        while self.stage != Stage::Data {
+            let stage = self.stage;
+            let ended = self.socks(guest, tally, plan);
+            if ended.is_some() || self.stage == stage {
+                return ended;
+            }
         }
+        self.data(guest, tally, pattern)
     }
 
-    fn after_dial(&mut self, guest: &mut VirtualGuest, tally: &Tally) {
+    fn after_dial(&mut self, tally: &Tally) {
         if self.path == Path::Egress {
-            // Version 5, one method: no authentication (RFC 1928, section 3). A new circuit has room for it.
-            let _ = guest.try_send(self.connection, &[5, 1, 0]);
+            // Version 5, one method: no authentication (RFC 1928, section 3).
+            self.to_say = vec![5, 1, 0];
             self.stage = Stage::Greeted;
         } else {
             self.begin_data(tally);
@@ -294,12 +301,15 @@ impl Call {
     }
 
     fn socks(&mut self, guest: &mut VirtualGuest, tally: &Tally, plan: &Plan) -> Option<Outcome> {
+        if let Ok(len) = guest.try_send(self.connection, &self.to_say) {
+            self.to_say.drain(..len);
+        }
         // The method that was chosen; a reply with an IPv4 address (RFC 1928, sections 3 and 6).
         let expected_len = if self.stage == Stage::Greeted { 2 } else { 10 };
         let missing = expected_len - self.prelude.len();
         match guest.try_receive(self.connection, missing, &mut self.prelude) {
             Received::Bytes(_) | Received::Nothing => {}
-            Received::End => return Some(Outcome::Failed("SOCKS hung up".to_owned())),
+            Received::End => return Some(self.judge.hung_up()),
             Received::Reset => return Some(self.judge.cut(tally, " in SOCKS")),
         }
         if self.prelude.len() < expected_len {
@@ -311,7 +321,7 @@ impl Call {
         }
         self.prelude.clear();
         if self.stage == Stage::Greeted {
-            let _ = guest.try_send(self.connection, &plan.egress_request);
+            self.to_say = plan.egress_request.clone();
             self.stage = Stage::Asked;
         } else {
             self.begin_data(tally);

@@ -60,6 +60,8 @@ pub struct Report {
     pub samples: Vec<(String, Sample)>,
     /// What it held more at a rest than at the first.
     pub leaks: Vec<String>,
+    /// The end of the daemon's log, when something went wrong.
+    pub log_tail: String,
 }
 
 impl Report {
@@ -72,7 +74,7 @@ impl Report {
     pub fn calls(&self) -> u64 {
         self.counts
             .values()
-            .map(|counts| counts.echoed + counts.denied + counts.cut + counts.failed)
+            .map(|counts| counts.echoed + counts.denied + counts.cut + counts.late + counts.failed)
             .sum()
     }
 }
@@ -116,6 +118,9 @@ pub fn run(options: &Options) -> Result<Report, String> {
             .failures
             .entry(format!("the device: {violation}"))
             .or_default() += 1;
+    }
+    if !report.is_good() {
+        report.log_tail = scene.daemon.log_tail();
     }
     if !scene.daemon.stop() {
         let failure = "the daemon did not end cleanly".to_owned();
@@ -214,6 +219,7 @@ impl<'a> Course<'a> {
             reloads: self.reloads,
             samples: self.samples,
             leaks: self.leaks,
+            log_tail: String::new(),
         })
     }
 
@@ -362,16 +368,17 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             formatter,
-            "{:<26}{:>10}{:>10}{:>8}{:>8}{:>12}",
-            "path", "echoed", "denied", "cut", "failed", "MiB"
+            "{:<26}{:>10}{:>10}{:>8}{:>8}{:>8}{:>12}",
+            "path", "echoed", "denied", "cut", "late", "failed", "MiB"
         )?;
         for (path, counts) in &self.counts {
             writeln!(
                 formatter,
-                "{path:<26}{:>10}{:>10}{:>8}{:>8}{:>12.1}",
+                "{path:<26}{:>10}{:>10}{:>8}{:>8}{:>8}{:>12.1}",
                 counts.echoed,
                 counts.denied,
                 counts.cut,
+                counts.late,
                 counts.failed,
                 counts.bytes as f64 / f64::from(1 << 20)
             )?;
@@ -384,6 +391,13 @@ impl fmt::Display for Report {
         }
         for leak in &self.leaks {
             writeln!(formatter, "leaked {leak}")?;
+        }
+        if !self.log_tail.is_empty() {
+            writeln!(
+                formatter,
+                "--- the daemon's log ends ---\n{}\n---",
+                self.log_tail
+            )?;
         }
         Ok(())
     }

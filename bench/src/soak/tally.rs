@@ -48,6 +48,8 @@ pub enum Outcome {
     Denied,
     /// Cut by a reload that enforces, as it should.
     Cut,
+    /// Given up by the other side because this one was too slow: the machine had no time for it.
+    Late,
     /// Anything else.
     Failed(String),
 }
@@ -61,6 +63,8 @@ pub struct Counts {
     pub denied: u64,
     /// Circuits that were rightly cut.
     pub cut: u64,
+    /// Calls that were given up because their caller was slow.
+    pub late: u64,
     /// Calls that went wrong.
     pub failed: u64,
     /// Bytes one way.
@@ -208,6 +212,7 @@ impl State {
             }
             Outcome::Denied => counts.denied += 1,
             Outcome::Cut => counts.cut += 1,
+            Outcome::Late => counts.late += 1,
             Outcome::Failed(reason) => {
                 counts.failed += 1;
                 self.reason(format!("{path}: {reason}"));
