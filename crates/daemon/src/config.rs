@@ -6,6 +6,9 @@
 //! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
 //! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
+//! [hosts]                                # optional: names that no resolver is asked for, by egress and services
+//! "deb.example" = "192.0.2.1"            # or a list of addresses
+//!
 //! [[vm]]
 //! name = "web"
 //! domain = "red"                         # optional: a domain has names and CIDs of its own
@@ -47,6 +50,7 @@
 
 mod cids;
 mod file;
+mod hosts;
 mod offer;
 mod option;
 mod pattern;
@@ -67,6 +71,7 @@ use std::time::Duration;
 
 pub use cids::{CidError, Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
+pub use hosts::{Hosts, MAX_HOSTS};
 pub use option::{parse_allow_option, parse_vm_option};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
@@ -182,6 +187,8 @@ pub struct Config {
     pub services: Vec<Written<Service>>,
     /// Published ports.
     pub publishes: Vec<Written<Publish>>,
+    /// Names that are not looked up.
+    pub hosts: Hosts,
 }
 
 impl Config {
@@ -197,6 +204,7 @@ impl Config {
         self.allows.extend(later.allows);
         self.services.extend(later.services);
         self.publishes.extend(later.publishes);
+        self.hosts.extend(later.hosts);
     }
 
     /// Every rule in the order in which they are asked, with its place.

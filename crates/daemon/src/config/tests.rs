@@ -1,4 +1,5 @@
 mod cids;
+mod hosts;
 mod operator;
 mod whole;
 
