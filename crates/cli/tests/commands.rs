@@ -357,6 +357,27 @@ fn vms_come_and_go_at_run_time() {
 }
 
 #[test]
+fn a_hybrid_vm_needs_no_arguments_for_its_vmm() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let directory = daemon.runtime_dir();
+    let path = directory.join("v.sock").display().to_string();
+    let added = run_with(directory, &["vm", "add", "fc", "--hybrid", &path]);
+    assert_eq!(
+        added.out,
+        format!(
+            "added fc with CID 3\n  VMM:  its own, with the sockets that it calls at {path}_PORT\n  host: {path}\n"
+        )
+    );
+    assert_refused(
+        &run_with(directory, &["args", "fc", "--vmm", "qemu"]),
+        2,
+        "VM \"fc\" has a VMM with a vsock device of its own",
+    );
+    let both = ["vm", "add", "x", "--hybrid", "/x", "--host", "/y"];
+    assert_refused(&run_with(directory, &both), 2, "cannot be used with");
+}
+
+#[test]
 fn args_prints_what_qemu_takes() {
     let daemon = FakeDaemon::start(&["name=web,vhost-user=we b"], &[]);
     let directory = daemon.runtime_dir();

@@ -19,6 +19,11 @@
 //! host = "/run/ringdown/web.sock"        # optional: this is the default
 //! limits = { circuits = 1000 }           # optional: what is left out has its default
 //!
+//! [[vm]]
+//! name = "fc"
+//! hybrid = "/run/fc/v.sock"              # instead of vhost-user and host: its VMM has a vsock device of its own, whose
+//!                                        # UNIX socket this is (Firecracker, Cloud Hypervisor, libkrun)
+//!
 //! [[group]]                              # the same as `groups` of VMs, from the other side
 //! name = "frontends"
 //! members = ["web", "shop"]
@@ -119,6 +124,8 @@ pub struct VmRequest {
     pub vhost_user: Option<PathBuf>,
     /// The host socket; `None` asks for `NAME.sock` in the runtime directory.
     pub host: Option<PathBuf>,
+    /// The socket of a VMM that has a vsock device of its own, instead of both of the above.
+    pub hybrid: Option<PathBuf>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
 }
@@ -134,6 +141,7 @@ impl VmRequest {
             cid: None,
             vhost_user: None,
             host: None,
+            hybrid: None,
             limits: Limits::default(),
         }
     }

@@ -227,6 +227,7 @@ impl Control {
         let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
+            _ if spec.is_hybrid() => VmState::Joined,
             Some(line) if line.driver_ready => VmState::Booted,
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
@@ -279,10 +280,12 @@ impl Parts {
 /// # Errors
 /// [`ControlError`] when a socket cannot be made.
 pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlError> {
-    for (path, option) in [
-        (&spec.vhost_user, "vhost-user=PATH"),
-        (&spec.host, "host=PATH"),
-    ] {
+    let Some(vhost_user) = &spec.vhost_user else {
+        // The socket is its VMM's, and so is whatever else may be there.
+        check_directory(spec.host.parent().unwrap_or(Path::new("/")), "hybrid=PATH")?;
+        return Ok(worker.add_line(spec)?);
+    };
+    for (path, option) in [(vhost_user, "vhost-user=PATH"), (&spec.host, "host=PATH")] {
         check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
         if remove_stale_socket(path)? {
             tracing::warn!(

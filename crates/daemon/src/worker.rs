@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
-    Arrival, DecisionSink, Dialer, Fabric, LineConfig, OpenLineError, PublishedCall, Waker,
+    Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
+    Waker,
 };
 use switch::{AddLineError, Address, DEFAULT_DOMAIN, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
@@ -147,23 +148,32 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let full_name = spec.full_name();
-        let config = LineConfig {
-            address: Address {
-                domain: spec.domain,
-                name: spec.name,
-                cid: spec.cid,
-                groups: spec.groups,
-                aliases: Vec::new(),
-            },
-            limits: spec.limits,
-            vhost_user: spec.vhost_user,
-            host: spec.host,
+        let (limits, host, aliases) = (spec.limits, spec.host, spec.aliases);
+        let address = Address {
+            domain: spec.domain,
+            name: spec.name,
+            cid: spec.cid,
+            groups: spec.groups,
+            aliases: Vec::new(),
         };
-        match self.ask(move |fabric| fabric.open_line(&config)) {
+        let opened = self.ask(move |fabric| match spec.vhost_user {
+            Some(vhost_user) => fabric.open_line(&LineConfig {
+                address,
+                limits,
+                vhost_user,
+                host,
+            }),
+            None => fabric.open_hybrid_line(&HybridConfig {
+                address,
+                limits,
+                path: host,
+            }),
+        });
+        match opened {
             Some(result) => result.map_err(|error| line_error(&full_name, error))?,
             None => return Err(stopped()),
         }
-        self.set_aliases(vec![(full_name, spec.aliases)]);
+        self.set_aliases(vec![(full_name, aliases)]);
         Ok(())
     }
 

@@ -152,6 +152,14 @@ pub enum InputError {
         /// The key.
         key: String,
     },
+    /// A VM has a socket of its VMM's, and one of ours in its place.
+    #[error(
+        "\"hybrid\" names the socket of a VMM that has a vsock device of its own, so \"{key}\" has no meaning beside it: leave one of them out"
+    )]
+    BesideHybrid {
+        /// The other key.
+        key: &'static str,
+    },
     /// A part of a command-line value is not `key=value`.
     #[error("expected key=value, found {found:?}: write it like {example}")]
     NotKeyValue {
