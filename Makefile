@@ -5,9 +5,10 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 RINGDOWN := $(abspath $(TARGET_DIR))/release/ringdown
 BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
+PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo three-vms test unit e2e e2e-full bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent images demo three-vms test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -61,6 +62,12 @@ e2e: build images ## run the scenarios with real guests
 
 e2e-full: build images ## run the scenarios in their full size and length: 1 GiB each way
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e -- --nocapture
+	@$(MAKE) --no-print-directory hybrid
+
+hybrid: build images ## run the scenarios with a VMM that has its own vsock device: vhost-device-vsock, installed on demand
+	@$(CARGO) build --release --package ringdown-bench --bin ringdown-bench
+	@$(BENCH) peer install
+	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_PEER=$(PEER) $(CARGO) test --package ringdown-e2e --test hybrid -- --ignored
 
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests

@@ -6,6 +6,7 @@
 mod between;
 mod data;
 mod endings;
+mod hybrid;
 mod lifecycle;
 mod many;
 mod messages;

@@ -62,7 +62,7 @@ pub struct Serve {
     /// Read VMs and rules from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET]
+    /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
     /// [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
@@ -115,6 +115,9 @@ pub struct VmAdd {
     /// Socket for programs of the host [default: NAME.sock in the runtime directory, or DOMAIN.NAME.sock]
     #[arg(long, value_name = "SOCKET")]
     pub host: Option<PathBuf>,
+    /// The UNIX socket of a VMM that has a vsock device of its own (Firecracker, Cloud Hypervisor, libkrun), instead of those two
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "host"])]
+    pub hybrid: Option<PathBuf>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
     /// host-connects-per-second or control-messages-per-second; may be repeated
     #[arg(long, value_name = "KEY=NUMBER")]

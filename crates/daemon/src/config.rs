@@ -6,6 +6,9 @@
 //! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
 //! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
+//! [hosts]                                # optional: names that no resolver is asked for, by egress and services
+//! "deb.example" = "192.0.2.1"            # or a list of addresses
+//!
 //! [[vm]]
 //! name = "web"
 //! domain = "red"                         # optional: a domain has names and CIDs of its own
@@ -15,6 +18,11 @@
 //! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default, `red.web.vhost` in the domain `red`
 //! host = "/run/ringdown/web.sock"        # optional: this is the default
 //! limits = { circuits = 1000 }           # optional: what is left out has its default
+//!
+//! [[vm]]
+//! name = "fc"
+//! hybrid = "/run/fc/v.sock"              # instead of vhost-user and host: its VMM has a vsock device of its own, whose
+//!                                        # UNIX socket this is (Firecracker, Cloud Hypervisor, libkrun)
 //!
 //! [[group]]                              # the same as `groups` of VMs, from the other side
 //! name = "frontends"
@@ -47,6 +55,7 @@
 
 mod cids;
 mod file;
+mod hosts;
 mod offer;
 mod option;
 mod pattern;
@@ -67,6 +76,7 @@ use std::time::Duration;
 
 pub use cids::{CidError, Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
+pub use hosts::{Hosts, MAX_HOSTS};
 pub use option::{parse_allow_option, parse_vm_option};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
@@ -97,9 +107,6 @@ pub const MAX_RULES: usize = 16_384;
 /// The most `[[group]]` tables of one file.
 pub const MAX_GROUPS: usize = 1024;
 
-/// The port of CID 2 where guests ask for names.
-pub const DIRECTORY_PORT: u32 = 1006;
-
 /// A VM as a person described it: what was left out is still open. What is there has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmRequest {
@@ -117,6 +124,8 @@ pub struct VmRequest {
     pub vhost_user: Option<PathBuf>,
     /// The host socket; `None` asks for `NAME.sock` in the runtime directory.
     pub host: Option<PathBuf>,
+    /// The socket of a VMM that has a vsock device of its own, instead of both of the above.
+    pub hybrid: Option<PathBuf>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
 }
@@ -132,6 +141,7 @@ impl VmRequest {
             cid: None,
             vhost_user: None,
             host: None,
+            hybrid: None,
             limits: Limits::default(),
         }
     }
@@ -185,6 +195,8 @@ pub struct Config {
     pub services: Vec<Written<Service>>,
     /// Published ports.
     pub publishes: Vec<Written<Publish>>,
+    /// Names that are not looked up.
+    pub hosts: Hosts,
 }
 
 impl Config {
@@ -200,6 +212,7 @@ impl Config {
         self.allows.extend(later.allows);
         self.services.extend(later.services);
         self.publishes.extend(later.publishes);
+        self.hosts.extend(later.hosts);
     }
 
     /// Every rule in the order in which they are asked, with its place.

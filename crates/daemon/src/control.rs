@@ -13,6 +13,7 @@ use crate::config::{CidError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
 use crate::reload::{InForce, Parts};
@@ -33,6 +34,9 @@ pub enum ControlError {
     /// The memory of context identifiers cannot be written.
     #[error(transparent)]
     State(#[from] CidError),
+    /// What is offered does not hold any more.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
     /// A question about the policy has no answer.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -223,6 +227,7 @@ impl Control {
         let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
+            _ if spec.is_hybrid() => VmState::Joined,
             Some(line) if line.driver_ready => VmState::Booted,
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
@@ -257,11 +262,16 @@ impl Parts {
         if Arc::ptr_eq(&current.policy(), &next.policy()) {
             return Ok(());
         }
-        Ok(self.worker.set_policy(PolicyChange {
+        // Egress asks the same rules, and a published port may lead to an alias.
+        let commit = self.offers.prepare(next.offer())?;
+        self.worker.set_policy(PolicyChange {
             policy: next.policy(),
             groups: Vec::new(),
+            aliases: Vec::new(),
             enforce_existing: false,
-        })?)
+        })?;
+        commit();
+        Ok(())
     }
 }
 
@@ -270,10 +280,12 @@ impl Parts {
 /// # Errors
 /// [`ControlError`] when a socket cannot be made.
 pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlError> {
-    for (path, option) in [
-        (&spec.vhost_user, "vhost-user=PATH"),
-        (&spec.host, "host=PATH"),
-    ] {
+    let Some(vhost_user) = &spec.vhost_user else {
+        // The socket is its VMM's, and so is whatever else may be there.
+        check_directory(spec.host.parent().unwrap_or(Path::new("/")), "hybrid=PATH")?;
+        return Ok(worker.add_line(spec)?);
+    };
+    for (path, option) in [(vhost_user, "vhost-user=PATH"), (&spec.host, "host=PATH")] {
         check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
         if remove_stale_socket(path)? {
             tracing::warn!(

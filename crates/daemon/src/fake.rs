@@ -40,8 +40,8 @@ struct State {
 struct Line {
     status: LineStatus,
     groups: Vec<String>,
-    paths: [PathBuf; 2],
-    listeners: [UnixListener; 2],
+    /// The host socket last. A hybrid line has none.
+    sockets: Vec<(PathBuf, UnixListener)>,
 }
 
 impl FakeWorker {
@@ -86,7 +86,8 @@ impl FakeWorker {
     /// There is no line of this name.
     pub fn host_listener(&self, vm: &str) -> UnixListener {
         let state = self.state();
-        let [_, host] = &state.lines.get(vm).expect("the line exists").listeners;
+        let line = state.lines.get(vm).expect("the line exists");
+        let (_, host) = line.sockets.last().expect("it is no hybrid line");
         host.try_clone().expect("a descriptor is left")
     }
 
@@ -135,7 +136,11 @@ impl LineWorker for FakeWorker {
                 other => LineError::Io(std::io::Error::other(other)),
             })
         };
-        let listeners = [listen(&spec.vhost_user)?, listen(&spec.host)?];
+        let mut sockets = Vec::new();
+        if let Some(vhost_user) = spec.vhost_user.clone() {
+            sockets.push((vhost_user.clone(), listen(&vhost_user)?));
+            sockets.push((spec.host.clone(), listen(&spec.host)?));
+        }
         let status = LineStatus {
             name: spec.full_name(),
             cid: spec.cid,
@@ -152,8 +157,7 @@ impl LineWorker for FakeWorker {
         let line = Line {
             status,
             groups: spec.groups,
-            paths: [spec.vhost_user, spec.host],
-            listeners,
+            sockets,
         };
         self.state().lines.insert(full_name, line);
         Ok(())
@@ -164,7 +168,7 @@ impl LineWorker for FakeWorker {
         let line = line.ok_or_else(|| LineError::Unknown {
             name: name.to_owned(),
         })?;
-        for path in &line.paths {
+        for (path, _) in &line.sockets {
             std::fs::remove_file(path)?;
         }
         Ok(())

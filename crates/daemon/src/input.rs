@@ -19,24 +19,26 @@ pub const MAX_NAME_LEN: usize = 63;
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// The keys that describe a VM.
-pub const VM_KEYS: [&str; 8] = [
+pub const VM_KEYS: [&str; 9] = [
     "name",
     "domain",
     "cid",
     "vhost-user",
     "host",
+    "hybrid",
     "groups",
     "aliases",
     "limits",
 ];
 
 /// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
-pub const VM_OPTION_KEYS: [&str; 14] = [
+pub const VM_OPTION_KEYS: [&str; 15] = [
     "name",
     "domain",
     "cid",
     "vhost-user",
     "host",
+    "hybrid",
     "groups",
     "aliases",
     "limits.circuits",

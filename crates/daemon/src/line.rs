@@ -28,15 +28,21 @@ pub struct LineSpec {
     pub own_groups: Vec<String>,
     /// Context identifier of the guest, of which there is one in its domain.
     pub cid: u32,
-    /// Where the VMM connects: the vhost-user socket.
-    pub vhost_user: PathBuf,
-    /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach.
+    /// Where the VMM connects: the vhost-user socket. A hybrid VM, whose VMM has a vsock device of its own, has none.
+    pub vhost_user: Option<PathBuf>,
+    /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach. Of a hybrid VM it is its VMM
+    /// that listens there.
     pub host: PathBuf,
     /// What the VM may use.
     pub limits: Limits,
 }
 
 impl LineSpec {
+    /// Whether its VMM has a vsock device of its own.
+    pub fn is_hybrid(&self) -> bool {
+        self.vhost_user.is_none()
+    }
+
     /// The name by which the daemon and people tell it from VMs of other domains: `web`, or `red/web`.
     pub fn full_name(&self) -> String {
         full_name(&self.domain, &self.name)
@@ -50,6 +56,8 @@ pub struct PolicyChange {
     pub policy: Arc<Policy>,
     /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
     pub groups: Vec<(String, Vec<String>)>,
+    /// The aliases that each VM has from now on, by its full name. VMs that are not named keep theirs.
+    pub aliases: Vec<(String, Vec<String>)>,
     /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
     pub enforce_existing: bool,
 }

@@ -12,8 +12,15 @@ use crate::qemu;
 /// [`Failure`].
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
+    let Some(vhost_user) = &status.vhost_user else {
+        return Err(Failure::usage(format!(
+            "VM {:?} has a VMM with a vsock device of its own: there is nothing to tell it but that device's socket, which is {}",
+            options.name,
+            status.host.display()
+        )));
+    };
     let arguments = match options.vmm {
-        Vmm::Qemu => qemu::arguments(&status.vhost_user, &options.memory),
+        Vmm::Qemu => qemu::arguments(vhost_user, &options.memory),
     };
     if options.json {
         return print_json(&arguments);

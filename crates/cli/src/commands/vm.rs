@@ -38,17 +38,22 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         cid: cid.map(u64::from),
         vhost_user: options.vhost_user.as_deref().map(socket).transpose()?,
         host: options.host.as_deref().map(socket).transpose()?,
+        hybrid: options.hybrid.as_deref().map(socket).transpose()?,
         limits: limits(&options.limit)?,
     })?;
     if options.json {
         return print_json(&status);
     }
+    let (name, cid, host) = (status.full_name(), status.cid, status.host.display());
+    let vmm = match &status.vhost_user {
+        Some(vhost_user) => format!(
+            "{} (see `ringdown args {name} --vmm qemu`)",
+            vhost_user.display()
+        ),
+        None => format!("its own, with the sockets that it calls at {host}_PORT"),
+    };
     print(&format!(
-        "added {name} with CID {cid}\n  VMM:  {vhost_user} (see `ringdown args {name} --vmm qemu`)\n  host: {host}\n",
-        name = status.full_name(),
-        cid = status.cid,
-        vhost_user = status.vhost_user.display(),
-        host = status.host.display(),
+        "added {name} with CID {cid}\n  VMM:  {vmm}\n  host: {host}\n"
     ))
 }
 
@@ -155,7 +160,7 @@ mod tests {
             groups: Vec::new(),
             cid: 3,
             state,
-            vhost_user: "/r/v".into(),
+            vhost_user: Some("/r/v".into()),
             host: "/r/h".into(),
             agent,
             circuits: 12,

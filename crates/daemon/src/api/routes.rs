@@ -204,11 +204,15 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     request.groups = names("a group", new.groups)?;
     request.aliases = names("a VM", new.aliases)?;
     request.cid = new.cid.map(check_cid).transpose()?;
-    for path in [&new.vhost_user, &new.host].into_iter().flatten() {
+    for path in [&new.vhost_user, &new.host, &new.hybrid]
+        .into_iter()
+        .flatten()
+    {
         check_socket_path(path)?;
     }
     request.vhost_user = new.vhost_user;
     request.host = new.host;
+    request.hybrid = new.hybrid;
     let mut limits = Limits::default();
     for (name, value) in &new.limits {
         set(&mut limits, &LIMIT_MEMBERS, name, *value)?;

@@ -99,6 +99,30 @@ fn a_vm_is_added_shown_listed_and_removed() {
 }
 
 #[test]
+fn a_hybrid_vm_is_added_and_waited_for_by_its_vmms_socket() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let path = daemon.runtime_dir().join("v.sock");
+    // The socket is the VMM's: neither taken over nor removed.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let new = json!({"name": "fc", "hybrid": path}).to_string();
+    let (status, body) = daemon.request("POST", "/v1/vms", &new);
+    assert_eq!(status, 201, "{body}");
+    let vm = json_of(&body);
+    assert_eq!(
+        (&vm["state"], &vm["host"]),
+        (&json!("joined"), &json!(path))
+    );
+    assert!(vm.get("vhost_user").is_none());
+    assert!(path.exists());
+    let wait = "/v1/vms/fc?wait=ready&timeout_ms=1";
+    let (status, body) = daemon.request("GET", wait, "");
+    assert_eq!(status, 504, "{body}");
+    assert!(body.contains("a vsock device of its own"), "{body}");
+    assert_eq!(daemon.request("DELETE", "/v1/vms/fc", "").0, 204);
+    assert!(path.exists());
+}
+
+#[test]
 fn each_bad_request_is_a_problem_that_says_what_to_do() {
     let daemon = FakeDaemon::start(&["name=web,cid=7"], &[]);
     let missing = json!({"name": "db", "host": "/nonexistent/db.sock"}).to_string();

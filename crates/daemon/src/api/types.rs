@@ -44,6 +44,9 @@ pub struct NewVm {
     /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory, or `DOMAIN.NAME.sock`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<PathBuf>,
+    /// Absolute path of the socket of a VMM that has a vsock device of its own, instead of both of the above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hybrid: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, u64>,
@@ -59,6 +62,8 @@ pub enum VmState {
     Attached,
     /// The guest's vsock driver runs; the agent has not called.
     Booted,
+    /// Its VMM has a vsock device of its own, so that nothing is known of the guest; the agent has not called.
+    Joined,
     /// The guest's agent is there.
     Ready,
 }
@@ -70,6 +75,7 @@ impl VmState {
             VmState::Waiting => "waiting",
             VmState::Attached => "attached",
             VmState::Booted => "booted",
+            VmState::Joined => "joined",
             VmState::Ready => "ready",
         }
     }
@@ -80,6 +86,9 @@ impl VmState {
             VmState::Waiting => "no VMM is attached to its vhost-user socket",
             VmState::Attached => "a VMM is attached, but the guest's vsock driver has not started",
             VmState::Booted => "the guest has booted, but its ringdown-agent is not there",
+            VmState::Joined => {
+                "its VMM has a vsock device of its own, and its ringdown-agent is not there"
+            }
             VmState::Ready => "its agent is ready",
         }
     }
@@ -123,9 +132,10 @@ pub struct VmStatus {
     pub cid: u32,
     /// How far it has come.
     pub state: VmState,
-    /// Where the VMM connects.
-    pub vhost_user: PathBuf,
-    /// Where programs of the host connect.
+    /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<PathBuf>,
+    /// Where programs of the host connect: of a hybrid VM, the socket of its VMM.
     pub host: PathBuf,
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]

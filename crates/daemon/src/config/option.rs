@@ -41,6 +41,7 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         cid,
         vhost_user,
         host,
+        hybrid,
         groups,
         aliases,
         rest @ ..,
@@ -77,6 +78,7 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         cid,
         vhost_user: socket(vhost_user)?,
         host: socket(host)?,
+        hybrid: socket(hybrid)?,
         limits,
     })
 }

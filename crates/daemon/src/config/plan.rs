@@ -207,16 +207,15 @@ impl Plan {
         let Some(line) = self.lines.get(&full_name) else {
             return Ok(());
         };
-        let default = |suffix| self.default_path(request, suffix);
-        let vhost_user = request.vhost_user.clone();
-        let host = request.host.clone();
+        let (vhost_user, host) = self.sockets(request)?;
         let fixed = [
             ("cid", request.cid.is_none_or(|cid| cid == line.cid)),
+            ("hybrid", vhost_user.is_some() == line.vhost_user.is_some()),
+            ("vhost-user", vhost_user == line.vhost_user),
             (
-                "vhost-user",
-                vhost_user.unwrap_or_else(|| default("vhost")) == line.vhost_user,
+                if line.is_hybrid() { "hybrid" } else { "host" },
+                host == line.host,
             ),
-            ("host", host.unwrap_or_else(|| default("sock")) == line.host),
             ("limits", request.limits == line.limits),
         ];
         if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
@@ -257,13 +256,12 @@ impl Plan {
             Some(cid) => self.unowned_cid(&domain, cid)?,
             None => self.free_cid(&domain, &name, asked_for),
         };
-        let vhost_user = request.vhost_user.clone();
-        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
-        let host = request.host.clone();
-        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
-        self.unowned_path(&vhost_user)?;
+        let (vhost_user, host) = self.sockets(request)?;
+        if let Some(path) = &vhost_user {
+            self.unowned_path(path)?;
+        }
         self.unowned_path(&host)?;
-        if vhost_user == host {
+        if vhost_user.as_ref() == Some(&host) {
             return Err(InputError::DuplicatePath {
                 path: host,
                 owner: "this VM's vhost-user socket".to_owned(),
@@ -283,6 +281,21 @@ impl Plan {
             host,
             limits: request.limits,
         })
+    }
+
+    /// The socket for the VMM, unless it has its own, and the one for programs of the host.
+    fn sockets(&self, request: &VmRequest) -> Result<(Option<PathBuf>, PathBuf), InputError> {
+        let (vhost_user, host) = (request.vhost_user.clone(), request.host.clone());
+        if let Some(hybrid) = request.hybrid.clone() {
+            let given = [("vhost-user", vhost_user), ("host", host)];
+            return match given.into_iter().find(|(_, path)| path.is_some()) {
+                Some((key, _)) => Err(InputError::BesideHybrid { key }),
+                None => Ok((None, hybrid)),
+            };
+        }
+        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
+        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
+        Ok((Some(vhost_user), host))
     }
 
     /// `web.sock`, or `red.web.sock` in the domain `red`. A VM of the default domain may be named `red.web`: then the second of
@@ -345,7 +358,7 @@ impl Plan {
             let line = self
                 .lines
                 .values()
-                .find(|line| line.vhost_user == path || line.host == path);
+                .find(|line| line.vhost_user.as_deref() == Some(path) || line.host == path);
             line.map(|line| format!("VM {:?}", line.full_name()))
         };
         match owner {

@@ -1,5 +1,7 @@
 mod cids;
+mod hosts;
 mod operator;
+mod whole;
 
 use std::path::{Path, PathBuf};
 
@@ -466,13 +468,56 @@ fn a_name_that_had_a_cid_gets_it_again_and_nobody_else_does() {
 fn paths_default_to_the_runtime_directory() {
     let plan = plan(&["name=web"]).unwrap();
     let line = plan.get("web").unwrap();
-    assert_eq!(line.vhost_user, Path::new("/run/ringdown/web.vhost"));
+    let vhost_user = line.vhost_user.as_deref();
+    assert_eq!(vhost_user, Some(Path::new("/run/ringdown/web.vhost")));
     assert_eq!(line.host, Path::new("/run/ringdown/web.sock"));
 }
 
 #[test]
+fn a_hybrid_vm_has_its_vmms_socket_and_no_other() {
+    let plan = plan(&["name=fc,hybrid=fc/v.sock"]).unwrap();
+    let line = plan.get("fc").unwrap();
+    assert!(line.is_hybrid());
+    assert_eq!(line.host, Path::new("/srv/fc/v.sock"));
+    let file = file("[[vm]]\nname = \"fc\"\nhybrid = \"fc/v.sock\"").unwrap();
+    let request = VmRequest {
+        hybrid: Some("/etc/ringdown/fc/v.sock".into()),
+        ..VmRequest::named("fc")
+    };
+    assert_eq!(file.vms[0].value, request);
+}
+
+#[test]
+fn a_vm_stays_hybrid_or_not_for_as_long_as_it_lives() {
+    let known = |name: &str| std::collections::BTreeSet::from([name.to_owned()]);
+    let config = |text| file(text).unwrap();
+    let hybrid = config("[[vm]]\nname = \"fc\"\nhybrid = \"/run/fc.sock\"");
+    let usual = config("[[vm]]\nname = \"fc\"");
+    let moved = config("[[vm]]\nname = \"fc\"\nhybrid = \"/run/other.sock\"");
+    let mut plan = plan(&["name=fc,hybrid=/run/fc.sock"]).unwrap();
+    let change = plan.change(&hybrid, &known("fc")).unwrap();
+    assert_eq!(change, PlanChange::default());
+    for other in [usual, moved] {
+        let error = plan.change(&other, &known("fc")).unwrap_err().to_string();
+        assert!(error.contains("hybrid"), "{error}");
+    }
+}
+
+#[test]
 fn what_belongs_to_another_vm_is_refused() {
-    let table: [(&[&str], &str); 7] = [
+    let table: [(&[&str], &str); 10] = [
+        (
+            &["name=fc,hybrid=/x,host=/y"],
+            "so \"host\" has no meaning beside it",
+        ),
+        (
+            &["name=fc,hybrid=/x,vhost-user=/y"],
+            "so \"vhost-user\" has no meaning beside it",
+        ),
+        (
+            &["name=web,host=/x", "name=fc,hybrid=/x"],
+            "the socket /x is used by VM \"web\" already",
+        ),
         (
             &["name=web", "name=web"],
             "--vm name=web: there is a VM named \"web\" already",

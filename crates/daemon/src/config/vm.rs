@@ -21,6 +21,7 @@ impl Source<'_> {
                 "cid" => request.cid = Some(self.cid(value)?),
                 "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
                 "host" => request.host = Some(self.socket("host", value)?),
+                "hybrid" => request.hybrid = Some(self.socket("hybrid", value)?),
                 "groups" => request.groups = self.names("groups", "a group", value)?,
                 "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
                 "limits" => request.limits = self.limits(value)?,

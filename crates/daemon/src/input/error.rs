@@ -152,6 +152,14 @@ pub enum InputError {
         /// The key.
         key: String,
     },
+    /// A VM has a socket of its VMM's, and one of ours in its place.
+    #[error(
+        "\"hybrid\" names the socket of a VMM that has a vsock device of its own, so \"{key}\" has no meaning beside it: leave one of them out"
+    )]
+    BesideHybrid {
+        /// The other key.
+        key: &'static str,
+    },
     /// A part of a command-line value is not `key=value`.
     #[error("expected key=value, found {found:?}: write it like {example}")]
     NotKeyValue {
@@ -247,6 +255,22 @@ pub enum InputError {
         expected: &'static str,
         /// What was found, in words.
         found: String,
+    },
+    /// The name of a host is none.
+    #[error(
+        "{host:?} is not the name of a host: write it as DNS has it, in quotes, as in \"deb.example\" = \"192.0.2.1\""
+    )]
+    HostName {
+        /// What was found.
+        host: String,
+    },
+    /// The address of a host is none.
+    #[error(
+        "{address:?} is not an address: write it as in 192.0.2.1 or 2001:db8::1, without a port"
+    )]
+    HostAddress {
+        /// What was found.
+        address: String,
     },
     /// More VMs, rules or other things than the daemon serves.
     #[error("too many {what}: at most {limit} fit into one daemon")]

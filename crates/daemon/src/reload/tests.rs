@@ -349,6 +349,12 @@ fn aliases_move_between_vms_and_rules_follow() {
         )
     };
     let daemon = FakeDaemon::with_file(&text("\"main\"", ""));
+    // Guests are told so too.
+    let aliases = || daemon.worker().policy().unwrap().aliases;
+    let pair = |name: &str, aliases: &[&str]| {
+        let aliases = aliases.iter().map(|alias| (*alias).to_owned());
+        (name.to_owned(), aliases.collect::<Vec<_>>())
+    };
     let verdict = |from: &str, to: &str| {
         let answer = daemon
             .request(
@@ -369,6 +375,7 @@ fn aliases_move_between_vms_and_rules_follow() {
         (verdict("a", "b"), verdict("b", "a")),
         (json!("denied"), json!("allowed"))
     );
+    assert_eq!(aliases(), [pair("a", &[]), pair("b", &["main"])]);
 }
 
 #[test]

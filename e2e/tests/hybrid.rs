@@ -1,0 +1,308 @@
+//! A VM whose VMM has a vsock device of its own, by an implementation of that convention that knows nothing of Ringdown: the
+//! program `vhost-device-vsock`, which serves a guest in QEMU and speaks with the host by UNIX sockets. `make hybrid`
+//! installs it and runs these scenarios; `$RINGDOWN_PEER` says where it is.
+//!
+//! It does not carry half-closes, so these conversations end otherwise; tests with a VMM of our own have them.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Shared, SharedGuard, ShowLogs, spawn};
+
+/// How long anything may take that is no boot.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The hybrid VM `fc` (9), which the peer serves, and the VM `web` (3) of the usual kind.
+struct Scene {
+    fc: Guest,
+    web: Guest,
+    daemon: Daemon,
+    /// Its VMM's socket.
+    path: PathBuf,
+    /// What the service `registry` has been told.
+    registry: Registry,
+    _peer: Peer,
+}
+
+impl ShowLogs for Scene {
+    fn show_logs(&self) {
+        self.daemon.show_log();
+        self.fc.show_logs();
+        self.web.show_logs();
+    }
+}
+
+struct Peer(Mutex<Child>);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Ok(child) = self.0.get_mut() {
+            // It may have ended by itself, which a test will have noticed.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A service that answers each line with its length and hangs up.
+struct Registry {
+    port: u16,
+}
+
+impl Registry {
+    fn start() -> Registry {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // It ends with the test's process.
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                thread::spawn(move || answer(&stream));
+            }
+        });
+        Registry { port }
+    }
+}
+
+fn answer(mut stream: &TcpStream) -> Option<()> {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).ok()?;
+    writeln!(stream, "{} bytes", line.len()).ok()
+}
+
+static SCENE: Shared<Scene> = Shared::new();
+
+fn scene() -> SharedGuard<Scene> {
+    SCENE.get(|| {
+        let directory = spawn::scratch_directory().unwrap();
+        let path = directory.join("v.sock");
+        let vhost = directory.join("v.vhost");
+        let registry = Registry::start();
+        let config = directory.join("ringdown.toml");
+        fs::write(&config, configuration(registry.port)).unwrap();
+        let daemon = DaemonSpec::new().vm("web", 3).arguments(&[
+            "--config",
+            &config.display().to_string(),
+            "--vm",
+            &format!("name=fc,cid=9,hybrid={}", path.display()),
+        ]);
+        let daemon = Daemon::start(daemon).unwrap();
+        let program = std::env::var_os("RINGDOWN_PEER").expect("run this by `make hybrid`");
+        let vm = format!(
+            "guest-cid=9,socket={},uds-path={}",
+            vhost.display(),
+            path.display()
+        );
+        let log = File::create(directory.join("peer.log")).unwrap();
+        let peer = spawn::spawn(
+            PathBuf::from(program),
+            ["--vm".to_owned(), vm],
+            move |command| {
+                command.stdout(log.try_clone().unwrap()).stderr(log);
+            },
+        );
+        let peer = Peer(Mutex::new(peer.unwrap()));
+        let until = Instant::now() + PATIENCE;
+        while !vhost.exists() {
+            assert!(Instant::now() < until, "the peer does not listen");
+            thread::sleep(Duration::from_millis(10));
+        }
+        let fc = GuestSpec::new("fc", Kernel::V6_12)
+            .with_tools()
+            .vhost_socket(vhost);
+        let web = GuestSpec::new("web", Kernel::V6_1)
+            .with_tools()
+            .vhost_socket(daemon.vhost_socket("web"));
+        let guests: [Guest; 2] = Guest::boot_all(vec![fc, web]).unwrap().try_into().unwrap();
+        let [fc, web] = guests;
+        Scene {
+            fc,
+            web,
+            daemon,
+            path,
+            registry,
+            _peer: peer,
+        }
+    })
+}
+
+fn configuration(registry_port: u16) -> String {
+    format!(
+        r#"
+        [[service]]
+        name = "registry"
+        port = 5000
+        to = "tcp:127.0.0.1:{registry_port}"
+
+        [[service]]
+        name = "secret"
+        port = 5001
+        to = "tcp:127.0.0.1:{registry_port}"
+
+        [[rule]]
+        from = "*"
+        to = "service:registry"
+        action = "allow"
+
+        [[rule]]
+        from = "web"
+        to = "fc"
+        action = "allow"
+
+        [[rule]]
+        from = "fc"
+        to = "host"
+        port = 5432
+        redirect = "web:80"
+        "#
+    )
+}
+
+/// Sends a line from the guest to a port and gives what comes back before the other side hangs up.
+fn ask(guest: &Guest, cid: u32, port: u32, line: &str) -> String {
+    let command = format!("echo '{line}' | socat -t 50 - VSOCK-CONNECT:{cid}:{port},shut-none");
+    guest.run(&command).unwrap().text()
+}
+
+/// The same, of a server that may have yet to come up.
+fn ask_when_open(guest: &Guest, cid: u32, port: u32, line: &str) -> String {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = ask(guest, cid, port, line);
+        if !answer.is_empty() {
+            return answer;
+        }
+        assert!(Instant::now() < until, "nobody answers at port {port}");
+    }
+}
+
+/// Lets a guest answer at a port, by this shell line.
+fn listen(guest: &Guest, port: u32, line: &str) -> e2e::Running {
+    let command = format!("exec socat VSOCK-LISTEN:{port},fork SYSTEM:'{line}'");
+    guest.start(&command).unwrap()
+}
+
+/// Calls a port of the guest at its VMM's own socket, again and again until somebody listens there.
+fn dial(path: &Path, port: u32) -> UnixStream {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let mut stream = UnixStream::connect(path).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        writeln!(stream, "CONNECT {port}").unwrap();
+        let mut byte = [0];
+        let mut said = Vec::new();
+        while matches!(stream.read(&mut byte), Ok(1)) && byte != *b"\n" {
+            said.push(byte[0]);
+        }
+        if said.starts_with(b"OK ") {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            return stream;
+        }
+        assert!(Instant::now() < until, "nothing listens on port {port}");
+    }
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn exec_reaches_the_guests_agent() {
+    let scene = scene();
+    let script = "cat; echo err >&2; exit 7";
+    let input = scene.daemon.runtime_directory().join("input");
+    let bytes: Vec<u8> = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
+    fs::write(&input, &bytes).unwrap();
+    let output = scene
+        .daemon
+        .command(&["exec", "fc", "--", "sh", "-c", script])
+        .unwrap()
+        .stdin(File::open(&input).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(output.stdout == bytes, "{} bytes", output.stdout.len());
+    assert_eq!(output.stderr, b"err\n");
+    let list = scene.daemon.run(&["vm", "ls"]).unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    let line = list.lines().find(|line| line.starts_with("fc ")).unwrap();
+    assert!(line.contains(" ready "), "{list}");
+    assert!(line.contains(scene.path.to_str().unwrap()), "{list}");
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn the_guest_reaches_a_service_that_it_may_call_and_no_other() {
+    let scene = scene();
+    assert!(scene.registry.port > 0);
+    assert_eq!(ask(&scene.fc, 2, 5000, "hello"), "6 bytes");
+    assert_eq!(ask(&scene.fc, 2, 5001, "hello"), "");
+    let status = scene.daemon.run(&["vm", "ls", "--json"]).unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("\"ended_denied\":1") || status.contains("\"ended_denied\": 1"));
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn the_guest_reaches_another_vm_by_a_redirection_and_is_seen_as_itself() {
+    let scene = scene();
+    let server = listen(
+        &scene.web,
+        80,
+        "read line; echo \"$line for $SOCAT_PEERADDR\"",
+    );
+    assert_eq!(ask_when_open(&scene.fc, 2, 5432, "hello"), "hello for 9");
+    server.kill();
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn another_vm_reaches_the_guest_by_its_identifier() {
+    let scene = scene();
+    let server = listen(&scene.fc, 7000, "read line; echo \"got $line\"");
+    assert_eq!(ask_when_open(&scene.web, 9, 7000, "hello"), "got hello");
+    server.kill();
+    // The peer is silent about a port that nobody listens at, for as long as its guest is: the caller hears a reset at last.
+    assert_eq!(ask(&scene.web, 9, 7001, "hello"), "");
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn the_directory_tells_the_guest_who_it_is() {
+    let scene = scene();
+    let answer = ask(&scene.fc, 2, 1006, "WHOAMI");
+    assert_eq!(answer.lines().next(), Some("OK fc default 9"));
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn a_megabyte_arrives_as_it_was() {
+    let scene = scene();
+    let server = listen(&scene.fc, 7002, "head -c 1000000 | sha256sum");
+    let bytes: Vec<u8> = (0..1_000_000_u32)
+        .map(|index| (index % 249) as u8)
+        .collect();
+    let path = scene.daemon.runtime_directory().join("megabyte");
+    fs::write(&path, &bytes).unwrap();
+    let mut stream = dial(&scene.path, 7002);
+    stream.write_all(&bytes).unwrap();
+    let mut said = String::new();
+    BufReader::new(&mut stream).read_line(&mut said).unwrap();
+    let expected = std::process::Command::new("sha256sum")
+        .stdin(File::open(&path).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(said.as_bytes(), expected.stdout);
+    // The same from a guest with rings, through the daemon.
+    scene.web.write_file("/tmp/megabyte", bytes, 0o600).unwrap();
+    let command = "socat -t 50 - VSOCK-CONNECT:9:7002,shut-none < /tmp/megabyte";
+    assert_eq!(scene.web.shell(command).unwrap(), said.trim_end());
+    server.kill();
+}
