@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e e2e-full hybrid bench bench-quick sim kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent images demo test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -85,6 +85,11 @@ interleavings:
 
 sim: setup ## simulate the switch for ten minutes (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture
+
+soak: build ## 500 calls a second for an hour (SOAK_SECONDS=600 for ten minutes), the policy changing: nothing may leak or be dropped
+	@echo '[soak] the guests in user space, optimised'
+	@$(CARGO) build --release --package ringdown-bench --bin ringdown-soak
+	@$(abspath $(TARGET_DIR))/release/ringdown-soak --ringdown $(RINGDOWN) --seconds $(or $(SOAK_SECONDS),3600)
 
 bench: build ## measure beside a peer and the machine's limits, in about 12 minutes; keeps the run in bench/runs
 	@echo '[bench] the generator and the peer, optimised'

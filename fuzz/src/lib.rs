@@ -17,6 +17,7 @@
 //! | --- | --- | --- |
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
 //! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
+//! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
@@ -30,6 +31,7 @@ mod dice;
 pub mod fabric;
 mod guest;
 mod house;
+pub mod proxy;
 pub mod ring;
 pub mod segments;
 pub mod switch;

@@ -4,6 +4,7 @@
 //! kernels on both sides and looks into the tables; here the other side is whatever the bytes say.) Each party's *view* is what it was
 //! told in headers and what it told, from which follows what it may do and what may be done to it.
 
+mod operator;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use switch::{
-    Action, CircuitId, Event, HostCaller, Limits, LineId, Policy, Reason, Rule, Sent, Side, Switch,
+    Action, Address, CircuitId, Event, Limits, LineId, Policy, Reason, Rule, Sent, Side, Switch,
     Time, Transmit,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::Dice;
+use operator::Operator;
 use views::{Key, Views};
 
 /// As many lines, of which the last may go and come back.
@@ -43,7 +45,7 @@ fn limits(dice: &mut Dice<'_>) -> Limits {
 }
 
 /// Any operations. After each: what is kept is what was forwarded and not delivered, never more than was granted; data goes only
-/// where there was credit; actions name circuits that live; a second switch that is told the same answers the same. In the end
+/// where there was credit; actions name circuits that live; each call is decided once, as the first rule that matches says; a second switch that is told the same answers the same. In the end
 /// every line goes down, and every table is empty.
 pub fn operate(input: &[u8]) {
     let mut dice = Dice::new(input);
@@ -82,6 +84,7 @@ struct World {
     twin: Switch,
     up: BTreeSet<LineId>,
     views: Views,
+    operator: Operator,
     /// Bytes in the device's keeping, by circuit and the side that sent them.
     kept: BTreeMap<(CircuitId, Side), u64>,
     hosts: BTreeMap<CircuitId, HostCircuit>,
@@ -117,6 +120,7 @@ impl World {
             twin,
             up,
             views: Views::default(),
+            operator: Operator::new(),
             kept: BTreeMap::new(),
             hosts: BTreeMap::new(),
             token: 0,
@@ -154,13 +158,17 @@ impl World {
     // ---- Guests ----
 
     fn guest_sends(&mut self, line: LineId, dice: &mut Dice<'_>) {
-        let cid = FIRST_CID + line.0;
+        let cid = self.operator.cid(line);
+        let told = self.operator.told();
         let known = self.views.keys_of(line);
         let key = match known.is_empty() || dice.one_in(4) {
             true => Key {
                 line,
                 port: 1000 + dice.below(3) as u32,
-                peer_cid: dice.pick(&[HOST_CID, 3, 4, 5, 9]),
+                peer_cid: match told.is_empty() || dice.one_in(2) {
+                    true => dice.pick(&[HOST_CID, 3, 4, 5, 9]),
+                    false => dice.pick(&told),
+                },
                 peer_port: dice.pick(&PORTS),
             },
             false => dice.pick(&known),
@@ -211,7 +219,9 @@ impl World {
             },
         };
         let expected = self.views.before(line, cid, &header);
+        let before = self.ids();
         let actions = self.tell(Event::Packet { line, header });
+        self.check_guest_call(line, &header, &before, &actions);
         self.views.after(line, &header, expected, &actions);
     }
 
@@ -317,14 +327,17 @@ impl World {
 
     fn host_dials(&mut self, line: LineId, dice: &mut Dice<'_>) {
         self.token += 1;
+        let port = dice.pick(&PORTS);
         let event = Event::HostDial {
             line,
-            port: dice.pick(&PORTS),
+            port,
             socket_type: dice.pick(&[SocketType::Stream, SocketType::SeqPacket]),
-            caller: HostCaller::Published,
+            caller: self.operator.host_caller,
             token: self.token,
         };
+        let before = self.ids();
         let actions = self.tell(event);
+        self.check_host_call(line, port, &before, &actions);
         let answers = actions.iter().filter(|action| {
             matches!(action,
                 Action::HostDialing { token, .. } | Action::HostDialRefused { token, .. } if *token == self.token)
@@ -418,18 +431,9 @@ impl World {
                 self.tell(Event::LineUp { line, seqpacket });
             }
             4 if line.0 == LINES - 1 => {
-                self.up.remove(&line);
-                self.views.line_gone(line);
-                let (mut actions, mut again) = (Vec::new(), Vec::new());
-                self.switch.remove_line(self.now, line, &mut actions);
-                self.twin.remove_line(self.now, line, &mut again);
-                assert_eq!(actions, again);
-                self.carry_out(&actions, Event::Tick);
-                for switch in [&mut self.switch, &mut self.twin] {
-                    let again = switch.add_line("again", FIRST_CID + line.0);
-                    assert_eq!(again, Ok(line), "numbers are used again");
-                }
+                self.replace_line(line, Address::new("again", FIRST_CID + line.0));
             }
+            5..=7 => self.operator_changes(dice),
             _ => {}
         }
     }
@@ -507,12 +511,16 @@ impl World {
                 self.hosts.remove(&circuit);
                 self.kept.retain(|(id, _), _| *id != circuit);
                 self.released.insert(circuit);
+                self.forget_call(circuit);
             }
             Action::HostShutdown { .. }
             | Action::HostDialRefused { .. }
             | Action::Wake { .. }
-            | Action::Decided(_)
             | Action::Report { .. } => {}
+            Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
+                unreachable!("no VM here has a VMM with a vsock device of its own")
+            }
+            Action::Decided(_) => self.note_decision(),
         }
     }
 
@@ -531,6 +539,7 @@ impl World {
     }
 
     fn check(&self) {
+        self.check_decisions();
         let mut granted: BTreeMap<LineId, u64> = BTreeMap::new();
         for report in self.switch.circuits() {
             for (side, end) in [
@@ -598,6 +607,9 @@ fn circuit_of(action: &Action) -> Option<CircuitId> {
         | Action::HostShutdown { circuit, .. }
         | Action::HostClose { circuit, .. }
         | Action::Discard { circuit, .. }
+        | Action::DialHybrid { circuit, .. }
+        | Action::Relay { circuit, .. }
+        | Action::RelayOn { circuit }
         | Action::Released { circuit } => Some(*circuit),
         Action::HostDialRefused { .. }
         | Action::Wake { .. }

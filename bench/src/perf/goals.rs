@@ -32,6 +32,8 @@ pub struct Goal {
     case: &'static str,
     figure: &'static str,
     bound: Bound,
+    /// Once it is met: the number that is to be reached from then on, in the terms of the bound.
+    raised: Option<f64>,
 }
 
 const fn goal(title: &'static str, case: &'static str, figure: &'static str, bound: Bound) -> Goal {
@@ -41,6 +43,15 @@ const fn goal(title: &'static str, case: &'static str, figure: &'static str, bou
         case,
         figure,
         bound,
+        raised: None,
+    }
+}
+
+/// A goal that was met, with what has to be reached now: about a tenth less than was.
+const fn raised(to: f64, goal: Goal) -> Goal {
+    Goal {
+        raised: Some(to),
+        ..goal
     }
 }
 
@@ -62,23 +73,32 @@ const CONNECTS: &str = "connections_per_s";
 
 /// All goals.
 pub const GOALS: &[Goal] = &[
-    goal(
-        "guest→host 64K, 1 stream",
-        "g2h/64K/1",
-        RATE,
-        AtLeast(Times(0.80, AF_UNIX)),
+    raised(
+        0.9,
+        goal(
+            "guest→host 64K, 1 stream",
+            "g2h/64K/1",
+            RATE,
+            AtLeast(Times(0.80, AF_UNIX)),
+        ),
     ),
-    goal(
-        "guest→host 64K, 1 stream, cheap mode",
-        "g2h/64K/1/cheap",
-        RATE,
-        AtLeast(Times(0.80, AF_UNIX)),
+    raised(
+        1.4,
+        goal(
+            "guest→host 64K, 1 stream, cheap mode",
+            "g2h/64K/1/cheap",
+            RATE,
+            AtLeast(Times(0.80, AF_UNIX)),
+        ),
     ),
-    goal(
-        "guest→host 64K, 1 stream",
-        "g2h/64K/1",
-        RATE,
-        AtLeast(Times(4.0, PEER)),
+    raised(
+        4.9,
+        goal(
+            "guest→host 64K, 1 stream",
+            "g2h/64K/1",
+            RATE,
+            AtLeast(Times(4.0, PEER)),
+        ),
     ),
     goal(
         "guest→host 128K, 1 stream",
@@ -86,11 +106,14 @@ pub const GOALS: &[Goal] = &[
         RATE,
         AtLeast(Times(0.80, AF_UNIX)),
     ),
-    goal(
-        "guest→host 128K, 1 stream",
-        "g2h/128K/1",
-        RATE,
-        AtLeast(Times(4.0, PEER)),
+    raised(
+        4.4,
+        goal(
+            "guest→host 128K, 1 stream",
+            "g2h/128K/1",
+            RATE,
+            AtLeast(Times(4.0, PEER)),
+        ),
     ),
     goal(
         "guest→host 4K, 4 streams",
@@ -104,17 +127,23 @@ pub const GOALS: &[Goal] = &[
         RATE,
         AtLeast(Times(0.70, AF_UNIX)),
     ),
-    goal(
-        "host→guest 64K, 1 stream, cheap mode",
-        "h2g/64K/1/cheap",
-        RATE,
-        AtLeast(Times(0.70, AF_UNIX)),
+    raised(
+        1.2,
+        goal(
+            "host→guest 64K, 1 stream, cheap mode",
+            "h2g/64K/1/cheap",
+            RATE,
+            AtLeast(Times(0.70, AF_UNIX)),
+        ),
     ),
-    goal(
-        "host→guest 64K, 1 stream",
-        "h2g/64K/1",
-        RATE,
-        AtLeast(Times(4.0, PEER)),
+    raised(
+        4.1,
+        goal(
+            "host→guest 64K, 1 stream",
+            "h2g/64K/1",
+            RATE,
+            AtLeast(Times(4.0, PEER)),
+        ),
     ),
     goal(
         "host→guest 128K, 1 stream",
@@ -140,11 +169,14 @@ pub const GOALS: &[Goal] = &[
         RATE,
         AtLeast(Times(0.40, "memcpy")),
     ),
-    goal(
-        "guest↔guest 64K, 1 stream, cheap mode",
-        "g2g/64K/1/cheap",
-        RATE,
-        AtLeast(Times(0.40, "memcpy")),
+    raised(
+        0.43,
+        goal(
+            "guest↔guest 64K, 1 stream, cheap mode",
+            "g2g/64K/1/cheap",
+            RATE,
+            AtLeast(Times(0.40, "memcpy")),
+        ),
     ),
     goal(
         "guest↔guest 64K above guest→host",
@@ -158,11 +190,14 @@ pub const GOALS: &[Goal] = &[
         RATE,
         AtLeast(Times(4.0, PEER)),
     ),
-    goal(
-        "ping-pong 64 B host-guest-host, mean",
-        "pingpong/h-g/64",
-        "mean_us",
-        AtMost(Times(1.0, AF_UNIX)),
+    raised(
+        0.62,
+        goal(
+            "ping-pong 64 B host-guest-host, mean",
+            "pingpong/h-g/64",
+            "mean_us",
+            AtMost(Times(1.0, AF_UNIX)),
+        ),
     ),
     asleep(goal(
         "ping-pong 64 B host-guest-host, mean, without looking before sleeping",
@@ -170,11 +205,14 @@ pub const GOALS: &[Goal] = &[
         "mean_us",
         AtMost(Times(1.5, AF_UNIX)),
     )),
-    goal(
-        "ping-pong 64 B guest-guest, mean",
-        "pingpong/g-g/64",
-        "mean_us",
-        AtMost(Times(0.4, PEER)),
+    raised(
+        0.25,
+        goal(
+            "ping-pong 64 B guest-guest, mean",
+            "pingpong/g-g/64",
+            "mean_us",
+            AtMost(Times(0.4, PEER)),
+        ),
     ),
     goal(
         "connections, guest→host, one at a time",
@@ -182,11 +220,14 @@ pub const GOALS: &[Goal] = &[
         CONNECTS,
         AtLeast(Times(3.0, PEER)),
     ),
-    goal(
-        "connections, guest→host, 16 in parallel",
-        "connect/g2h/16",
-        CONNECTS,
-        AtLeast(Times(2.5, PEER)),
+    raised(
+        2.9,
+        goal(
+            "connections, guest→host, 16 in parallel",
+            "connect/g2h/16",
+            CONNECTS,
+            AtLeast(Times(2.5, PEER)),
+        ),
     ),
     goal(
         "connections, host→guest, one at a time",
@@ -194,11 +235,14 @@ pub const GOALS: &[Goal] = &[
         CONNECTS,
         AtLeast(Times(3.0, PEER)),
     ),
-    goal(
-        "connections, host→guest, 16 in parallel",
-        "connect/h2g/16",
-        CONNECTS,
-        AtLeast(Times(2.5, PEER)),
+    raised(
+        2.8,
+        goal(
+            "connections, host→guest, 16 in parallel",
+            "connect/h2g/16",
+            CONNECTS,
+            AtLeast(Times(2.5, PEER)),
+        ),
     ),
     goal(
         "daemon CPU s per GiB, guest→host 64K",
@@ -224,11 +268,14 @@ pub const GOALS: &[Goal] = &[
         COST,
         AtMost(Figure(0.15)),
     ),
-    goal(
-        "idle circuit, bytes",
-        "idle/g2h/10000",
-        "pss_bytes_each",
-        AtMost(Figure(1024.0)),
+    raised(
+        440.0,
+        goal(
+            "idle circuit, bytes",
+            "idle/g2h/10000",
+            "pss_bytes_each",
+            AtMost(Figure(1024.0)),
+        ),
     ),
     goal(
         "idle circuit, descriptors",
@@ -308,10 +355,15 @@ impl Goal {
             TimesCase(factor, case) => (run.median(case, OURS, self.figure)?, *factor),
             Figure(figure) => (*figure, 1.0),
         };
-        let met = match self.bound {
+        let meets = |factor: f64| match self.bound {
             AtLeast(_) => value >= factor * compared,
             AtMost(_) => value <= factor * compared,
         };
+        let met = meets(factor);
+        let raised = self.raised.map(|raised| match self.reference() {
+            Figure(figure) => (raised, meets(raised / figure)),
+            _ => (raised, meets(raised)),
+        });
         let reached = match self.reference() {
             Figure(_) => String::new(),
             _ => format!("{:.2}x", value / compared),
@@ -320,16 +372,20 @@ impl Goal {
             self.wanted(),
             number(value),
             reached,
-            self.verdict(run, met),
+            self.verdict(run, met, raised),
         ])
     }
 
-    fn verdict(&self, run: &Run, met: bool) -> String {
+    fn verdict(&self, run: &Run, met: bool, raised: Option<(f64, bool)>) -> String {
         let share = run
             .median(self.case, self.subject, "generator_share")
             .unwrap_or(0.0);
         match met {
-            true => "met".to_owned(),
+            true => match raised {
+                Some((to, true)) => format!("met, and as raised to {}", number(to)),
+                Some((to, false)) => format!("met; not as raised to {}", number(to)),
+                None => "met".to_owned(),
+            },
             false if self.figure == RATE && share > BUSY => format!(
                 "MISSED; the generator is {:.0} % busy: judge by the CPU cost",
                 share * 100.0

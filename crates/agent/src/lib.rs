@@ -1,5 +1,5 @@
 //! The guest's side of Ringdown: it says to the host that the guest is ready, runs commands for it, and takes part in
-//! benchmarks of its line.
+//! benchmarks of its line. Beside that, [`forward`] lets programs of the guest that know nothing of vsock reach services of the host.
 //!
 //! The agent is one static binary with threads and blocking waits, and no runtime: a thread that accepts
 //! ([`server`]), a thread that keeps the host informed ([`uplink`]), and a thread for each operation ([`session`]),
@@ -8,9 +8,12 @@
 
 mod bench;
 pub mod command;
+pub mod directory;
+pub mod forward;
 pub mod guest;
 pub mod launch;
 mod outgoing;
+mod pump;
 mod relay;
 pub mod server;
 pub mod session;

@@ -3,14 +3,19 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use agent::directory;
+use agent::forward::Forward;
 use agent::launch;
 use agent::server::Server;
 use agent::transport::Endpoint;
+use wire::directory::Request as Question;
 
 const HELP: &str = "\
 ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
 
 Usage: ringdown-agent [--listen ENDPOINT]
+       ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
+       ringdown-agent resolve NAME | service NAME | whoami
 
   --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
   --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
@@ -18,8 +23,14 @@ Usage: ringdown-agent [--listen ENDPOINT]
   --version            print the version
   --help               print this text
 
+  forward              carry what connects to a TCP address of this guest to a vsock port of the host, such as
+                       that of an egress service: then https_proxy=http://ADDRESS:PORT is a way out
+  resolve NAME         ask the host for the CID of a VM that this guest may call: db, or blue/db of another domain
+  service NAME         ask the host for the CID and the port of a service that this guest may call
+  whoami               ask the host for this guest's name, domain and CID
+
 Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
-start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen.
+start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen, or the host does not tell.
 ";
 
 fn main() -> ExitCode {
@@ -28,8 +39,12 @@ fn main() -> ExitCode {
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
     }
+    if first.as_deref() == Some("forward".as_ref()) {
+        return forward(arguments);
+    }
     let endpoint = match parse(first, arguments) {
         Ok(Request::Serve(endpoint)) => endpoint,
+        Ok(Request::Ask(question)) => return ask(&question),
         Ok(Request::Print(text)) => {
             print!("{text}");
             return ExitCode::SUCCESS;
@@ -53,8 +68,40 @@ fn main() -> ExitCode {
     }
 }
 
+fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let forward = match Forward::parse(arguments) {
+        Ok(forward) => forward,
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match forward.run() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("ringdown-agent: cannot forward {forward}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Asks the host, and prints its answer.
+fn ask(question: &Question) -> ExitCode {
+    match directory::ask_host(question) {
+        Ok(answer) => {
+            println!("{answer}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("ringdown-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 enum Request {
     Serve(Endpoint),
+    Ask(Question),
     Print(String),
 }
 
@@ -72,6 +119,13 @@ fn parse(
         }
         Some("--version") => Request::Print(format!("{}\n", agent::guest::SOFTWARE)),
         Some("--help" | "-h") => Request::Print(HELP.to_owned()),
+        Some(verb @ ("resolve" | "service" | "whoami")) => {
+            let name = rest.next().map(|name| name.to_string_lossy().into_owned());
+            match directory::parse(verb, name.as_deref()) {
+                Some(question) => Request::Ask(question?),
+                None => return Err(format!("unexpected argument {first:?}")),
+            }
+        }
         _ => return Err(format!("unexpected argument {first:?}")),
     };
     match rest.next() {

@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
 /// The context identifier of the host, as its guests see it.
-const HOST_CID: u32 = 2;
+pub(crate) const HOST_CID: u32 = 2;
 
 /// Any context identifier: this guest, in an address to bind to.
 const ANY_CID: u32 = u32::MAX;
@@ -199,7 +199,15 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
     Ok((peer.cid() == cid).then_some(connection))
 }
 
-/// Dial a port of another guest.
+/// Dial a port of the host: a socket that is non-blocking.
+///
+/// # Errors
+/// As of [`dial_guest`].
+pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
+    dial_guest(HOST_CID, port)
+}
+
+/// Dial a port of another guest, or of the host.
 ///
 /// # Errors
 /// The system's reason; a refusal, by a rule or because nobody listens, is a reset.

@@ -4,80 +4,24 @@
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{ErrorKind, Read, Write};
+mod program;
+
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use daemon::fake::FakeDaemon;
+use program::{assert_refused, finish, ringdown, run, run_with};
 use wire::agent::PORT;
-
-struct Outcome {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-/// A command of the program, apart from whatever the environment of the test says.
-fn ringdown(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
-    command.args(arguments).stdin(Stdio::null());
-    command
-        .env_remove("RINGDOWN_RUNTIME_DIR")
-        .env_remove("XDG_RUNTIME_DIR")
-        .env_remove("RINGDOWN_LOG");
-    command
-}
-
-fn finish(mut command: Command) -> Outcome {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let output = loop {
-        match command.output() {
-            // A program that was just copied is busy while another test's child still has the descriptor it was
-            // written through, which it loses when it executes its own program.
-            Err(error)
-                if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {}
-            output => break output.unwrap(),
-        }
-    };
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Outcome {
-        code: output.status.code(),
-        out: text(output.stdout),
-        err: text(output.stderr),
-    }
-}
-
-fn run(arguments: &[&str]) -> Outcome {
-    finish(ringdown(arguments))
-}
-
-fn run_with(runtime_dir: &Path, arguments: &[&str]) -> Outcome {
-    let mut command = ringdown(arguments);
-    command.arg("--runtime-dir").arg(runtime_dir);
-    finish(command)
-}
-
-#[track_caller]
-fn assert_refused(outcome: &Outcome, code: i32, message: &str) {
-    assert_eq!(outcome.code, Some(code), "{}", outcome.err);
-    assert!(
-        outcome.err.contains(message),
-        "expected …{message}…\nfound {}",
-        outcome.err
-    );
-    assert_eq!(outcome.out, "");
-}
 
 #[test]
 fn the_tree_of_commands_is_sound() {
     cli::command().debug_assert();
     let help = run(&["--help"]);
     assert_eq!(help.code, Some(0));
-    for word in ["serve", "vm", "args", "exec"] {
+    for word in ["serve", "vm", "args", "exec", "reload", "policy", "audit"] {
         assert!(help.out.contains(word), "{}", help.out);
     }
     assert_eq!(
@@ -166,6 +110,20 @@ fn wrong_words_end_with_2_and_the_remedy() {
             "circuits cannot be \"x\"",
         ),
         (&["vm", "rm", "We"], "cannot be the name of a VM"),
+        (
+            &["vm", "rm", "Red/web"],
+            "\"Red\" cannot be the name of a domain",
+        ),
+        (
+            &["vm", "add", "host"],
+            "\"host\" cannot be the name of a VM: it has a meaning of its own",
+        ),
+        (
+            &["vm", "add", "red/web", "--domain", "blue"],
+            "\"red/web\" is of another domain than \"blue\": leave --domain out",
+        ),
+        (&["policy", "test", "web", "db"], "<PORT>"),
+        (&["policy", "test", "web", "db", "x"], "\"x\" is not a port"),
         (&["args", "web"], "--vmm"),
         (
             &["args", "web", "--vmm", "libvirt"],

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -30,10 +30,13 @@ impl Drop for Daemon {
 
 impl Daemon {
     fn start(directory: &Path, notify: &Path) -> Daemon {
+        Daemon::start_with(directory, notify, &["--vm", "name=web"])
+    }
+
+    fn start_with(directory: &Path, notify: &Path, arguments: &[&str]) -> Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
-        command
-            .args(["serve", "--vm", "name=web", "--runtime-dir"])
-            .arg(directory);
+        command.arg("serve").args(arguments);
+        command.arg("--runtime-dir").arg(directory);
         command
             .env("NOTIFY_SOCKET", notify)
             .env_remove("RINGDOWN_LOG");
@@ -143,4 +146,52 @@ fn the_sockets_of_a_killed_daemon_are_taken_over_and_the_log_says_so() {
     }
     // A service manager that is not there is no reason to end.
     assert!(log.contains("cannot tell the service manager"), "{log}");
+}
+
+#[test]
+fn signals_reload_and_rotate_and_the_daemon_goes_on() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("ringdown");
+    let (file, log) = (
+        parent.path().join("ringdown.toml"),
+        parent.path().join("audit.log"),
+    );
+    let audit = "audit = \"audit.log\"\n";
+    let vm = |name: &str| format!("[[vm]]\nname = \"{name}\"\n");
+    std::fs::write(&file, format!("{audit}{}", vm("web"))).unwrap();
+    let notify = notify_socket(parent.path());
+    let arguments = ["--config", file.to_str().unwrap()];
+    let mut daemon = Daemon::start_with(&directory, &parent.path().join("notify"), &arguments);
+    daemon.wait_until_ready();
+    assert_eq!(word(&notify), "READY=1");
+
+    // What cannot be meant ends nothing, and the service manager is not left waiting.
+    std::fs::write(&file, "[[vn]]\n").unwrap();
+    reload_by_signal(&daemon, &notify);
+    UnixStream::connect(directory.join("web.sock")).unwrap();
+    std::fs::write(&file, format!("{audit}{}{}", vm("web"), vm("db"))).unwrap();
+    reload_by_signal(&daemon, &notify);
+    UnixStream::connect(directory.join("db.sock")).unwrap();
+
+    std::fs::rename(&log, parent.path().join("audit.log.1")).unwrap();
+    daemon.signal(Signal::USR1);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !log.exists() {
+        assert!(Instant::now() < deadline, "the audit was not opened anew");
+        std::thread::yield_now();
+    }
+    daemon.signal(Signal::TERM);
+    let (code, said) = daemon.wait();
+    assert_eq!(code, Some(0), "{said}");
+    let expected = "ringdown.toml: line 1, column 3: unknown key \"vn\": did you mean \"vm\"?";
+    assert!(said.contains(expected), "{said}");
+    assert!(said.contains("what was in force stays"), "{said}");
+}
+
+/// Has the daemon reload, and waits until it is done.
+fn reload_by_signal(daemon: &Daemon, notify: &UnixDatagram) {
+    daemon.signal(Signal::HUP);
+    let begun = word(notify);
+    assert!(begun.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{begun}");
+    assert_eq!(word(notify), "READY=1");
 }

@@ -6,6 +6,9 @@
 //! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
 //! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
+//! [hosts]                                # optional: names that no resolver is asked for, by egress and services
+//! "deb.example" = "192.0.2.1"            # or a list of addresses
+//!
 //! [[vm]]
 //! name = "web"
 //! domain = "red"                         # optional: a domain has names and CIDs of its own
@@ -52,6 +55,7 @@
 
 mod cids;
 mod file;
+mod hosts;
 mod offer;
 mod option;
 mod pattern;
@@ -72,6 +76,7 @@ use std::time::Duration;
 
 pub use cids::{CidError, Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
+pub use hosts::{Hosts, MAX_HOSTS};
 pub use option::{parse_allow_option, parse_vm_option};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
@@ -101,9 +106,6 @@ pub const MAX_RULES: usize = 16_384;
 
 /// The most `[[group]]` tables of one file.
 pub const MAX_GROUPS: usize = 1024;
-
-/// The port of CID 2 where guests ask for names.
-pub const DIRECTORY_PORT: u32 = 1006;
 
 /// A VM as a person described it: what was left out is still open. What is there has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,6 +195,8 @@ pub struct Config {
     pub services: Vec<Written<Service>>,
     /// Published ports.
     pub publishes: Vec<Written<Publish>>,
+    /// Names that are not looked up.
+    pub hosts: Hosts,
 }
 
 impl Config {
@@ -208,6 +212,7 @@ impl Config {
         self.allows.extend(later.allows);
         self.services.extend(later.services);
         self.publishes.extend(later.publishes);
+        self.hosts.extend(later.hosts);
     }
 
     /// Every rule in the order in which they are asked, with its place.

@@ -13,6 +13,7 @@ use crate::config::{CidError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
 use crate::reload::{InForce, Parts};
@@ -33,6 +34,9 @@ pub enum ControlError {
     /// The memory of context identifiers cannot be written.
     #[error(transparent)]
     State(#[from] CidError),
+    /// What is offered does not hold any more.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
     /// A question about the policy has no answer.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -258,11 +262,16 @@ impl Parts {
         if Arc::ptr_eq(&current.policy(), &next.policy()) {
             return Ok(());
         }
-        Ok(self.worker.set_policy(PolicyChange {
+        // Egress asks the same rules, and a published port may lead to an alias.
+        let commit = self.offers.prepare(next.offer())?;
+        self.worker.set_policy(PolicyChange {
             policy: next.policy(),
             groups: Vec::new(),
+            aliases: Vec::new(),
             enforce_existing: false,
-        })?)
+        })?;
+        commit();
+        Ok(())
     }
 }
 

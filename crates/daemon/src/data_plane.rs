@@ -173,6 +173,7 @@ impl Offers for ProxyOffers {
         let Offer {
             services,
             publishes,
+            hosts,
             policy,
             enforce_existing,
         } = offer;
@@ -187,6 +188,7 @@ impl Offers for ProxyOffers {
         Ok(Box::new(move || {
             let numbered = |(id, service)| (switch::ServiceId(id), service);
             proxy.set_services(services.into_iter().map(numbered).collect());
+            proxy.set_hosts(hosts);
             proxy.set_policy(policy, enforce_existing);
             proxy.set_publishes(publishes);
         }))

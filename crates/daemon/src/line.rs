@@ -56,6 +56,8 @@ pub struct PolicyChange {
     pub policy: Arc<Policy>,
     /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
     pub groups: Vec<(String, Vec<String>)>,
+    /// The aliases that each VM has from now on, by its full name. VMs that are not named keep theirs.
+    pub aliases: Vec<(String, Vec<String>)>,
     /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
     pub enforce_existing: bool,
 }

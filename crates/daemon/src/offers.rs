@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use switch::{Policy, ServiceEntry, ServiceId};
 
-use crate::config::{Publish, Service};
+use crate::config::{Hosts, Publish, Service};
 
 /// Everything that is to be offered from some moment on.
 #[derive(Debug, Clone)]
@@ -13,6 +13,8 @@ pub struct Offer {
     pub services: Vec<(u32, Service)>,
     /// Published ports. Their VMs are named by name, never by alias, and need not exist yet.
     pub publishes: Vec<Publish>,
+    /// Names whose addresses are not looked up.
+    pub hosts: Hosts,
     /// The rules that are in force then: what egress may reach.
     pub policy: Arc<Policy>,
     /// Whether connections that the rules do not allow any more are ended.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
 use crate::config::{
-    Config, ConfigError, GroupRequest, Plan, PlanChange, Publish, Service, Written, check_whole,
+    Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, Written,
+    check_whole,
 };
 use crate::offers::Offer;
 
@@ -25,6 +26,7 @@ pub struct Rulebook {
     groups: Vec<Written<GroupRequest>>,
     services: Vec<Written<Service>>,
     publishes: Vec<Written<Publish>>,
+    hosts: Hosts,
     /// The number of each service, by full name.
     numbers: BTreeMap<String, u32>,
     /// The last number that was given to a service.
@@ -41,6 +43,7 @@ impl Rulebook {
             groups: Vec::new(),
             services: Vec::new(),
             publishes: Vec::new(),
+            hosts: Hosts::new(),
             numbers: BTreeMap::new(),
             last_number: 0,
             policy: Arc::default(),
@@ -72,6 +75,7 @@ impl Rulebook {
         next.groups.clone_from(&config.groups);
         next.services.clone_from(&config.services);
         next.publishes.clone_from(&config.publishes);
+        next.hosts.clone_from(&config.hosts);
         next.numbers = BTreeMap::new();
         for service in &config.services {
             let name = service.value.full_name();
@@ -102,6 +106,12 @@ impl Rulebook {
         self.plan.lines().map(groups).collect()
     }
 
+    /// Each VM's aliases, by its full name.
+    pub fn aliases(&self) -> Vec<(String, Vec<String>)> {
+        let aliases = |line: &crate::line::LineSpec| (line.full_name(), line.aliases.clone());
+        self.plan.lines().map(aliases).collect()
+    }
+
     /// What the host offers.
     pub fn offer(&self) -> Offer {
         let numbered = |service: &Written<Service>| {
@@ -117,6 +127,7 @@ impl Rulebook {
         Offer {
             services: self.services.iter().map(numbered).collect(),
             publishes,
+            hosts: self.hosts.clone(),
             policy: self.policy(),
             enforce_existing: false,
         }

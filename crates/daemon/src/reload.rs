@@ -239,6 +239,7 @@ impl Parts {
         let policy = PolicyChange {
             policy: next.book.policy(),
             groups: next.book.groups(),
+            aliases: next.book.aliases(),
             enforce_existing,
         };
         // Services that are new cannot be called before a rule says so, and those that are gone are refused by their number.

@@ -17,6 +17,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::api;
+use crate::api::types::Finding;
 use crate::audit::{Audit, AuditWriter};
 use crate::config::{CidError, Cids, Config, ConfigError, Plan};
 use crate::control::{Control, ControlError, open_line};
@@ -29,6 +30,9 @@ use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
     RuntimeError, RuntimeLock, control_socket, listen_privately, prepare_directory,
 };
+
+/// The most findings about a configuration that the log is told of.
+const MAX_TOLD_FINDINGS: usize = 20;
 
 /// Why the daemon did not start, or ended otherwise than it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -298,9 +302,7 @@ impl Prepared {
         })?;
         // Checked before anything is made; the CIDs are filled in when the memory of them is ours.
         let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
-        for finding in Rulebook::new(plan, &config)?.check_names() {
-            tracing::warn!("{}: {}", finding.place, finding.message);
-        }
+        warn_of(&Rulebook::new(plan, &config)?.check_names());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
         Ok(Prepared {
@@ -308,6 +310,19 @@ impl Prepared {
             config,
             read_config,
         })
+    }
+}
+
+/// Tells of what can hardly be meant, and of no more than a person would read.
+fn warn_of(findings: &[Finding]) {
+    for finding in findings.iter().take(MAX_TOLD_FINDINGS) {
+        tracing::warn!("{}: {}", finding.place, finding.message);
+    }
+    if findings.len() > MAX_TOLD_FINDINGS {
+        tracing::warn!(
+            findings = findings.len(),
+            "there is more of the kind: run `ringdown policy check`"
+        );
     }
 }
 
@@ -332,6 +347,7 @@ fn begin(
     worker.set_policy(PolicyChange {
         policy: book.policy(),
         groups: Vec::new(),
+        aliases: Vec::new(),
         enforce_existing: false,
     })?;
     for spec in book.plan.lines() {

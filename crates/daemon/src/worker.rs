@@ -1,5 +1,6 @@
 //! The worker: the one thread that moves bytes, and the handle by which the control plane reaches it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +11,10 @@ use device::{
     Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
     Waker,
 };
-use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
+use switch::{AddLineError, Address, DEFAULT_DOMAIN, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
+use crate::config::full_name;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
@@ -36,6 +38,8 @@ pub struct Worker {
     jobs: Sender<Job>,
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Full names by full aliases. The switch knows names only: aliases move between VMs while those go on.
+    aliases: Mutex<BTreeMap<String, String>>,
 }
 
 impl Worker {
@@ -70,7 +74,31 @@ impl Worker {
             jobs,
             waker,
             thread: Mutex::new(Some(thread)),
+            aliases: Mutex::default(),
         }))
+    }
+
+    /// Gives VMs these aliases, and no others.
+    fn set_aliases(&self, of_vms: Vec<(String, Vec<String>)>) {
+        let mut known = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, vm| of_vms.iter().all(|(of, _)| of != vm));
+        for (vm, aliases) in of_vms {
+            let domain = domain_of(&vm);
+            for alias in aliases {
+                known.insert(full_name(domain, &alias), vm.clone());
+            }
+        }
+    }
+
+    /// The full name of a VM that the guest of another calls by name or alias, with or without a domain.
+    fn without_alias(&self, caller: &str, name: &str) -> String {
+        let (domain, name) = name.split_once('/').unwrap_or((domain_of(caller), name));
+        let known = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = known.get(&full_name(domain, name)).map_or(name, |vm| {
+            vm.split_once('/').map_or(vm.as_str(), |(_, name)| name)
+        });
+        // With the domain, also if it is the default one: to others a name without one is of their own.
+        format!("{domain}/{name}")
     }
 
     /// Has the worker's thread do something, and does not wait.
@@ -120,13 +148,13 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
 impl LineWorker for Worker {
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let full_name = spec.full_name();
-        let (limits, host) = (spec.limits, spec.host);
+        let (limits, host, aliases) = (spec.limits, spec.host, spec.aliases);
         let address = Address {
             domain: spec.domain,
             name: spec.name,
             cid: spec.cid,
             groups: spec.groups,
-            aliases: spec.aliases,
+            aliases: Vec::new(),
         };
         let opened = self.ask(move |fabric| match spec.vhost_user {
             Some(vhost_user) => fabric.open_line(&LineConfig {
@@ -142,15 +170,20 @@ impl LineWorker for Worker {
             }),
         });
         match opened {
-            Some(result) => result.map_err(|error| line_error(&full_name, error)),
-            None => Err(stopped()),
+            Some(result) => result.map_err(|error| line_error(&full_name, error))?,
+            None => return Err(stopped()),
         }
+        self.set_aliases(vec![(full_name, aliases)]);
+        Ok(())
     }
 
     fn remove_line(&self, name: &str) -> Result<(), LineError> {
         let wanted = name.to_owned();
         match self.ask(move |fabric| fabric.close_line(&wanted)) {
-            Some(true) => Ok(()),
+            Some(true) => {
+                self.set_aliases(vec![(name.to_owned(), Vec::new())]);
+                Ok(())
+            }
             _ => Err(LineError::Unknown {
                 name: name.to_owned(),
             }),
@@ -180,6 +213,7 @@ impl LineWorker for Worker {
         let PolicyChange {
             policy,
             groups,
+            aliases,
             enforce_existing,
         } = change;
         let ended = self.ask(move |fabric| fabric.set_policy(policy, groups, enforce_existing));
@@ -188,6 +222,7 @@ impl LineWorker for Worker {
             Some(0) => {}
             Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
         }
+        self.set_aliases(aliases);
         Ok(())
     }
 
@@ -216,7 +251,7 @@ impl Exchange for Worker {
     }
 
     fn resolve(&self, vm: &str, name: &str) -> Option<u32> {
-        let (vm, name) = (vm.to_owned(), name.to_owned());
+        let (vm, name) = (vm.to_owned(), self.without_alias(vm, name));
         self.ask(move |fabric| fabric.resolve(&vm, &name)).flatten()
     }
 
@@ -231,6 +266,13 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The domain of a full name.
+fn domain_of(full_name: &str) -> &str {
+    full_name
+        .split_once('/')
+        .map_or(DEFAULT_DOMAIN, |(domain, _)| domain)
 }
 
 fn stopped() -> LineError {
@@ -272,4 +314,40 @@ fn counters(report: &LineReport) -> Counters {
         counters.insert(reason.name(), counted.ended[reason.index()]);
     }
     counters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_stands_for_the_vm_that_has_it_now() {
+        let wiring = Wiring {
+            arrivals: tokio::sync::mpsc::channel(1).0,
+            dialer: Box::new(|_| ()),
+            decisions: Box::new(|_| ()),
+        };
+        let worker = Worker::start(wiring, Duration::ZERO).unwrap();
+        let aliases = |vm: &str, aliases: &[&str]| {
+            let aliases = aliases.iter().map(|alias| (*alias).to_owned());
+            worker.set_aliases(vec![(vm.to_owned(), aliases.collect())]);
+        };
+        aliases("web", &["www", "site"]);
+        aliases("red/shop", &["www"]);
+        let meant = |caller: &str, name: &str| worker.without_alias(caller, name);
+        assert_eq!(meant("db", "www"), "default/web");
+        assert_eq!(meant("db", "web"), "default/web");
+        assert_eq!(meant("red/db", "www"), "red/shop");
+        assert_eq!(meant("red/db", "default/www"), "default/web");
+        assert_eq!(meant("db", "red/www"), "red/shop");
+        assert_eq!(meant("red/db", "site"), "red/site");
+        assert_eq!(meant("db", "a/b/c"), "a/b/c");
+        aliases("web", &["site"]);
+        aliases("db", &["www"]);
+        assert_eq!(meant("db", "www"), "default/db");
+        assert_eq!(meant("db", "site"), "default/web");
+        aliases("red/shop", &[]);
+        assert_eq!(meant("db", "red/www"), "red/www");
+        worker.stop();
+    }
 }

@@ -34,6 +34,7 @@ use crate::decision::DecisionSink;
 use crate::dialer::{Dialer, Dialled};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
+use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
@@ -148,6 +149,7 @@ pub struct Fabric {
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
     unarmed: Vec<LineId>,
     spin: Spin,
+    nap: Nap,
     /// Lines whose guests are to be told by then that packets they sent have left, in order of time.
     owed_interrupts: VecDeque<(Time, LineId)>,
     /// Lines with circuits that are short of room for a message.
@@ -209,6 +211,7 @@ impl Fabric {
             draining: VecDeque::new(),
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
+            nap: Nap::default(),
             short_lines: VecDeque::new(),
             touched: Vec::new(),
             spare_chains: Vec::new(),

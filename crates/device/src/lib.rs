@@ -28,6 +28,7 @@ mod fabric;
 mod frontend;
 mod kept;
 mod line;
+mod nap;
 mod reactor;
 mod relay;
 mod reports;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use switch::{CircuitId, LineId, Side};
 
 pub(crate) use rustix::event::epoll::EventFlags;
@@ -169,16 +169,23 @@ impl Reactor {
         let _ = epoll::delete(&self.epoll, descriptor);
     }
 
+    /// Sleeps for `length`, or until something happens. What, the next wait says. Unlike there, a fraction of a millisecond means
+    /// what it says, on any kernel.
+    pub(crate) fn nap(&self, length: Duration) -> io::Result<()> {
+        let mut watched = [PollFd::new(&self.epoll, PollFlags::IN)];
+        match poll(&mut watched, Some(&timespec(length))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Waits until something happens, at most for `limit`, and appends what did.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        });
+        let limit = limit.map(timespec);
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
         let events = match epoll::wait(&self.epoll, &mut room, limit.as_ref()) {
             Ok((events, _)) => events,
@@ -192,6 +199,13 @@ impl Reactor {
             }
         }
         Ok(())
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
     }
 }
 
@@ -250,6 +264,18 @@ mod tests {
         reactor.waker().wake();
         let mut happened = Vec::new();
         reactor.wait(None, &mut happened).unwrap();
+        assert_eq!(happened[0].0, Token::Wake);
+    }
+    #[test]
+    fn a_nap_ends_when_something_happens_and_leaves_it_to_the_next_wait() {
+        let reactor = Reactor::new().unwrap();
+        reactor.nap(Duration::from_micros(1)).unwrap();
+        reactor.waker().wake();
+        let begin = std::time::Instant::now();
+        reactor.nap(Duration::from_secs(3600)).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(1800));
+        let mut happened = Vec::new();
+        reactor.wait(Some(Duration::ZERO), &mut happened).unwrap();
         assert_eq!(happened[0].0, Token::Wake);
     }
 }

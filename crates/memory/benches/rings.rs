@@ -3,6 +3,7 @@
 // The macro of the harness makes a function public that has no documentation.
 #![allow(missing_docs)]
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use memory::driver::{Arena, DriverQueue};
 use memory::guest::{GuestMemory, Range, copy};
 use memory::queue::{Chain, Queue};
+use virtio_queue::QueueT;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 struct Pair {
     arena: Arc<Arena>,
@@ -32,33 +35,69 @@ fn pair(indirect: bool) -> Pair {
     }
 }
 
+/// The same with the ring of rust-vmm's `virtio-queue`, over the same memory.
+struct Theirs {
+    memory: GuestMemoryMmap,
+    queue: virtio_queue::Queue,
+}
+
+fn theirs(pair: &Pair) -> Theirs {
+    let region = pair.arena.region(0).expect("a descriptor");
+    let file = FileOffset::new(region.file, 0);
+    let mapped = MmapRegion::from_file(file, region.size as usize).expect("a mapping");
+    let mapped = GuestRegionMmap::new(mapped, GuestAddress(0)).expect("a region");
+    let memory = GuestMemoryMmap::from_regions(vec![mapped]).expect("one region");
+    let setup = pair.driver.setup();
+    let place = |address: u64| {
+        let address = address - region.frontend_address;
+        (Some(address as u32), Some((address >> 32) as u32))
+    };
+    let mut queue = virtio_queue::Queue::new(setup.size).expect("a queue");
+    let (low, high) = place(setup.descriptors);
+    queue.set_desc_table_address(low, high);
+    let (low, high) = place(setup.available);
+    queue.set_avail_ring_address(low, high);
+    let (low, high) = place(setup.used);
+    queue.set_used_ring_address(low, high);
+    queue.set_event_idx(true);
+    queue.set_ready(true);
+    assert!(queue.is_valid(&memory));
+    Theirs { memory, queue }
+}
+
+/// Chains that are made available at a time.
+const CHAINS: u64 = 64;
+
+fn make_available(driver: &mut DriverQueue, ranges: &[Range]) {
+    while driver.take_used().is_some() {}
+    for token in 0..CHAINS {
+        driver.add(ranges, &[], token).expect("room for all");
+    }
+    driver.kick_needed();
+}
+
 fn chains(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pop, complete; publish every 64");
-    group.throughput(Throughput::Elements(64));
+    group.throughput(Throughput::Elements(CHAINS));
     for (name, parts, indirect) in [
         ("1 descriptor", 1, false),
         ("3 descriptors", 3, false),
         ("3 indirect", 3, true),
     ] {
+        let ranges = |pair: &Pair| -> Vec<Range> {
+            let start = pair.arena.allocate(parts * 4096, 4096) as u64;
+            let range = |part| Range {
+                address: start + 4096 * part,
+                len: 4096,
+            };
+            (0..parts as u64).map(range).collect()
+        };
         group.bench_function(name, |bencher| {
             let mut pair = pair(indirect);
-            let start = pair.arena.allocate(parts * 4096, 4096) as u64;
-            let ranges: Vec<Range> = (0..parts as u64)
-                .map(|part| Range {
-                    address: start + 4096 * part,
-                    len: 4096,
-                })
-                .collect();
-            let state = std::cell::RefCell::new((&mut pair, Chain::default()));
+            let ranges = ranges(&pair);
+            let state = RefCell::new((&mut pair, Chain::default()));
             bencher.iter_batched(
-                || {
-                    let (pair, _) = &mut *state.borrow_mut();
-                    while pair.driver.take_used().is_some() {}
-                    for token in 0..64 {
-                        pair.driver.add(&ranges, &[], token).expect("room for 64");
-                    }
-                    pair.driver.kick_needed();
-                },
+                || make_available(&mut state.borrow_mut().0.driver, &ranges),
                 |()| {
                     let (pair, chain) = &mut *state.borrow_mut();
                     while pair.queue.pop(chain).expect("a good driver") {
@@ -66,6 +105,30 @@ fn chains(criterion: &mut Criterion) {
                         pair.queue.complete(chain.head, 0);
                     }
                     black_box(pair.queue.publish())
+                },
+                BatchSize::PerIteration,
+            );
+        });
+        group.bench_function(format!("{name}, virtio-queue"), |bencher| {
+            let mut pair = pair(indirect);
+            let ranges = ranges(&pair);
+            let theirs = theirs(&pair);
+            let state = RefCell::new((&mut pair, theirs, Vec::new()));
+            bencher.iter_batched(
+                || make_available(&mut state.borrow_mut().0.driver, &ranges),
+                |()| {
+                    let (_, Theirs { memory, queue }, readable) = &mut *state.borrow_mut();
+                    while let Some(chain) = queue.pop_descriptor_chain(&*memory) {
+                        let head = chain.head_index();
+                        readable.clear();
+                        readable.extend(chain.readable().map(|descriptor| Range {
+                            address: descriptor.addr().0,
+                            len: descriptor.len(),
+                        }));
+                        black_box(&readable);
+                        queue.add_used(memory, head, 0).expect("a used ring");
+                    }
+                    black_box(queue.needs_notification(memory).expect("a used ring"))
                 },
                 BatchSize::PerIteration,
             );

@@ -11,8 +11,8 @@ use crate::line::Line;
 use crate::switch::{Actions, EndKey};
 use crate::usage::RuleUse;
 use crate::{
-    Address, Callee, Caller, CircuitId, LineId, Policy, Reason, Redirect, RuleId, RuleSet,
-    ServiceEntry, Side, Switch, Verdict,
+    Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
+    RuleSet, ServiceEntry, Side, Switch, Verdict,
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
@@ -219,11 +219,31 @@ impl Switch {
         may_call.then_some(service.entry.port)
     }
 
-    /// Whether some rule would put a call through, at some port.
+    /// Whether some rule would put a call through, at some port. Ports that an earlier rule has denied do not count; a range
+    /// that only several of them together have denied does, though.
     fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
-        let rule = |id| self.policy.rule(id);
-        let mut rules = self.policy.between(from, to).filter_map(rule);
-        rules.any(|rule| rule.verdict != Verdict::Deny)
+        let mut denied: Vec<&PortRange> = Vec::new();
+        for id in self.policy.between(from, to) {
+            let Some(rule) = self.policy.rule(id) else {
+                continue;
+            };
+            let any_port = rule.ports.is_empty();
+            if rule.verdict == Verdict::Deny {
+                if any_port {
+                    return false;
+                }
+                denied.extend(&rule.ports);
+                continue;
+            }
+            let is_denied = |ports: &PortRange| {
+                let mut denied = denied.iter();
+                denied.any(|of| of.contains(ports.start()) && of.contains(ports.end()))
+            };
+            if any_port || !rule.ports.iter().all(is_denied) {
+                return true;
+            }
+        }
+        false
     }
 
     /// The identifier by which the guest of one line knows another.

@@ -3,7 +3,8 @@
 //! A guest that has used its credit up waits until it is told of more, and a wake-up later goes on. The more it may have
 //! ahead of the program, the less often that happens; so the credit of a flow whose program keeps up is doubled, as TCP does
 //! with its receive window. What a program does not take at once has to be stored, which costs a second copy: once that is
-//! more than the usual credit, its flow gets that again, and has to show for longer that things have changed.
+//! more than three quarters of the credit, its flow gets the usual credit again, and has to show for longer that things have changed. Less
+//! must not count: what has gathered while the worker napped is more than a socket takes at once, however prompt the program.
 //!
 //! Only streams: a message whose beginning fitted into the credit must not find that its end no longer does.
 
@@ -65,7 +66,8 @@ impl Switch {
         }
         let limits = *self.limits(line);
         let flow = self.circuits[index].flow_from(from);
-        let keeps_up = flow.kept() <= limits.grant_bytes;
+        let tolerated = limits.grant_bytes.max(flow.window() / 4 * 3);
+        let keeps_up = flow.kept() <= tolerated;
         if !keeps_up && flow.window() > limits.grant_bytes {
             flow.tuning.setback();
             flow.narrow(limits.grant_bytes);

@@ -11,6 +11,10 @@ use crate::{Policy, Reason, RuleLimits, Side, Switch, Time};
 const CONNECT_DEPTH: Duration = Duration::from_secs(1);
 
 /// The same for bytes: long enough for a wait to be worth a timer, short enough not to be seen.
+///
+/// Bytes are counted when they have passed. So what passes in some time is what the limit says, and beyond it, once, this
+/// depth and for each circuit what it may send without asking: one turn ([`Limits::quantum_bytes`](crate::Limits)) of what a
+/// program of the host sends, or twice the window that a guest was offered.
 const BYTE_DEPTH: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -99,7 +103,7 @@ struct Meter {
 }
 
 impl Meter {
-    /// With 0 bytes a second one packet a day passes: a rule that allows nothing is written otherwise.
+    /// With 0 bytes a second one packet or one turn a day passes: a rule that allows nothing is written otherwise.
     fn new(bytes_per_second: u64) -> Meter {
         Meter {
             bytes_per_second,

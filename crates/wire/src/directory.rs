@@ -171,7 +171,7 @@ impl fmt::Display for Answer {
             Answer::Ok(words) => ("OK", words),
             Answer::Error(words) => ("ERR", words),
         };
-        let mut end = words.len().min(MAX_LINE_LEN - "ERR \n".len());
+        let mut end = words.len().min(MAX_LINE_LEN - verb.len() - " \n".len());
         while !words.is_char_boundary(end) {
             end -= 1;
         }

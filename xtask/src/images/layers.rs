@@ -60,6 +60,23 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         ],
     },
     ForeignLayer {
+        name: "net",
+        title: "curl, git, pip",
+        packages: &["curl", "git", "python3-minimal", "python3-pip"],
+        paths: &[
+            "etc/ssl/openssl.cnf",
+            "usr/bin/curl",
+            "usr/bin/git",
+            "usr/bin/pip3",
+            "usr/bin/python3",
+            "usr/lib/git-core/git-remote-http",
+            "usr/lib/git-core/git-remote-https",
+            "usr/lib/python3",
+            "usr/lib/python3.11",
+        ],
+        own_files: &[],
+    },
+    ForeignLayer {
         name: "nbd",
         title: "nbdkit, nbdcopy, nbdinfo",
         packages: &["libnbd-bin", "nbdkit"],

@@ -138,6 +138,7 @@ impl From<ControlError> for Failure {
             ) => Kind::Conflict,
             ControlError::Line(LineError::Io(_))
             | ControlError::State(_)
+            | ControlError::Offer(_)
             | ControlError::Audit(_)
             | ControlError::Lost => Kind::Internal,
             ControlError::NotReady { .. } => Kind::NotReady,

@@ -343,6 +343,104 @@ fn each_bad_request_is_a_problem_that_says_what_to_do() {
 }
 
 #[test]
+fn a_vm_of_another_domain_has_its_place_in_the_path() {
+    let daemon = FakeDaemon::start(&["name=web"], &["from=@a,to=red/web,port=*"]);
+    let new = r#"{"name":"web","domain":"red","groups":["a"],"aliases":["www"]}"#;
+    let request = format!(
+        "POST /v1/vms HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{new}",
+        new.len()
+    );
+    let answer = daemon.raw_request(&request).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+    assert!(
+        answer.contains("location: /v1/vms/red%2Fweb\r\n"),
+        "{answer}"
+    );
+    for name in ["red%2Fweb", "red%2fwww"] {
+        let vm = status_of(&daemon, &format!("/v1/vms/{name}"));
+        assert_eq!((vm.full_name().as_str(), vm.cid), ("red/web", 3));
+        assert_eq!(
+            (vm.groups, vm.aliases),
+            (vec!["a".to_owned()], vec!["www".to_owned()])
+        );
+    }
+    let guest = agent(&daemon, "red/web", "red-guest");
+    let ready = status_of(&daemon, "/v1/vms/red%2Fweb?wait=ready");
+    assert_eq!(ready.agent.unwrap().hostname, "red-guest");
+    assert_eq!(status_of(&daemon, "/v1/vms/web").state, VmState::Waiting);
+    assert_eq!(daemon.request("DELETE", "/v1/vms/red%2Fwww", "").0, 204);
+    until_hung_up(guest);
+    assert_eq!(daemon.request("GET", "/v1/vms/red%2Fweb", "").0, 404);
+    assert_eq!(daemon.request("GET", "/v1/vms/web", "").0, 200);
+    for (body, expected) in [
+        (
+            r#"{"name":"x","domain":"Red"}"#,
+            "cannot be the name of a domain",
+        ),
+        (
+            r#"{"name":"x","groups":["a","a"]}"#,
+            "a group \"a\" is there already",
+        ),
+        (
+            r#"{"name":"x","aliases":["host"]}"#,
+            "it has a meaning of its own",
+        ),
+        (r#"{"name":"red/x"}"#, "cannot be the name of a VM"),
+    ] {
+        let (status, answer) = daemon.request("POST", "/v1/vms", body);
+        assert_eq!(status, 400, "{answer}");
+        assert!(
+            json_of(&answer)["detail"]
+                .as_str()
+                .unwrap()
+                .contains(expected),
+            "{answer}"
+        );
+    }
+    let many = json!({"name": "x", "groups": (0..65).map(|index| format!("g{index}")).collect::<Vec<_>>()});
+    assert_eq!(daemon.request("POST", "/v1/vms", &many.to_string()).0, 409);
+}
+
+#[test]
+fn questions_about_the_policy_are_answered() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &["from=web,to=db,port=5432"]);
+    let ask = |query: &str| {
+        let (status, body) = daemon.request("GET", &format!("/v1/policy/test?{query}"), "");
+        (status, json_of(&body))
+    };
+    let (status, answer) = ask("from=web&to=db&port=5432");
+    assert_eq!((status, &answer["verdict"]), (200, &json!("allowed")));
+    assert_eq!(answer["rule"]["index"], 0);
+    let (status, answer) = ask("from=db&to=host&port=5432");
+    assert_eq!((status, &answer["rule"]), (200, &Value::Null));
+    for (query, status, kind) in [
+        ("from=web&to=nobody&port=1", 404, "unknown-vm"),
+        ("from=web&to=service%3Ax&port=1", 404, "unknown-service"),
+        ("from=web&to=%2A&port=1", 400, "invalid-request"),
+        ("from=web&to=db&port=x", 400, "invalid-request"),
+        ("from=web&to=db&port=4294967295", 400, "invalid-request"),
+        ("from=web&to=db", 400, "invalid-request"),
+        ("from=web&to=db&port=1&x=2", 400, "invalid-request"),
+    ] {
+        let (found, problem) = ask(query);
+        assert_eq!(
+            (found, &problem["type"]),
+            (status, &json!(format!("urn:ringdown:problem:{kind}"))),
+            "{query}: {problem}"
+        );
+    }
+    let (status, report) = daemon.request("GET", "/v1/policy/check", "");
+    assert_eq!(
+        (status, json_of(&report)),
+        (200, json!({"rules": 1, "findings": []}))
+    );
+    assert_eq!(daemon.request("DELETE", "/v1/vms/db", "").0, 204);
+    let report = json_of(&daemon.request("GET", "/v1/policy/check", "").1);
+    assert_eq!(report["findings"][0]["kind"], "unknown-vm");
+    assert_eq!(daemon.request("POST", "/v1/audit/rotate", "").0, 204);
+}
+
+#[test]
 fn a_problem_has_its_media_type() {
     let daemon = FakeDaemon::start(&[], &[]);
     let answer = daemon

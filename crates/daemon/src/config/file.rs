@@ -17,13 +17,14 @@ use crate::input::InputError;
 /// The largest configuration file, in bytes: room for as many rules as a daemon holds.
 pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-const TOP_KEYS: [&str; 10] = [
+const TOP_KEYS: [&str; 11] = [
     "vm",
     "group",
     "rule",
     "allow",
     "service",
     "publish",
+    "hosts",
     "runtime-dir",
     "state-dir",
     "audit",
@@ -101,6 +102,7 @@ pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, C
                 let read = |_: &str, table: &Table<'_>| source.publish(table);
                 config.publishes = source.all("publish", value, what, read)?;
             }
+            "hosts" => config.hosts = source.hosts(value)?,
             other => return source.unknown(key.span(), other, &TOP_KEYS),
         }
     }

@@ -7,6 +7,7 @@ use switch::DEFAULT_DOMAIN;
 use toml::de::DeValue;
 use wire::vsock::CID_ANY;
 
+use super::ConfigError;
 use super::pattern::{malformed, parse_dns_name, parse_vm_port};
 use super::services::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
@@ -14,7 +15,6 @@ use super::services::{
     ServiceTarget,
 };
 use super::source::{Source, Table, Value, integer};
-use super::{ConfigError, DIRECTORY_PORT};
 use crate::input::InputError;
 
 const SERVICE_KEYS: [&str; 9] = [
@@ -141,7 +141,7 @@ impl Source<'_> {
         let port = u32::try_from(number).unwrap_or_default();
         let own = match port {
             wire::agent::PORT => Some("its agent in the guest calls it"),
-            DIRECTORY_PORT => Some("guests ask for names there"),
+            wire::directory::PORT => Some("guests ask for names there"),
             _ => None,
         };
         match own {

@@ -1,3 +1,8 @@
+mod cids;
+mod hosts;
+mod operator;
+mod whole;
+
 use std::path::{Path, PathBuf};
 
 use super::*;

@@ -256,6 +256,22 @@ pub enum InputError {
         /// What was found, in words.
         found: String,
     },
+    /// The name of a host is none.
+    #[error(
+        "{host:?} is not the name of a host: write it as DNS has it, in quotes, as in \"deb.example\" = \"192.0.2.1\""
+    )]
+    HostName {
+        /// What was found.
+        host: String,
+    },
+    /// The address of a host is none.
+    #[error(
+        "{address:?} is not an address: write it as in 192.0.2.1 or 2001:db8::1, without a port"
+    )]
+    HostAddress {
+        /// What was found.
+        address: String,
+    },
     /// More VMs, rules or other things than the daemon serves.
     #[error("too many {what}: at most {limit} fit into one daemon")]
     TooMany {

@@ -1,1 +1,315 @@
+use std::path::{Path, PathBuf};
 
+use super::*;
+use crate::api::types::{FindingKind, PolicyVerdict};
+use crate::config::{Cids, parse_file};
+
+fn book(text: &str) -> Rulebook {
+    let config = parse_file(text, "ringdown.toml", Path::new("/etc")).unwrap();
+    let plan = Plan::new(PathBuf::from("/run/ringdown"), Cids::default());
+    Rulebook::new(plan, &config).unwrap()
+}
+
+const HOUSE: &str = r#"
+[[vm]]
+name = "web"
+aliases = ["www"]
+groups = ["frontends"]
+
+[[vm]]
+name = "db"
+
+[[vm]]
+name = "ci"
+
+[[vm]]
+name = "db"
+domain = "blue"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+
+[[service]]
+name = "out"
+port = 1080
+egress = true
+
+[[rule]]
+name = "no-ssh"
+from = "any"
+to = "any"
+port = 22
+action = "deny"
+
+[[rule]]
+name = "to-db"
+from = "@frontends"
+to = "db"
+port = 5432
+action = "allow"
+
+[[rule]]
+from = "ci"
+to = ["service:registry", "service:out"]
+action = "allow"
+
+[[rule]]
+name = "old-db"
+from = "ci"
+to = "db"
+port = [5432, 5433]
+redirect = "blue/db"
+
+[[rule]]
+name = "packages"
+from = ["ci", "web"]
+to = ["name:*.debian.org", "address:192.0.2.0/24"]
+port = 443
+action = "allow"
+
+[[rule]]
+from = "user:7"
+to = "db"
+action = "deny"
+
+[[allow]]
+from = "www"
+to = "ci"
+port = 80
+"#;
+
+#[test]
+fn the_first_rule_that_matches_decides_and_is_named() {
+    use PolicyVerdict::{Allowed, Denied, Redirected};
+    let book = book(HOUSE);
+    let table = [
+        ("web", "db", 5432, Allowed, Some(1)),
+        ("www", "db", 5432, Allowed, Some(1)),
+        ("web", "db", 5433, Denied, None),
+        ("web", "db", 22, Denied, Some(0)),
+        ("web", "ci", 80, Allowed, Some(6)),
+        ("web", "blue/db", 5432, Denied, None),
+        ("db", "web", 1, Denied, None),
+        ("ci", "service:registry", 5000, Allowed, Some(2)),
+        ("web", "service:registry", 5000, Denied, None),
+        ("ci", "db", 5433, Redirected, Some(3)),
+        ("web", "host", 6000, Allowed, None),
+        ("web", "host", 22, Denied, Some(0)),
+        ("host", "db", 5432, Allowed, None),
+        ("host", "db", 22, Denied, Some(0)),
+        ("user:7", "db", 5432, Denied, Some(5)),
+        ("user:8", "db", 5432, Allowed, None),
+        ("users:7", "db", 5432, Allowed, None),
+        ("ci", "name:deb.debian.org", 443, Allowed, Some(4)),
+        ("ci", "name:debian.org", 443, Denied, None),
+        ("ci", "address:192.0.2.9", 443, Allowed, Some(4)),
+        ("ci", "address:::ffff:192.0.2.9", 443, Allowed, Some(4)),
+        ("ci", "address:192.0.3.9", 443, Denied, None),
+    ];
+    for (from, to, port, verdict, rule) in table {
+        let answer = book.ask(from, to, port).unwrap();
+        let found = (answer.verdict, answer.rule.as_ref().map(|rule| rule.index));
+        assert_eq!(found, (verdict, rule), "{from} {to} {port}: {answer:?}");
+        assert_eq!(
+            (answer.from.as_str(), answer.to.as_str(), answer.port),
+            (from, to, port)
+        );
+    }
+    let answer = book.ask("ci", "db", 5432).unwrap();
+    assert_eq!(answer.redirect.as_deref(), Some("blue/db"));
+    assert_eq!(
+        answer.why,
+        "rule 4 \"old-db\" (ringdown.toml: line 46, column 1) is the first that matches"
+    );
+    let answer = book.ask("web", "db", 1).unwrap();
+    assert_eq!(
+        answer.why,
+        "no rule matches, and VMs may not call each other without one"
+    );
+}
+
+#[test]
+fn rules_that_nearly_matched_are_named_with_what_they_lack() {
+    let book = book(HOUSE);
+    let passed = |from, to, port| -> Vec<(String, String)> {
+        let answer = book.ask(from, to, port).unwrap();
+        let rules = answer.passed_over.into_iter();
+        rules
+            .map(|passed| (passed.rule.label, passed.differs_in))
+            .collect()
+    };
+    let pair = |label: &str, key: &str| (label.to_owned(), key.to_owned());
+    let found = passed("web", "db", 1);
+    assert_eq!(found[..2], [pair("no-ssh", "port"), pair("to-db", "port")]);
+    let found = passed("db", "db", 5432);
+    assert!(found.contains(&pair("to-db", "from")), "{found:?}");
+    assert!(passed("web", "ci", 5432).contains(&pair("to-db", "to")));
+    // Of two regards at once nothing is said, and what comes after the rule that decides does not matter.
+    assert_eq!(passed("web", "db", 22), []);
+}
+
+#[test]
+fn notes_say_what_else_is_needed() {
+    let house = book(HOUSE);
+    let notes = |book: &Rulebook, from, to| book.ask(from, to, 443).unwrap().notes.join("; ");
+    let found = notes(&house, "web", "name:deb.debian.org");
+    assert!(
+        found.contains("web may not call an egress service"),
+        "{found}"
+    );
+    assert!(found.contains("loopback, link-local or private"), "{found}");
+    let found = notes(&house, "ci", "name:deb.debian.org");
+    assert!(!found.contains("egress service"), "{found}");
+    let bare = book("[[vm]]\nname = \"a\"");
+    assert!(notes(&bare, "a", "address:192.0.2.1").contains("there is no egress service: add"));
+    let lost =
+        book("[[vm]]\nname = \"a\"\n[[rule]]\nfrom = \"a\"\nto = \"a\"\nredirect = \"gone:1\"");
+    let answer = lost.ask("a", "a", 5).unwrap();
+    assert_eq!(answer.redirect.as_deref(), Some("gone:1"));
+    assert!(answer.notes[0].contains("there is no VM named \"gone\", so the call fails"));
+}
+
+#[test]
+fn questions_about_nobody_have_no_answer() {
+    let book = book(HOUSE);
+    let table = [
+        (
+            "weeb",
+            "db",
+            "there is no VM named \"weeb\" (did you mean \"web\"?)",
+        ),
+        (
+            "web",
+            "blue/dbb",
+            "there is no VM named \"blue/dbb\" (did you mean \"blue/db\"?)",
+        ),
+        (
+            "web",
+            "service:regstry",
+            "there is no service named \"regstry\" (did you mean \"registry\"?)",
+        ),
+        ("web", "*", "\"*\" cannot be the name of a VM"),
+        ("*", "db", "\"*\" cannot be the name of a VM"),
+        (
+            "any",
+            "db",
+            "\"any\" cannot be the name of a VM: it has a meaning",
+        ),
+        (
+            "service:registry",
+            "db",
+            "is not one caller: write a VM, \"host\"",
+        ),
+        ("user:no such user", "db", "the system knows no user"),
+        ("web", "user:7", "is not one callee"),
+        ("web", "address:10.0.0.0/8", "is not an address"),
+        ("web", "name:*.debian.org", "is not a DNS name"),
+        (
+            "host",
+            "service:registry",
+            "is not somebody whom a program of the host can call",
+        ),
+    ];
+    for (from, to, expected) in table {
+        let found = book.ask(from, to, 1).unwrap_err().to_string();
+        assert!(
+            found.contains(expected),
+            "expected …{expected}…\nfound {found}"
+        );
+    }
+}
+
+fn findings(text: &str) -> Vec<(FindingKind, String)> {
+    let findings = book(text).check().into_iter();
+    findings
+        .map(|found| (found.kind, format!("{}: {}", found.place, found.message)))
+        .collect()
+}
+
+#[test]
+fn a_sound_policy_has_no_findings() {
+    assert_eq!(findings(HOUSE), []);
+    assert_eq!(findings(""), []);
+}
+
+#[test]
+fn what_can_hardly_be_meant_is_found_with_its_place() {
+    use FindingKind::{EmptyGroup, UnknownGroup, UnknownService, UnknownVm, Unreachable, Unused};
+    let house = |more: &str| format!("{HOUSE}\n{more}");
+    let rule = |from: &str, to: &str| {
+        house(&format!(
+            "[[rule]]\nfrom = \"{from}\"\nto = \"{to}\"\naction = \"allow\"\n"
+        ))
+    };
+    let table = [
+        (
+            house("[[rule]]\nname = \"late\"\nfrom = \"ci\"\nto = \"ci\"\nport = 22\naction = \"allow\""),
+            Unreachable,
+            "line 70, column 1: rule 7 \"late\" (ringdown.toml: line 70, column 1) never matches: rule 1 \"no-ssh\" (ringdown.toml: line 27, column 1) \
+             comes before it and matches everything that it would",
+        ),
+        (rule("web", "dbb"), UnknownVm, "there is no VM named \"dbb\" (did you mean \"db\"?); the rule holds for it once it is added"),
+        (rule("@frontend", "db"), UnknownGroup, "there is no group named \"frontend\" (did you mean \"frontends\"?)"),
+        (rule("web", "blue/@frontends"), UnknownGroup, "there is no group named \"blue/frontends\""),
+        (rule("web", "service:registri"), UnknownService, "no service named \"registri\" (did you mean \"registry\"?)"),
+        (rule("web", "service:git-*"), UnknownService, "no service is named \"git-*\""),
+        (house("[[rule]]\nfrom = \"db\"\nto = \"ci\"\nredirect = \"service:x\""), UnknownService, "no service named \"x\""),
+        (house("[[group]]\nname = \"g\"\nmembers = []"), EmptyGroup, "the group \"g\" has no members"),
+        (house("[[group]]\nname = \"g\"\nmembers = [\"wev\"]"), UnknownVm, "the group \"g\" has a member \"wev\", and there is no VM of this name (did you mean \"web\"?)"),
+        (house("[[group]]\nname = \"g\"\nmembers = []\n[[rule]]\nfrom = \"db\"\nto = \"@g\"\naction = \"deny\""), EmptyGroup, "no VM is in the group \"g\", so nobody is meant by it"),
+        (house("[[service]]\nname = \"s\"\nport = 9\nto = \"tcp:a:1\""), Unused, "no rule lets anybody call the service \"s\": add one with to = \"service:s\""),
+        (house("[[publish]]\nname = \"p\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"wee:80\""), UnknownVm, "the published port \"p\" leads to the VM \"wee\", and there is none"),
+        ("[[rule]]\nfrom = \"*\"\nto = \"address:10.0.0.0/8\"\naction = \"allow\"".to_owned(), UnknownService, "there is no egress service through which"),
+        ("[[service]]\nname = \"s\"\nport = 9\negress = true\n[[rule]]\nfrom = \"*\"\nto = \"service:s\"\naction = \"allow\"".to_owned(), Unused, "nothing is reached through egress"),
+    ];
+    for (text, kind, expected) in table {
+        let found = findings(&text);
+        assert!(
+            found
+                .iter()
+                .any(|(of, message)| *of == kind && message.contains(expected)),
+            "expected {kind:?} …{expected}…\nfound {found:#?}"
+        );
+        assert!(
+            found
+                .iter()
+                .all(|(_, message)| message.starts_with("ringdown.toml: line "))
+        );
+    }
+}
+
+#[test]
+fn findings_have_a_largest_number() {
+    let rule = "[[rule]]\nfrom = \"nobody\"\nto = \"nobody-else\"\naction = \"allow\"\n";
+    let book = book(&rule.repeat(MAX_FINDINGS));
+    assert_eq!(book.check().len(), MAX_FINDINGS);
+    assert_eq!(book.check_names().len(), MAX_FINDINGS);
+}
+
+#[test]
+fn an_alias_in_a_rule_means_the_vm_that_has_it_now() {
+    let mut book = book(
+        "[[rule]]\nfrom = \"www\"\nto = \"db\"\naction = \"allow\"\n[[publish]]\nlisten = \"tcp:127.0.0.1:80\"\nto = \"www:80\"",
+    );
+    let add = |book: &mut Rulebook, name: &str, alias: &str| {
+        let request = crate::config::VmRequest {
+            aliases: vec![alias.to_owned()],
+            ..crate::config::VmRequest::named(name)
+        };
+        book.plan.add(&request).unwrap();
+        book.renew_policy();
+    };
+    add(&mut book, "db", "database");
+    add(&mut book, "web", "www");
+    let verdict = |book: &Rulebook, from| book.ask(from, "database", 1).unwrap().verdict;
+    assert_eq!(verdict(&book, "web"), PolicyVerdict::Allowed);
+    assert_eq!(book.offer().publishes[0].to.vm, "web");
+    book.plan.remove("web");
+    add(&mut book, "web2", "www");
+    add(&mut book, "web", "x");
+    assert_eq!(verdict(&book, "web2"), PolicyVerdict::Allowed);
+    assert_eq!(verdict(&book, "web"), PolicyVerdict::Denied);
+    assert_eq!(book.offer().publishes[0].to.vm, "web2");
+}

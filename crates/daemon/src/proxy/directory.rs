@@ -130,3 +130,44 @@ async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
         Err(_) => Answer::Error("the daemon is ending".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::resolver::{Names, SystemResolver};
+    use switch::Policy;
+
+    #[test]
+    fn a_guest_that_says_nothing_or_reads_nothing_is_hung_up_on() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            // Time stands still until nothing else is left to do.
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        let shared = Shared::new(
+            Arc::new(Policy::default()),
+            Names::new(Arc::new(SystemResolver::default())),
+            Box::new(|_| {}),
+            Duration::ZERO,
+        );
+        runtime.block_on(async {
+            let vm = Address::new("web", 3);
+            let (ours, _theirs) = UnixStream::pair().expect("two sockets");
+            let start = Instant::now();
+            let error = converse(&shared, &vm, ours).await.expect_err("hung up");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert_eq!(start.elapsed().as_secs(), IDLE_TIMEOUT.as_secs());
+
+            let (ours, mut theirs) = UnixStream::pair().expect("two sockets");
+            let ask_for_ever = async {
+                while theirs.write_all(b"WHOAMI\n").await.is_ok() {}
+                // Held until then, so that it is not the end of the guest that ends it.
+                drop(theirs);
+            };
+            let answer = async { converse(&shared, &vm, ours).await.expect_err("hung up") };
+            let (error, ()) = tokio::join!(answer, ask_for_ever);
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+}

@@ -25,7 +25,7 @@ use wire::vsock::SocketType;
 use self::decide::{Said, View};
 use self::error::EgressError;
 use self::handshake::Asked;
-use super::call::Reply;
+use super::call::{Hold, Reply};
 use super::counter::Permit;
 use super::relay::{Socket, relay};
 use super::resolver::LookupError;
@@ -138,11 +138,8 @@ impl Guest {
         let (name, addresses) = match &to.host {
             Host::Address(address) => (None, vec![*address]),
             Host::Name(name) => {
-                if let Err(error) = permitted(policy, view.name(name, to.port)) {
-                    return Err(error);
-                }
-                let addresses = self.shared.names.lookup(name).await;
-                let addresses = addresses.map_err(|error| match error {
+                permitted(policy, view.name(name, to.port))?;
+                let addresses = self.look_up(name).await.map_err(|error| match error {
                     LookupError::Unknown => EgressError::UnknownName,
                     LookupError::TimedOut => EgressError::LookupTimedOut,
                 })?;
@@ -184,6 +181,12 @@ impl Guest {
             rule,
             share,
         })
+    }
+
+    async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+        let turn = self.shared.turns.turn(&self.vm.full_name()).await?;
+        let turn: Hold = Box::new(turn);
+        self.shared.names.lookup(name, Some(turn)).await
     }
 
     /// Answers the guest and carries bytes until both ends have ended, or a new policy ends it.
@@ -306,3 +309,6 @@ pub(crate) const LINGER: Duration = Duration::from_secs(1);
 pub(crate) fn linger_until() -> Instant {
     Instant::now() + LINGER
 }
+
+#[cfg(test)]
+mod tests;

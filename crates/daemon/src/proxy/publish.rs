@@ -4,7 +4,7 @@
 //! the guest is to be told first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
 //! carried here: see [`udp`].
 
-pub(crate) mod udp;
+pub mod udp;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};

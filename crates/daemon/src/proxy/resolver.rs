@@ -8,13 +8,19 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::call::Hold;
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Names that are looked up at once. Each occupies a thread of the system's resolver.
 pub const MAX_LOOKUPS: usize = 32;
+
+/// Names that one VM has looked up at once. Further ones wait their turn, so that a VM that asks for names nobody answers for
+/// leaves threads to the others.
+pub const MAX_LOOKUPS_PER_VM: usize = 8;
 
 /// Why a name has no addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -33,8 +39,8 @@ pub type Lookup<'a> = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupErro
 /// What knows the addresses of names.
 pub trait Resolver: Send + Sync + 'static {
     /// The addresses of a name, which is a DNS name in lower case and without a dot at the end; in the order in which they are to be
-    /// tried.
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a>;
+    /// tried. `turn` stands for the work, and is to be dropped when that is done, even if nobody waits for it any more.
+    fn lookup<'a>(&'a self, name: &'a str, turn: Option<Hold>) -> Lookup<'a>;
 }
 
 /// The host's own resolver: `/etc/hosts`, DNS and whatever else nsswitch.conf(5) names.
@@ -52,7 +58,7 @@ impl Default for SystemResolver {
 }
 
 impl Resolver for SystemResolver {
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a> {
+    fn lookup<'a>(&'a self, name: &'a str, turn: Option<Hold>) -> Lookup<'a> {
         let name = name.to_owned();
         let lookups = self.lookups.clone();
         Box::pin(async move {
@@ -61,8 +67,8 @@ impl Resolver for SystemResolver {
                 .await
                 .map_err(|_| LookupError::TimedOut)?;
             let blocking = tokio::task::spawn_blocking(move || {
-                // The thread works on when nobody waits any more, and so it is the thread that holds the permit.
-                let _permit = permit;
+                // The thread works on when nobody waits any more, and so it is the thread that holds them.
+                let _held = (permit, turn);
                 let addresses = (name.as_str(), 0).to_socket_addrs()?;
                 Ok::<_, io::Error>(addresses.map(|address| address.ip()).collect::<Vec<_>>())
             });
@@ -73,6 +79,30 @@ impl Resolver for SystemResolver {
                 Err(_) => Err(LookupError::TimedOut),
             }
         })
+    }
+}
+
+/// Whose turn it is to have a name looked up.
+#[derive(Debug, Default)]
+pub(crate) struct Turns(Mutex<HashMap<String, Arc<Semaphore>>>);
+
+impl Turns {
+    /// A turn for a VM, by its full name, when it has one.
+    ///
+    /// # Errors
+    /// That it had none in [`LOOKUP_TIMEOUT`].
+    pub(crate) async fn turn(&self, vm: &str) -> Result<OwnedSemaphorePermit, LookupError> {
+        let turns = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those that nobody uses are made anew when somebody does: the table never outgrows the VMs that exist.
+            all.retain(|_, turns| Arc::strong_count(turns) > 1);
+            all.entry(vm.to_owned())
+                .or_insert_with(|| Arc::new(Semaphore::new(MAX_LOOKUPS_PER_VM)))
+                .clone()
+        };
+        let turn = tokio::time::timeout(LOOKUP_TIMEOUT, turns.acquire_owned()).await;
+        turn.map_err(|_| LookupError::TimedOut)?
+            .map_err(|_| LookupError::TimedOut)
     }
 }
 
@@ -97,7 +127,11 @@ impl Names {
 
     /// The addresses of a name: at least one. IPv4 addresses in the guise of IPv6 ones are unmasked, so that all that follows sees what will
     /// really be called.
-    pub(crate) async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+    pub(crate) async fn lookup(
+        &self,
+        name: &str,
+        turn: Option<Hold>,
+    ) -> Result<Vec<IpAddr>, LookupError> {
         let written = self
             .written
             .lock()
@@ -105,7 +139,7 @@ impl Names {
             .clone();
         let addresses = match written.get(name) {
             Some(addresses) => addresses.clone(),
-            None => tokio::time::timeout(LOOKUP_TIMEOUT, self.resolver.lookup(name))
+            None => tokio::time::timeout(LOOKUP_TIMEOUT, self.resolver.lookup(name, turn))
                 .await
                 .map_err(|_| LookupError::TimedOut)??,
         };
@@ -128,7 +162,7 @@ impl Names {
         }
         let (host, port) = text.rsplit_once(':').ok_or(LookupError::Unknown)?;
         let port: u16 = port.parse().map_err(|_| LookupError::Unknown)?;
-        let addresses = self.lookup(&host.to_ascii_lowercase()).await?;
+        let addresses = self.lookup(&host.to_ascii_lowercase(), None).await?;
         Ok(addresses
             .into_iter()
             .map(|address| SocketAddr::from((address, port)))
@@ -143,7 +177,7 @@ mod tests {
     struct Fixed(Vec<IpAddr>);
 
     impl Resolver for Fixed {
-        fn lookup<'a>(&'a self, _name: &'a str) -> Lookup<'a> {
+        fn lookup<'a>(&'a self, _name: &'a str, _turn: Option<Hold>) -> Lookup<'a> {
             let addresses = self.0.clone();
             Box::pin(async move { Ok(addresses) })
         }
@@ -152,7 +186,7 @@ mod tests {
     struct Silent;
 
     impl Resolver for Silent {
-        fn lookup<'a>(&'a self, _name: &'a str) -> Lookup<'a> {
+        fn lookup<'a>(&'a self, _name: &'a str, _turn: Option<Hold>) -> Lookup<'a> {
             Box::pin(std::future::pending())
         }
     }
@@ -171,13 +205,13 @@ mod tests {
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("an address");
         let plain: IpAddr = [10, 0, 0, 1].into();
         let names = Names::new(Arc::new(Fixed(vec![mapped, plain])));
-        assert_eq!(run(names.lookup("a")), Ok(vec![plain]));
+        assert_eq!(run(names.lookup("a", None)), Ok(vec![plain]));
         let many = (0..=255).map(|last| IpAddr::from([10, 0, 0, last]));
         let names = Names::new(Arc::new(Fixed(many.collect())));
-        let found = run(names.lookup("a")).expect("addresses");
+        let found = run(names.lookup("a", None)).expect("addresses");
         assert_eq!(found.len(), super::super::tcp::MAX_ADDRESSES);
         let names = Names::new(Arc::new(Fixed(Vec::new())));
-        assert_eq!(run(names.lookup("a")), Err(LookupError::Unknown));
+        assert_eq!(run(names.lookup("a", None)), Err(LookupError::Unknown));
     }
 
     #[test]
@@ -185,12 +219,34 @@ mod tests {
         let names = Names::new(Arc::new(Silent));
         let address: IpAddr = [127, 0, 0, 1].into();
         names.set(HashMap::from([("db.test".to_owned(), vec![address])]));
-        assert_eq!(run(names.lookup("db.test")), Ok(vec![address]));
-        assert_eq!(run(names.lookup("other.test")), Err(LookupError::TimedOut));
+        assert_eq!(run(names.lookup("db.test", None)), Ok(vec![address]));
+        assert_eq!(
+            run(names.lookup("other.test", None)),
+            Err(LookupError::TimedOut)
+        );
         assert_eq!(
             run(names.server("DB.test:80")),
             Ok(vec![SocketAddr::from((address, 80))])
         );
+    }
+
+    #[test]
+    fn a_vm_has_so_many_turns_and_others_have_their_own() {
+        let turns = Turns::default();
+        run(async {
+            let mut held = Vec::new();
+            for _ in 0..MAX_LOOKUPS_PER_VM {
+                held.push(turns.turn("web").await.expect("a turn"));
+            }
+            assert_eq!(turns.turn("web").await.err(), Some(LookupError::TimedOut));
+            assert!(turns.turn("db").await.is_ok());
+            let waiting = turns.turn("web");
+            held.pop();
+            assert!(waiting.await.is_ok());
+            drop(held);
+            let _one = turns.turn("db").await.expect("a turn");
+            assert_eq!(turns.0.lock().expect("not poisoned").len(), 1);
+        });
     }
 
     #[test]

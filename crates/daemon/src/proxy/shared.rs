@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::call::Exchange;
 use super::counter::{Counter, Counters, Permit};
-use super::resolver::Names;
+use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
 use crate::config::Service;
@@ -21,6 +21,7 @@ pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
 /// What the tasks of the proxy have in common.
 pub(crate) struct Shared {
     pub(crate) names: Names,
+    pub(crate) turns: Turns,
     pub(crate) rules: Rules,
     pub(crate) audit: AuditSink,
     pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
@@ -76,6 +77,7 @@ impl Shared {
     ) -> Shared {
         Shared {
             names,
+            turns: Turns::default(),
             rules: Rules::default(),
             audit,
             exchange: OnceLock::new(),

@@ -114,3 +114,40 @@ pub(crate) fn lost_is_lost(sent: io::Result<usize>) -> io::Result<()> {
         other => other.map(drop),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::datagram;
+    use wire::vsock::SocketType;
+
+    #[test]
+    fn a_session_ends_when_nothing_has_moved_for_long_enough() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            // Time stands still until nothing else is left to do.
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+            let address = server.local_addr().expect("an address");
+            let socket = connect(address).await.expect("a socket");
+            let (ours, theirs) = datagram::pair(SocketType::SeqPacket).expect("two sockets");
+            let halves = datagram::halves(ours, SocketType::SeqPacket).expect("halves");
+            let start = Instant::now();
+            let speak = async {
+                for _ in 0..2 {
+                    tokio::time::sleep(IDLE_TIMEOUT / 2).await;
+                    let flags = rustix::net::SendFlags::empty();
+                    rustix::net::send(&theirs, b"x", flags).expect("sent");
+                    let mut buffer = [0; 8];
+                    server.recv_from(&mut buffer).await.expect("received");
+                }
+            };
+            let (result, ()) = tokio::join!(relay(halves, &socket, b"", IDLE_TIMEOUT), speak);
+            assert!(result.is_ok());
+            assert_eq!(start.elapsed().as_secs(), 2 * IDLE_TIMEOUT.as_secs());
+        });
+    }
+}

@@ -1,1 +1,395 @@
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
+use serde_json::{Value, json};
+
+use crate::fake::FakeDaemon;
+
+const FIRST: &str = r#"
+[[vm]]
+name = "web"
+groups = ["a"]
+
+[[vm]]
+name = "db"
+
+[[rule]]
+name = "first"
+from = "@a"
+to = "db"
+action = "allow"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+
+[[publish]]
+name = "www"
+listen = "tcp:127.0.0.1:8080"
+to = "web:80"
+"#;
+
+const SECOND: &str = r#"
+[[vm]]
+name = "web"
+groups = ["b"]
+aliases = ["site"]
+
+[[vm]]
+name = "ci"
+domain = "red"
+
+[[rule]]
+name = "second"
+from = "@b"
+to = "red/ci"
+action = "allow"
+
+[[service]]
+name = "registry"
+port = 5001
+to = "tcp:127.0.0.1:5000"
+
+[[service]]
+name = "other"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+"#;
+
+fn write(daemon: &FakeDaemon, text: &str) {
+    std::fs::write(daemon.runtime_dir().join("ringdown.toml"), text).unwrap();
+}
+
+fn reload(daemon: &FakeDaemon) -> (u16, Value) {
+    reload_with(daemon, "")
+}
+
+fn reload_with(daemon: &FakeDaemon, body: &str) -> (u16, Value) {
+    let (status, body) = daemon.request("POST", "/v1/reload", body);
+    (status, serde_json::from_str(&body).expect(&body))
+}
+
+/// Everything that is in force, as far as it can be seen from outside.
+fn in_force(daemon: &FakeDaemon) -> Value {
+    let vms = daemon.request("GET", "/v1/vms", "").1;
+    let policy = daemon.worker().policy().unwrap();
+    let labels = policy.policy.rules().iter().map(|rule| rule.label.clone());
+    let services = daemon.worker().services().into_iter();
+    let publishes = daemon.offers().offered().unwrap().publishes.into_iter();
+    json!({
+        "vms": serde_json::from_str::<Value>(&vms).unwrap(),
+        "rules": labels.collect::<Vec<_>>(),
+        "services": services.map(|service| (service.id.0, service.name, service.port)).collect::<Vec<_>>(),
+        "publishes": publishes.map(|publish| publish.name).collect::<Vec<_>>(),
+        "web": daemon.worker().groups("web"),
+        "sockets": sockets(daemon.runtime_dir()),
+    })
+}
+
+fn sockets(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.contains(".sock")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_file_that_has_changed_comes_into_force() {
+    let daemon = FakeDaemon::with_file(FIRST);
+    let before = in_force(&daemon);
+    assert_eq!(before["services"], json!([[1, "registry", 5000]]));
+    assert_eq!(before["publishes"], json!(["www"]));
+    // What was added by hand is nothing that the file has to know.
+    assert_eq!(
+        daemon
+            .request("POST", "/v1/vms", r#"{"name":"mine","cid":7}"#)
+            .0,
+        201
+    );
+    write(&daemon, SECOND);
+    let (status, reloaded) = reload(&daemon);
+    let expected = json!({
+        "added": ["red/ci"], "removed": ["db"], "vms": 3, "rules": 1, "services": 2, "publishes": 0,
+        "findings": reloaded["findings"],
+    });
+    assert_eq!((status, &reloaded), (200, &expected));
+    let after = in_force(&daemon);
+    let names: Vec<&Value> = after["vms"]["vms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|vm| &vm["name"])
+        .collect();
+    assert_eq!(names, ["mine", "ci", "web"]);
+    assert_eq!(after["rules"], json!(["second"]));
+    assert_eq!(
+        after["services"],
+        json!([[1, "registry", 5001], [2, "other", 5000]])
+    );
+    assert_eq!(after["publishes"], json!([]));
+    assert_eq!(after["web"], json!(["b"]));
+    assert_eq!(
+        after["sockets"],
+        json!(["control.sock", "mine.sock", "red.ci.sock", "web.sock"])
+    );
+    assert_eq!(daemon.request("GET", "/v1/vms/site", "").0, 200);
+    assert_eq!(daemon.request("GET", "/v1/vms/red%2Fci", "").0, 200);
+    assert!(!daemon.worker().policy().unwrap().enforce_existing);
+    // A service that comes back is a new one.
+    write(&daemon, FIRST);
+    assert_eq!(reload_with(&daemon, r#"{"enforce_existing":true}"#).0, 200);
+    assert!(daemon.worker().policy().unwrap().enforce_existing);
+    write(&daemon, SECOND);
+    assert_eq!(reload(&daemon).0, 200);
+    assert_eq!(
+        in_force(&daemon)["services"],
+        json!([[1, "registry", 5001], [3, "other", 5000]])
+    );
+}
+
+#[test]
+fn a_file_that_has_not_changed_changes_nothing() {
+    let daemon = FakeDaemon::with_file(FIRST);
+    let before = in_force(&daemon);
+    let (status, reloaded) = reload(&daemon);
+    assert_eq!(
+        (status, &reloaded["added"], &reloaded["removed"]),
+        (200, &json!([]), &json!([]))
+    );
+    assert_eq!(in_force(&daemon), before);
+}
+
+#[test]
+fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
+    let daemon = FakeDaemon::with_file(FIRST);
+    assert_eq!(
+        daemon
+            .request("POST", "/v1/vms", r#"{"name":"mine","cid":7}"#)
+            .0,
+        201
+    );
+    daemon.offers().refuse("refused");
+    let before = in_force(&daemon);
+    let cids = std::fs::read(daemon.runtime_dir().join("cids.json")).unwrap();
+    let with = |more: &str| format!("{SECOND}\n{more}");
+    let vm = |more: &str| format!("[[vm]]\nname = \"new\"\n[[vm]]\nname = \"web\"\n{more}");
+    let table = [
+        (
+            "[[vm]\n".to_owned(),
+            422,
+            "configuration-refused",
+            "line 1, column 6: this is not valid TOML",
+        ),
+        (
+            with("[[rules]]"),
+            422,
+            "configuration-refused",
+            "line 27, column 3: unknown key \"rules\"",
+        ),
+        (
+            with("[[service]]\nname = \"third\"\nport = 5000\negress = true"),
+            422,
+            "configuration-refused",
+            "port 5000 of the host belongs to \"other\" already",
+        ),
+        (
+            vm("cid = 9"),
+            422,
+            "configuration-refused",
+            "line 3, column 1: \"cid\" of VM \"web\" cannot change while the VM is there: put it back, or remove the VM with `ringdown vm rm web` first",
+        ),
+        (
+            vm("host = \"elsewhere.sock\""),
+            422,
+            "configuration-refused",
+            "\"host\" of VM \"web\" cannot change",
+        ),
+        (
+            vm("vhost-user = \"elsewhere\""),
+            422,
+            "configuration-refused",
+            "\"vhost-user\" of VM \"web\" cannot change",
+        ),
+        (
+            vm("limits = { circuits = 3 }"),
+            422,
+            "configuration-refused",
+            "\"limits\" of VM \"web\" cannot change",
+        ),
+        (
+            "[[vm]]\nname = \"new\"\ncid = 7".to_owned(),
+            422,
+            "configuration-refused",
+            "CID 7 belongs to VM \"mine\" already",
+        ),
+        // The VM that has it is about to go, but has not gone yet.
+        (
+            "[[vm]]\nname = \"new\"\ncid = 3".to_owned(),
+            422,
+            "configuration-refused",
+            "CID 3 belongs to VM \"web\" already",
+        ),
+        (
+            "runtime-dir = \"/elsewhere\"".to_owned(),
+            422,
+            "configuration-refused",
+            "\"runtime-dir\" cannot change while the daemon runs: put it back to",
+        ),
+        (
+            "state-dir = \"/elsewhere\"".to_owned(),
+            422,
+            "configuration-refused",
+            "\"state-dir\" cannot change while the daemon runs",
+        ),
+        (
+            "spin-microseconds = 7".to_owned(),
+            422,
+            "configuration-refused",
+            "\"spin-microseconds\" cannot change while the daemon runs: put it back to \"100\"",
+        ),
+        (
+            with("[[publish]]\nname = \"refused\"\nlisten = \"tcp:127.0.0.1:1\"\nto = \"web:1\""),
+            409,
+            "reload-failed",
+            "the published port \"refused\": the address is in use",
+        ),
+        (
+            format!("audit = \"/nonexistent/audit.log\"\n{SECOND}"),
+            409,
+            "reload-failed",
+            "cannot open the audit's file /nonexistent/audit.log",
+        ),
+        (
+            format!(
+                "audit = \"audit.log\"\n{}",
+                with("[[vm]]\nname = \"lost\"\nhost = \"/nonexistent/x\"")
+            ),
+            409,
+            "reload-failed",
+            "VM \"lost\": the directory /nonexistent does not exist",
+        ),
+    ];
+    for (text, status, kind, expected) in table {
+        write(&daemon, &text);
+        let (found, problem) = reload(&daemon);
+        assert_eq!(
+            (found, &problem["type"]),
+            (status, &json!(format!("urn:ringdown:problem:{kind}"))),
+            "{text}: {problem}"
+        );
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(
+            detail.contains(expected),
+            "expected …{expected}…\nfound {detail}"
+        );
+        assert_eq!(in_force(&daemon), before, "{text}");
+    }
+    std::fs::remove_file(daemon.runtime_dir().join("ringdown.toml")).unwrap();
+    let (status, problem) = reload(&daemon);
+    assert_eq!(status, 409, "{problem}");
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .starts_with("cannot read the configuration file")
+    );
+    // And the daemon can still be told something that holds.
+    write(&daemon, SECOND);
+    assert_eq!(reload(&daemon).0, 200);
+    assert_ne!(
+        std::fs::read(daemon.runtime_dir().join("cids.json")).unwrap(),
+        cids
+    );
+    UnixStream::connect(daemon.runtime_dir().join("red.ci.sock")).unwrap();
+}
+
+#[test]
+fn a_bad_request_reloads_nothing() {
+    let daemon = FakeDaemon::with_file(FIRST);
+    let changes = daemon.worker().policy_changes();
+    for body in ["7", "{\"enforce\":true}", "{\"enforce_existing\":1}"] {
+        let (status, problem) = reload_with(&daemon, body);
+        assert_eq!(
+            (status, &problem["type"]),
+            (400, &json!("urn:ringdown:problem:invalid-request"))
+        );
+    }
+    assert_eq!(daemon.request("GET", "/v1/reload", "").0, 405);
+    assert_eq!(daemon.worker().policy_changes(), changes);
+}
+
+#[test]
+fn a_vm_that_the_file_takes_over_goes_when_the_file_forgets_it() {
+    let daemon = FakeDaemon::with_file("");
+    assert_eq!(
+        daemon
+            .request("POST", "/v1/vms", r#"{"name":"web","cid":9}"#)
+            .0,
+        201
+    );
+    write(&daemon, "[[vm]]\nname = \"web\"");
+    assert_eq!(reload(&daemon).1["added"], json!([]));
+    write(&daemon, "");
+    assert_eq!(reload(&daemon).1["removed"], json!(["web"]));
+    // Its name has kept its CID.
+    write(&daemon, "[[vm]]\nname = \"first\"\n[[vm]]\nname = \"web\"");
+    assert_eq!(reload(&daemon).0, 200);
+    let vm: Value = serde_json::from_str(&daemon.request("GET", "/v1/vms/web", "").1).unwrap();
+    assert_eq!(vm["cid"], 9);
+}
+
+#[test]
+fn aliases_move_between_vms_and_rules_follow() {
+    let text = |first: &str, second: &str| {
+        format!(
+            "[[vm]]\nname = \"a\"\naliases = [{first}]\n[[vm]]\nname = \"b\"\naliases = [{second}]\n\
+             [[rule]]\nfrom = \"main\"\nto = \"*\"\naction = \"allow\""
+        )
+    };
+    let daemon = FakeDaemon::with_file(&text("\"main\"", ""));
+    // Guests are told so too.
+    let aliases = || daemon.worker().policy().unwrap().aliases;
+    let pair = |name: &str, aliases: &[&str]| {
+        let aliases = aliases.iter().map(|alias| (*alias).to_owned());
+        (name.to_owned(), aliases.collect::<Vec<_>>())
+    };
+    let verdict = |from: &str, to: &str| {
+        let answer = daemon
+            .request(
+                "GET",
+                &format!("/v1/policy/test?from={from}&to={to}&port=1"),
+                "",
+            )
+            .1;
+        serde_json::from_str::<Value>(&answer).unwrap()["verdict"].clone()
+    };
+    assert_eq!(
+        (verdict("a", "b"), verdict("b", "a")),
+        (json!("allowed"), json!("denied"))
+    );
+    write(&daemon, &text("", "\"main\""));
+    assert_eq!(reload(&daemon).0, 200);
+    assert_eq!(
+        (verdict("a", "b"), verdict("b", "a")),
+        (json!("denied"), json!("allowed"))
+    );
+    assert_eq!(aliases(), [pair("a", &[]), pair("b", &["main"])]);
+}
+
+#[test]
+fn the_audit_moves_to_another_file_with_a_reload() {
+    let daemon = FakeDaemon::with_file("audit = \"first.log\"");
+    let path = |name: &str| daemon.runtime_dir().join(name);
+    assert!(path("first.log").exists());
+    write(&daemon, "audit = \"second.log\"");
+    assert_eq!(reload(&daemon).0, 200);
+    assert!(path("second.log").exists());
+    std::fs::rename(path("second.log"), path("second.log.1")).unwrap();
+    assert_eq!(
+        daemon.request("POST", "/v1/audit/rotate", ""),
+        (204, String::new())
+    );
+    assert!(path("second.log").exists());
+}

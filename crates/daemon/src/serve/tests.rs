@@ -164,6 +164,55 @@ fn so_many_rules_and_no_more() {
 }
 
 #[test]
+fn cids_are_the_same_after_a_restart_and_a_broken_memory_is_not_overlooked() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    let config = |vms: &[&str]| Config {
+        state_dir: Some(state.clone()),
+        ..config(directory.path(), vms)
+    };
+    let cids = |worker: &crate::fake::FakeWorker| -> Vec<(String, u32)> {
+        let lines = worker.lines().into_iter();
+        lines.map(|line| (line.name, line.cid)).collect()
+    };
+    let pair = |name: &str, cid| (name.to_owned(), cid);
+    let (worker, daemon) = start(&config(&["name=web", "name=db"])).unwrap();
+    assert_eq!(cids(&worker), [pair("db", 4), pair("web", 3)]);
+    // Another daemon with the same memory would forget what this one learns.
+    let mut other = config(&["name=x"]);
+    other.runtime_dir = Some(directory.path().join("other"));
+    let error = refusal(&other);
+    assert!(
+        matches!(
+            error,
+            ServeError::Runtime(RuntimeError::SecondDaemon { .. })
+        ),
+        "{error}"
+    );
+    drop(daemon);
+    let (worker, daemon) = start(&config(&["name=new", "name=db"])).unwrap();
+    assert_eq!(cids(&worker), [pair("db", 4), pair("new", 5)]);
+    drop(daemon);
+    std::fs::write(state.join("cids.json"), "garbage").unwrap();
+    let error = refusal(&config(&["name=web"]));
+    assert!(error.to_string().contains("cids.json is broken"), "{error}");
+    assert!(!error.is_usage());
+    assert_eq!(std::fs::read(state.join("cids.json")).unwrap(), b"garbage");
+}
+
+#[test]
+fn an_audit_that_cannot_be_written_keeps_the_daemon_from_starting() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        audit: Some(directory.path().join("none/audit.log")),
+        ..config(directory.path(), &["name=web"])
+    };
+    let error = refusal(&config);
+    assert!(matches!(error, ServeError::Audit { .. }), "{error}");
+    assert_eq!(sockets(directory.path()), [""; 0]);
+}
+
+#[test]
 fn a_daemon_without_a_worker_ends_and_says_so() {
     let mut daemon = FakeDaemon::start(&["name=web"], &[]);
     daemon.worker().die();

@@ -411,6 +411,8 @@ impl Fabric {
             self.spare_packets.push(packets);
         }
         if sent > 0 {
+            let credit = self.switch.window_towards(id, from.other());
+            self.nap.carried(sent, id, credit);
             self.tell(Event::Delivered {
                 circuit: id,
                 len: sent as u32,

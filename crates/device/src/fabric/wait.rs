@@ -3,6 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use switch::LineId;
 
 use super::Fabric;
@@ -27,12 +28,8 @@ impl Fabric {
             return self.reactor.wait(Some(Duration::ZERO), happened);
         }
         let look_for = self.spin.patience();
-        if !look_for.is_zero() {
-            if let Some(after) = self.look(look_for, happened)? {
-                self.spin.found(after);
-                return Ok(());
-            }
-            self.spin.missed();
+        if !look_for.is_zero() && self.nap_and_look(look_for, happened)? {
+            return Ok(());
         }
         if self.arm() {
             return self.reactor.wait(Some(Duration::ZERO), happened);
@@ -46,13 +43,33 @@ impl Fabric {
         Ok(())
     }
 
-    /// Looks for something to do, for this long. Returns after which time there was something.
-    fn look(
+    /// Naps if that is due, and looks for something to do for this long. Returns whether there was something.
+    fn nap_and_look(
         &mut self,
         look_for: Duration,
         happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<bool> {
+        let mut look_from = Instant::now();
+        // Other guests that were not asked to notify must not wait for the end of a nap.
+        if self.nap.is_due(look_from, processor_time) && self.unarmed.len() <= 1 {
+            self.nap.take(&self.reactor)?;
+            look_from = Instant::now();
+        }
+        let found = self.look(look_from, look_for, happened)?;
+        match found {
+            Some(after) => self.spin.found(after),
+            None => self.spin.missed(),
+        }
+        Ok(found.is_some())
+    }
+
+    /// Looks for something to do, for this long from `start` on. Returns after which time there was something.
+    fn look(
+        &mut self,
+        start: Instant,
+        look_for: Duration,
+        happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<Option<Duration>> {
-        let start = Instant::now();
         loop {
             self.reactor.wait(Some(Duration::ZERO), happened)?;
             let sent = self.look_at_unarmed();
@@ -168,4 +185,10 @@ impl Fabric {
             }
         }
     }
+}
+
+/// What this thread has had of its processor so far.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

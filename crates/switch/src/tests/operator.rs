@@ -71,7 +71,7 @@ fn callee(text: &str) -> CalleePattern {
     }
 }
 
-fn rule(from: &str, to: &str, verdict: Verdict) -> Rule {
+pub(super) fn rule(from: &str, to: &str, verdict: Verdict) -> Rule {
     Rule {
         from: vec![caller(from)],
         to: vec![callee(to)],
@@ -82,16 +82,16 @@ fn rule(from: &str, to: &str, verdict: Verdict) -> Rule {
     }
 }
 
-fn allow(from: &str, to: &str) -> Rule {
+pub(super) fn allow(from: &str, to: &str) -> Rule {
     rule(from, to, Verdict::Allow)
 }
 
-fn deny(from: &str, to: &str) -> Rule {
+pub(super) fn deny(from: &str, to: &str) -> Rule {
     rule(from, to, Verdict::Deny)
 }
 
 /// To a VM, at the same port or at another, or to `service:registry`.
-fn redirect(from: &str, to: &str, target: &str, port: Option<u32>) -> Rule {
+pub(super) fn redirect(from: &str, to: &str, target: &str, port: Option<u32>) -> Rule {
     let redirect = match target.strip_prefix("service:") {
         Some(service) => {
             let (domain, name) = parts(service);
@@ -106,12 +106,12 @@ fn redirect(from: &str, to: &str, target: &str, port: Option<u32>) -> Rule {
 }
 
 impl Rule {
-    fn at(mut self, port: u32) -> Rule {
+    pub(super) fn at(mut self, port: u32) -> Rule {
         self.ports.push(port..=port);
         self
     }
 
-    fn within(mut self, limits: RuleLimits) -> Rule {
+    pub(super) fn within(mut self, limits: RuleLimits) -> Rule {
         self.limits = limits;
         self
     }

@@ -1,8 +1,9 @@
 //! Random schedules with virtual time: guests, programs and a hostile guest at once, with stalls, resets and lines that
-//! go down. Every step is decided by the seed, so that a failure can be run again: `RINGDOWN_SIM_SEED=<seed>`. The
+//! go down; in some worlds also domains, rules and services that change. Every step is decided by the seed, so that a failure can be run again: `RINGDOWN_SIM_SEED=<seed>`. The
 //! duration in seconds is `RINGDOWN_SIM_SECONDS`; without it about a million events are simulated.
 
 mod hostile;
+mod rules;
 mod schedule;
 
 use std::collections::BTreeMap;
@@ -28,9 +29,9 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Simulates one world, and says which it was if anything is wrong with it.
-fn simulate(seed: u64, log: bool) -> World {
+fn simulate(seed: u64, log: bool, ruled: bool) -> World {
     let run = std::panic::catch_unwind(|| {
-        let mut schedule = Schedule::new(seed, log);
+        let mut schedule = Schedule::new(seed, log, ruled);
         schedule.run(EVENTS_PER_WORLD);
         schedule.world
     });
@@ -46,20 +47,26 @@ fn simulate(seed: u64, log: bool) -> World {
 #[test]
 fn every_schedule_keeps_every_promise() {
     if let Some(seed) = number("RINGDOWN_SIM_SEED") {
-        simulate(seed, false);
+        for ruled in [false, true] {
+            simulate(seed, false, ruled);
+        }
         return;
     }
     let seconds = number("RINGDOWN_SIM_SECONDS");
+    // One world in three has two domains and rules that change; with this, every one.
+    let all_ruled = number("RINGDOWN_SIM_RULED").is_some();
     let first = number("RINGDOWN_SIM_FIRST").unwrap_or(0);
     let (start, mut events, mut worlds) = (Instant::now(), 0, 0);
-    let (mut bytes, mut circuits, mut rests) = (0, 0, 0);
+    let (mut bytes, mut circuits, mut rests, mut held_back) = (0, 0, 0, 0);
     let mut reasons = BTreeMap::<Reason, u64>::new();
     loop {
-        let world = simulate(first + worlds, false);
+        let seed = first + worlds;
+        let world = simulate(seed, false, all_ruled || seed / 3 % 3 == 2);
         events += world.totals.events;
         bytes += world.totals.bytes;
         circuits += world.audit.pairs.len();
         rests += world.rests();
+        held_back += world.switch.next_rest;
         for reason in world.reasons() {
             *reasons.entry(reason).or_default() += 1;
         }
@@ -73,11 +80,13 @@ fn every_schedule_keeps_every_promise() {
         }
     }
     println!(
-        "seeds {first} to {}: {events} events, {circuits} circuits, {bytes} bytes, {rests} rests",
+        "seeds {first} to {}: {events} events, {circuits} circuits, {bytes} bytes, {rests} rests, {held_back} circuits held back",
         first + worlds - 1
     );
     if seconds.is_none() {
-        assert!(rests > 0 && reasons.contains_key(&Reason::ConnectRate));
+        assert!(rests > 0 && held_back > 0);
+        let expected = [Reason::ConnectRate, Reason::RuleCircuits, Reason::RuleRate];
+        assert!(expected.iter().all(|reason| reasons.contains_key(reason)));
     }
     for (reason, times) in reasons {
         println!("{times:8} {reason:?}");
@@ -87,9 +96,10 @@ fn every_schedule_keeps_every_promise() {
 #[test]
 fn the_same_events_give_the_same_actions() {
     for seed in [7, 8] {
-        let world = simulate(seed, true);
+        let ruled = seed == 8;
+        let world = simulate(seed, true, ruled);
         assert!(world.log.replay() > 10_000);
-        let again = simulate(seed, false);
+        let again = simulate(seed, false, ruled);
         assert_eq!(again.totals, world.totals);
         assert_eq!(again.now, world.now);
     }

@@ -3,12 +3,12 @@
 //! A name is decided about twice. First by itself, before anybody is asked for its addresses: what no rule lets the guest
 //! call is not looked up, so that a guest cannot send words out through DNS. Then each address that came back is decided about
 //! together with the name; and one that belongs to the host or its networks, or to nobody, must be allowed by a rule that would
-//! allow it without the name. Those addresses that pass are the ones that are called. Nobody is asked for them again, so it is no use
+//! allow it without the name and that names its network, which "any" does not. Those addresses that pass are the ones that are called. Nobody is asked for them again, so it is no use
 //! to give a name other addresses once it has been checked.
 
 use std::net::IpAddr;
 
-use switch::{Address, Callee, Caller, Policy, RuleId, RuleSet, Verdict};
+use switch::{Address, Callee, CalleePattern, Caller, Policy, RuleId, RuleSet, Verdict};
 
 use super::addresses::is_special;
 
@@ -23,7 +23,7 @@ pub(crate) enum Said {
     Redirected(RuleId),
     /// No rule is about it.
     NoRule,
-    /// It is an address that no name may lead to, unless a rule about the address allows it.
+    /// It is an address of the host or its networks, or nobody's, and no rule that names its network allows it.
     Special,
 }
 
@@ -51,15 +51,26 @@ impl<'a> View<'a> {
     /// Whether an address may be called by somebody who asked for this name, or for the address itself.
     pub(crate) fn address(&self, address: IpAddr, name: Option<&str>, port: u16) -> Said {
         let said = self.ask(Some(address), name, port);
-        let by_name = name.is_some() && matches!(said, Said::Allowed(_));
-        if by_name && is_special(address) {
-            return match self.ask(Some(address), None, port) {
-                Said::Allowed(_) => said,
-                Said::NoRule => Said::Special,
-                other => other,
-            };
+        if !matches!(said, Said::Allowed(_)) || !is_special(address) {
+            return said;
         }
-        said
+        match self.ask(Some(address), None, port) {
+            Said::Allowed(rule) if self.means(rule, address) => said,
+            Said::Allowed(_) | Said::NoRule => Said::Special,
+            other => other,
+        }
+    }
+
+    /// Whether a rule names a network around this address, rather than every address there is: who writes "any" thinks of the
+    /// world, not of the host's own doors.
+    fn means(&self, rule: RuleId, address: IpAddr) -> bool {
+        let to = self.policy.rule(rule).map_or(&[][..], |rule| &rule.to);
+        to.iter().any(|pattern| match pattern {
+            CalleePattern::Network(network) => {
+                network.prefix_len() > 0 && network.contains(address)
+            }
+            _ => false,
+        })
     }
 
     /// Whether a place that has been called may still be called.
@@ -83,7 +94,7 @@ impl<'a> View<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switch::{CalleePattern, CallerPattern, NamePattern, Network, Rule};
+    use switch::{CallerPattern, NamePattern, Network, Rule};
 
     fn rule(to: CalleePattern, verdict: Verdict) -> Rule {
         Rule {
@@ -162,6 +173,27 @@ mod tests {
         assert_eq!(
             view.address(ip("10.0.0.1"), Some("a.test"), 443),
             Said::Denied(RuleId(1))
+        );
+    }
+
+    #[test]
+    fn a_rule_about_every_address_is_not_about_the_hosts_own() {
+        let everywhere = rule(network("0.0.0.0", 0), Verdict::Allow);
+        let half = rule(network("0.0.0.0", 1), Verdict::Allow);
+        let web = Address::new("web", 3);
+        for (rules, said) in [
+            (vec![everywhere.clone()], Said::Special),
+            (vec![half], Said::Allowed(RuleId(0))),
+        ] {
+            let policy = Policy::new(rules);
+            let view = View::new(&policy, &web);
+            assert_eq!(view.address(ip("127.0.0.1"), None, 443), said);
+        }
+        let policy = Policy::new(vec![everywhere]);
+        let view = View::new(&policy, &web);
+        assert_eq!(
+            view.address(ip("1.1.1.1"), None, 443),
+            Said::Allowed(RuleId(0))
         );
     }
 

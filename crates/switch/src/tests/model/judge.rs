@@ -63,21 +63,30 @@ impl World {
         ended
     }
 
-    /// Replaces the services: domain, name and port, and how each answers. Their numbers are their positions.
+    /// Replaces the services: domain, name and port, and how each answers.
     pub(crate) fn set_services(&mut self, services: &[(&str, &str, u32, Answer)]) {
-        let entry =
-            |(index, (domain, name, port, _)): (usize, &(&str, &str, u32, Answer))| ServiceEntry {
-                id: ServiceId(index as u32),
-                domain: (*domain).to_owned(),
-                name: (*name).to_owned(),
+        let mut entries = Vec::new();
+        self.services.clear();
+        for (domain, name, port, answer) in services {
+            let full_name = ((*domain).to_owned(), (*name).to_owned());
+            let known = self
+                .service_names
+                .iter()
+                .position(|name| *name == full_name);
+            let number = known.unwrap_or_else(|| {
+                self.service_names.push(full_name.clone());
+                self.service_names.len() - 1
+            });
+            let id = ServiceId(number as u32);
+            self.services.insert(id, *answer);
+            let (domain, name) = full_name;
+            entries.push(ServiceEntry {
+                id,
+                domain,
+                name,
                 port: *port,
-            };
-        let entries: Vec<ServiceEntry> = services.iter().enumerate().map(entry).collect();
-        self.services = entries
-            .iter()
-            .map(|entry| entry.id)
-            .zip(services.iter().map(|service| service.3))
-            .collect();
+            });
+        }
         self.log
             .record(Input::Services(entries.clone()), Output::Done, &[]);
         self.switch.set_services(entries);
@@ -99,6 +108,7 @@ impl World {
         self.log.record(input, Output::Resolved(number), &[]);
         let program = program.expect("there are few users");
         self.host_caller = HostCaller::Program(program);
+        self.tells_users_apart = true;
     }
 
     /// Whether a call may reach somebody else than it was meant for.
@@ -172,7 +182,7 @@ impl World {
             },
             CalleeId::Listener { .. } => Callee::Listener,
         };
-        if !by_guest && self.host_caller != HostCaller::Published {
+        if !by_guest && self.tells_users_apart {
             return;
         }
         let own = dialled == CalleeId::Listener { port } && [1006, 1007].contains(&port);

@@ -47,6 +47,10 @@ pub(crate) struct World {
     pub(crate) reloads: u32,
     /// As whom programs of the host call.
     pub(crate) host_caller: HostCaller,
+    /// They have called as users, of whom the second opinion knows nothing.
+    pub(super) tells_users_apart: bool,
+    /// Services by their number: each name has its own for ever.
+    pub(super) service_names: Vec<(String, String)>,
     pub(crate) totals: Totals,
     pub(crate) paces: BTreeMap<LineId, Pace>,
     pub(crate) log: Log,
@@ -76,6 +80,8 @@ impl World {
             dials: 0,
             reloads: 0,
             host_caller: HostCaller::Published,
+            tells_users_apart: false,
+            service_names: Vec::new(),
             totals: Totals::default(),
             paces: BTreeMap::new(),
             log: Log::default(),

@@ -282,6 +282,41 @@ fn names_are_told_to_those_who_may_call_them() {
 }
 
 #[test]
+fn a_name_is_not_told_for_a_rule_that_an_earlier_one_forestalls() {
+    let cases = [
+        (vec![deny("web", "db"), allow("*", "*")], false),
+        (vec![allow("web", "db").at(1), deny("web", "db")], true),
+        (
+            vec![deny("web", "db").at(1), allow("web", "db").at(1)],
+            false,
+        ),
+        (
+            vec![deny("web", "db").at(1), allow("web", "db").at(2)],
+            true,
+        ),
+        (vec![deny("web", "db").at(1), allow("web", "db")], true),
+        (
+            vec![
+                deny("web", "db").at(1),
+                allow("web", "db").at(1),
+                allow("*", "*"),
+            ],
+            true,
+        ),
+        (
+            vec![deny("web", "db").at(1), allow("web", "db").at(1).at(2)],
+            true,
+        ),
+        (vec![deny("ci", "db"), allow("*", "db")], true),
+    ];
+    for (rules, told) in cases {
+        let case = format!("{rules:?}");
+        let (mut world, lines) = world_of(&[("web", 3), ("db", 4)], rules);
+        assert_eq!(world.resolve(lines[0], "db").is_some(), told, "{case}");
+    }
+}
+
+#[test]
 fn other_names_of_a_vm_mean_the_same() {
     let mut world = World::new(Limits::default());
     world.set_rules(vec![

@@ -24,7 +24,7 @@ fn ends(world: &World, line: LineId) -> Vec<KnownEnd> {
             })
         })
         .filter(|(end, ..)| end.line() == Some(line))
-        .map(|(end, peer, delivered, kind)| (end.port, peer.cid(), peer.port, delivered, kind))
+        .map(|(end, peer, delivered, kind)| (end.port, peer.seen.0, peer.seen.1, delivered, kind))
         .collect()
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::vsock::{HOST_CID, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
-use super::hostile;
+use super::{hostile, rules};
 use crate::tests::model::guest::Packet;
 use crate::tests::model::payload::Random;
 use crate::tests::model::socket::Kernel;
@@ -24,6 +24,10 @@ pub(super) struct Schedule {
     faults: bool,
     /// Everybody sends what it means to, says so, and waits for the other: nothing may stand still.
     gentle: bool,
+    /// There are two domains with equal names and numbers, and rules that change.
+    ruled: bool,
+    /// Numbers that guests have been told.
+    told: Vec<u32>,
 }
 
 /// Small limits, so that they are met.
@@ -48,10 +52,11 @@ fn limits(random: &mut Random) -> Limits {
 }
 
 impl Schedule {
-    pub(super) fn new(seed: u64, log: bool) -> Schedule {
+    pub(super) fn new(seed: u64, log: bool, ruled: bool) -> Schedule {
         let mut random = Random::new(seed);
         let guests = random.pick(&[1, 2, 3]);
-        let (mut world, lines) = World::kept(guests, limits(&mut random), log);
+        let limits = limits(&mut random);
+        let (mut world, lines) = World::kept(if ruled { 0 } else { guests }, limits, log);
         world.log.traced = super::number("RINGDOWN_SIM_TRACE").map(|number| number as u32);
         world.socket_buffer = random.pick(&[200, 2000, 20_000]);
         let mut schedule = Schedule {
@@ -59,12 +64,20 @@ impl Schedule {
             random,
             lines: Vec::new(),
             hostile: None,
-            next_number: guests,
+            next_number: if ruled { 0 } else { guests },
             faults: seed % 3 != 0,
             gentle: seed % 6 == 0,
+            ruled,
+            told: Vec::new(),
         };
         for line in lines {
             schedule.furnish(line);
+        }
+        if ruled {
+            for _ in 0..guests + 2 {
+                schedule.add_guest();
+            }
+            schedule.change_rules();
         }
         if seed % 2 == 1 {
             let line = schedule.add_guest();
@@ -76,7 +89,10 @@ impl Schedule {
 
     fn add_guest(&mut self) -> LineId {
         self.world.limits = limits(&mut self.random);
-        let line = self.world.add_guest(self.next_number);
+        let line = match self.ruled {
+            true => rules::add_twin(&mut self.world, self.next_number),
+            false => self.world.add_guest(self.next_number),
+        };
         self.next_number += 1;
         self.furnish(line);
         line
@@ -154,6 +170,8 @@ impl Schedule {
             97 => self.attack(),
             98 if self.random.one_in(4) => self.pause(line),
             99 if self.faults && self.random.one_in(10) => self.fault(line),
+            98..=99 if self.ruled && self.random.one_in(40) => self.change_rules(),
+            98..=99 if self.ruled => self.look_up(line),
             _ => {}
         }
     }
@@ -223,6 +241,7 @@ impl Schedule {
         let cid = match self.random.below(4) {
             0 | 1 => HOST_CID,
             2 => self.world.guests[&to].cid,
+            3 if !self.told.is_empty() => self.random.pick(&self.told),
             _ => 3 + self.random.below(8) as u32,
         };
         let guest = self.world.guests.get_mut(&line).expect("listed");
@@ -365,6 +384,37 @@ impl Schedule {
             }
         }
         self.restore_host(line);
+    }
+
+    /// The operator's file is read again.
+    fn change_rules(&mut self) {
+        let random = &mut self.random;
+        if random.one_in(2) {
+            let answers = [0; 4].map(|_| match random.below(4) {
+                0 => Answer::Refuse(random.pick(&[Reason::NoListener, Reason::Unreachable])),
+                1 if random.one_in(4) => Answer::Never,
+                _ => Answer::Accept(plan(random, self.gentle)),
+            });
+            self.world.set_services(&rules::services(random, answers));
+        }
+        let random = &mut self.random;
+        if random.one_in(3) {
+            let uid = random.below(3) as u32;
+            self.world.call_as(uid, &[uid, 50]);
+        }
+        let rules = rules::random(&mut self.random);
+        self.world.set_rules(rules);
+        if self.random.one_in(2) {
+            self.world.enforce();
+        }
+    }
+
+    /// A guest asks for the number of another.
+    fn look_up(&mut self, line: LineId) {
+        let name = self.random.pick(&rules::NAMES);
+        let told = self.world.resolve(line, name);
+        self.told.extend(told);
+        self.told.truncate(8);
     }
 
     fn attack(&mut self) {

@@ -1,0 +1,228 @@
+//! Programs of the host that call guests.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+
+use crate::host;
+use crate::perf::pattern::Pattern;
+
+use super::call::{BEAT, Exchange, Judge};
+use super::guests::ECHO_PORT;
+use super::path::Path;
+use super::tally::{Outcome, Phase, Tally};
+
+/// How long a program sleeps before it looks at the phase again.
+const TURN: Duration = Duration::from_millis(50);
+
+/// How much is read at once, in bytes.
+const CHUNK_LEN: usize = 64 * 1024;
+
+/// Where the programs find the guest.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The VM's host socket.
+    pub host_socket: PathBuf,
+    /// The published TCP address.
+    pub published_tcp: SocketAddr,
+    /// The published UNIX socket.
+    pub published_unix: PathBuf,
+}
+
+/// What the programs are to do.
+#[derive(Debug)]
+pub struct Plan {
+    /// Where they find the guest.
+    pub places: Places,
+    /// The paths to take, in order.
+    pub schedule: Vec<Path>,
+    /// Calls per second, of all programs together.
+    pub rate: f64,
+    /// The number of the next call since the load began.
+    pub ticket: AtomicU64,
+    /// The number of the next call of all.
+    pub number: AtomicU64,
+}
+
+/// One program of several: calls when its turn comes, until the end of the soak.
+pub fn call_in_turn(plan: &Plan, tally: &Tally) {
+    if plan.schedule.is_empty() {
+        return;
+    }
+    let pattern = Pattern::default();
+    loop {
+        let began = match tally.phase() {
+            Phase::Load(began) => began,
+            Phase::Rest => {
+                tally.wait(TURN);
+                continue;
+            }
+            Phase::End => return,
+        };
+        let Some(number) = take_turn(plan, tally, began) else {
+            continue;
+        };
+        let path = plan.schedule[number as usize % plan.schedule.len()];
+        let judge = Judge::new(path, tally);
+        let outcome = match dial(&plan.places, path) {
+            Ok(socket) => {
+                let mut exchange = Exchange::short(number);
+                exchange_all(&socket, &mut exchange, &pattern, &judge, tally)
+            }
+            Err(error) => Outcome::Failed(format!("dialling: {error}")),
+        };
+        tally.end(path, outcome);
+    }
+}
+
+/// Waits for the moment of the next call, which thereby begins. Nothing when the load has ended meanwhile.
+fn take_turn(plan: &Plan, tally: &Tally, began: Instant) -> Option<u64> {
+    let ticket = plan.ticket.fetch_add(1, Ordering::Relaxed);
+    let due = began + Duration::from_secs_f64(ticket as f64 / plan.rate);
+    loop {
+        // Under way before the phase is looked at: else a rest could begin in between.
+        tally.begin();
+        let loads = tally.phase() == Phase::Load(began);
+        let left = due.saturating_duration_since(Instant::now());
+        if loads && left.is_zero() {
+            // A second that was missed is not made up for.
+            let late = began.elapsed().as_secs_f64() * plan.rate - plan.rate;
+            plan.ticket
+                .fetch_max(late.max(0.0) as u64, Ordering::Relaxed);
+            return Some(plan.number.fetch_add(1, Ordering::Relaxed));
+        }
+        tally.abandon();
+        if !loads {
+            return None;
+        }
+        std::thread::sleep(left.min(TURN));
+    }
+}
+
+/// Keeps one circuit to the end of the soak, which says something every second.
+pub fn stand(plan: &Plan, path: Path, tally: &Tally) {
+    while tally.phase() == Phase::Rest {
+        tally.wait(TURN);
+    }
+    let fell = match dial(&plan.places, path) {
+        Ok(socket) => {
+            tally.stand();
+            let number = plan.number.fetch_add(1, Ordering::Relaxed);
+            say_and_hear(&socket, Exchange::standing(number), path, tally)
+        }
+        Err(error) => {
+            tally.stand();
+            Some(format!("dialling: {error}"))
+        }
+    };
+    tally.fall(path, fell);
+}
+
+/// Why it fell, if not by itself at the end.
+fn say_and_hear(
+    socket: &OwnedFd,
+    mut exchange: Exchange,
+    path: Path,
+    tally: &Tally,
+) -> Option<String> {
+    let pattern = Pattern::default();
+    loop {
+        let begun = Instant::now();
+        let judge = Judge::new(path, tally);
+        match tally.phase() {
+            Phase::End => exchange.finish(),
+            _ => exchange.say(BEAT.1),
+        }
+        match exchange_all(socket, &mut exchange, &pattern, &judge, tally) {
+            Outcome::Echoed { .. } if tally.phase() == Phase::End && exchange.has_said_all() => {
+                return None;
+            }
+            Outcome::Echoed { .. } => {}
+            other => return Some(format!("{other:?}")),
+        }
+        while tally.phase() != Phase::End && begun.elapsed() < BEAT.0 {
+            tally.wait(BEAT.0 - begun.elapsed().min(BEAT.0));
+        }
+    }
+}
+
+fn dial(places: &Places, path: Path) -> io::Result<OwnedFd> {
+    let socket = match path {
+        Path::PublishedTcp => TcpStream::connect(places.published_tcp)?.into(),
+        Path::PublishedUnix => UnixStream::connect(&places.published_unix)?.into(),
+        _ => {
+            let (stream, answer) = host::call(&places.host_socket, ECHO_PORT)?;
+            if !answer.starts_with("OK ") {
+                return Err(io::Error::other(answer));
+            }
+            stream.into()
+        }
+    };
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Sends what is to be sent and hears what comes back: of the last words to the end of the data, else until all has come.
+fn exchange_all(
+    socket: &OwnedFd,
+    exchange: &mut Exchange,
+    pattern: &Pattern,
+    judge: &Judge,
+    tally: &Tally,
+) -> Outcome {
+    let mut buffer = vec![0; CHUNK_LEN];
+    let mut has_shut_down = false;
+    loop {
+        if judge.is_late() {
+            return Outcome::Failed("too late".to_owned());
+        }
+        let rest = exchange.next(pattern);
+        // Nothing can be sent behind the end, not even nothing.
+        let sent = match rest.is_empty() {
+            true => Ok(0),
+            false => send(socket, rest, SendFlags::NOSIGNAL),
+        };
+        match sent {
+            Ok(len) => exchange.sent(len),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return judge.cut(tally, &format!(" while sending: {error}")),
+        }
+        if exchange.has_said_all() && !std::mem::replace(&mut has_shut_down, true) {
+            // If it cannot be ended, reading says why.
+            let _ = shutdown(socket, Shutdown::Write);
+        }
+        match rustix::io::read(socket, &mut buffer) {
+            Ok(0) => return exchange.end(),
+            Ok(len) => {
+                if let Err(reason) = exchange.hear(pattern, &buffer[..len]) {
+                    return Outcome::Failed(reason);
+                }
+                if !has_shut_down && exchange.is_answered() {
+                    return Outcome::Echoed { bytes: 0 };
+                }
+            }
+            Err(Errno::AGAIN) => wait(socket, !exchange.next(pattern).is_empty()),
+            Err(Errno::INTR) => {}
+            Err(error) => return judge.cut(tally, &format!(" while receiving: {error}")),
+        }
+    }
+}
+
+fn wait(socket: &OwnedFd, to_send: bool) {
+    let mut flags = PollFlags::IN;
+    flags.set(PollFlags::OUT, to_send);
+    let limit = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    // Whatever ends it, the socket is asked next.
+    let _ = poll(&mut [PollFd::new(socket, flags)], Some(&limit));
+}

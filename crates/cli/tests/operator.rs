@@ -1,0 +1,248 @@
+//! The commands about the policy, reloading and domains as a person or a script meets them, with a fake worker behind the daemon.
+
+// Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
+#![allow(clippy::unwrap_used)]
+
+mod program;
+
+use daemon::fake::FakeDaemon;
+use program::{assert_refused, finish, ringdown, run, run_with};
+
+const HOUSE: &str = "\
+[[vm]]
+name = \"web\"
+[[vm]]
+name = \"db\"
+domain = \"red\"
+[[rule]]
+name = \"no-ssh\"
+from = \"any\"
+to = [\"red/*\", \"any\"]
+port = 22
+action = \"deny\"
+[[rule]]
+from = \"web\"
+to = \"red/db\"
+action = \"allow\"
+";
+
+#[test]
+fn the_policy_is_asked_offline_and_online_in_the_same_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ringdown.toml");
+    std::fs::write(&path, HOUSE).unwrap();
+    let daemon = FakeDaemon::with_file(HOUSE);
+    let file = path.to_str().unwrap();
+    for (from, to, port, code, expected) in [
+        (
+            "web",
+            "red/db",
+            "5432",
+            0,
+            "allowed: web to red/db, port 5432\n  because rule 2 (",
+        ),
+        (
+            "web",
+            "red/db",
+            "22",
+            3,
+            "denied: web to red/db, port 22\n  because rule 1 \"no-ssh\" (",
+        ),
+        (
+            "red/db",
+            "web",
+            "80",
+            3,
+            "denied: red/db to web, port 80\n  because no rule matches",
+        ),
+        (
+            "user:0",
+            "red/db",
+            "80",
+            0,
+            "allowed: user:0 to red/db, port 80\n  because no rule matches",
+        ),
+    ] {
+        let question = ["policy", "test", from, to, port];
+        let online = run_with(daemon.runtime_dir(), &question);
+        let offline = run(&[&question[..], &["--config", file]].concat());
+        for answer in [online, offline] {
+            assert_eq!(answer.code, Some(code), "{}{}", answer.out, answer.err);
+            assert!(answer.out.starts_with(expected), "{}", answer.out);
+            assert!(answer.out.contains("ringdown.toml: line ") || expected.contains("no rule"));
+        }
+        let json = run(&[&question[..], &["--config", file, "--json"]].concat());
+        let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+        assert_eq!(json["port"].to_string(), port);
+    }
+    let unknown = ["policy", "test", "web", "red/bd", "1"];
+    let message = "there is no VM named \"red/bd\" (did you mean \"red/db\"?)";
+    assert_refused(&run_with(daemon.runtime_dir(), &unknown), 1, message);
+    assert_refused(
+        &run(&[&unknown[..], &["--config", file]].concat()),
+        1,
+        message,
+    );
+    let nonsense = ["policy", "test", "*", "web", "1"];
+    let message = "\"*\" cannot be the name of a VM";
+    assert_refused(&run_with(daemon.runtime_dir(), &nonsense), 2, message);
+    assert_refused(
+        &run(&[&nonsense[..], &["--config", file]].concat()),
+        2,
+        message,
+    );
+}
+
+#[test]
+fn a_check_finds_what_cannot_be_meant_and_its_exit_code_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ringdown.toml");
+    let check = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        run(&["policy", "check", "--config", path.to_str().unwrap()])
+    };
+    let sound = check(HOUSE);
+    assert_eq!(sound.code, Some(0), "{}", sound.err);
+    assert_eq!(sound.out, "looked at 2 rules: nothing found\n");
+    let covered = format!(
+        "{HOUSE}[[rule]]\nfrom = \"web\"\nto = \"red/db\"\nport = 22\naction = \"allow\"\n"
+    );
+    let found = check(&covered);
+    assert_eq!(found.code, Some(1), "{}", found.err);
+    assert!(
+        found.out.contains("line 16, column 1: rule 3 ("),
+        "{}",
+        found.out
+    );
+    assert!(
+        found.out.contains("never matches: rule 1 \"no-ssh\""),
+        "{}",
+        found.out
+    );
+    assert!(
+        found.out.ends_with("looked at 3 rules: 1 finding\n"),
+        "{}",
+        found.out
+    );
+    let daemon = FakeDaemon::with_file(&covered);
+    let online = run_with(daemon.runtime_dir(), &["policy", "check", "--json"]);
+    assert_eq!(online.code, Some(1));
+    let report: serde_json::Value = serde_json::from_str(&online.out).unwrap();
+    assert_eq!(report["findings"][0]["kind"], "unreachable");
+    assert_refused(
+        &check("[[rule]]\nfrom = \"web\"\n"),
+        2,
+        "line 1, column 1: this [[rule]] has no \"to\"",
+    );
+}
+
+#[test]
+fn a_reload_says_what_has_changed_or_that_nothing_has() {
+    let daemon = FakeDaemon::with_file(HOUSE);
+    let directory = daemon.runtime_dir();
+    let write = |text: &str| std::fs::write(directory.join("ringdown.toml"), text).unwrap();
+    write(
+        &format!("[[vm]]\nname = \"new\"\ndomain = \"red\"\n{HOUSE}")
+            .replace("name = \"web\"", "name = \"www\""),
+    );
+    let reloaded = run_with(directory, &["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    assert_eq!(
+        reloaded.out,
+        "added red/new, www\nremoved web\nin force: 3 VMs, 2 rules, 0 services, 0 published ports\n"
+    );
+    assert!(
+        reloaded.err.contains("warning: ") && reloaded.err.contains("there is no VM named \"web\""),
+        "{}",
+        reloaded.err
+    );
+    write("[[vm]]\nnam = 3");
+    let refused = run_with(directory, &["reload"]);
+    assert_refused(
+        &refused,
+        2,
+        "ringdown.toml: line 2, column 1: unknown key \"nam\": did you mean \"name\"?",
+    );
+    write("[[vm]]\nname = \"x\"\nhost = \"/nonexistent/x\"");
+    let refused = run_with(directory, &["reload", "--enforce-existing"]);
+    assert_refused(
+        &refused,
+        1,
+        "VM \"x\": the directory /nonexistent does not exist",
+    );
+    assert!(!daemon.worker().policy().unwrap().enforce_existing);
+    write(HOUSE);
+    let json = run_with(directory, &["reload", "--enforce-existing", "--json"]).out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["added"], serde_json::json!(["web"]));
+    assert!(daemon.worker().policy().unwrap().enforce_existing);
+    let rotated = run_with(directory, &["audit", "rotate"]);
+    assert_eq!(
+        (rotated.code, rotated.out.as_str()),
+        (Some(0), ""),
+        "{}",
+        rotated.err
+    );
+}
+
+#[test]
+fn vms_of_domains_are_named_by_both() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let directory = daemon.runtime_dir();
+    let added = run_with(
+        directory,
+        &[
+            "vm", "add", "web", "--domain", "red", "--group", "a", "--group", "b", "--alias", "www",
+        ],
+    );
+    assert!(
+        added.out.starts_with("added red/web with CID 3\n"),
+        "{}{}",
+        added.out,
+        added.err
+    );
+    assert!(
+        added.out.contains("ringdown args red/web --vmm qemu"),
+        "{}",
+        added.out
+    );
+    assert_eq!(
+        run_with(directory, &["vm", "add", "blue/web"]).code,
+        Some(0)
+    );
+    let list = run_with(directory, &["vm", "ls"]).out;
+    let rows: Vec<Vec<&str>> = list
+        .lines()
+        .map(|line| line.split_whitespace().take(3).collect())
+        .collect();
+    let expected = [
+        ["DOMAIN", "NAME", "CID"],
+        ["blue", "web", "3"],
+        ["red", "web", "3"],
+        ["default", "web", "3"],
+    ];
+    assert_eq!(rows, expected);
+    let list: serde_json::Value =
+        serde_json::from_str(&run_with(directory, &["vm", "ls", "--json"]).out).unwrap();
+    assert_eq!(list["vms"][1]["domain"], "red");
+    assert_eq!(list["vms"][1]["groups"], serde_json::json!(["a", "b"]));
+    assert_eq!(list["vms"][1]["aliases"], serde_json::json!(["www"]));
+    let args = run_with(directory, &["args", "red/www", "--vmm", "qemu"]).out;
+    assert!(args.contains("red.web.vhost"), "{args}");
+    let mut exec = ringdown(&["exec", "red/web", "--wait", "0", "--runtime-dir"]);
+    exec.arg(directory).args(["--", "true"]);
+    assert_refused(
+        &finish(exec),
+        1,
+        "VM \"red/web\" did not become ready within 0 s",
+    );
+    assert_refused(
+        &run_with(directory, &["vm", "rm", "red/nobody"]),
+        1,
+        "there is no VM named \"red/nobody\"",
+    );
+    assert_eq!(run_with(directory, &["vm", "rm", "red/web"]).code, Some(0));
+    assert_eq!(run_with(directory, &["vm", "rm", "blue/web"]).code, Some(0));
+    let list = run_with(directory, &["vm", "ls"]).out;
+    assert!(list.starts_with("NAME  CID"), "{list}");
+}

@@ -1,0 +1,63 @@
+//! The program, and what becomes of a run of it.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// A command of the program, apart from whatever the environment of the test says.
+pub fn ringdown(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+        .env_remove("RINGDOWN_RUNTIME_DIR")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("RINGDOWN_LOG");
+    command
+}
+
+pub fn finish(mut command: Command) -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let output = loop {
+        match command.output() {
+            // A program that was just copied is busy while another test's child still has the descriptor it was
+            // written through, which it loses when it executes its own program.
+            Err(error)
+                if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {}
+            output => break output.unwrap(),
+        }
+    };
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Outcome {
+        code: output.status.code(),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+pub fn run(arguments: &[&str]) -> Outcome {
+    finish(ringdown(arguments))
+}
+
+pub fn run_with(runtime_dir: &Path, arguments: &[&str]) -> Outcome {
+    let mut command = ringdown(arguments);
+    command.arg("--runtime-dir").arg(runtime_dir);
+    finish(command)
+}
+
+#[track_caller]
+pub fn assert_refused(outcome: &Outcome, code: i32, message: &str) {
+    assert_eq!(outcome.code, Some(code), "{}", outcome.err);
+    assert!(
+        outcome.err.contains(message),
+        "expected …{message}…\nfound {}",
+        outcome.err
+    );
+    assert_eq!(outcome.out, "");
+}

@@ -1,0 +1,16 @@
+//! The proxy stack against real sockets of this host, as a guest's end of a circuit sees it.
+
+#[path = "proxy/directory.rs"]
+mod directory;
+#[path = "proxy/egress.rs"]
+mod egress;
+#[path = "proxy/hostile.rs"]
+mod hostile;
+#[path = "proxy/programs.rs"]
+mod programs;
+#[path = "proxy/publish.rs"]
+mod publish;
+#[path = "proxy/support.rs"]
+mod support;
+#[path = "proxy/targets.rs"]
+mod targets;

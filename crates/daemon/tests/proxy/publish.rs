@@ -1,0 +1,252 @@
+//! Published ports of guests.
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+use daemon::config::{Publish, PublishListen, PublishedPort};
+use daemon::proxy::identity::field;
+use proxy_header::{ParseConfig, ProxyHeader, Tlv};
+use rustix::net::{RecvFlags, SendFlags};
+use wire::vsock::SocketType;
+
+use crate::support::*;
+use crate::targets::OwnedMessages;
+
+fn publish(listen: PublishListen) -> Publish {
+    Publish {
+        name: "front".to_owned(),
+        listen,
+        to: PublishedPort {
+            domain: "red".to_owned(),
+            vm: "web".to_owned(),
+            port: 80,
+        },
+        proxy_protocol: false,
+    }
+}
+
+/// An address that is free now. Somebody else may take it; then the test fails to listen and says so.
+fn free_address() -> SocketAddr {
+    tcp_listener().1
+}
+
+fn set(stand: &Stand, publishes: Vec<Publish>) {
+    let prepared = stand
+        .proxy
+        .prepare_publishes(publishes)
+        .expect("all listen");
+    stand.proxy.set_publishes(prepared);
+}
+
+fn dial(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connected");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream
+}
+
+#[test]
+fn whoever_connects_is_the_guests_caller() {
+    let stand = Stand::new();
+    let address = free_address();
+    set(
+        &stand,
+        vec![publish(PublishListen::Tcp(address.to_string()))],
+    );
+    let client = dial(address);
+    let call = stand.exchange.next_call();
+    assert_eq!((call.vm.as_str(), call.port), ("red/web", 80));
+    assert_eq!(
+        (&*call.name, call.socket_type),
+        ("front", SocketType::Stream)
+    );
+    let guest: TcpStream = blocking(call.socket);
+    write(&client, b"question");
+    client
+        .shutdown(std::net::Shutdown::Write)
+        .expect("half-closed");
+    assert_eq!(read_all(&guest), b"question");
+    write(&guest, b"answer");
+    drop(guest);
+    assert_eq!(read_all(&client), b"answer");
+}
+
+#[test]
+fn a_unix_socket_has_its_mode_and_goes_with_its_port() {
+    let stand = Stand::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("web.sock");
+    let listen = |mode| PublishListen::Unix {
+        path: path.clone(),
+        mode,
+    };
+    let mode = || path.metadata().expect("a socket").permissions().mode() & 0o777;
+    set(&stand, vec![publish(listen(0o660))]);
+    assert_eq!(mode(), 0o660);
+    let client = UnixStream::connect(&path).expect("connected");
+    let guest: UnixStream = blocking(stand.exchange.next_call().socket);
+    write(&client, b"hello");
+    assert_eq!(read_some(&guest, 5), b"hello");
+    // Another mode needs no other socket: what waits in its backlog stays.
+    set(&stand, vec![publish(listen(0o600))]);
+    assert_eq!(mode(), 0o600);
+    set(&stand, Vec::new());
+    until("the socket goes", || !path.exists());
+    write(&client, b"again");
+    assert_eq!(read_some(&guest, 5), b"again", "what was accepted goes on");
+}
+
+#[test]
+fn a_reload_keeps_what_listens_and_changes_where_it_leads() {
+    let stand = Stand::new();
+    let address = free_address();
+    let first = publish(PublishListen::Tcp(address.to_string()));
+    set(&stand, vec![first.clone()]);
+    let mut second = first.clone();
+    second.to.vm = "db".to_owned();
+    set(&stand, vec![second.clone()]);
+    let _client = dial(address);
+    assert_eq!(stand.exchange.next_call().vm, "red/db");
+    // A reload that cannot listen changes nothing, and leaves nothing.
+    let (taken, at) = tcp_listener();
+    let free = free_address();
+    let fresh = publish(PublishListen::Tcp(free.to_string()));
+    let impossible = publish(PublishListen::Tcp(at.to_string()));
+    let error = stand
+        .proxy
+        .prepare_publishes(vec![fresh, impossible])
+        .err()
+        .expect("refused");
+    assert!(error.to_string().contains(&at.to_string()), "{error}");
+    drop(taken);
+    TcpListener::bind(free).expect("it is free again");
+    let _client = dial(address);
+    assert_eq!(stand.exchange.next_call().vm, "red/db");
+    // What is not published any more is closed.
+    set(&stand, Vec::new());
+    until("nobody listens", || TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_guest_is_told_who_comes_in() {
+    let stand = Stand::new();
+    let address = free_address();
+    let mut told = publish(PublishListen::Tcp(address.to_string()));
+    told.proxy_protocol = true;
+    set(&stand, vec![told]);
+    let client = dial(address);
+    write(&client, b"payload");
+    let guest: UnixStream = blocking(stand.exchange.next_call().socket);
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"payload") {
+        bytes.extend(read_some(&guest, 1));
+    }
+    let (header, _) = ProxyHeader::parse(&bytes, ParseConfig::default()).expect("a header");
+    let addresses = header.proxied_address().expect("addresses");
+    assert_eq!(addresses.source, client.local_addr().expect("an address"));
+    assert_eq!(addresses.destination, address);
+    let name = header.tlvs().next().expect("a field").expect("whole");
+    assert_eq!(name, Tlv::Custom(field::PUBLISHED, b"front".into()));
+    write(&guest, b"answer");
+    guest
+        .shutdown(std::net::Shutdown::Write)
+        .expect("half-closed");
+    assert_eq!(read_all(&client), b"answer");
+    drop((client, guest));
+    // A guest that refuses closes without having read anything, and the caller sees a reset.
+    let mut client = dial(address);
+    drop(stand.exchange.next_call());
+    let refused = client.read(&mut [0; 1]);
+    assert!(
+        matches!(&refused, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset),
+        "{refused:?}"
+    );
+}
+
+fn udp_publish(stand: &Stand) -> SocketAddr {
+    let address = UdpSocket::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .expect("an address");
+    set(
+        stand,
+        vec![publish(PublishListen::Udp(address.to_string()))],
+    );
+    address
+}
+
+fn udp_client(server: SocketAddr) -> UdpSocket {
+    let client = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    client.connect(server).expect("connected");
+    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    client
+}
+
+#[test]
+fn each_address_that_sends_datagrams_has_a_circuit_of_its_own() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let mut buffer = [0; 64];
+    let mut open = Vec::new();
+    for word in [&b"one"[..], b"two"] {
+        let client = udp_client(server);
+        client.send(word).expect("sent");
+        let call = stand.exchange.next_call();
+        assert_eq!(call.socket_type, SocketType::SeqPacket);
+        let guest: OwnedMessages = blocking(call.socket);
+        let (len, _) =
+            rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("received");
+        assert_eq!(&buffer[..len], word);
+        open.push((client, guest));
+    }
+    for (client, guest) in &open {
+        client.send(b"more").expect("sent");
+        let (len, _) =
+            rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("received");
+        assert_eq!(&buffer[..len], b"more");
+        rustix::net::send(&guest.0, b"answer", SendFlags::empty()).expect("sent");
+        let len = client.recv(&mut buffer).expect("received");
+        assert_eq!(&buffer[..len], b"answer");
+    }
+    assert!(!stand.exchange.has_call());
+}
+
+#[test]
+fn a_guest_that_takes_no_messages_gets_a_stream_with_what_was_sent() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let client = udp_client(server);
+    client.send(b"question").expect("sent");
+    // It refuses the first call.
+    let call = stand.exchange.next_call();
+    assert_eq!(call.socket_type, SocketType::SeqPacket);
+    drop(call);
+    let call = stand.exchange.next_call();
+    assert_eq!(call.socket_type, SocketType::Stream);
+    let guest: UnixStream = blocking(call.socket);
+    assert_eq!(read_some(&guest, 10), b"\0\x08question");
+    write(&guest, b"\0\x06answer");
+    let mut buffer = [0; 64];
+    let len = client.recv(&mut buffer).expect("received");
+    assert_eq!(&buffer[..len], b"answer");
+    // The next session knows.
+    let other = udp_client(server);
+    other.send(b"x").expect("sent");
+    assert_eq!(stand.exchange.next_call().socket_type, SocketType::Stream);
+}
+
+#[test]
+fn a_port_has_so_many_sessions_and_no_more() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let mut open = Vec::new();
+    for _ in 0..daemon::proxy::publish::udp::MAX_SESSIONS {
+        let client = udp_client(server);
+        client.send(b"x").expect("sent");
+        open.push((stand.exchange.next_call(), client));
+    }
+    let late = udp_client(server);
+    late.send(b"x").expect("sent");
+    until("it is lost", || stand.proxy.report().lost_datagrams == 1);
+    assert!(!stand.exchange.has_call());
+}
