@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent images demo three-vms test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -39,6 +39,10 @@ images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to dat
 demo: build ## show everything at work with two guests
 	@$(CARGO) xtask images --layer tools
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask demo $(if $(KEEP),--keep)
+
+three-vms: build ## show examples/three-vms with real guests
+	@$(CARGO) xtask images --layer tools
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask three-vms
 
 test: ## check everything, with real guests
 	@scripts/setup tests

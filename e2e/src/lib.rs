@@ -27,6 +27,7 @@ mod qmp;
 mod scene;
 mod shared;
 pub mod spawn;
+pub mod three_vms;
 
 pub use control::{CommandSpec, Output, Running};
 pub use daemon::{Daemon, DaemonSpec, ringdown_program};

@@ -4,6 +4,7 @@ mod demo;
 mod images;
 mod kernel_tests;
 mod progress;
+mod three_vms;
 mod tidy;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Task {
     Accelerator,
     /// Show everything at work with two guests.
     Demo(demo::DemoArguments),
+    /// Show examples/three-vms with real guests.
+    ThreeVms,
     /// Run Linux's own tests of vsock between two guests.
     KernelTests(kernel_tests::KernelTestsArguments),
     /// Check the rules of the house that the compiler does not know.
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Task::Images(arguments) => images::run(&arguments),
         Task::Accelerator => e2e::accelerator::choose().map(|choice| println!("{choice}")),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::ThreeVms => three_vms::run(),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
         Task::Tidy => tidy::run(),
     };
