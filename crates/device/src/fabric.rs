@@ -3,6 +3,7 @@
 mod act;
 mod control;
 mod decide;
+mod dial;
 mod host;
 mod hybrid;
 mod relay;
@@ -39,8 +40,8 @@ use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
 
+use self::dial::Redial;
 pub use self::host::PublishedCall;
-use self::host::Redial;
 pub use self::hybrid::HybridConfig;
 use self::tx::{Batch, Outgoing, Packet};
 

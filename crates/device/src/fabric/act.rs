@@ -6,7 +6,7 @@ use wire::connect;
 use wire::vsock::SocketType;
 
 use super::Fabric;
-use super::host::HostCall;
+use super::dial::HostCall;
 use crate::caller::{Who, answer, reset};
 use crate::circuit::CircuitIo;
 

@@ -1,28 +1,23 @@
-//! Programs on the host: those that call, those that are called, and the sockets of circuits.
+//! Programs on the host: those that call, and the sockets of circuits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use memory::io::Gather;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{SocketFlags, accept_with};
-use switch::{
-    Address, CircuitId, Event, HostCaller, LineId, Reason, RuleId, ServiceId, Side, Time,
-};
+use switch::{CircuitId, Event, HostCaller, LineId, Reason, Side};
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
-use super::{Arrival, Fabric};
+use super::Fabric;
 use crate::Credentials;
 use crate::caller::{Caller, Progress, Who};
 use crate::circuit::{BehindRequest, HostSocket};
-use crate::dialer::{Called, Connected, Dialled, Hold, Reply, ServiceCall};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::{Dial, dial, port_path};
 
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
@@ -35,38 +30,6 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 const MAX_CALLERS: usize = 1024;
 /// How long a caller may take for its request.
 pub(super) const CALLER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
-/// gives a connect, so that the guest hears the reason and does not just time out.
-const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
-const REDIAL_FIRST: Duration = Duration::from_millis(2);
-const REDIAL_MOST: Duration = Duration::from_millis(100);
-
-/// A dial that found the listener's backlog full.
-#[derive(Debug)]
-pub(super) struct Redial {
-    pub(super) circuit: CircuitId,
-    pub(super) line: LineId,
-    port: u32,
-    socket_type: SocketType,
-    /// Whether the VMM of a hybrid line is dialled, and not the listener for a port.
-    vmm: bool,
-    pub(super) next_at: Time,
-    wait: Duration,
-    give_up_at: Time,
-}
-
-/// A guest's call to the host.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HostCall {
-    pub(super) circuit: CircuitId,
-    pub(super) line: LineId,
-    pub(super) port: u32,
-    pub(super) source_port: u32,
-    pub(super) socket_type: SocketType,
-    pub(super) service: Option<ServiceId>,
-    pub(super) rule: Option<RuleId>,
-}
 
 /// Somebody who has come in by a published port.
 #[derive(Debug)]
@@ -326,200 +289,6 @@ impl Fabric {
                 caller.refuse(&connect::refused("no request within 10 seconds"));
             }
         }
-    }
-
-    // ---- Programs that are called ----
-
-    pub(super) fn dial_host(&mut self, call: HostCall) {
-        let HostCall {
-            circuit,
-            line,
-            port,
-            source_port,
-            socket_type,
-            service,
-            ..
-        } = call;
-        let called = match service {
-            Some(service) => Some(Called::Service(service)),
-            None if port == wire::directory::PORT => Some(Called::Directory),
-            None => None,
-        };
-        if let Some(called) = called {
-            return self.dial_service(call, called);
-        }
-        if port == self.agent_port && socket_type == SocketType::Stream {
-            return self.deliver_arrival(circuit, line, source_port);
-        }
-        let give_up_at = self.now + DIAL_PATIENCE;
-        let wait = REDIAL_FIRST;
-        self.attempt(Redial {
-            circuit,
-            line,
-            port,
-            socket_type,
-            vmm: false,
-            next_at: self.now,
-            wait,
-            give_up_at,
-        });
-    }
-
-    /// Has the VMM of a hybrid line put a call through to its guest.
-    pub(super) fn dial_hybrid(&mut self, circuit: CircuitId, line: LineId, port: u32) {
-        self.attempt(Redial {
-            circuit,
-            line,
-            port,
-            socket_type: SocketType::Stream,
-            vmm: true,
-            next_at: self.now,
-            wait: REDIAL_FIRST,
-            give_up_at: self.now + DIAL_PATIENCE,
-        });
-    }
-
-    /// Has the dialer put a call through. Its answer comes later.
-    fn dial_service(&mut self, call: HostCall, called: Called) {
-        let vm = self
-            .switch
-            .address(call.line)
-            .cloned()
-            .unwrap_or_else(|| Address::new("", 0));
-        let reply = Reply::new(call.circuit, self.dialled_by.clone(), self.reactor.waker());
-        let call = ServiceCall {
-            called,
-            vm,
-            source_port: call.source_port,
-            port: call.port,
-            rule: call.rule,
-            socket_type: call.socket_type,
-            reply,
-        };
-        match &mut self.dialer {
-            Some(dialer) => dialer(call),
-            None => call.reply.failed(Reason::NoListener),
-        }
-    }
-
-    /// Takes the answers of the dialer.
-    pub(super) fn take_dialled(&mut self) {
-        while let Ok(Dialled { circuit, result }) = self.dialled.try_recv() {
-            match result {
-                Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
-                Err(reason) => self.tell(Event::HostDialed {
-                    circuit,
-                    result: Err(reason),
-                }),
-            }
-        }
-    }
-
-    fn attempt(&mut self, mut redial: Redial) {
-        let Some(line) = self.line(redial.line) else {
-            return;
-        };
-        let circuit = redial.circuit;
-        let path = match redial.vmm {
-            true => line.host_path.clone(),
-            false => port_path(&line.host_path, redial.port),
-        };
-        match dial(&path, redial.socket_type) {
-            Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, redial.port),
-            Dial::Reached(socket) => self.host_reached(circuit, socket, None),
-            Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::NotRunning),
-            }),
-            Dial::Failed(reason) => self.tell(Event::HostDialed {
-                circuit,
-                result: Err(reason),
-            }),
-            Dial::Busy if self.now >= redial.give_up_at => {
-                self.tell(Event::HostDialed {
-                    circuit,
-                    result: Err(Reason::BacklogFull),
-                });
-            }
-            Dial::Busy => {
-                redial.next_at = self.now + redial.wait;
-                redial.wait = (redial.wait * 2).min(REDIAL_MOST);
-                self.redials.push(redial);
-            }
-        }
-    }
-
-    pub(super) fn redial(&mut self) {
-        let now = self.now;
-        let (due, later) = std::mem::take(&mut self.redials)
-            .into_iter()
-            .partition(|redial| redial.next_at <= now);
-        self.redials = later;
-        let due: Vec<Redial> = due;
-        for redial in due {
-            self.attempt(redial);
-        }
-    }
-
-    fn deliver_arrival(&mut self, circuit: CircuitId, id: LineId, source_port: u32) {
-        let vm = self
-            .line(id)
-            .map(|line| line.name.clone())
-            .unwrap_or_default();
-        let Ok((ours, theirs)) = UnixStream::pair() else {
-            return self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::HostFailed),
-            });
-        };
-        let prepared = ours
-            .set_nonblocking(true)
-            .and_then(|()| theirs.set_nonblocking(true));
-        let arrival = Arrival {
-            vm,
-            source_port,
-            stream: theirs,
-        };
-        if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, OwnedFd::from(ours), None);
-        } else {
-            self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::NoListener),
-            });
-        }
-    }
-
-    pub(super) fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
-        let Some(circuit) = self.circuit(id) else {
-            return;
-        };
-        if circuit.who.is_some() {
-            // The caller is a socket too: the two wait to be joined.
-            circuit.answered_by = Some(Connected { socket, hold });
-            return self.tell(Event::HostDialed {
-                circuit: id,
-                result: Ok(()),
-            });
-        }
-        let mut host = HostSocket::new(socket, false);
-        host.hold = hold;
-        circuit.host = Some(host);
-        let socket = self.circuits[id.index as usize]
-            .as_ref()
-            .and_then(|circuit| circuit.host.as_ref());
-        let watched = socket.map(|host| {
-            self.reactor
-                .add(&host.socket, Token::Circuit(id), SOCKET_EVENTS)
-        });
-        let result = match watched {
-            Some(Ok(())) => Ok(()),
-            _ => Err(Reason::HostFailed),
-        };
-        self.tell(Event::HostDialed {
-            circuit: id,
-            result,
-        });
     }
 
     // ---- Sockets of circuits ----
