@@ -70,6 +70,11 @@ impl Exchange {
         self.is_last = true;
     }
 
+    /// Whether nothing more is to be said.
+    pub fn is_last(&self) -> bool {
+        self.is_last
+    }
+
     /// What is to be sent next, empty when all is.
     pub fn next<'a>(&self, pattern: &'a Pattern) -> &'a [u8] {
         let len = (self.target - self.sent).min(PIECE_LEN) as usize;

@@ -335,7 +335,8 @@ impl Call {
         tally: &Tally,
         pattern: &Pattern,
     ) -> Option<Outcome> {
-        if self.is_standing && self.exchange.is_answered() && Instant::now() >= self.beat_at {
+        let may_speak = self.is_standing && !self.exchange.is_last();
+        if may_speak && self.exchange.is_answered() && Instant::now() >= self.beat_at {
             self.beat_at = Instant::now() + BEAT.0;
             self.exchange.say(BEAT.1);
         }

@@ -133,65 +133,64 @@ fn configuration(
 ) -> String {
     let tcp = tcp.address().map(|address| address.to_string());
     let tcp = tcp.unwrap_or_default();
-    let tcp_port = tcp.rsplit(':').next().unwrap_or_default().to_owned();
-    let unix = directory.join("echo.sock").display().to_string();
-    let mut text = format!(
+    let tcp_port = tcp.rsplit(':').next().unwrap_or_default();
+    let unix = format!("to = \"unix:{}\"", directory.join("echo.sock").display());
+    let mut parts = vec![format!(
         "[[vm]]\nname = \"{CALLER}\"\ncid = 3\n\n[[vm]]\nname = \"{}\"\ncid = {}\n",
         CALLEE.0, CALLEE.1
-    );
-    let mut add = |part: String| {
-        text.push('\n');
-        text.push_str(&part);
-    };
-    let rule = |name: &str, to: &str, port: &str, action: &str| {
-        format!(
-            "[[rule]]\nname = \"{name}\"\nfrom = \"{CALLER}\"\nto = \"{to}\"\nport = {port}\naction = \"{action}\"\n"
-        )
-    };
-    let service = |name: &str, path: Path, what: &str| {
-        format!(
-            "[[service]]\nname = \"{name}\"\nport = {}\n{what}\n",
-            port_of(path)
-        )
-    };
-    let publish = |listen: String| {
-        format!("[[publish]]\nlisten = \"{listen}\"\nto = \"{CALLER}:{ECHO_PORT}\"\n")
-    };
+    )];
+    let any = "\"*\"";
     for path in paths {
         match path {
             Path::Listener | Path::HostToGuest => {}
-            Path::GuestToGuest => add(format!(
+            Path::GuestToGuest => parts.push(format!(
                 "[[allow]]\nfrom = \"{CALLER}\"\nto = \"{}\"\nport = {ECHO_PORT}\n",
                 CALLEE.0
             )),
             Path::TcpService => {
-                add(service("tcp", *path, &format!("to = \"tcp:{tcp}\"")));
-                add(rule("tcp", "service:tcp", "\"*\"", "allow"));
+                let to = format!("to = \"tcp:{tcp}\"");
+                parts.push(service("tcp", *path, &to));
+                parts.push(rule("tcp", "service:tcp", any, true));
             }
             Path::UnixService => {
-                add(service("unix", *path, &format!("to = \"unix:{unix}\"")));
-                add(rule("unix", "service:unix", "\"*\"", "allow"));
+                parts.push(service("unix", *path, &unix));
+                parts.push(rule("unix", "service:unix", any, true));
             }
             Path::Command => {
-                add(service("program", *path, "command = [\"/bin/cat\"]"));
-                add(rule("program", "service:program", "\"*\"", "allow"));
+                parts.push(service("program", *path, "command = [\"/bin/cat\"]"));
+                parts.push(rule("program", "service:program", any, true));
             }
             Path::Toggled => {
-                add(service("toggled", *path, &format!("to = \"unix:{unix}\"")));
-                let action = if is_open { "allow" } else { "deny" };
-                add(rule("toggled", "service:toggled", "\"*\"", action));
+                parts.push(service("toggled", *path, &unix));
+                parts.push(rule("toggled", "service:toggled", any, is_open));
             }
             Path::Egress => {
-                add(service("egress", *path, "egress = true"));
-                add(rule("egress", "service:egress", "\"*\"", "allow"));
-                add(rule("address", "address:127.0.0.1", &tcp_port, "allow"));
+                parts.push(service("egress", *path, "egress = true"));
+                parts.push(rule("egress", "service:egress", any, true));
+                parts.push(rule("address", "address:127.0.0.1", tcp_port, true));
             }
-            Path::PublishedTcp => add(publish(format!("tcp:{published_tcp}"))),
-            Path::PublishedUnix => add(publish(format!(
-                "unix:{}",
-                directory.join("published.sock").display()
-            ))),
+            Path::PublishedTcp => parts.push(publish(&format!("tcp:{published_tcp}"))),
+            Path::PublishedUnix => {
+                let path = directory.join("published.sock");
+                parts.push(publish(&format!("unix:{}", path.display())));
+            }
         }
     }
-    text
+    parts.join("\n")
+}
+
+fn service(name: &str, path: Path, what: &str) -> String {
+    let port = port_of(path);
+    format!("[[service]]\nname = \"{name}\"\nport = {port}\n{what}\n")
+}
+
+fn rule(name: &str, to: &str, port: &str, allows: bool) -> String {
+    let action = if allows { "allow" } else { "deny" };
+    format!(
+        "[[rule]]\nname = \"{name}\"\nfrom = \"{CALLER}\"\nto = \"{to}\"\nport = {port}\naction = \"{action}\"\n"
+    )
+}
+
+fn publish(listen: &str) -> String {
+    format!("[[publish]]\nlisten = \"{listen}\"\nto = \"{CALLER}:{ECHO_PORT}\"\n")
 }
