@@ -63,7 +63,6 @@ impl Fabric {
 
     /// Returns the first error of those that are not somebody else's listener; all others are listened at nevertheless.
     fn offer_line_ports(&mut self, id: LineId) -> Result<(), OpenLineError> {
-        let offered = self.switch.offered_ports(id);
         let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return Ok(());
         };
@@ -71,6 +70,7 @@ impl Fabric {
         if line.frontend.is_some() {
             return Ok(());
         }
+        let offered = self.switch.offered_ports(id);
         let vm = line.name.as_str();
         if offered.incomplete {
             tracing::warn!(
