@@ -121,10 +121,11 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
             index: id.0,
             label: label.to_owned(),
         }),
-        reason: decision
-            .result
-            .err()
-            .map(|reason| reason.to_string().into()),
+        reason: match decision.result {
+            // The rule that is named says it.
+            Err(Reason::Denied) if decision.rule.is_some() => None,
+            other => other.err().map(|reason| reason.to_string().into()),
+        },
     })
 }
 
