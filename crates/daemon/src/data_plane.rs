@@ -7,12 +7,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Dialer};
+use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
 use switch::{Address, Policy, Reason};
 
 use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::offers::{Commit, Offer, OfferError, Offers};
-use crate::proxy::{Options, Proxy, Reply, ServiceCall};
+use crate::proxy::{Options, Proxy};
 use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
 
@@ -31,7 +31,7 @@ pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> 
     let proxy = Proxy::start(options)?;
     let wiring = Wiring {
         arrivals,
-        dialer: dialer(&proxy),
+        dialer: proxy.dialer(),
         decisions: decisions(audit),
     };
     let worker = Worker::start(wiring, spin)?;
@@ -41,34 +41,6 @@ pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> 
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),
-    })
-}
-
-/// Takes calls from the worker to the proxy.
-fn dialer(proxy: &Proxy) -> Dialer {
-    let take = proxy.dialer();
-    Box::new(move |call: device::ServiceCall| {
-        let device::ServiceCall {
-            called,
-            vm,
-            source_port,
-            port,
-            rule,
-            socket_type,
-            reply,
-        } = call;
-        take(ServiceCall {
-            called,
-            vm,
-            source_port,
-            port,
-            rule,
-            socket_type,
-            reply: Reply::new(move |answer| match answer {
-                Ok(connected) => reply.connected(connected.socket, connected.hold),
-                Err(reason) => reply.failed(reason),
-            }),
-        });
     })
 }
 

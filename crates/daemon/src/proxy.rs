@@ -13,9 +13,9 @@
 //! slow server. Everything has a limit that is stated where it is kept: calls that wait, connections of a service and of a VM, names
 //! that are looked up, sessions, bytes that wait, lines that are logged.
 
-pub mod call;
 pub mod directory;
 pub mod egress;
+pub mod exchange;
 pub mod identity;
 pub mod publish;
 pub mod resolver;
@@ -40,10 +40,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use device::{Dialer, ServiceCall};
 use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-pub use self::call::{Answer, Connected, Exchange, Hold, Reply, ServiceCall};
+pub use self::exchange::Exchange;
 pub use self::program::PROGRAM_GRACE;
 use self::publish::Published;
 pub use self::publish::{PreparedPublishes, PublishError};
@@ -152,15 +153,15 @@ impl Proxy {
     }
 
     /// Takes calls from the data plane, and never waits: when there is no room, the call is refused.
-    pub fn dialer(&self) -> impl Fn(ServiceCall) + Send + 'static {
+    pub fn dialer(&self) -> Dialer {
         let (calls, shared) = (self.calls.clone(), self.shared.clone());
-        move |call| {
+        Box::new(move |call| {
             count(&shared.counts.calls);
             if let Err(error) = calls.try_send(call) {
                 count(&shared.counts.turned_away);
                 error.into_inner().reply.failed(Reason::BacklogFull);
             }
-        }
+        })
     }
 
     /// Tells the data plane, once. Until then published ports hang up, and the directory knows nobody.

@@ -4,13 +4,11 @@
 //! on; whoever has taken it answers later, from any thread, with a connected socket. From then on the fabric sends and receives
 //! on that socket itself, straight from and to guest memory, so that a service costs no copy more than a plain socket does.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
 
-use switch::{Address, CircuitId, Reason, RuleId, ServiceId};
+use switch::{Address, Reason, RuleId, ServiceId};
 use wire::vsock::SocketType;
-
-use crate::Waker;
 
 /// What a guest has called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,72 +39,65 @@ pub struct ServiceCall {
 }
 
 /// Takes calls. It must not block.
-pub type Dialer = Box<dyn FnMut(ServiceCall) + Send>;
+pub type Dialer = Box<dyn Fn(ServiceCall) + Send>;
 
-/// The answer to a call. To drop it is to say that the call has failed.
-#[derive(Debug)]
-pub struct Reply {
-    way: Option<Way>,
-}
-
-#[derive(Debug)]
-struct Way {
-    circuit: CircuitId,
-    answers: Sender<Dialled>,
-    waker: Waker,
-}
+/// What a call is answered: a socket, or why there is none.
+pub type Answer = Result<Connected, Reason>;
 
 /// Something that is dropped when a circuit has ended: what stands for a connection in somebody's count.
 pub type Hold = Box<dyn Send>;
 
 /// The host's end of a circuit.
-pub(crate) struct Connected {
-    pub(crate) socket: OwnedFd,
-    pub(crate) hold: Option<Hold>,
+pub struct Connected {
+    /// It is connected and does not block: a stream (UNIX or TCP), or a UNIX socket of messages, as the guest's is.
+    pub socket: OwnedFd,
+    /// It is dropped with the socket.
+    pub hold: Option<Hold>,
 }
 
-/// An answer on its way to the fabric.
-pub(crate) struct Dialled {
-    pub(crate) circuit: CircuitId,
-    pub(crate) result: Result<Connected, Reason>,
-}
+/// The way back to the guest. To drop it is to say that the call has failed.
+pub struct Reply(Option<Box<dyn FnOnce(Answer) + Send>>);
 
 impl Reply {
-    pub(crate) fn new(circuit: CircuitId, answers: Sender<Dialled>, waker: Waker) -> Reply {
-        Reply {
-            way: Some(Way {
-                circuit,
-                answers,
-                waker,
-            }),
-        }
+    /// A way back that ends in this function, which is called exactly once, on any thread.
+    pub fn new(answer: impl FnOnce(Answer) + Send + 'static) -> Reply {
+        Reply(Some(Box::new(answer)))
     }
 
-    /// The call is put through. The socket is connected, does not block, and is a stream (UNIX or TCP) or a UNIX socket of
-    /// messages, as the guest's is. If the guest has hung up in the meantime, it is closed. `hold` is dropped with it.
-    pub fn connected(mut self, socket: OwnedFd, hold: Option<Hold>) {
-        self.send(Ok(Connected { socket, hold }));
+    /// The call is put through. If the guest has hung up in the meantime, the socket is closed.
+    pub fn connected(self, socket: OwnedFd, hold: Option<Hold>) {
+        self.answer(Ok(Connected { socket, hold }));
     }
 
     /// The call cannot be put through.
-    pub fn failed(mut self, reason: Reason) {
-        self.send(Err(reason));
+    pub fn failed(self, reason: Reason) {
+        self.answer(Err(reason));
     }
 
-    fn send(&mut self, result: Result<Connected, Reason>) {
-        if let Some(way) = self.way.take() {
-            // The fabric may have ended, and with it the call.
-            let _ = way.answers.send(Dialled {
-                circuit: way.circuit,
-                result,
-            });
-            way.waker.wake();
+    fn answer(mut self, answer: Answer) {
+        if let Some(function) = self.0.take() {
+            function(answer);
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.send(Err(Reason::HostFailed));
+        if let Some(function) = self.0.take() {
+            function(Err(Reason::HostFailed));
+        }
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Reply")
+    }
+}
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = formatter.debug_struct("Connected");
+        shown.field("socket", &self.socket).finish_non_exhaustive()
     }
 }

@@ -32,7 +32,7 @@ use crate::Waker;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
 use crate::decision::DecisionSink;
-use crate::dialer::{Dialer, Dialled};
+use crate::dialer::{Answer, Dialer};
 use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
 use crate::line::LineIo;
 use crate::nap::Nap;
@@ -128,8 +128,8 @@ pub struct Fabric {
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
     /// Where the dialer's answers come in, and the way in for those who answer.
-    dialled: Receiver<Dialled>,
-    dialled_by: Sender<Dialled>,
+    dialled: Receiver<(CircuitId, Answer)>,
+    dialled_by: Sender<(CircuitId, Answer)>,
     /// Joined sockets that may have something to pass, in turn.
     relaying: VecDeque<CircuitId>,
     decisions: Option<DecisionSink>,

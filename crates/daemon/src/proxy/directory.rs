@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::Reply;
 use switch::{Address, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -12,7 +13,6 @@ use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 
 use super::bucket::Bucket;
-use super::call::Reply;
 use super::datagram;
 use super::shared::{Shared, count};
 

@@ -15,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::{Hold, Reply};
 use switch::{Address, Policy, Reason, RuleId};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
@@ -25,7 +26,6 @@ use wire::vsock::SocketType;
 use self::decide::{Said, View};
 use self::error::EgressError;
 use self::handshake::Asked;
-use super::call::{Hold, Reply};
 use super::counter::Permit;
 use super::relay::{Socket, relay};
 use super::resolver::LookupError;

@@ -8,9 +8,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use device::Hold;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-use super::call::Hold;
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);

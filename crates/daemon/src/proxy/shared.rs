@@ -8,8 +8,8 @@ use std::time::Duration;
 use switch::{Policy, RuleId, ServiceId};
 use tokio::sync::watch;
 
-use super::call::Exchange;
 use super::counter::{Counter, Counters, Permit};
+use super::exchange::Exchange;
 use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use device::Called;
+use device::{Called, Hold, Reply, ServiceCall};
 use switch::Reason;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
 
-use super::call::{Hold, Reply, ServiceCall};
 use super::counter::Permit;
 use super::identity::{Identity, Transport};
 use super::resolver::LookupError;

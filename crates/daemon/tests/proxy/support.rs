@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use daemon::audit::AuditRecord;
 use daemon::config::{Service, ServiceTarget};
-use daemon::proxy::{
-    Connected, Exchange, Hold, Lookup, LookupError, Options, Proxy, Reply, Resolver, ServiceCall,
-};
-use device::{Called, PublishedCall};
+use daemon::proxy::{Exchange, Lookup, LookupError, Options, Proxy, Resolver};
+use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use switch::{
     Address, CalleePattern, CallerPattern, NamePattern, Network, Policy, Reason, Rule, RuleId,
     RuleLimits, ServiceId, Verdict,
@@ -32,7 +30,7 @@ pub struct Stand {
     pub proxy: Proxy,
     pub exchange: Arc<Plane>,
     pub audit: Receiver<AuditRecord>,
-    dialer: Box<dyn Fn(ServiceCall) + Send>,
+    dialer: Dialer,
     /// Of the services that were offered, by their numbers.
     names: Mutex<Vec<String>>,
 }

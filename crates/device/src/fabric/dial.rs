@@ -10,7 +10,7 @@ use wire::vsock::SocketType;
 use super::host::SOCKET_EVENTS;
 use super::{Arrival, Fabric};
 use crate::circuit::HostSocket;
-use crate::dialer::{Called, Connected, Dialled, Hold, Reply, ServiceCall};
+use crate::dialer::{Called, Connected, Hold, Reply, ServiceCall};
 use crate::reactor::Token;
 use crate::socket::{Dial, dial, port_path};
 
@@ -103,7 +103,13 @@ impl Fabric {
             .address(call.line)
             .cloned()
             .unwrap_or_else(|| Address::new("", 0));
-        let reply = Reply::new(call.circuit, self.dialled_by.clone(), self.reactor.waker());
+        let (circuit, answers) = (call.circuit, self.dialled_by.clone());
+        let waker = self.reactor.waker();
+        let reply = Reply::new(move |answer| {
+            // The fabric may have ended, and with it the call.
+            let _ = answers.send((circuit, answer));
+            waker.wake();
+        });
         let call = ServiceCall {
             called,
             vm,
@@ -121,7 +127,7 @@ impl Fabric {
 
     /// Takes the answers of the dialer.
     pub(super) fn take_dialled(&mut self) {
-        while let Ok(Dialled { circuit, result }) = self.dialled.try_recv() {
+        while let Ok((circuit, result)) = self.dialled.try_recv() {
             match result {
                 Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
                 Err(reason) => self.tell(Event::HostDialed {

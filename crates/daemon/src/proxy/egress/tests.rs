@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::config::{DEFAULT_CONNECT_TIMEOUT, ServiceTarget};
-use crate::proxy::call::Hold;
 use crate::proxy::resolver::{LOOKUP_TIMEOUT, Lookup, Names, Resolver};
+use device::Hold;
 use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule};
 
 /// A resolver whose servers never answer.
