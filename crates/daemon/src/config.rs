@@ -83,8 +83,9 @@ pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
 pub use services::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
     MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS, Publish, PublishListen,
-    PublishedPort, Service, ServiceTarget, full_name,
+    PublishedPort, Service, ServiceTarget,
 };
+pub use switch::full_name;
 
 use switch::{DEFAULT_DOMAIN, Limits, Rule};
 

@@ -1,6 +1,5 @@
 //! The worker: the one thread that moves bytes, and the handle by which the control plane reaches it.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +10,9 @@ use device::{
     Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
     Waker,
 };
-use switch::{AddLineError, Address, DEFAULT_DOMAIN, Limits, LineReport, Reason, ServiceEntry};
+use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::config::full_name;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
@@ -38,8 +36,6 @@ pub struct Worker {
     jobs: Sender<Job>,
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Full names by full aliases. The switch knows names only: aliases move between VMs while those go on.
-    aliases: Mutex<BTreeMap<String, String>>,
 }
 
 impl Worker {
@@ -74,31 +70,7 @@ impl Worker {
             jobs,
             waker,
             thread: Mutex::new(Some(thread)),
-            aliases: Mutex::default(),
         }))
-    }
-
-    /// Gives VMs these aliases, and no others.
-    fn set_aliases(&self, of_vms: Vec<(String, Vec<String>)>) {
-        let mut known = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, vm| of_vms.iter().all(|(of, _)| of != vm));
-        for (vm, aliases) in of_vms {
-            let domain = domain_of(&vm);
-            for alias in aliases {
-                known.insert(full_name(domain, &alias), vm.clone());
-            }
-        }
-    }
-
-    /// The full name of a VM that the guest of another calls by name or alias, with or without a domain.
-    fn without_alias(&self, caller: &str, name: &str) -> String {
-        let (domain, name) = name.split_once('/').unwrap_or((domain_of(caller), name));
-        let known = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = known.get(&full_name(domain, name)).map_or(name, |vm| {
-            vm.split_once('/').map_or(vm.as_str(), |(_, name)| name)
-        });
-        // With the domain, also if it is the default one: to others a name without one is of their own.
-        format!("{domain}/{name}")
     }
 
     /// Has the worker's thread do something, and does not wait.
@@ -154,36 +126,35 @@ impl LineWorker for Worker {
             name: spec.name,
             cid: spec.cid,
             groups: spec.groups,
-            aliases: Vec::new(),
         };
-        let opened = self.ask(move |fabric| match spec.vhost_user {
-            Some(vhost_user) => fabric.open_line(&LineConfig {
-                address,
-                limits,
-                vhost_user,
-                host,
-            }),
-            None => fabric.open_hybrid_line(&HybridConfig {
-                address,
-                limits,
-                path: host,
-            }),
+        let name = full_name.clone();
+        let opened = self.ask(move |fabric| {
+            match spec.vhost_user {
+                Some(vhost_user) => fabric.open_line(&LineConfig {
+                    address,
+                    limits,
+                    vhost_user,
+                    host,
+                })?,
+                None => fabric.open_hybrid_line(&HybridConfig {
+                    address,
+                    limits,
+                    path: host,
+                })?,
+            }
+            fabric.set_aliases(vec![(name, aliases)]);
+            Ok(())
         });
         match opened {
-            Some(result) => result.map_err(|error| line_error(&full_name, error))?,
-            None => return Err(stopped()),
+            Some(result) => result.map_err(|error| line_error(&full_name, error)),
+            None => Err(stopped()),
         }
-        self.set_aliases(vec![(full_name, aliases)]);
-        Ok(())
     }
 
     fn remove_line(&self, name: &str) -> Result<(), LineError> {
         let wanted = name.to_owned();
         match self.ask(move |fabric| fabric.close_line(&wanted)) {
-            Some(true) => {
-                self.set_aliases(vec![(name.to_owned(), Vec::new())]);
-                Ok(())
-            }
+            Some(true) => Ok(()),
             _ => Err(LineError::Unknown {
                 name: name.to_owned(),
             }),
@@ -216,13 +187,15 @@ impl LineWorker for Worker {
             aliases,
             enforce_existing,
         } = change;
-        let ended = self.ask(move |fabric| fabric.set_policy(policy, groups, enforce_existing));
+        let ended = self.ask(move |fabric| {
+            fabric.set_aliases(aliases);
+            fabric.set_policy(policy, groups, enforce_existing)
+        });
         match ended {
             None => return Err(stopped()),
             Some(0) => {}
             Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
         }
-        self.set_aliases(aliases);
         Ok(())
     }
 
@@ -251,7 +224,7 @@ impl Exchange for Worker {
     }
 
     fn resolve(&self, vm: &str, name: &str) -> Option<u32> {
-        let (vm, name) = (vm.to_owned(), self.without_alias(vm, name));
+        let (vm, name) = (vm.to_owned(), name.to_owned());
         self.ask(move |fabric| fabric.resolve(&vm, &name)).flatten()
     }
 
@@ -266,13 +239,6 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// The domain of a full name.
-fn domain_of(full_name: &str) -> &str {
-    full_name
-        .split_once('/')
-        .map_or(DEFAULT_DOMAIN, |(domain, _)| domain)
 }
 
 fn stopped() -> LineError {
@@ -314,40 +280,4 @@ fn counters(report: &LineReport) -> Counters {
         counters.insert(reason.name(), counted.ended[reason.index()]);
     }
     counters
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_alias_stands_for_the_vm_that_has_it_now() {
-        let wiring = Wiring {
-            arrivals: tokio::sync::mpsc::channel(1).0,
-            dialer: Box::new(|_| ()),
-            decisions: Box::new(|_| ()),
-        };
-        let worker = Worker::start(wiring, Duration::ZERO).unwrap();
-        let aliases = |vm: &str, aliases: &[&str]| {
-            let aliases = aliases.iter().map(|alias| (*alias).to_owned());
-            worker.set_aliases(vec![(vm.to_owned(), aliases.collect())]);
-        };
-        aliases("web", &["www", "site"]);
-        aliases("red/shop", &["www"]);
-        let meant = |caller: &str, name: &str| worker.without_alias(caller, name);
-        assert_eq!(meant("db", "www"), "default/web");
-        assert_eq!(meant("db", "web"), "default/web");
-        assert_eq!(meant("red/db", "www"), "red/shop");
-        assert_eq!(meant("red/db", "default/www"), "default/web");
-        assert_eq!(meant("db", "red/www"), "red/shop");
-        assert_eq!(meant("red/db", "site"), "red/site");
-        assert_eq!(meant("db", "a/b/c"), "a/b/c");
-        aliases("web", &["site"]);
-        aliases("db", &["www"]);
-        assert_eq!(meant("db", "www"), "default/db");
-        assert_eq!(meant("db", "site"), "default/web");
-        aliases("red/shop", &[]);
-        assert_eq!(meant("db", "red/www"), "red/www");
-        worker.stop();
-    }
 }

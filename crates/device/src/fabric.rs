@@ -385,6 +385,15 @@ impl Fabric {
         ended
     }
 
+    /// Gives VMs, by their full names, these other names, and no others. VMs that are not named keep theirs.
+    pub fn set_aliases(&mut self, of: Vec<(String, Vec<String>)>) {
+        let known = of
+            .into_iter()
+            .filter_map(|(vm, names)| Some((self.line_named(&vm)?, names)));
+        let known = known.collect();
+        self.switch.set_aliases(known);
+    }
+
     /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) says who puts such calls through.
     pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
         self.switch.set_services(services);

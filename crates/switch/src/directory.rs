@@ -41,6 +41,8 @@ pub(crate) struct Service {
 struct Domain {
     name: String,
     by_name: HashMap<String, LineId>,
+    /// Other names. A VM's own name goes before another's other name.
+    by_other_name: HashMap<String, LineId>,
     /// With the aliases.
     by_cid: HashMap<u32, LineId>,
     /// The aliases, by whom they stand for.
@@ -75,6 +77,7 @@ impl Directory {
             DomainId(self.domains.insert(Domain {
                 name: name.to_owned(),
                 by_name: HashMap::new(),
+                by_other_name: HashMap::new(),
                 by_cid: HashMap::new(),
                 aliases: HashMap::new(),
                 services: HashMap::new(),
@@ -93,10 +96,10 @@ impl Directory {
             Some(line) if !domain.aliases.contains_key(line) => return Err(Taken::Cid(*line)),
             _ => {}
         }
-        let taken = address
-            .names()
-            .any(|name| domain.by_name.contains_key(name));
-        if taken { Err(Taken::Name) } else { Ok(()) }
+        if domain.by_name.contains_key(&address.name) {
+            return Err(Taken::Name);
+        }
+        Ok(())
     }
 
     /// Enters a VM that has been admitted.
@@ -106,16 +109,28 @@ impl Directory {
         if let Some(stranger) = domain.by_cid.insert(address.cid, line) {
             domain.aliases.remove(&stranger);
         }
-        for name in address.names() {
-            domain.by_name.insert(name.to_owned(), line);
-        }
+        domain.by_name.insert(address.name.clone(), line);
         id
+    }
+
+    /// Gives VMs of these domains these other names, and no others.
+    pub(crate) fn set_other_names(&mut self, of: Vec<(DomainId, LineId, Vec<String>)>) {
+        for (_, domain) in &mut self.domains {
+            domain
+                .by_other_name
+                .retain(|_, named| of.iter().all(|(_, line, _)| line != named));
+        }
+        for (domain, line, names) in of {
+            let names = names.into_iter().map(|name| (name, line));
+            self.domains[domain.0].by_other_name.extend(names);
+        }
     }
 
     /// Strikes a VM out, and its aliases.
     pub(crate) fn strike(&mut self, line: LineId) {
         for (_, domain) in &mut self.domains {
             domain.by_name.retain(|_, of| *of != line);
+            domain.by_other_name.retain(|_, of| *of != line);
             domain.by_cid.retain(|_, of| *of != line);
             domain.aliases.remove(&line);
         }
@@ -160,8 +175,9 @@ impl Directory {
     }
 
     pub(crate) fn line_by_name(&self, domain: &str, name: &str) -> Option<LineId> {
-        let domain = self.domain(domain)?;
-        self.domains[domain.0].by_name.get(name).copied()
+        let domain = &self.domains[self.domain(domain)?.0];
+        let line = domain.by_name.get(name);
+        line.or_else(|| domain.by_other_name.get(name)).copied()
     }
 
     pub(crate) fn service_at(&self, domain: DomainId, port: u32) -> Option<&Service> {
@@ -220,4 +236,66 @@ fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DEFAULT_DOMAIN;
+
+    const WEB: LineId = LineId(0);
+    const DB: LineId = LineId(1);
+    const SHOP: LineId = LineId(2);
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn another_name_stands_for_the_vm_that_has_it_now() {
+        let mut directory = Directory::default();
+        let home = directory.enter(&Address::new("web", 3), WEB);
+        directory.enter(&Address::new("db", 4), DB);
+        let shop = Address {
+            domain: "red".to_owned(),
+            ..Address::new("shop", 3)
+        };
+        let red = directory.enter(&shop, SHOP);
+        directory.set_other_names(vec![
+            (home, WEB, names(&["www", "site"])),
+            (red, SHOP, names(&["www"])),
+        ]);
+        let meant = |directory: &Directory, domain, name| directory.line_by_name(domain, name);
+        for (domain, name, line) in [
+            (DEFAULT_DOMAIN, "www", Some(WEB)),
+            (DEFAULT_DOMAIN, "web", Some(WEB)),
+            ("red", "www", Some(SHOP)),
+            ("red", "site", None),
+            ("blue", "www", None),
+        ] {
+            assert_eq!(meant(&directory, domain, name), line, "{domain}/{name}");
+        }
+        // All at once, so that a name can pass from one VM to another.
+        directory.set_other_names(vec![
+            (home, WEB, names(&["site"])),
+            (home, DB, names(&["www"])),
+            (red, SHOP, Vec::new()),
+        ]);
+        assert_eq!(meant(&directory, DEFAULT_DOMAIN, "www"), Some(DB));
+        assert_eq!(meant(&directory, DEFAULT_DOMAIN, "site"), Some(WEB));
+        assert_eq!(meant(&directory, "red", "www"), None);
+    }
+
+    #[test]
+    fn a_vms_own_name_goes_before_anothers_other_name() {
+        let mut directory = Directory::default();
+        let home = directory.enter(&Address::new("web", 3), WEB);
+        directory.set_other_names(vec![(home, WEB, names(&["db"]))]);
+        let db = Address::new("db", 4);
+        assert!(directory.admits(&db).is_ok());
+        directory.enter(&db, DB);
+        assert_eq!(directory.line_by_name(DEFAULT_DOMAIN, "db"), Some(DB));
+        directory.strike(DB);
+        assert_eq!(directory.line_by_name(DEFAULT_DOMAIN, "db"), Some(WEB));
+    }
 }

@@ -46,8 +46,6 @@ pub struct Address {
     pub cid: u32,
     /// The groups it is in.
     pub groups: Vec<String>,
-    /// Other names of it, of which there is one in its domain too.
-    pub aliases: Vec<String>,
 }
 
 impl Address {
@@ -58,24 +56,21 @@ impl Address {
             name: name.to_owned(),
             cid,
             groups: Vec::new(),
-            aliases: Vec::new(),
         }
-    }
-
-    /// Its name and its aliases.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.name)
-            .chain(&self.aliases)
-            .map(String::as_str)
     }
 
     /// The name by which people and programs of the host tell it from VMs of other domains: `web` in the
     /// [`DEFAULT_DOMAIN`], else as in `red/web`.
     pub fn full_name(&self) -> String {
-        match self.domain.as_str() {
-            DEFAULT_DOMAIN => self.name.clone(),
-            domain => format!("{domain}/{}", self.name),
-        }
+        full_name(&self.domain, &self.name)
+    }
+}
+
+/// The name of something in a domain as people write it: without the domain if that is the [`DEFAULT_DOMAIN`].
+pub fn full_name(domain: &str, name: &str) -> String {
+    match domain {
+        DEFAULT_DOMAIN => name.to_owned(),
+        domain => format!("{domain}/{name}"),
     }
 }
 

@@ -138,6 +138,15 @@ impl Switch {
         }
     }
 
+    /// Gives VMs these other names, and no others. VMs that are not named keep theirs.
+    pub fn set_aliases(&mut self, of: Vec<(LineId, Vec<String>)>) {
+        let known = of.into_iter().filter_map(|(line, names)| {
+            let domain = self.lines.get(line.0 as usize)?.domain;
+            Some((domain, line, names))
+        });
+        self.directory.set_other_names(known.collect());
+    }
+
     /// Ends circuits that the policy in force would not set up. Returns how many.
     pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
         let denied: Vec<CircuitId> = self

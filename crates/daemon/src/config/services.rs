@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use switch::DEFAULT_DOMAIN;
+use switch::full_name;
 
 /// The most services that one daemon offers.
 pub const MAX_SERVICES: usize = 1024;
@@ -116,13 +116,5 @@ impl Service {
     /// Its full name: `registry`, or `red/registry` where the domain is not the [`DEFAULT_DOMAIN`].
     pub fn full_name(&self) -> String {
         full_name(&self.domain, &self.name)
-    }
-}
-
-/// The name of something in a domain as people write it: without the domain if that is the [`DEFAULT_DOMAIN`].
-pub fn full_name(domain: &str, name: &str) -> String {
-    match domain {
-        DEFAULT_DOMAIN => name.to_owned(),
-        domain => format!("{domain}/{name}"),
     }
 }

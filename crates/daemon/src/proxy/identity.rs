@@ -172,7 +172,6 @@ mod tests {
                 name: "web".to_owned(),
                 cid: 70_000,
                 groups: Vec::new(),
-                aliases: Vec::new(),
             },
             source_port: 65_536 + 7,
             port: 5000,
