@@ -17,8 +17,9 @@ const EDGES: &[(&str, &[&str])] = &[
         &["ringdown-device", "ringdown-switch", "ringdown-wire"],
     ),
     ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
-    ("ringdown-agent", &["ringdown-circuit", "ringdown-wire"]),
-    ("ringdown-cli", &["ringdown-daemon", "ringdown-wire"]),
+    ("ringdown-transfer", &["ringdown-wire"]),
+    ("ringdown-agent", &["ringdown-circuit", "ringdown-transfer", "ringdown-wire"]),
+    ("ringdown-cli", &["ringdown-daemon", "ringdown-transfer", "ringdown-wire"]),
 ];
 
 /// Rooms that move bytes or run in guests: no async runtime there.
@@ -28,6 +29,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-switch",
     "ringdown-device",
     "ringdown-circuit",
+    "ringdown-transfer",
     "ringdown-agent",
 ];
 

@@ -249,6 +249,7 @@ impl Frame<'_> {
             Frame::Signal(number) => append(Kind::Signal, number, out),
             Frame::Exit(status) => append(Kind::Exit, status, out),
             Frame::Bench(message) => append(Kind::Bench, message, out),
+            Frame::Transfer(message) => append(Kind::Transfer, message, out),
         })
     }
 
@@ -262,6 +263,7 @@ impl Frame<'_> {
             Frame::Signal(number) => check_signal(*number, MAX_SIGNAL, "1 to 31"),
             Frame::Exit(status) => status.check(),
             Frame::Bench(message) => message.check(),
+            Frame::Transfer(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
@@ -303,13 +305,14 @@ impl Frame<'_> {
             Kind::Signal => Frame::Signal(parse(body)?),
             Kind::Exit => Frame::Exit(parse(body)?),
             Kind::Bench => Frame::Bench(parse(body)?),
+            Kind::Transfer => Frame::Transfer(parse(body)?),
         };
         frame.check()?;
         Ok(frame)
     }
 }
 
-fn append<T: Serialize>(kind: Kind, body: &T, out: &mut Vec<u8>) -> Kind {
+pub(super) fn append<T: Serialize>(kind: Kind, body: &T, out: &mut Vec<u8>) -> Kind {
     // Serialising into a vector fails only for types of unknown length, which no body has.
     match postcard::to_extend(body, std::mem::take(out)) {
         Ok(extended) => *out = extended,
@@ -325,7 +328,7 @@ fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BodyError> {
     }
 }
 
-fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<(), Invalid> {
+pub(super) fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<(), Invalid> {
     if bytes.len() > max {
         return Err(Invalid::TextTooLong {
             what,
@@ -336,14 +339,14 @@ fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<(), Invalid
     Ok(())
 }
 
-fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), Invalid> {
+pub(super) fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), Invalid> {
     if count > max {
         return Err(Invalid::TooMany { what, count, max });
     }
     Ok(())
 }
 
-fn check_no_zero(what: &'static str, bytes: &[u8]) -> Result<(), Invalid> {
+pub(super) fn check_no_zero(what: &'static str, bytes: &[u8]) -> Result<(), Invalid> {
     if bytes.contains(&0) {
         return Err(Invalid::ZeroByte(what));
     }

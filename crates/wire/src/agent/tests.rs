@@ -47,6 +47,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::Signal(number) => Frame::Signal(number),
         Frame::Exit(status) => Frame::Exit(status),
         Frame::Bench(message) => Frame::Bench(message),
+        Frame::Transfer(message) => Frame::Transfer(message),
     }
 }
 
@@ -149,6 +150,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
         any::<u8>().prop_map(|code| Frame::Exit(ExitStatus::Code(code))),
         (1u8..=64).prop_map(|number| Frame::Exit(ExitStatus::Signal(number))),
         super::bench::any_message().prop_map(Frame::Bench),
+        super::transfer::any_message().prop_map(Frame::Transfer),
     ]
 }
 
