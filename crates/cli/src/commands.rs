@@ -3,9 +3,11 @@
 mod args;
 pub(crate) mod bench;
 mod exec;
+mod forward;
 mod policy;
 mod reload;
 mod serve;
+mod shell;
 mod vm;
 
 use std::io::{self, Write};
@@ -24,6 +26,8 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
+        Command::Shell(options) => return shell::run(&client, options),
+        Command::Forward(options) => return forward::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),

@@ -10,6 +10,7 @@ mod client;
 mod commands;
 pub mod exec;
 mod failure;
+pub mod forward;
 pub mod guest;
 mod qemu;
 
