@@ -51,6 +51,9 @@ pub enum Command {
     /// The file in which every decision is written down
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// Put the agent into guests
+    #[command(subcommand)]
+    Agent(AgentCommand),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
@@ -326,6 +329,37 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|count| (1..=MAX_STREAMS).contains(count))
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
+}
+
+/// The commands about the agent.
+#[derive(Debug, Subcommand)]
+pub enum AgentCommand {
+    /// Install or update the agent in a running guest over ssh, and start it
+    Install(AgentInstall),
+}
+
+/// The options of `agent install`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The guest needs a POSIX shell, and root or sudo. With systemd or OpenRC the agent is started now and at each boot. Guests that ssh does not
+reach get it into their image: see docs/agent-install.md.
+
+  ringdown agent install web --to root@192.0.2.7 --ssh-option=-p --ssh-option=2222")]
+pub struct AgentInstall {
+    /// Name of the VM
+    pub name: String,
+    /// Where ssh goes: [USER@]HOST, or a name of its configuration [default: NAME]
+    #[arg(long, value_name = "DESTINATION")]
+    pub to: Option<String>,
+    /// The agent's binary [default: ringdown-agent beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub binary: Option<PathBuf>,
+    /// The program that does what ssh does
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    pub ssh: String,
+    /// An argument for ssh before the destination; may be repeated
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub ssh_option: Vec<String>,
 }
 
 /// The options of `shell`.

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod agent;
 mod args;
 pub(crate) mod bench;
 mod exec;
@@ -14,7 +15,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::arguments::{Arguments, AuditCommand, Command, PolicyCommand, Vm};
+use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCommand, Vm};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -32,6 +33,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Reload(options) => reload::run(&client, &options)?,
+        Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
