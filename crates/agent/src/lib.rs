@@ -9,7 +9,9 @@
 mod bench;
 pub mod command;
 pub mod directory;
+mod files;
 pub mod forward;
+mod forwarding;
 pub mod guest;
 pub mod launch;
 mod outgoing;

@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use wire::agent::{
     CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
-    OPERATION_CHANNEL, bench, negotiate,
+    OPERATION_CHANNEL, bench, forward, negotiate, transfer,
 };
 
 use crate::bench as benchmark;
 pub use crate::bench::Places;
 use crate::command::Running;
+use crate::files;
+pub use crate::files::Transfers;
+use crate::forwarding;
+pub use crate::forwarding::Forwarding;
 use crate::relay::Relay;
 use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
@@ -39,6 +43,10 @@ pub struct Options {
     pub has_vsock: bool,
     /// The places of benchmarks.
     pub places: Arc<Places>,
+    /// What transfers of files have together.
+    pub transfers: Arc<Transfers>,
+    /// The connections that are carried, and where the agent listens for more.
+    pub forwarding: Arc<Forwarding>,
 }
 
 impl Options {
@@ -51,6 +59,8 @@ impl Options {
             handshake_timeout: HANDSHAKE_TIMEOUT,
             has_vsock: false,
             places: Arc::new(Places::default()),
+            transfers: Arc::new(Transfers::default()),
+            forwarding: Arc::new(Forwarding::default()),
         }
     }
 }
@@ -95,6 +105,14 @@ pub(crate) fn serve_in_place(
             let result = benchmark::run(socket, decoder, options, start, place);
             told(socket, result)
         }
+        Ok(Request::Forward(request)) => {
+            let result = forwarding::run(socket, decoder, options, request, place);
+            told(socket, result)
+        }
+        Ok(Request::Transfer(start)) => {
+            let result = files::run(socket, decoder, &options.transfers, &start);
+            told(socket, result)
+        }
         Err(stop) => told(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
@@ -133,6 +151,8 @@ fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
 enum Request {
     Exec(ExecStart),
     Bench(bench::Start),
+    Forward(forward::Message),
+    Transfer(Box<transfer::Start>),
 }
 
 /// Tell the host why there will be no operation, as far as it listens.
@@ -190,6 +210,14 @@ fn ask(
                 if greeted && channel == OPERATION_CHANNEL =>
             {
                 return Ok(Request::Bench(start));
+            }
+            Frame::Forward(message) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(Request::Forward(message));
+            }
+            Frame::Transfer(transfer::Message::Start(start))
+                if greeted && channel == OPERATION_CHANNEL =>
+            {
+                return Ok(Request::Transfer(start));
             }
             _ if !greeted => {
                 return Err(refuse(

@@ -27,6 +27,7 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
 //! A benchmark is asked for in the same way; what passes then is said in [`bench`]. Files pass as [`transfer`] says.
 //!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
@@ -42,6 +43,7 @@ pub mod bench;
 mod body;
 pub mod credit;
 mod decoder;
+pub mod forward;
 pub mod transfer;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
@@ -66,6 +68,8 @@ pub const CAPABILITY_EXEC: &str = "exec";
 /// The capability of taking part in benchmarks ([`bench`]).
 pub const CAPABILITY_BENCH: &str = "bench";
 
+/// The capability of carrying connections ([`forward`]).
+pub const CAPABILITY_FORWARD: &str = "forward";
 /// The capability of receiving and sending files ([`transfer`]).
 pub const CAPABILITY_TRANSFER: &str = "cp";
 
@@ -176,6 +180,8 @@ pub enum Frame<'a> {
     Exit(ExitStatus),
     /// Part of a benchmark.
     Bench(bench::Message),
+    /// Part of carrying connections.
+    Forward(forward::Message),
     /// Part of a transfer of files.
     Transfer(transfer::Message),
 }
@@ -198,12 +204,13 @@ pub(crate) enum Kind {
     Signal = 22,
     Exit = 23,
     Bench = 32,
+    Forward = 56,
     Transfer = 48,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 15] = [
+    pub(crate) const ALL: [Kind; 16] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -218,6 +225,7 @@ impl Kind {
         Kind::Signal,
         Kind::Exit,
         Kind::Bench,
+        Kind::Forward,
         Kind::Transfer,
     ];
 
@@ -232,6 +240,7 @@ impl Kind {
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
             Kind::Bench => MAX_BENCH_LEN,
+            Kind::Forward => forward::MAX_LEN,
             Kind::Transfer => transfer::MAX_MESSAGE_LEN,
             _ => MAX_SMALL_LEN,
         }
@@ -296,6 +305,9 @@ pub enum Invalid {
         /// The range in words.
         expected: &'static str,
     },
+    /// A path does not begin with a slash.
+    #[error("{0} is not absolute: it is to begin with a slash")]
+    Relative(&'static str),
     /// A number is larger than allowed.
     #[error("{what} is {value}, where at most {max} is allowed")]
     TooMuch {

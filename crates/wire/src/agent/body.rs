@@ -181,7 +181,7 @@ pub enum ErrorKind {
     Unavailable,
     /// Something failed that should not.
     Internal,
-    /// The other guest cannot be reached.
+    /// The other guest, or the program to connect to, cannot be reached.
     Unreachable,
 }
 
@@ -249,6 +249,7 @@ impl Frame<'_> {
             Frame::Signal(number) => append(Kind::Signal, number, out),
             Frame::Exit(status) => append(Kind::Exit, status, out),
             Frame::Bench(message) => append(Kind::Bench, message, out),
+            Frame::Forward(message) => append(Kind::Forward, message, out),
             Frame::Transfer(message) => append(Kind::Transfer, message, out),
         })
     }
@@ -263,6 +264,7 @@ impl Frame<'_> {
             Frame::Signal(number) => check_signal(*number, MAX_SIGNAL, "1 to 31"),
             Frame::Exit(status) => status.check(),
             Frame::Bench(message) => message.check(),
+            Frame::Forward(message) => message.check(),
             Frame::Transfer(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
@@ -305,6 +307,7 @@ impl Frame<'_> {
             Kind::Signal => Frame::Signal(parse(body)?),
             Kind::Exit => Frame::Exit(parse(body)?),
             Kind::Bench => Frame::Bench(parse(body)?),
+            Kind::Forward => Frame::Forward(parse(body)?),
             Kind::Transfer => Frame::Transfer(parse(body)?),
         };
         frame.check()?;
