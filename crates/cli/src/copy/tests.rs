@@ -106,7 +106,7 @@ fn pass(client: UnixStream, agent: UnixStream, cut: usize) {
         }
     };
     let there = one_way(client.try_clone().unwrap(), agent.try_clone().unwrap());
-    let back = one_way(agent, client);
+    let mut back = one_way(agent, client);
     let there = thread::spawn(there);
     back();
     there.join().unwrap();
