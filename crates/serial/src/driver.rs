@@ -11,6 +11,8 @@ mod socket;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -43,6 +45,8 @@ impl Driver {
             is_stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             status: Mutex::new(Status::default()),
+            #[cfg(test)]
+            turns: AtomicU64::new(0),
         });
         let runner = Runner::new(port, options, Arc::clone(&shared))?;
         let thread = std::thread::Builder::new()
@@ -61,6 +65,9 @@ struct Shared {
     is_stopping: AtomicBool,
     wake: OwnedFd,
     status: Mutex<Status>,
+    /// How often the thread has slept, for the test that an idle one does.
+    #[cfg(test)]
+    turns: AtomicU64,
 }
 
 impl Shared {

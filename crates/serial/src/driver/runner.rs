@@ -95,6 +95,8 @@ impl Runner {
                     return;
                 }
             }
+            #[cfg(test)]
+            self.shared.turns.fetch_add(1, Ordering::Relaxed);
             if self.sleep(is_busy, last_words).is_err() {
                 // The system has no memory for a moment.
                 std::thread::sleep(Duration::from_millis(100));
