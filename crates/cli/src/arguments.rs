@@ -54,6 +54,8 @@ pub enum Command {
     /// Put the agent into guests
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Write manual pages and shell completions
+    Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
@@ -329,6 +331,14 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|count| (1..=MAX_STREAMS).contains(count))
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
+}
+
+/// The options of `manual`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Directory in which man1 and completions are made
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
 }
 
 /// The commands about the agent.

@@ -5,6 +5,7 @@ mod args;
 pub(crate) mod bench;
 mod exec;
 mod forward;
+mod manual;
 mod policy;
 mod reload;
 mod serve;
@@ -34,6 +35,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
+        Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
