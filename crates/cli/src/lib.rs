@@ -10,6 +10,7 @@ mod client;
 mod commands;
 pub mod exec;
 mod failure;
+mod libvirt;
 mod qemu;
 
 use std::ffi::OsString;

@@ -174,6 +174,7 @@ impl LineWorker for Worker {
                 buffered_messages: line.kept_messages,
                 granted_bytes: line.report.granted_bytes,
                 counters: counters(&line.report),
+                channels: Vec::new(),
                 cid: line.report.address.cid,
                 name: line.report.address.full_name(),
             })
