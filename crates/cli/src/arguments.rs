@@ -83,7 +83,7 @@ pub struct Serve {
 #[derive(Debug, Subcommand)]
 pub enum Vm {
     /// Add a VM to the running daemon
-    Add(VmAdd),
+    Add(Box<VmAdd>),
     /// List the VMs and how far each has come
     #[command(visible_alias = "list")]
     Ls(VmList),
