@@ -11,6 +11,7 @@ mod commands;
 pub mod exec;
 mod failure;
 mod libvirt;
+pub mod guest;
 mod qemu;
 
 use std::ffi::OsString;
