@@ -10,8 +10,8 @@ mod client;
 mod commands;
 pub mod exec;
 mod failure;
-mod libvirt;
 pub mod guest;
+mod libvirt;
 mod qemu;
 
 use std::ffi::OsString;
