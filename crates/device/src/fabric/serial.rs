@@ -83,16 +83,14 @@ impl Fabric {
         })
     }
 
-    /// Says whether a VMM is connected to the port of a serial line, and whether its guest answers there. When the guest is gone, all
-    /// that was between it and others is cut short.
-    pub fn set_guest(&mut self, vm: &str, attached: bool, answers: bool) {
+    /// Says whether the guest of a serial line answers. When it is gone, all that was between it and others is cut short.
+    pub fn set_guest(&mut self, vm: &str, answers: bool) {
         let Some(id) = self.line_named(vm) else {
             return;
         };
-        let Some(line) = self.line(id).filter(|line| line.carrier.is_some()) else {
+        if self.line(id).is_none_or(|line| line.carrier.is_none()) {
             return;
-        };
-        line.attached = attached;
+        }
         let up = self.switch.lines().any(|line| line.id == id && line.up);
         match (up, answers) {
             (false, true) => self.tell(Event::LineUp {

@@ -142,7 +142,7 @@ impl House {
     /// The guest of a serial line comes or goes.
     pub fn set_guest(&self, name: &str, answers: bool) {
         let name = name.to_owned();
-        self.ask(move |fabric| fabric.set_guest(&name, true, answers));
+        self.ask(move |fabric| fabric.set_guest(&name, answers));
     }
 
     /// The guest of a serial line calls a port of the host.
