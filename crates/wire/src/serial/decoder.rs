@@ -1,5 +1,7 @@
 //! Finding frames in a stream that may be cut anywhere.
 
+use std::ops::Range;
+
 use super::{HEADER_LEN, Header, Kind, MAGIC, MAX_FRAME_LEN, checksum};
 
 /// The most that a decoder keeps, in bytes: one frame, and room to receive more without moving it each time.
@@ -29,6 +31,8 @@ pub struct Decoder {
     end: usize,
     /// The header at `start`, once it was found, whose payload is awaited.
     found: Option<Header>,
+    /// Where the payload of the last whole frame is.
+    payload: Range<usize>,
     /// Bytes of damaged payloads that may be searched again.
     searches: usize,
     discarded: Discarded,
@@ -48,13 +52,20 @@ impl Decoder {
             start: 0,
             end: 0,
             found: None,
+            payload: 0..0,
             searches: 0,
             discarded: Discarded::default(),
         }
     }
 
+    /// The payload of the frame that was given last, until bytes are received.
+    pub fn payload(&self) -> &[u8] {
+        &self.buffer[self.payload.clone()]
+    }
+
     /// Where to receive to; never empty once [`Decoder::next_frame`] has given all frames.
     pub fn space(&mut self) -> &mut [u8] {
+        self.payload = 0..0;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -79,8 +90,8 @@ impl Decoder {
         self.searches = (self.searches + count * SEARCHES_PER_BYTE).min(2 * MAX_BUFFER_LEN);
     }
 
-    /// The next frame that is whole, with its payload.
-    pub fn next_frame(&mut self) -> Option<(Header, &[u8])> {
+    /// The header of the next frame that is whole. [`Decoder::payload`] has the rest.
+    pub fn next_frame(&mut self) -> Option<Header> {
         loop {
             let header = match self.found {
                 Some(header) => header,
@@ -95,7 +106,8 @@ impl Decoder {
             let payload = self.start + HEADER_LEN..self.start + frame_len;
             if checksum(&self.buffer[payload.clone()]) == header.payload_crc {
                 self.start += frame_len;
-                return Some((header, &self.buffer[payload]));
+                self.payload = payload;
+                return Some(header);
             }
             self.discarded.frames += 1;
             if self.searches >= header.payload_len {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Header, Kind, MAX_PAYLOAD_LEN};
+use super::{Header, Kind};
 
 /// The longest reason of a refusal, in bytes.
 pub const MAX_REASON_LEN: usize = 256;
@@ -95,7 +95,7 @@ impl fmt::Display for ResetReason {
 
 /// What a frame says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message<'a> {
+pub enum Message {
     /// [`Kind::Hello`].
     Hello(Hello),
     /// [`Kind::Acknowledge`].
@@ -115,8 +115,8 @@ pub enum Message<'a> {
     Opened,
     /// [`Kind::Refused`].
     Refused(Refusal),
-    /// [`Kind::Data`]: at least one byte.
-    Data(&'a [u8]),
+    /// [`Kind::Data`]: the payload, at least one byte, is what it says.
+    Data,
     /// [`Kind::End`].
     End,
     /// [`Kind::Stop`].
@@ -140,12 +140,12 @@ pub struct MessageError {
     pub len: usize,
 }
 
-impl<'a> Message<'a> {
+impl Message {
     /// Reads what a whole frame says.
     ///
     /// # Errors
     /// [`MessageError`].
-    pub fn parse(header: &Header, payload: &'a [u8]) -> Result<Message<'a>, MessageError> {
+    pub fn parse(header: &Header, payload: &[u8]) -> Result<Message, MessageError> {
         let error = MessageError {
             kind: header.kind,
             len: payload.len(),
@@ -164,7 +164,7 @@ impl<'a> Message<'a> {
                 [2] => Message::Reset(ResetReason::Stopped),
                 _ => return Err(error),
             },
-            Kind::Data if !payload.is_empty() => Message::Data(payload),
+            Kind::Data if !payload.is_empty() => Message::Data,
             Kind::Data => return Err(error),
             _ if !payload.is_empty() => return Err(error),
             Kind::Acknowledge => Message::Acknowledge,
@@ -189,7 +189,7 @@ impl<'a> Message<'a> {
             Message::Open { .. } => Kind::Open,
             Message::Opened => Kind::Opened,
             Message::Refused(_) => Kind::Refused,
-            Message::Data(_) => Kind::Data,
+            Message::Data => Kind::Data,
             Message::End => Kind::End,
             Message::Stop => Kind::Stop,
             Message::Reset(_) => Kind::Reset,
@@ -197,7 +197,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Appends its payload.
+    /// Appends its payload; that of data is the caller's.
     pub fn write_payload(&self, out: &mut Vec<u8>) {
         match self {
             Message::Hello(hello) => hello.write(out),
@@ -208,10 +208,6 @@ impl<'a> Message<'a> {
                 out.extend_from_slice(refusal.message.as_bytes());
             }
             Message::Reset(reason) => out.push(*reason as u8),
-            Message::Data(bytes) => {
-                debug_assert!(!bytes.is_empty() && bytes.len() <= MAX_PAYLOAD_LEN);
-                out.extend_from_slice(bytes);
-            }
             _ => {}
         }
     }
