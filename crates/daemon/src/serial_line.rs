@@ -7,10 +7,11 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use device::{Carrier, Reply};
+use device::{Carrier, Fabric, Reply};
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status};
 use switch::Reason;
 
@@ -21,9 +22,8 @@ use crate::worker::Orders;
 
 /// A running serial line. Dropping it resets its channels and waits for its thread, which the worker's thread must never do.
 pub(crate) struct SerialLine {
-    vm: String,
     handle: Arc<Handle>,
-    orders: Orders,
+    guest: Guest,
 }
 
 impl SerialLine {
@@ -36,16 +36,20 @@ impl SerialLine {
         chardev: &Chardev,
         orders: Orders,
     ) -> Result<SerialLine, LineError> {
-        let port = VmPort {
+        let guest = Guest {
             vm: vm.to_owned(),
-            meeting: Meeting::prepare(chardev)?,
-            orders: orders.clone(),
-        };
-        let handle = Driver::start(vm, Box::new(port), Options::default())?;
-        Ok(SerialLine {
-            vm: vm.to_owned(),
-            handle: Arc::new(handle),
             orders,
+            answers: Arc::default(),
+        };
+        let port = VmPort {
+            meeting: Meeting::prepare(chardev)?,
+            guest: guest.clone(),
+        };
+        let name = format!("serial-{vm}");
+        let handle = Driver::start(&name, Box::new(port), Options::default())?;
+        Ok(SerialLine {
+            handle: Arc::new(handle),
+            guest,
         })
     }
 
@@ -57,7 +61,7 @@ impl SerialLine {
 
     /// Tells the fabric whether the guest answers.
     pub(crate) fn tell_of_guest(&self) {
-        tell_of_guest(&self.orders, &self.vm, self.handle.status().has_peer);
+        self.guest.orders.order(self.guest.news());
     }
 
     /// Adds what is known of the port to the status of the line.
@@ -102,16 +106,26 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours.into(), carried.into()))
 }
 
-fn tell_of_guest(orders: &Orders, vm: &str, answers: bool) {
-    let vm = vm.to_owned();
-    orders.order(move |fabric| fabric.set_guest(&vm, answers));
+/// A guest, as the fabric is told of it.
+#[derive(Clone)]
+struct Guest {
+    vm: String,
+    orders: Orders,
+    answers: Arc<AtomicBool>,
+}
+
+impl Guest {
+    /// What the fabric has to hear. It is looked at when the fabric hears it, so that what it heard last is always what is so.
+    fn news(&self) -> impl FnOnce(&mut Fabric) + Send + 'static {
+        let (vm, answers) = (self.vm.clone(), self.answers.clone());
+        move |fabric| fabric.set_guest(&vm, answers.load(Ordering::Acquire))
+    }
 }
 
 /// The port of one VM, as its driver sees it.
 struct VmPort {
-    vm: String,
     meeting: Meeting,
-    orders: Orders,
+    guest: Guest,
 }
 
 impl Port for VmPort {
@@ -126,9 +140,10 @@ impl Port for VmPort {
     fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
         let failed = |what: &str| Refusal::new(RefusalKind::Failed, what);
         let (ours, carried) = pair().map_err(|_| failed("the host has no descriptors left"))?;
-        let vm = self.vm.clone();
+        let vm = self.guest.vm.clone();
         // The worker is asked and answers in its next turn: it never waits for this thread.
         let asked = self
+            .guest
             .orders
             .ask(move |fabric| fabric.guest_calls(&vm, port, ours));
         match asked {
@@ -139,11 +154,12 @@ impl Port for VmPort {
     }
 
     fn on_peer(&mut self, event: PeerEvent) {
-        let vm = self.vm.as_str();
+        let vm = self.guest.vm.as_str();
         match event {
             PeerEvent::Came => {
                 tracing::info!(vm, "the guest answers at its serial port");
-                tell_of_guest(&self.orders, vm, true);
+                self.guest.answers.store(true, Ordering::Release);
+                self.guest.orders.order(self.guest.news());
             }
             PeerEvent::Disconnected => {
                 tracing::info!(
@@ -160,10 +176,9 @@ impl Port for VmPort {
             PeerEvent::Ended(why) => {
                 // In quotes: it may repeat what the guest has sent.
                 tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
-                let ended = vm.to_owned();
+                self.guest.answers.store(false, Ordering::Release);
                 // Waited for, so that those at the other ends see a cut and not an end before the sockets are closed.
-                self.orders
-                    .ask(move |fabric| fabric.set_guest(&ended, false));
+                self.guest.orders.ask(self.guest.news());
             }
             PeerEvent::NoPort(why) => {
                 tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
