@@ -38,7 +38,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
-        Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
+        Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
         Command::Args(options) => args::run(&client, &options)?,
