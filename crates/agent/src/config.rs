@@ -20,7 +20,7 @@ const MAX_LEN: u64 = 64 * 1024;
 const METHODS: [(&str, &str); 11] = [
     ("exec", wire::agent::CAPABILITY_EXEC),
     ("cp", "transfer"),
-    ("forward", "forward"),
+    ("forward", wire::agent::CAPABILITY_FORWARD),
     ("logs", wire::agent::job::CAPABILITY_LOGS),
     ("stats", wire::agent::job::CAPABILITY_STATS),
     ("power", wire::agent::job::CAPABILITY_POWER),

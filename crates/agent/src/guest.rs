@@ -8,7 +8,9 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use wire::agent::{CAPABILITY_BENCH, CAPABILITY_EXEC, Hello, MAX_HOSTNAME_LEN, job};
+use wire::agent::{
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, Hello, MAX_HOSTNAME_LEN, job,
+};
 
 /// The agent's name and version, as hellos carry it.
 pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"));
@@ -20,16 +22,13 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const MAX_PASSWD_LEN: u64 = 1024 * 1024;
 
 /// All that the agent can do.
-const CAPABILITIES: [&str; 9] = [
+const CAPABILITIES: [&str; 6] = [
     CAPABILITY_EXEC,
     CAPABILITY_BENCH,
+    CAPABILITY_FORWARD,
     job::CAPABILITY_STATS,
     job::CAPABILITY_LOGS,
-    job::CAPABILITY_POWER,
-    job::CAPABILITY_FREEZE,
     job::CAPABILITY_TIME,
-    job::CAPABILITY_CLIPBOARD,
-    job::CAPABILITY_LOCK,
 ];
 
 /// Where programs are looked for.
@@ -60,6 +59,7 @@ fn boot_id() -> String {
     String::from_utf8_lossy(&text).trim().to_owned()
 }
 
+/// What a file begins with, up to `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;

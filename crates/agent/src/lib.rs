@@ -12,6 +12,7 @@ pub mod command;
 pub mod config;
 pub mod directory;
 pub mod forward;
+mod forwarding;
 pub mod generation;
 pub mod guest;
 mod job;

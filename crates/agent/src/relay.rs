@@ -545,6 +545,7 @@ fn name_of(frame: &Frame<'_>) -> &'static str {
         Frame::Bench(_) => "bench",
         Frame::Ask(_) => "an ask",
         Frame::Answer(_) => "an answer",
+        Frame::Forward(_) => "forward",
     }
 }
 

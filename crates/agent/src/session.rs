@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::{
-    CAPABILITY_BENCH, CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport,
-    ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, job, negotiate,
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind,
+    ErrorReport, ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, forward, job, negotiate,
 };
 
 use crate::bench as benchmark;
@@ -17,6 +17,8 @@ pub use crate::bench::Places;
 use crate::clock;
 use crate::command::Running;
 use crate::config::Config;
+use crate::forwarding;
+pub use crate::forwarding::Forwarding;
 use crate::generation::Generation;
 use crate::job as everyday;
 use crate::relay::Relay;
@@ -47,6 +49,8 @@ pub struct Options {
     pub config: Config,
     /// What tells this guest from what it was before it was resumed.
     pub generation: Arc<Generation>,
+    /// The connections that are carried, and where the agent listens for more.
+    pub forwarding: Arc<Forwarding>,
 }
 
 impl Options {
@@ -59,6 +63,7 @@ impl Options {
             handshake_timeout: HANDSHAKE_TIMEOUT,
             has_vsock: false,
             places: Arc::new(Places::default()),
+            forwarding: Arc::new(Forwarding::default()),
             config: Config::default(),
             generation: Arc::new(Generation::default()),
         }
@@ -129,6 +134,10 @@ pub(crate) fn serve_in_place(
             let result = benchmark::run(socket, decoder, options, start, place);
             told(socket, result)
         }
+        Ok(Request::Forward(request)) => {
+            let result = forwarding::run(socket, decoder, options, request, place);
+            told(socket, result)
+        }
         Err(stop) => told(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
@@ -176,6 +185,7 @@ enum Request {
     Exec(ExecStart),
     Bench(bench::Start),
     Job(job::Ask),
+    Forward(forward::Message),
 }
 
 impl Request {
@@ -184,6 +194,7 @@ impl Request {
         match self {
             Request::Exec(_) => CAPABILITY_EXEC,
             Request::Bench(_) => CAPABILITY_BENCH,
+            Request::Forward(_) => CAPABILITY_FORWARD,
             Request::Job(ask) => ask.capability(),
         }
     }
@@ -247,6 +258,9 @@ fn ask(
                 if greeted && channel == OPERATION_CHANNEL =>
             {
                 return Ok(Request::Bench(start));
+            }
+            Frame::Forward(message) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(Request::Forward(message));
             }
             _ if !greeted => {
                 return Err(refuse(

@@ -27,7 +27,7 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
-//! A benchmark is asked for in the same way; what passes then is said in [`bench`].
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
 //!
 //! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
 //!
@@ -44,6 +44,7 @@ pub mod bench;
 mod body;
 pub mod credit;
 mod decoder;
+pub mod forward;
 pub mod job;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
@@ -67,6 +68,9 @@ pub const CAPABILITY_EXEC: &str = "exec";
 
 /// The capability of taking part in benchmarks ([`bench`]).
 pub const CAPABILITY_BENCH: &str = "bench";
+
+/// The capability of carrying connections ([`forward`]).
+pub const CAPABILITY_FORWARD: &str = "forward";
 
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
@@ -179,6 +183,8 @@ pub enum Frame<'a> {
     Ask(job::Ask),
     /// Agent to host: what has become of it.
     Answer(job::Answer),
+    /// Part of carrying connections.
+    Forward(forward::Message),
 }
 
 /// What a frame is, as its header says.
@@ -201,11 +207,12 @@ pub(crate) enum Kind {
     Bench = 32,
     Ask = 40,
     Answer = 41,
+    Forward = 56,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 16] = [
+    pub(crate) const ALL: [Kind; 17] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -222,6 +229,7 @@ impl Kind {
         Kind::Bench,
         Kind::Ask,
         Kind::Answer,
+        Kind::Forward,
     ];
 
     fn from_wire(value: u8) -> Option<Kind> {
@@ -237,6 +245,7 @@ impl Kind {
             Kind::Bench => MAX_BENCH_LEN,
             Kind::Ask => job::MAX_ASK_LEN,
             Kind::Answer => job::MAX_ANSWER_LEN,
+            Kind::Forward => forward::MAX_LEN,
             _ => MAX_SMALL_LEN,
         }
     }
@@ -300,6 +309,9 @@ pub enum Invalid {
         /// The range in words.
         expected: &'static str,
     },
+    /// A path does not begin with a slash.
+    #[error("{0} is not absolute: it is to begin with a slash")]
+    Relative(&'static str),
     /// Numbers that belong together do not agree.
     #[error("{0} contradicts itself")]
     Contradiction(&'static str),

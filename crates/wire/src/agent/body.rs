@@ -189,7 +189,7 @@ pub enum ErrorKind {
     Unavailable,
     /// Something failed that should not.
     Internal,
-    /// The other guest cannot be reached.
+    /// The other guest, or the program to connect to, cannot be reached.
     Unreachable,
     /// The guest's administrator has switched this off.
     Forbidden,
@@ -261,6 +261,7 @@ impl Frame<'_> {
             Frame::Bench(message) => append(Kind::Bench, message, out),
             Frame::Ask(ask) => append(Kind::Ask, ask, out),
             Frame::Answer(answer) => append(Kind::Answer, answer, out),
+            Frame::Forward(message) => append(Kind::Forward, message, out),
         })
     }
 
@@ -276,6 +277,7 @@ impl Frame<'_> {
             Frame::Bench(message) => message.check(),
             Frame::Ask(ask) => ask.check(),
             Frame::Answer(answer) => answer.check(),
+            Frame::Forward(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
@@ -319,6 +321,7 @@ impl Frame<'_> {
             Kind::Bench => Frame::Bench(parse(body)?),
             Kind::Ask => Frame::Ask(parse(body)?),
             Kind::Answer => Frame::Answer(parse(body)?),
+            Kind::Forward => Frame::Forward(parse(body)?),
         };
         frame.check()?;
         Ok(frame)

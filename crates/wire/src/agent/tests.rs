@@ -49,6 +49,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::Bench(message) => Frame::Bench(message),
         Frame::Ask(ask) => Frame::Ask(ask),
         Frame::Answer(answer) => Frame::Answer(answer),
+        Frame::Forward(message) => Frame::Forward(message),
     }
 }
 
