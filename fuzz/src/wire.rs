@@ -3,7 +3,7 @@
 use wire::agent::credit::{CreditError, MAX_CREDIT, ReceiveWindow, SendCredit};
 use wire::agent::{
     DecodeError, Decoder, ErrorKind, ErrorReport, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
-    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench,
+    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench, forward,
 };
 use wire::connect::{MAX_REQUEST_LEN, Request, RequestError, refused};
 use wire::vsock::{self, Header, Operation, SocketType};
@@ -214,7 +214,7 @@ pub fn frames(input: &[u8]) {
 
 fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
     let stream = dice.pick(&[Stream::Stdin, Stream::Stdout, Stream::Stderr]);
-    match dice.below(12) {
+    match dice.below(13) {
         0 => Frame::Hello(Hello {
             protocol_min: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
             protocol_max: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
@@ -257,6 +257,7 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
         },
         9 => Frame::Signal(dice.byte()),
         10 => Frame::Bench(any_message(dice)),
+        11 => Frame::Forward(any_forwarding(dice)),
         _ => Frame::Exit(match dice.one_in(2) {
             true => ExitStatus::Code(dice.byte()),
             false => ExitStatus::Signal(dice.byte()),
@@ -288,6 +289,28 @@ fn any_message(dice: &mut Dice<'_>) -> bench::Message {
         2 => bench::Message::Ready,
         3 => bench::Message::Go,
         _ => bench::Message::End { bytes: dice.quad() },
+    }
+}
+
+fn any_forwarding(dice: &mut Dice<'_>) -> forward::Message {
+    let place = match dice.one_in(2) {
+        true => forward::Place::Tcp {
+            host: any_text(dice),
+            port: dice.word(),
+        },
+        false => forward::Place::Unix {
+            path: any_bytes(dice),
+        },
+    };
+    let (key, number) = ([dice.byte(); 16], dice.edgy());
+    match dice.below(7) {
+        0 => forward::Message::Dial(place),
+        1 => forward::Message::Listen(place),
+        2 => forward::Message::Listening { place, key },
+        3 => forward::Message::Caller { number },
+        4 => forward::Message::Leave { number },
+        5 => forward::Message::Take { key, number },
+        _ => forward::Message::Connected,
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,8 +47,8 @@ pub struct Plan {
     pub schedule: Vec<Path>,
     /// Calls per second, of all programs together.
     pub rate: f64,
-    /// The number of the next call since the load began.
-    pub ticket: AtomicU64,
+    /// When the next call is due.
+    pub tickets: Tickets,
     /// The number of the next call of all.
     pub number: AtomicU64,
 }
@@ -83,20 +84,37 @@ pub fn call_in_turn(plan: &Plan, tally: &Tally) {
     }
 }
 
+/// Moments of calls at a steady rate, each for one program.
+#[derive(Debug, Default)]
+pub struct Tickets {
+    /// The load that they belong to, and how many of it have been drawn: each load begins anew.
+    drawn: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Tickets {
+    /// When the next call of the load that `began` then is due. A second that was missed is not made up for.
+    fn draw(&self, began: Instant, rate: f64) -> Instant {
+        // The numbers are whole at every moment.
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = drawn
+            .filter(|(load, _)| *load == began)
+            .map_or(0, |(_, count)| count);
+        let missed = (began.elapsed().as_secs_f64() - 1.0).max(0.0) * rate;
+        let count = count.max(missed as u64);
+        *drawn = Some((began, count + 1));
+        began + Duration::from_secs_f64(count as f64 / rate)
+    }
+}
+
 /// Waits for the moment of the next call, which thereby begins. Nothing when the load has ended meanwhile.
 fn take_turn(plan: &Plan, tally: &Tally, began: Instant) -> Option<u64> {
-    let ticket = plan.ticket.fetch_add(1, Ordering::Relaxed);
-    let due = began + Duration::from_secs_f64(ticket as f64 / plan.rate);
+    let due = plan.tickets.draw(began, plan.rate);
     loop {
         // Under way before the phase is looked at: else a rest could begin in between.
         tally.begin();
         let loads = tally.phase() == Phase::Load(began);
         let left = due.saturating_duration_since(Instant::now());
         if loads && left.is_zero() {
-            // A second that was missed is not made up for.
-            let late = began.elapsed().as_secs_f64() * plan.rate - plan.rate;
-            plan.ticket
-                .fetch_max(late.max(0.0) as u64, Ordering::Relaxed);
             return Some(plan.number.fetch_add(1, Ordering::Relaxed));
         }
         tally.abandon();
@@ -225,4 +243,30 @@ fn wait(socket: &OwnedFd, to_send: bool) {
     };
     // Whatever ends it, the socket is asked next.
     let _ = poll(&mut [PollFd::new(socket, flags)], Some(&limit));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_load_begins_anew() {
+        let tickets = Tickets::default();
+        let first = Instant::now();
+        for count in 0..1000 {
+            let due = first + Duration::from_millis(count * 100);
+            assert_eq!(tickets.draw(first, 10.0), due);
+        }
+        let second = first + Duration::from_millis(1);
+        assert_eq!(tickets.draw(second, 10.0), second);
+    }
+
+    #[test]
+    fn what_was_missed_is_not_made_up_for_beyond_a_second() {
+        let Some(began) = Instant::now().checked_sub(Duration::from_secs(60)) else {
+            return;
+        };
+        let due = Tickets::default().draw(began, 10.0);
+        assert!(due >= began + Duration::from_secs(58), "{:?}", due - began);
+    }
 }

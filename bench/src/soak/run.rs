@@ -169,7 +169,7 @@ fn plans(scene: &Scene, options: &Options) -> Plans {
             places: scene.places.clone(),
             rate: rate(&programs),
             schedule: programs,
-            ticket: AtomicU64::new(0),
+            tickets: programs::Tickets::default(),
             number: AtomicU64::new(0),
         },
     }

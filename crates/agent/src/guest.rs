@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use wire::agent::{CAPABILITY_BENCH, CAPABILITY_EXEC, Hello, MAX_HOSTNAME_LEN};
+use wire::agent::{CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, Hello, MAX_HOSTNAME_LEN};
 
 /// The agent's name and version, as hellos carry it.
 pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"));
@@ -31,7 +31,9 @@ pub fn hello() -> Hello {
     Hello {
         boot_id: boot_id(),
         hostname,
-        capabilities: vec![CAPABILITY_EXEC.to_owned(), CAPABILITY_BENCH.to_owned()],
+        capabilities: [CAPABILITY_EXEC, CAPABILITY_BENCH, CAPABILITY_FORWARD]
+            .map(str::to_owned)
+            .to_vec(),
         ..Hello::new(SOFTWARE)
     }
 }
@@ -41,7 +43,8 @@ fn boot_id() -> String {
     String::from_utf8_lossy(&text).trim().to_owned()
 }
 
-fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+/// What a file begins with, up to `limit` bytes.
+pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;
     Ok(text)

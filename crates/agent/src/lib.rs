@@ -10,6 +10,7 @@ mod bench;
 pub mod command;
 pub mod directory;
 pub mod forward;
+mod forwarding;
 pub mod guest;
 pub mod launch;
 mod outgoing;

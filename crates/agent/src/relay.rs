@@ -543,6 +543,7 @@ fn name_of(frame: &Frame<'_>) -> &'static str {
         Frame::Signal(_) => "signal",
         Frame::Exit(_) => "exit",
         Frame::Bench(_) => "bench",
+        Frame::Forward(_) => "forward",
     }
 }
 

@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use wire::agent::{
     CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
-    OPERATION_CHANNEL, bench, negotiate,
+    OPERATION_CHANNEL, bench, forward, negotiate,
 };
 
 use crate::bench as benchmark;
 pub use crate::bench::Places;
 use crate::command::Running;
+use crate::forwarding;
+pub use crate::forwarding::Forwarding;
 use crate::relay::Relay;
 use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
@@ -39,6 +41,8 @@ pub struct Options {
     pub has_vsock: bool,
     /// The places of benchmarks.
     pub places: Arc<Places>,
+    /// The connections that are carried, and where the agent listens for more.
+    pub forwarding: Arc<Forwarding>,
 }
 
 impl Options {
@@ -51,6 +55,7 @@ impl Options {
             handshake_timeout: HANDSHAKE_TIMEOUT,
             has_vsock: false,
             places: Arc::new(Places::default()),
+            forwarding: Arc::new(Forwarding::default()),
         }
     }
 }
@@ -95,6 +100,10 @@ pub(crate) fn serve_in_place(
             let result = benchmark::run(socket, decoder, options, start, place);
             told(socket, result)
         }
+        Ok(Request::Forward(request)) => {
+            let result = forwarding::run(socket, decoder, options, request, place);
+            told(socket, result)
+        }
         Err(stop) => told(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
@@ -133,6 +142,7 @@ fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
 enum Request {
     Exec(ExecStart),
     Bench(bench::Start),
+    Forward(forward::Message),
 }
 
 /// Tell the host why there will be no operation, as far as it listens.
@@ -190,6 +200,9 @@ fn ask(
                 if greeted && channel == OPERATION_CHANNEL =>
             {
                 return Ok(Request::Bench(start));
+            }
+            Frame::Forward(message) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(Request::Forward(message));
             }
             _ if !greeted => {
                 return Err(refuse(

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
 use rustix::net::SocketFlags;
@@ -75,30 +75,7 @@ impl Listener {
                 })
             }
             Endpoint::Unix(path) => {
-                let address = rustix::net::SocketAddrUnix::new(path)?;
-                let new = || {
-                    let (family, kind) = (
-                        rustix::net::AddressFamily::UNIX,
-                        rustix::net::SocketType::STREAM,
-                    );
-                    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
-                };
-                let socket = new()?;
-                match rustix::net::bind(&socket, &address) {
-                    Err(rustix::io::Errno::ADDRINUSE) => {
-                        if rustix::net::connect(new()?, &address)
-                            != Err(rustix::io::Errno::CONNREFUSED)
-                        {
-                            return Err(io::ErrorKind::AddrInUse.into());
-                        }
-                        std::fs::remove_file(path)?;
-                        rustix::net::bind(&socket, &address)?;
-                    }
-                    bound => bound?,
-                }
-                // Nobody can connect before it listens, so the mode is right from the first connection on.
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-                rustix::net::listen(&socket, BACKLOG)?;
+                let socket = listen_at_path(path)?;
                 Ok(Listener {
                     socket,
                     is_vsock: false,
@@ -133,6 +110,36 @@ impl Listener {
         }
         Ok(connection)
     }
+}
+
+/// Listen at a path, for root and the agent's own user (mode 0600). A socket there whose owner is gone is replaced.
+///
+/// # Errors
+/// The system's reason; `AddrInUse` if somebody listens there.
+pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
+    let address = rustix::net::SocketAddrUnix::new(path)?;
+    let new = || {
+        let (family, kind) = (
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+        );
+        rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
+    };
+    let socket = new()?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            if rustix::net::connect(new()?, &address) != Err(rustix::io::Errno::CONNREFUSED) {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            std::fs::remove_file(path)?;
+            rustix::net::bind(&socket, &address)?;
+        }
+        bound => bound?,
+    }
+    // Nobody can connect before it listens, so the mode is right from the first connection on.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
 }
 
 fn refused(reason: &str) -> io::Error {

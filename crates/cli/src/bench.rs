@@ -23,7 +23,7 @@ use std::time::Duration;
 use wire::agent::bench::Role;
 use wire::agent::{ErrorKind, ErrorReport, Invalid};
 
-use crate::exec::{ExecError, printable};
+use crate::guest::{GuestError, printable};
 
 /// How long nothing may pass before a measurement is given up. A guest without KVM on a busy machine is slow.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ pub enum BenchError {
         /// The VM.
         vm: String,
         /// Why.
-        source: ExecError,
+        source: GuestError,
     },
     /// The agent is older or newer than this program.
     #[error(

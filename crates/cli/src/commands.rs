@@ -1,18 +1,21 @@
 //! What each command does.
 
+mod agent;
 mod args;
 pub(crate) mod bench;
 mod exec;
+mod forward;
 mod policy;
 mod reload;
 mod serve;
+mod shell;
 mod vm;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::arguments::{Arguments, AuditCommand, Command, PolicyCommand, Vm};
+use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCommand, Vm};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -24,10 +27,13 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
+        Command::Shell(options) => return shell::run(&client, options),
+        Command::Forward(options) => return forward::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Reload(options) => reload::run(&client, &options)?,
+        Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,

@@ -10,7 +10,6 @@
 //! cannot be executed; as in ssh, 255 for everything else, above all a connection that breaks before the command's exit
 //! was reported. So 1 is always the command's word.
 
-pub(crate) mod connect;
 mod output;
 mod session;
 mod signals;
@@ -21,7 +20,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use wire::agent::{DecodeError, ErrorKind, ErrorReport, Invalid};
+use wire::agent::{CAPABILITY_EXEC, ErrorKind};
+
+use crate::guest::{Connection, GuestError};
 
 /// The exit code for everything that keeps the command's own exit code from being known.
 pub const FAILURE: u8 = 255;
@@ -42,47 +43,9 @@ pub struct ExecOptions {
 /// Why there is no exit code of the command.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// The host socket does not take connections.
-    #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
-    Connect {
-        /// The host socket.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The host socket answered that the agent cannot be reached.
-    #[error(
-        "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
-    )]
-    Refused {
-        /// The reason as the daemon gave it.
-        reason: String,
-    },
-    /// What answered is not a host socket.
-    #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
-    Answer(String),
-    /// The daemon or the agent did not answer in time.
-    #[error("the guest's agent did not answer within {seconds} s; is the VM paused or very busy?")]
-    NoAnswer {
-        /// How long it was waited for.
-        seconds: u64,
-    },
-    /// The request exceeds a limit of the agent protocol.
-    #[error("the command cannot be sent to the guest: {0}")]
-    Request(#[from] Invalid),
-    /// The agent speaks another version, or cannot run commands.
-    #[error("{0}")]
-    Unsupported(String),
-    /// The agent refused, or the command could not be started or watched.
-    #[error("{}", printable(&.0.message))]
-    Agent(ErrorReport),
-    /// The connection ended although the command's exit was not reported. Whether the command has ended is unknown;
-    /// the agent ends it when it notices.
-    #[error("the connection to the guest broke before the command's exit was reported ({0})")]
-    Broken(String),
-    /// The agent sent something that the protocol does not allow.
-    #[error("the guest's agent broke the protocol: {0}")]
-    Protocol(String),
+    /// The guest's agent cannot be reached, refused, or broke off.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
     /// The command ended, but not all of its output could be written here.
     #[error("cannot write the command's {name}: {source}")]
     Output {
@@ -111,22 +74,13 @@ impl ExecError {
     /// The exit code for this failure: 127, 126 or [`FAILURE`].
     pub fn exit_code(&self) -> u8 {
         match self {
-            ExecError::Agent(ErrorReport {
-                kind: ErrorKind::CommandNotFound,
-                ..
-            }) => 127,
-            ExecError::Agent(ErrorReport {
-                kind: ErrorKind::CommandNotExecutable,
-                ..
-            }) => 126,
+            ExecError::Guest(GuestError::Agent(report)) => match report.kind {
+                ErrorKind::CommandNotFound => 127,
+                ErrorKind::CommandNotExecutable => 126,
+                _ => FAILURE,
+            },
             _ => FAILURE,
         }
-    }
-}
-
-impl From<DecodeError> for ExecError {
-    fn from(error: DecodeError) -> ExecError {
-        ExecError::Protocol(error.to_string())
     }
 }
 
@@ -140,8 +94,8 @@ pub fn run(host_socket: &Path, options: ExecOptions) -> Result<u8, ExecError> {
         what: "use the standard streams",
         source,
     })?;
-    let stream = connect::connect(host_socket)?;
-    session::run(stream, &options, local)
+    let connection = Connection::open(host_socket, CAPABILITY_EXEC)?;
+    session::run(connection, &options, local)
 }
 
 /// The local ends of the command's streams.
@@ -163,20 +117,6 @@ impl Local {
             signals: true,
         })
     }
-}
-
-/// A message from the guest as it may be shown on the host's terminal: without control characters.
-pub(crate) fn printable(message: &str) -> String {
-    message
-        .chars()
-        .map(|character| {
-            if character.is_control() {
-                '\u{fffd}'
-            } else {
-                character
-            }
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
-//! A benchmark is asked for in the same way; what passes then is said in [`bench`].
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
 //!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
 //! stream stays open for as long as the agent lives.
@@ -42,6 +42,7 @@ pub mod bench;
 mod body;
 pub mod credit;
 mod decoder;
+pub mod forward;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
 pub use decoder::{DecodeError, Decoder};
@@ -64,6 +65,9 @@ pub const CAPABILITY_EXEC: &str = "exec";
 
 /// The capability of taking part in benchmarks ([`bench`]).
 pub const CAPABILITY_BENCH: &str = "bench";
+
+/// The capability of carrying connections ([`forward`]).
+pub const CAPABILITY_FORWARD: &str = "forward";
 
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
@@ -172,6 +176,8 @@ pub enum Frame<'a> {
     Exit(ExitStatus),
     /// Part of a benchmark.
     Bench(bench::Message),
+    /// Part of carrying connections.
+    Forward(forward::Message),
 }
 
 /// What a frame is, as its header says.
@@ -192,11 +198,12 @@ pub(crate) enum Kind {
     Signal = 22,
     Exit = 23,
     Bench = 32,
+    Forward = 56,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 14] = [
+    pub(crate) const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -211,6 +218,7 @@ impl Kind {
         Kind::Signal,
         Kind::Exit,
         Kind::Bench,
+        Kind::Forward,
     ];
 
     fn from_wire(value: u8) -> Option<Kind> {
@@ -224,6 +232,7 @@ impl Kind {
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
             Kind::Bench => MAX_BENCH_LEN,
+            Kind::Forward => forward::MAX_LEN,
             _ => MAX_SMALL_LEN,
         }
     }
@@ -287,6 +296,9 @@ pub enum Invalid {
         /// The range in words.
         expected: &'static str,
     },
+    /// A path does not begin with a slash.
+    #[error("{0} is not absolute: it is to begin with a slash")]
+    Relative(&'static str),
     /// Numbers that belong together do not agree.
     #[error("{0} contradicts itself")]
     Contradiction(&'static str),

@@ -11,8 +11,7 @@ use wire::agent::{
 };
 
 use super::{BenchError, Party, STALL_TIMEOUT};
-use crate::exec::connect::{ANSWER_TIMEOUT, connect};
-use crate::exec::printable;
+use crate::guest::{ANSWER_TIMEOUT, connect, printable};
 
 /// How long one call of the system may wait before the stream looks whether it is enough.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);

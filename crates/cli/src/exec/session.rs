@@ -1,6 +1,6 @@
 //! The session with the agent, on a stream that reaches it.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -12,14 +12,13 @@ use std::thread::{self, JoinHandle};
 
 use wire::agent::credit::SendCredit;
 use wire::agent::{
-    CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
-    MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header, negotiate,
+    ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header,
 };
 
-use super::connect::no_answer;
 use super::output::{Output, read_some};
 use super::terminal::{self, RawMode};
-use super::{ExecError, ExecOptions, Local, printable, signals};
+use super::{ExecError, ExecOptions, Local, signals};
+use crate::guest::{Connection, GuestError};
 
 /// The most standard output that is kept while it cannot be written, in bytes.
 const STDOUT_WINDOW: u32 = 1024 * 1024;
@@ -30,21 +29,15 @@ const STDERR_WINDOW: u32 = 256 * 1024;
 /// How many signals and new window sizes may wait to be sent; more are dropped.
 const MAX_PENDING_EVENTS: usize = 64;
 
-/// Run a command over a stream that reaches the agent: its exit code.
+/// Run a command through the agent of a guest: its exit code.
 pub(super) fn run(
-    stream: UnixStream,
+    mut connection: Connection,
     options: &ExecOptions,
     local: Local,
 ) -> Result<u8, ExecError> {
-    let mut connection = Connection {
-        stream,
-        decoder: Decoder::new(),
-    };
-    connection.greet()?;
-    connection.start(options, &local)?;
+    start(&mut connection, options, &local)?;
     connection
-        .stream
-        .set_read_timeout(None)
+        .wait_without_limit()
         .map_err(local_error("wait for the guest without a limit"))?;
     let status = Running::new(connection, options, local)?.carry()?;
     Ok(match status {
@@ -57,114 +50,47 @@ fn local_error(what: &'static str) -> impl FnOnce(io::Error) -> ExecError {
     move |source| ExecError::Local { what, source }
 }
 
-/// The stream, and what it brought.
-#[derive(Debug)]
-struct Connection {
-    stream: UnixStream,
-    decoder: Decoder,
-}
-
-impl Connection {
-    fn greet(&mut self) -> Result<(), ExecError> {
-        let ours = Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")));
-        let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
-        self.stream
-            .write_all(&bytes)
-            .map_err(|error| ExecError::Broken(error.to_string()))?;
-        let theirs = loop {
-            match self.decoder.next_frame()? {
-                Some((_, Frame::Hello(hello))) => break hello,
-                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
-                Some(_) => {
-                    return Err(ExecError::Protocol(
-                        "its first frame is not a hello".to_owned(),
-                    ));
-                }
-                None => self.receive()?,
-            }
-        };
-        let software = printable(&theirs.software);
-        if negotiate(&ours, &theirs).is_none() {
-            return Err(ExecError::Unsupported(format!(
-                "the guest's {software} speaks versions {} to {} of the agent protocol, this is version {}: \
-                 update the older one",
-                theirs.protocol_min, theirs.protocol_max, ours.protocol_max
-            )));
+/// Ask for the command and wait until it runs.
+fn start(
+    connection: &mut Connection,
+    options: &ExecOptions,
+    local: &Local,
+) -> Result<(), GuestError> {
+    let bytes_of = |text: &std::ffi::OsStr| text.as_bytes().to_vec();
+    let request = ExecStart {
+        arguments: options
+            .command
+            .iter()
+            .map(|argument| bytes_of(argument))
+            .collect(),
+        environment: options
+            .environment
+            .iter()
+            .map(|(name, value)| (bytes_of(name), bytes_of(value)))
+            .collect(),
+        directory: options
+            .directory
+            .as_deref()
+            .map(Path::as_os_str)
+            .map(bytes_of),
+        terminal: options.terminal.then(|| terminal::describe(local)),
+    };
+    let mut bytes = Frame::ExecStart(request).to_bytes(OPERATION_CHANNEL)?;
+    for (stream, window) in [
+        (Stream::Stdout, STDOUT_WINDOW),
+        (Stream::Stderr, STDERR_WINDOW),
+    ] {
+        Frame::Credit {
+            stream,
+            bytes: window,
         }
-        if !theirs.can(CAPABILITY_EXEC) {
-            return Err(ExecError::Unsupported(format!(
-                "the guest's {software} does not run commands"
-            )));
-        }
-        Ok(())
+        .encode(OPERATION_CHANNEL, &mut bytes)?;
     }
-
-    /// Ask for the command and wait until it runs.
-    fn start(&mut self, options: &ExecOptions, local: &Local) -> Result<(), ExecError> {
-        let bytes_of = |text: &std::ffi::OsStr| text.as_bytes().to_vec();
-        let request = ExecStart {
-            arguments: options
-                .command
-                .iter()
-                .map(|argument| bytes_of(argument))
-                .collect(),
-            environment: options
-                .environment
-                .iter()
-                .map(|(name, value)| (bytes_of(name), bytes_of(value)))
-                .collect(),
-            directory: options
-                .directory
-                .as_deref()
-                .map(Path::as_os_str)
-                .map(bytes_of),
-            terminal: options.terminal.then(|| terminal::describe(local)),
-        };
-        let mut bytes = Frame::ExecStart(request).to_bytes(OPERATION_CHANNEL)?;
-        for (stream, window) in [
-            (Stream::Stdout, STDOUT_WINDOW),
-            (Stream::Stderr, STDERR_WINDOW),
-        ] {
-            Frame::Credit {
-                stream,
-                bytes: window,
-            }
-            .encode(OPERATION_CHANNEL, &mut bytes)?;
-        }
-        // If the agent refused at once, writing fails and what it said is still there to be read.
-        let written = self.stream.write_all(&bytes);
-        loop {
-            match self.decoder.next_frame()? {
-                Some((_, Frame::Started { .. })) => return Ok(()),
-                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
-                Some(_) => {
-                    return Err(ExecError::Protocol(
-                        "it did not say that the command runs".to_owned(),
-                    ));
-                }
-                None => self.receive().map_err(|error| match &written {
-                    Err(written) => ExecError::Broken(written.to_string()),
-                    Ok(()) => error,
-                })?,
-            }
-        }
-    }
-
-    fn receive(&mut self) -> Result<(), ExecError> {
-        loop {
-            match self.stream.read(self.decoder.space()) {
-                Ok(0) if self.decoder.is_inside_frame() => {
-                    return Err(ExecError::Broken("it ended inside a frame".to_owned()));
-                }
-                Ok(0) => return Err(ExecError::Broken("it was closed".to_owned())),
-                Ok(count) => {
-                    self.decoder.advance(count);
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(no_answer(error)),
-            }
-        }
+    match connection.ask(&bytes)? {
+        Frame::Started { .. } => Ok(()),
+        _ => Err(GuestError::Protocol(
+            "it did not say that the command runs".to_owned(),
+        )),
     }
 }
 
@@ -341,8 +267,8 @@ impl Running {
         }
     }
 
-    fn receive_frames(&mut self) -> Result<ExitStatus, ExecError> {
-        let protocol = |message: &str| ExecError::Protocol(message.to_owned());
+    fn receive_frames(&mut self) -> Result<ExitStatus, GuestError> {
+        let protocol = |message: &str| GuestError::Protocol(message.to_owned());
         loop {
             match self.connection.decoder.next_frame()? {
                 Some((OPERATION_CHANNEL, frame)) => match frame {
@@ -376,10 +302,10 @@ impl Running {
                     }
                     Frame::StreamClosed(Stream::Stdin) => self.shared.close_input(),
                     Frame::Exit(status) => return Ok(status),
-                    Frame::Error(report) => return Err(ExecError::Agent(report)),
+                    Frame::Error(report) => return Err(GuestError::Agent(report)),
                     _ => return Err(protocol("an unexpected frame while the command runs")),
                 },
-                Some((_, Frame::Error(report))) => return Err(ExecError::Agent(report)),
+                Some((_, Frame::Error(report))) => return Err(GuestError::Agent(report)),
                 Some(_) => return Err(protocol("a frame for another channel")),
                 None => self.connection.receive()?,
             }

@@ -14,6 +14,11 @@ use wire::agent::{CONNECTION_CHANNEL, ExitStatus, Frame, Hello, OPERATION_CHANNE
 
 use super::*;
 
+/// Run a command through the host socket at `path`.
+fn run_at(path: &Path, options: &ExecOptions, local: Local) -> Result<u8, ExecError> {
+    session::run(Connection::open(path, CAPABILITY_EXEC)?, options, local)
+}
+
 /// A host socket, whose connections get the answer and then the service that the test chooses.
 struct HostSocket {
     directory: TempDir,
@@ -139,8 +144,7 @@ fn start(host: &HostSocket, options: ExecOptions, stdin: OwnedFd) -> Receiver<Ou
             stderr: copy(&stderr),
             signals: false,
         };
-        let result =
-            connect::connect(&path).and_then(|stream| session::run(stream, &options, local));
+        let result = run_at(&path, &options, local);
         let read = |file: &mut File| {
             let mut bytes = Vec::new();
             file.seek(SeekFrom::Start(0)).unwrap();
@@ -252,7 +256,10 @@ fn what_cannot_be_run_has_the_codes_of_a_shell() {
     );
 
     let error = run_with_input(&host, command(&[]), b"").result.unwrap_err();
-    assert!(matches!(error, ExecError::Request(_)), "{error}");
+    assert!(
+        matches!(error, ExecError::Guest(GuestError::Request(_))),
+        "{error}"
+    );
 }
 
 #[test]
@@ -296,7 +303,7 @@ fn an_output_that_nobody_reads_holds_up_neither_the_other_nor_the_input() {
             stderr,
             signals: false,
         };
-        connect::connect(&path).and_then(|stream| session::run(stream, &options, local))
+        run_at(&path, &options, local)
     });
     // Something of standard output is there, so it flows; then it is left alone.
     let mut stdout = File::from(stdout_reader);
@@ -323,7 +330,7 @@ fn a_reader_that_leaves_ends_the_command_as_a_pipe_would() {
             stderr: file_with(b""),
             signals: false,
         };
-        connect::connect(&path).and_then(|stream| session::run(stream, &command(&["yes"]), local))
+        run_at(&path, &command(&["yes"]), local)
     });
     let mut reader = File::from(reader);
     reader.read_exact(&mut [0; 2]).unwrap();
@@ -341,8 +348,7 @@ fn output_that_cannot_be_written_is_an_error() {
         stderr: file_with(b""),
         signals: false,
     };
-    let stream = connect::connect(&host.path()).unwrap();
-    let error = session::run(stream, &shell("echo something"), local).unwrap_err();
+    let error = run_at(&host.path(), &shell("echo something"), local).unwrap_err();
     assert!(
         matches!(
             error,
@@ -392,8 +398,9 @@ fn refusals_say_why() {
         assert_eq!(error.exit_code(), FAILURE);
     }
     let directory = tempfile::tempdir().unwrap();
-    let error = connect::connect(&directory.path().join("nothing.sock")).unwrap_err();
-    assert!(matches!(error, ExecError::Connect { .. }), "{error}");
+    let error =
+        Connection::open(&directory.path().join("nothing.sock"), CAPABILITY_EXEC).unwrap_err();
+    assert!(matches!(error, GuestError::Connect { .. }), "{error}");
 }
 
 #[test]
@@ -402,7 +409,10 @@ fn an_answer_without_an_end_is_given_up() {
     let error = run_with_input(&host, command(&["true"]), b"")
         .result
         .unwrap_err();
-    assert!(matches!(error, ExecError::Answer(_)), "{error}");
+    assert!(
+        matches!(error, ExecError::Guest(GuestError::Answer(_))),
+        "{error}"
+    );
 }
 
 #[test]
@@ -430,7 +440,7 @@ fn the_end_of_the_stream_is_never_the_end_of_the_command() {
             .result
             .unwrap_err();
         assert!(
-            matches!(error, ExecError::Broken(_)),
+            matches!(error, ExecError::Guest(GuestError::Broken(_))),
             "cut at {cut}: {error}"
         );
     }
@@ -446,7 +456,10 @@ fn an_agent_that_breaks_the_rules_is_left() {
         let error = run_with_input(&HostSocket::with_answer(bytes), command(&["true"]), b"")
             .result
             .unwrap_err();
-        assert!(matches!(error, ExecError::Protocol(_)), "{error}");
+        assert!(
+            matches!(error, ExecError::Guest(GuestError::Protocol(_))),
+            "{error}"
+        );
     };
     check(vec![0xff; 64]);
     check(frames(&[(
@@ -496,7 +509,7 @@ fn versions_and_capabilities_are_checked() {
     };
     for (hello, expected) in [
         (other, "versions 7 to 9"),
-        (Hello::new("simple 1"), "does not run commands"),
+        (Hello::new("simple 1"), "does not offer exec"),
     ] {
         let bytes = frames(&[(CONNECTION_CHANNEL, Frame::Hello(hello))]);
         let host = HostSocket::serve(b"OK 1\n", move |mut connection| {
@@ -599,8 +612,7 @@ fn the_terminal_is_raw_during_the_command_and_restored_after_it() {
             stderr: file_with(b""),
             signals: false,
         };
-        let result =
-            connect::connect(&host.path()).and_then(|stream| session::run(stream, &options, local));
+        let result = run_at(&host.path(), &options, local);
         assert_eq!(
             result.is_ok(),
             ending.first().is_some_and(|first| *first != 0xff),
@@ -628,7 +640,7 @@ fn signals_of_the_client_are_the_commands() {
             stderr: file_with(b""),
             signals: true,
         };
-        connect::connect(&path).and_then(|stream| session::run(stream, &options, local))
+        run_at(&path, &options, local)
     });
     let mut ready = [0; 6];
     File::from(reader).read_exact(&mut ready).unwrap();

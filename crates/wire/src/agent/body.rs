@@ -181,7 +181,7 @@ pub enum ErrorKind {
     Unavailable,
     /// Something failed that should not.
     Internal,
-    /// The other guest cannot be reached.
+    /// The other guest, or the program to connect to, cannot be reached.
     Unreachable,
 }
 
@@ -249,6 +249,7 @@ impl Frame<'_> {
             Frame::Signal(number) => append(Kind::Signal, number, out),
             Frame::Exit(status) => append(Kind::Exit, status, out),
             Frame::Bench(message) => append(Kind::Bench, message, out),
+            Frame::Forward(message) => append(Kind::Forward, message, out),
         })
     }
 
@@ -262,6 +263,7 @@ impl Frame<'_> {
             Frame::Signal(number) => check_signal(*number, MAX_SIGNAL, "1 to 31"),
             Frame::Exit(status) => status.check(),
             Frame::Bench(message) => message.check(),
+            Frame::Forward(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
@@ -303,6 +305,7 @@ impl Frame<'_> {
             Kind::Signal => Frame::Signal(parse(body)?),
             Kind::Exit => Frame::Exit(parse(body)?),
             Kind::Bench => Frame::Bench(parse(body)?),
+            Kind::Forward => Frame::Forward(parse(body)?),
         };
         frame.check()?;
         Ok(frame)
@@ -325,7 +328,7 @@ fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BodyError> {
     }
 }
 
-fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<(), Invalid> {
+pub(super) fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<(), Invalid> {
     if bytes.len() > max {
         return Err(Invalid::TextTooLong {
             what,
@@ -343,7 +346,7 @@ fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), Inval
     Ok(())
 }
 
-fn check_no_zero(what: &'static str, bytes: &[u8]) -> Result<(), Invalid> {
+pub(super) fn check_no_zero(what: &'static str, bytes: &[u8]) -> Result<(), Invalid> {
     if bytes.contains(&0) {
         return Err(Invalid::ZeroByte(what));
     }

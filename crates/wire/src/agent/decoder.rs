@@ -100,6 +100,23 @@ impl Decoder {
         self.start < self.end
     }
 
+    /// Whether [`Decoder::next_frame`] has a frame or an error to give. If not, there is room for more bytes.
+    pub fn has_frame(&mut self) -> bool {
+        if self.failed.is_some() {
+            return true;
+        }
+        let frame_len = match self.header() {
+            Ok(Some((_, _, len))) => HEADER_LEN + len,
+            Ok(None) => HEADER_LEN,
+            Err(_) => return true,
+        };
+        let is_complete = self.end - self.start >= frame_len;
+        if !is_complete {
+            self.make_room(frame_len);
+        }
+        is_complete
+    }
+
     /// The next complete frame and its channel, if it has arrived.
     ///
     /// # Errors
@@ -108,21 +125,17 @@ impl Decoder {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        if !self.has_frame() {
+            return Ok(None);
+        }
         let (kind, channel, len) = match self.header() {
             Ok(Some(header)) => header,
-            Ok(None) => {
-                self.make_room(HEADER_LEN);
-                return Ok(None);
-            }
+            Ok(None) => return Ok(None),
             Err(error) => {
                 self.failed = Some(error.clone());
                 return Err(error);
             }
         };
-        if self.end - self.start < HEADER_LEN + len {
-            self.make_room(HEADER_LEN + len);
-            return Ok(None);
-        }
         let body_start = self.start + HEADER_LEN;
         self.start = body_start + len;
         let body = &self.buffer[body_start..body_start + len];

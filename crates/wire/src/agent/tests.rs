@@ -47,6 +47,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::Signal(number) => Frame::Signal(number),
         Frame::Exit(status) => Frame::Exit(status),
         Frame::Bench(message) => Frame::Bench(message),
+        Frame::Forward(message) => Frame::Forward(message),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use wire::agent::PORT;
 
-use super::{ExecError, printable};
+use super::{GuestError, printable};
 
 /// How long the daemon and the guest may take to answer, each time. A guest without KVM on a busy machine is slow.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -16,8 +16,8 @@ pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_ANSWER_LEN: usize = 1024;
 
 /// A connection to the agent of the guest behind this host socket. Its reads time out after [`ANSWER_TIMEOUT`].
-pub(crate) fn connect(path: &Path) -> Result<UnixStream, ExecError> {
-    let failed = |source| ExecError::Connect {
+pub(crate) fn connect(path: &Path) -> Result<UnixStream, GuestError> {
+    let failed = |source| GuestError::Connect {
         path: path.to_owned(),
         source,
     };
@@ -31,24 +31,24 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, ExecError> {
     let answer = read_line(&mut stream).map_err(no_answer)?;
     match answer.split_once(' ').unwrap_or((&answer, "")) {
         ("OK", port) if port.parse::<u32>().is_ok() => Ok(stream),
-        ("ERR", reason) => Err(ExecError::Refused {
+        ("ERR", reason) => Err(GuestError::Refused {
             reason: printable(reason),
         }),
         // Firecracker's own host sockets close without a word when nobody listens.
-        ("", _) => Err(ExecError::Refused {
+        ("", _) => Err(GuestError::Refused {
             reason: "the host socket closed the connection".to_owned(),
         }),
-        _ => Err(ExecError::Answer(format!("{answer:?}"))),
+        _ => Err(GuestError::Answer(format!("{answer:?}"))),
     }
 }
 
 /// What a failed read says about the other side.
-pub(super) fn no_answer(error: io::Error) -> ExecError {
+pub(super) fn no_answer(error: io::Error) -> GuestError {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ExecError::NoAnswer {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => GuestError::NoAnswer {
             seconds: ANSWER_TIMEOUT.as_secs(),
         },
-        _ => ExecError::Broken(error.to_string()),
+        _ => GuestError::Broken(error.to_string()),
     }
 }
 

@@ -1,0 +1,117 @@
+//! Connections that are carried for the host: to a program of the guest, or from one.
+//!
+//! What passes is said in [`wire::agent::forward`]. A connection that is carried has a thread of its own, as every operation; it keeps its
+//! place among [`MAX_CONNECTIONS`] instead of one among the operations, so that a busy forward does not keep commands out. A place to listen
+//! is an operation like any other: it ends with the host's connection, and with it everybody who still waits there.
+
+mod listeners;
+mod place;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use wire::agent::forward::{Key, MAX_CONNECTIONS, Message, Place};
+use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
+
+use crate::pump::carry;
+use crate::session::{Options, Stop};
+use crate::share::Share;
+use crate::stream::send_all;
+pub(crate) use listeners::Listeners;
+
+/// How long the host may take to read a word.
+const SAY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What all forwarding of an agent has together.
+#[derive(Debug, Default)]
+pub struct Forwarding {
+    connections: Arc<AtomicUsize>,
+    listeners: Listeners,
+}
+
+/// Do what the host asks for, and carry bytes until both directions have ended. `place` is given back as soon as the connection has one of
+/// its own.
+pub(crate) fn run(
+    host: &OwnedFd,
+    mut decoder: Decoder,
+    options: &Options,
+    request: Message,
+    place: Option<Share>,
+) -> Result<(), Stop> {
+    let forwarding = &options.forwarding;
+    let connection = || {
+        Share::take(&forwarding.connections, 1, MAX_CONNECTIONS).ok_or_else(|| {
+            let message = format!(
+                "{MAX_CONNECTIONS} connections are carried in this guest already, which is the limit"
+            );
+            refusal(ErrorKind::Busy, message)
+        })
+    };
+    let (program, _connection) = match request {
+        Message::Dial(to) => {
+            let share = connection()?;
+            drop(place);
+            (dial(&to)?, share)
+        }
+        Message::Take { key, number } => {
+            let share = connection()?;
+            drop(place);
+            (take(&forwarding.listeners, &key, number)?, share)
+        }
+        Message::Listen(at) => return listeners::listen(host, decoder, forwarding, &at),
+        other => {
+            let message = format!("the agent is not asked for {other:?}");
+            return Err(refusal(ErrorKind::Protocol, message));
+        }
+    };
+    say(host, Message::Connected)?;
+    let early = decoder.take_raw(usize::MAX).to_vec();
+    drop(decoder);
+    let carried = send_early(&program, &early).and_then(|()| carry(host, &program));
+    carried.map_err(|error| {
+        // The next close resets, where the system knows resets: nobody is to take what it got for all there was.
+        for socket in [host, &program] {
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        }
+        Stop::HostGone(error)
+    })
+}
+
+/// What the host sent behind its request, without waiting for the answer.
+fn send_early(program: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    send_all(program, bytes, Instant::now() + SAY_TIMEOUT)
+}
+
+fn dial(to: &Place) -> Result<OwnedFd, Stop> {
+    place::connect(to).map_err(|error| {
+        let message = format!(
+            "cannot connect to {} in the guest: {error}",
+            place::words(to)
+        );
+        refusal(ErrorKind::Unreachable, message)
+    })
+}
+
+fn take(listeners: &Listeners, key: &Key, number: u32) -> Result<OwnedFd, Stop> {
+    listeners.take(key, number).ok_or_else(|| {
+        let message = "this caller does not wait any more";
+        refusal(ErrorKind::Unreachable, message)
+    })
+}
+
+fn say(host: &OwnedFd, message: Message) -> Result<(), Stop> {
+    let bytes = Frame::Forward(message)
+        .to_bytes(OPERATION_CHANNEL)
+        .map_err(|error| refusal(ErrorKind::Internal, error.to_string()))?;
+    send_all(host, &bytes, Instant::now() + SAY_TIMEOUT).map_err(Stop::HostGone)
+}
+
+fn refusal(kind: ErrorKind, message: impl Into<String>) -> Stop {
+    Stop::Report(ErrorReport::new(kind, message))
+}
+
+#[cfg(test)]
+mod tests;

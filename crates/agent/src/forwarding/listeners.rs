@@ -1,0 +1,193 @@
+//! Places where the agent listens for programs of the guest, and those who wait there for a connection to the host.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::rand::{GetRandomFlags, getrandom};
+use wire::agent::forward::{Key, MAX_WAITING, Message, Place};
+use wire::agent::{Decoder, ErrorKind, Frame};
+
+use super::place::{self, SocketFile};
+use super::{Forwarding, refusal, say};
+use crate::session::Stop;
+use crate::stream::{try_receive, until};
+
+/// How long a caller waits to be taken.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The wait after an error of accept that says the system is short of something.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// Everybody who waits, by the key of where.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    waiting: Mutex<HashMap<Key, VecDeque<Caller>>>,
+}
+
+#[derive(Debug)]
+struct Caller {
+    number: u32,
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+impl Listeners {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Caller>>> {
+        // A queue is whole at every moment.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A caller, who does not wait any more then.
+    pub(super) fn take(&self, key: &Key, number: u32) -> Option<OwnedFd> {
+        let mut waiting = self.lock();
+        let callers = waiting.get_mut(key)?;
+        let index = callers.iter().position(|caller| caller.number == number)?;
+        callers.remove(index).map(|caller| caller.socket)
+    }
+
+    /// Let a caller wait. One too many is reset.
+    fn add(&self, key: &Key, caller: Caller) -> bool {
+        let mut waiting = self.lock();
+        let Some(callers) = waiting.get_mut(key) else {
+            return false;
+        };
+        if callers.len() >= MAX_WAITING {
+            reset(&caller.socket);
+            return false;
+        }
+        callers.push_back(caller);
+        true
+    }
+
+    /// Reset those who have waited for too long: when the next one will have.
+    fn expire(&self, key: &Key, now: Instant) -> Option<Instant> {
+        let mut waiting = self.lock();
+        let callers = waiting.get_mut(key)?;
+        while callers.front().is_some_and(|caller| caller.deadline <= now) {
+            if let Some(caller) = callers.pop_front() {
+                reset(&caller.socket);
+            }
+        }
+        callers.front().map(|caller| caller.deadline)
+    }
+}
+
+/// Let the close of a socket be a reset, where the system knows resets.
+fn reset(socket: &OwnedFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// A key's place among the listeners, given back at the end.
+struct Registered<'a> {
+    listeners: &'a Listeners,
+    key: Key,
+}
+
+impl<'a> Registered<'a> {
+    fn new(listeners: &'a Listeners) -> Result<Registered<'a>, Stop> {
+        let mut key = Key::default();
+        match getrandom(&mut key, GetRandomFlags::empty()) {
+            Ok(count) if count == key.len() => {}
+            _ => {
+                return Err(refusal(
+                    ErrorKind::Unavailable,
+                    "the guest has no random numbers",
+                ));
+            }
+        }
+        listeners.lock().insert(key, VecDeque::new());
+        Ok(Registered { listeners, key })
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        let callers = self.listeners.lock().remove(&self.key);
+        callers
+            .iter()
+            .flatten()
+            .for_each(|caller| reset(&caller.socket));
+    }
+}
+
+/// Listen for as long as the host's connection is there.
+pub(super) fn listen(
+    host: &OwnedFd,
+    mut decoder: Decoder,
+    forwarding: &Forwarding,
+    at: &Place,
+) -> Result<(), Stop> {
+    let (listener, place) = place::listen(at).map_err(|error| {
+        let message = format!(
+            "cannot listen at {} in the guest: {error}",
+            place::words(at)
+        );
+        refusal(ErrorKind::Unavailable, message)
+    })?;
+    let _file = SocketFile::of(&place);
+    let registered = Registered::new(&forwarding.listeners)?;
+    let (listeners, key) = (registered.listeners, registered.key);
+    say(host, Message::Listening { place, key })?;
+    let mut number = 0;
+    loop {
+        while let Some((_, frame)) = decoder
+            .next_frame()
+            .map_err(|error| refusal(ErrorKind::Protocol, error.to_string()))?
+        {
+            match frame {
+                Frame::Forward(Message::Leave { number }) => {
+                    listeners.take(&key, number).iter().for_each(reset);
+                }
+                _ => {
+                    let message = "a frame that has no place while the agent listens";
+                    return Err(refusal(ErrorKind::Protocol, message));
+                }
+            }
+        }
+        let timeout = listeners.expire(&key, Instant::now()).map(until);
+        let mut polled = [
+            PollFd::new(host, PollFlags::IN),
+            PollFd::new(&listener, PollFlags::IN),
+        ];
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(Stop::HostGone(error.into())),
+        }
+        if !polled[0].revents().is_empty() {
+            match try_receive(host, &mut decoder) {
+                // The host does not want the place any more.
+                Ok(Some(0)) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => return Err(Stop::HostGone(error)),
+            }
+        }
+        if polled[1].revents().is_empty() {
+            continue;
+        }
+        match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                let deadline = Instant::now() + PATIENCE;
+                let caller = Caller {
+                    number,
+                    socket,
+                    deadline,
+                };
+                if listeners.add(&key, caller) {
+                    say(host, Message::Caller { number })?;
+                }
+                number = number.wrapping_add(1);
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                // No descriptors, most likely: others may give some back.
+                eprintln!("ringdown-agent: cannot accept a connection to forward: {error}");
+                std::thread::sleep(ACCEPT_BACKOFF);
+            }
+        }
+    }
+}

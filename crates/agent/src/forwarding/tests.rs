@@ -1,0 +1,211 @@
+//! An agent's session on a pair of sockets, with real programs at both ends.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+
+use wire::agent::{CONNECTION_CHANNEL, Hello};
+
+use super::*;
+use crate::session::serve;
+
+/// A host's connection to an agent.
+struct Host {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Host {
+    /// Say hello to an agent with these options and ask it.
+    fn ask(options: &Options, request: Message) -> Host {
+        let (mut stream, agent) = UnixStream::pair().unwrap();
+        let options = options.clone();
+        thread::spawn(move || serve(&agent.into(), &options));
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let mut bytes = Frame::Hello(Hello::new("test"))
+            .to_bytes(CONNECTION_CHANNEL)
+            .unwrap();
+        Frame::Forward(request)
+            .encode(OPERATION_CHANNEL, &mut bytes)
+            .unwrap();
+        stream.write_all(&bytes).unwrap();
+        let decoder = Decoder::new();
+        let mut host = Host { stream, decoder };
+        host.receive();
+        assert!(matches!(
+            host.decoder.next_frame(),
+            Ok(Some((_, Frame::Hello(_))))
+        ));
+        host
+    }
+
+    fn receive(&mut self) {
+        while !self.decoder.has_frame() {
+            let count = self.stream.read(self.decoder.space()).unwrap();
+            assert!(count > 0, "the agent closed");
+            self.decoder.advance(count);
+        }
+    }
+
+    fn answer(&mut self) -> Result<Message, ErrorKind> {
+        self.receive();
+        match self.decoder.next_frame() {
+            Ok(Some((_, Frame::Forward(message)))) => Ok(message),
+            Ok(Some((_, Frame::Error(report)))) => Err(report.kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn say(&mut self, message: Message) {
+        let bytes = Frame::Forward(message).to_bytes(OPERATION_CHANNEL).unwrap();
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The bytes up to their end.
+    fn rest(mut self) -> Vec<u8> {
+        let mut bytes = self.decoder.take_raw(usize::MAX).to_vec();
+        self.stream.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+}
+
+fn loopback(port: u16) -> Place {
+    let host = "127.0.0.1".to_owned();
+    Place::Tcp { host, port }
+}
+
+/// Answers each connection with what it sent, backwards, when that has ended.
+fn backwards(mut stream: impl Read + Write) {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes.reverse();
+    stream.write_all(&bytes).unwrap();
+}
+
+#[test]
+fn a_program_of_the_guest_is_reached_and_each_direction_ends_for_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("service");
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let unix = UnixListener::bind(&path).unwrap();
+    thread::spawn(move || tcp.incoming().for_each(|stream| backwards(stream.unwrap())));
+    thread::spawn(move || {
+        unix.incoming()
+            .for_each(|stream| backwards(stream.unwrap()))
+    });
+    let path = path.into_os_string().into_encoded_bytes();
+    for place in [loopback(port), Place::Unix { path }] {
+        let mut host = Host::ask(&Options::new(), Message::Dial(place));
+        // Not waiting for the answer: what follows the request belongs to the program.
+        let question: Vec<u8> = (0..1_000_000_u32).map(|number| number as u8).collect();
+        let mut writer = host.stream.try_clone().unwrap();
+        let sent = question.clone();
+        let writing = thread::spawn(move || {
+            writer.write_all(&sent).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        assert_eq!(host.answer(), Ok(Message::Connected));
+        let mut answer = host.rest();
+        writing.join().unwrap();
+        answer.reverse();
+        assert!(answer == question);
+    }
+}
+
+#[test]
+fn what_cannot_be_reached_is_told() {
+    let unused = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let nowhere = Place::Unix {
+        path: b"/nowhere/at/all".to_vec(),
+    };
+    let unknown = Place::Tcp {
+        host: "no-such-name.invalid".to_owned(),
+        port: 1,
+    };
+    for place in [loopback(unused), nowhere.clone(), unknown] {
+        let mut host = Host::ask(&Options::new(), Message::Dial(place));
+        assert_eq!(host.answer(), Err(ErrorKind::Unreachable));
+    }
+    let mut host = Host::ask(&Options::new(), Message::Listen(nowhere));
+    assert_eq!(host.answer(), Err(ErrorKind::Unavailable));
+    let stranger = Message::Take {
+        key: [1; 16],
+        number: 0,
+    };
+    let mut host = Host::ask(&Options::new(), stranger);
+    assert_eq!(host.answer(), Err(ErrorKind::Unreachable));
+    let mut host = Host::ask(&Options::new(), Message::Connected);
+    assert_eq!(host.answer(), Err(ErrorKind::Protocol));
+}
+
+#[test]
+fn a_caller_in_the_guest_is_taken_once_or_left() {
+    let options = Options::new();
+    let mut host = Host::ask(&options, Message::Listen(loopback(0)));
+    let Ok(Message::Listening { place, key }) = host.answer() else {
+        panic!("it does not listen");
+    };
+    let Place::Tcp { port, .. } = place else {
+        panic!("{place:?}");
+    };
+    let mut caller = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    assert_eq!(host.answer(), Ok(Message::Caller { number: 0 }));
+    let take = |number| Host::ask(&options, Message::Take { key, number });
+    let mut taken = take(0);
+    assert_eq!(taken.answer(), Ok(Message::Connected));
+    caller.write_all(b"to the host").unwrap();
+    caller.shutdown(Shutdown::Write).unwrap();
+    taken.stream.write_all(b"to the guest").unwrap();
+    taken.stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(taken.rest(), b"to the host");
+    let mut answer = Vec::new();
+    caller.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"to the guest");
+    assert_eq!(take(0).answer(), Err(ErrorKind::Unreachable));
+
+    let mut left = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    assert_eq!(host.answer(), Ok(Message::Caller { number: 1 }));
+    host.say(Message::Leave { number: 1 });
+    assert!(
+        left.read(&mut [0]).is_err(),
+        "a caller that is left is reset"
+    );
+
+    let mut waiting = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    assert_eq!(host.answer(), Ok(Message::Caller { number: 2 }));
+    drop(host);
+    assert!(
+        waiting.read(&mut [0]).is_err(),
+        "nobody can take it any more"
+    );
+    while TcpStream::connect(("127.0.0.1", port)).is_ok() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn there_are_as_many_connections_as_the_limit_says() {
+    let options = Options::new();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let share = Share::take(
+        &options.forwarding.connections,
+        MAX_CONNECTIONS - 1,
+        MAX_CONNECTIONS,
+    );
+    let mut last = Host::ask(&options, Message::Dial(loopback(port)));
+    assert_eq!(last.answer(), Ok(Message::Connected));
+    let mut one_too_many = Host::ask(&options, Message::Dial(loopback(port)));
+    assert_eq!(one_too_many.answer(), Err(ErrorKind::Busy));
+    drop(share);
+    let mut another = Host::ask(&options, Message::Dial(loopback(port)));
+    assert_eq!(another.answer(), Ok(Message::Connected));
+}

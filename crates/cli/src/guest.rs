@@ -1,0 +1,189 @@
+//! The agent of a guest, as commands speak with it.
+//!
+//! A connection is for one operation: it reaches the agent through the VM's host socket, says hello, and makes sure that the agent can do what
+//! is wanted. Then the command asks for its operation, and takes the frames that come.
+
+mod connect;
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use wire::agent::{
+    CONNECTION_CHANNEL, DecodeError, Decoder, ErrorReport, Frame, Hello, Invalid, negotiate,
+};
+
+use connect::no_answer;
+pub(crate) use connect::{ANSWER_TIMEOUT, connect};
+
+/// Why the guest's agent did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// The host socket does not take connections.
+    #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
+    Connect {
+        /// The host socket.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The host socket answered that the agent cannot be reached.
+    #[error(
+        "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
+    )]
+    Refused {
+        /// The reason as the daemon gave it.
+        reason: String,
+    },
+    /// What answered is not a host socket.
+    #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
+    Answer(String),
+    /// The daemon or the agent did not answer in time.
+    #[error("the guest's agent did not answer within {seconds} s; is the VM paused or very busy?")]
+    NoAnswer {
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The request exceeds a limit of the agent protocol.
+    #[error("the request cannot be sent to the guest: {0}")]
+    Request(#[from] Invalid),
+    /// The agent speaks another version, or cannot do this.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The agent refused, or it could not be done.
+    #[error("{}", printable(&.0.message))]
+    Agent(ErrorReport),
+    /// The connection ended before the end was reported. How far it came in the guest is unknown; the agent ends what it was doing
+    /// when it notices.
+    #[error("the connection to the guest broke before it reported the end ({0})")]
+    Broken(String),
+    /// The agent sent something that the protocol does not allow.
+    #[error("the guest's agent broke the protocol: {0}")]
+    Protocol(String),
+}
+
+impl From<DecodeError> for GuestError {
+    fn from(error: DecodeError) -> GuestError {
+        GuestError::Protocol(error.to_string())
+    }
+}
+
+/// A message from the guest as it may be shown on the host's terminal: without control characters.
+pub(crate) fn printable(message: &str) -> String {
+    message
+        .chars()
+        .map(|character| {
+            if character.is_control() {
+                '\u{fffd}'
+            } else {
+                character
+            }
+        })
+        .collect()
+}
+
+/// A connection to the agent, and what it brought.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// The stream. Its reads time out after [`ANSWER_TIMEOUT`] until [`Connection::wait_without_limit`].
+    pub(crate) stream: UnixStream,
+    /// What was received and not taken yet.
+    pub(crate) decoder: Decoder,
+    /// What the agent said of itself; its texts are the guest's and are to be shown through [`printable`].
+    pub(crate) hello: Hello,
+}
+
+impl Connection {
+    /// Reach the agent of the guest behind this host socket, and make sure that it can do what `capability` stands for.
+    pub(crate) fn open(host_socket: &Path, capability: &str) -> Result<Connection, GuestError> {
+        let connection = Connection::greet(connect(host_socket)?)?;
+        if !connection.hello.can(capability) {
+            return Err(GuestError::Unsupported(format!(
+                "the guest's {} does not offer {capability}: it is older than that, or its administrator has switched it off",
+                printable(&connection.hello.software)
+            )));
+        }
+        Ok(connection)
+    }
+
+    /// Say hello on a stream that reaches an agent.
+    fn greet(stream: UnixStream) -> Result<Connection, GuestError> {
+        let ours = Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")));
+        let mut connection = Connection {
+            stream,
+            decoder: Decoder::new(),
+            hello: Hello::new(""),
+        };
+        let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
+        connection
+            .stream
+            .write_all(&bytes)
+            .map_err(|error| GuestError::Broken(error.to_string()))?;
+        connection.hello = match connection.next_frame()? {
+            Frame::Hello(hello) => hello,
+            _ => {
+                return Err(GuestError::Protocol(
+                    "its first frame is not a hello".to_owned(),
+                ));
+            }
+        };
+        let theirs = &connection.hello;
+        if negotiate(&ours, theirs).is_none() {
+            return Err(GuestError::Unsupported(format!(
+                "the guest's {} speaks versions {} to {} of the agent protocol, this is version {}: update the older one",
+                printable(&theirs.software),
+                theirs.protocol_min,
+                theirs.protocol_max,
+                ours.protocol_max
+            )));
+        }
+        Ok(connection)
+    }
+
+    /// Send frames that have been encoded, and wait for the frame that answers them. If the agent refused at once, writing fails and
+    /// what it said is still there to be read.
+    pub(crate) fn ask(&mut self, request: &[u8]) -> Result<Frame<'_>, GuestError> {
+        match self.stream.write_all(request) {
+            Ok(()) => self.next_frame(),
+            Err(error) => match self.next_frame() {
+                Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
+                _ => Err(GuestError::Broken(error.to_string())),
+            },
+        }
+    }
+
+    /// The next frame. What the agent says about a failure is the failure.
+    pub(crate) fn next_frame(&mut self) -> Result<Frame<'_>, GuestError> {
+        while !self.decoder.has_frame() {
+            self.receive()?;
+        }
+        match self.decoder.next_frame()? {
+            Some((_, Frame::Error(report))) => Err(GuestError::Agent(report)),
+            Some((_, frame)) => Ok(frame),
+            None => Err(GuestError::Protocol("a frame ended early".to_owned())),
+        }
+    }
+
+    /// From here on the other side may be silent for as long as it likes.
+    pub(crate) fn wait_without_limit(&self) -> io::Result<()> {
+        self.stream.set_read_timeout(None)
+    }
+
+    /// Receive what is there, at least one byte.
+    pub(crate) fn receive(&mut self) -> Result<(), GuestError> {
+        loop {
+            match self.stream.read(self.decoder.space()) {
+                Ok(0) if self.decoder.is_inside_frame() => {
+                    return Err(GuestError::Broken("it ended inside a frame".to_owned()));
+                }
+                Ok(0) => return Err(GuestError::Broken("it was closed".to_owned())),
+                Ok(count) => {
+                    self.decoder.advance(count);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(no_answer(error)),
+            }
+        }
+    }
+}
