@@ -30,6 +30,8 @@
 //! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
 //! A benchmark is asked for in the same way; what passes then is said in [`bench`]. Files pass as [`transfer`] says.
 //!
+//! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
+//!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
 //! stream stays open for as long as the agent lives.
 //!
@@ -44,6 +46,7 @@ mod body;
 pub mod credit;
 mod decoder;
 pub mod forward;
+pub mod job;
 pub mod transfer;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
@@ -71,7 +74,7 @@ pub const CAPABILITY_BENCH: &str = "bench";
 /// The capability of carrying connections ([`forward`]).
 pub const CAPABILITY_FORWARD: &str = "forward";
 /// The capability of receiving and sending files ([`transfer`]).
-pub const CAPABILITY_TRANSFER: &str = "cp";
+pub const CAPABILITY_TRANSFER: &str = "transfer";
 
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
@@ -180,6 +183,10 @@ pub enum Frame<'a> {
     Exit(ExitStatus),
     /// Part of a benchmark.
     Bench(bench::Message),
+    /// Host to agent: one of the everyday jobs.
+    Ask(job::Ask),
+    /// Agent to host: what has become of it.
+    Answer(job::Answer),
     /// Part of carrying connections.
     Forward(forward::Message),
     /// Part of a transfer of files.
@@ -204,13 +211,15 @@ pub(crate) enum Kind {
     Signal = 22,
     Exit = 23,
     Bench = 32,
+    Ask = 40,
+    Answer = 41,
     Forward = 56,
     Transfer = 48,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 16] = [
+    pub(crate) const ALL: [Kind; 18] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -225,6 +234,8 @@ impl Kind {
         Kind::Signal,
         Kind::Exit,
         Kind::Bench,
+        Kind::Ask,
+        Kind::Answer,
         Kind::Forward,
         Kind::Transfer,
     ];
@@ -240,6 +251,8 @@ impl Kind {
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
             Kind::Bench => MAX_BENCH_LEN,
+            Kind::Ask => job::MAX_ASK_LEN,
+            Kind::Answer => job::MAX_ANSWER_LEN,
             Kind::Forward => forward::MAX_LEN,
             Kind::Transfer => transfer::MAX_MESSAGE_LEN,
             _ => MAX_SMALL_LEN,

@@ -12,14 +12,31 @@ const EDGES: &[(&str, &[&str])] = &[
         "ringdown-device",
         &["ringdown-memory", "ringdown-switch", "ringdown-wire"],
     ),
+    ("ringdown-serial", &["ringdown-wire"]),
     (
         "ringdown-daemon",
-        &["ringdown-device", "ringdown-switch", "ringdown-wire"],
+        &[
+            "ringdown-device",
+            "ringdown-serial",
+            "ringdown-switch",
+            "ringdown-wire",
+        ],
     ),
     ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
     ("ringdown-transfer", &["ringdown-wire"]),
-    ("ringdown-agent", &["ringdown-circuit", "ringdown-transfer", "ringdown-wire"]),
-    ("ringdown-cli", &["ringdown-daemon", "ringdown-transfer", "ringdown-wire"]),
+    (
+        "ringdown-agent",
+        &[
+            "ringdown-circuit",
+            "ringdown-serial",
+            "ringdown-transfer",
+            "ringdown-wire",
+        ],
+    ),
+    (
+        "ringdown-cli",
+        &["ringdown-daemon", "ringdown-transfer", "ringdown-wire"],
+    ),
 ];
 
 /// Rooms that move bytes or run in guests: no async runtime there.
@@ -28,6 +45,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-memory",
     "ringdown-switch",
     "ringdown-device",
+    "ringdown-serial",
     "ringdown-circuit",
     "ringdown-transfer",
     "ringdown-agent",
