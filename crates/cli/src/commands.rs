@@ -5,11 +5,14 @@ mod args;
 pub(crate) mod bench;
 mod exec;
 mod forward;
+mod logs;
 mod manual;
 mod policy;
 mod reload;
 mod serve;
 mod shell;
+mod stats;
+mod time;
 mod vm;
 
 use std::io::{self, Write};
@@ -33,6 +36,9 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Stats(options) => stats::run(&client, &options)?,
+        Command::Logs(options) => logs::run(&client, options)?,
+        Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Manual(options) => manual::run(&options)?,
