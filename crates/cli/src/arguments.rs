@@ -1,6 +1,7 @@
 //! The commands, their options, and what the help says.
 
 mod copy;
+mod jobs;
 
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
@@ -10,6 +11,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
+
+pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -51,6 +54,12 @@ pub enum Command {
     Sync(SyncArguments),
     /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
     Forward(ForwardArguments),
+    /// Show a guest's processors, memory, disks and network, once or at an interval
+    Stats(StatsArguments),
+    /// Show a guest's journal, or files of it, and follow them through whatever happens
+    Logs(LogsArguments),
+    /// Show how far a guest's clock is from this host's, and set it
+    Time(TimeArguments),
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant

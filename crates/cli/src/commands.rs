@@ -6,11 +6,14 @@ pub(crate) mod bench;
 mod copy;
 mod exec;
 mod forward;
+mod logs;
 mod manual;
 mod policy;
 mod reload;
 mod serve;
 mod shell;
+mod stats;
+mod time;
 mod vm;
 
 use std::io::{self, Write};
@@ -36,6 +39,9 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Stats(options) => stats::run(&client, &options)?,
+        Command::Logs(options) => logs::run(&client, options)?,
+        Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Manual(options) => manual::run(&options)?,

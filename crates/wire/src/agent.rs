@@ -27,8 +27,8 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
-//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
-//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. Files pass as [`transfer`] says.
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried ([`forward`]),
+//! and so are files ([`transfer`]).
 //!
 //! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
 //!
