@@ -13,6 +13,7 @@ pub mod config;
 pub mod directory;
 pub mod forward;
 mod forwarding;
+pub mod freezer;
 pub mod generation;
 pub mod guest;
 mod job;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use wire::agent::{ErrorKind, ErrorReport};
 
 use crate::config::Config;
+use crate::freezer::Freezer;
 use crate::log::say;
 use crate::session::{Options, serve_in_place, tell};
 use crate::share::Share;
@@ -58,6 +59,7 @@ impl Server {
     pub fn run(&self) -> io::Result<Infallible> {
         let listener = self.listen()?;
         say!("listening on {}", self.describe());
+        Freezer::new(&self.options).recover();
         let options = Arc::clone(&self.options);
         std::thread::Builder::new()
             .name("generation".into())

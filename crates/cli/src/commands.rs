@@ -6,6 +6,7 @@ pub(crate) mod bench;
 mod exec;
 mod forward;
 mod logs;
+mod manual;
 mod policy;
 mod reload;
 mod serve;
@@ -40,9 +41,10 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
+        Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
-        Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
+        Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
         Command::Args(options) => args::run(&client, &options)?,

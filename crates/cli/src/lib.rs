@@ -14,6 +14,7 @@ mod failure;
 pub mod forward;
 pub mod guest;
 pub mod jobs;
+mod libvirt;
 mod qemu;
 
 use std::ffi::OsString;

@@ -6,5 +6,6 @@ pub mod connect;
 pub mod destination;
 pub mod directory;
 pub mod http_connect;
+pub mod serial;
 pub mod socks;
 pub mod vsock;

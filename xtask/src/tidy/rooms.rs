@@ -12,12 +12,21 @@ const EDGES: &[(&str, &[&str])] = &[
         "ringdown-device",
         &["ringdown-memory", "ringdown-switch", "ringdown-wire"],
     ),
+    ("ringdown-serial", &["ringdown-wire"]),
     (
         "ringdown-daemon",
-        &["ringdown-device", "ringdown-switch", "ringdown-wire"],
+        &[
+            "ringdown-device",
+            "ringdown-serial",
+            "ringdown-switch",
+            "ringdown-wire",
+        ],
     ),
     ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
-    ("ringdown-agent", &["ringdown-circuit", "ringdown-wire"]),
+    (
+        "ringdown-agent",
+        &["ringdown-circuit", "ringdown-serial", "ringdown-wire"],
+    ),
     ("ringdown-cli", &["ringdown-daemon", "ringdown-wire"]),
 ];
 
@@ -27,6 +36,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-memory",
     "ringdown-switch",
     "ringdown-device",
+    "ringdown-serial",
     "ringdown-circuit",
     "ringdown-agent",
 ];
