@@ -1,7 +1,10 @@
 //! The everyday jobs, as the host asks a guest's agent for them ([`wire::agent::job`]). Each takes the VM's host socket and where to
 //! write; finding the VM and waiting for it is the commands' business.
 
+pub mod clipboard;
+pub mod freeze;
 pub mod logs;
+pub mod power;
 pub mod stats;
 pub mod time;
 
