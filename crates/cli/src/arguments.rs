@@ -1,11 +1,18 @@
 //! The commands, their options, and what the help says.
 
+mod copy;
+mod jobs;
+
+pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
+
+pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -35,14 +42,24 @@ pub enum Command {
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
-    /// Print the arguments with which a VMM attaches to a VM's line
+    /// Print the arguments with which a VMM attaches to a VM's line and its channels
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
     Exec(Exec),
     /// Open a login shell in a guest, on a terminal of its own
     Shell(Shell),
+    /// Copy files and directories to a guest or from a guest
+    Cp(CopyArguments),
+    /// Make a directory equal to one in a guest, or one in a guest equal to one here: only what differs is sent
+    Sync(SyncArguments),
     /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
     Forward(ForwardArguments),
+    /// Show a guest's processors, memory, disks and network, once or at an interval
+    Stats(StatsArguments),
+    /// Show a guest's journal, or files of it, and follow them through whatever happens
+    Logs(LogsArguments),
+    /// Show how far a guest's clock is from this host's, and set it
+    Time(TimeArguments),
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant
@@ -54,6 +71,8 @@ pub enum Command {
     /// Put the agent into guests
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Write manual pages and shell completions
+    Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
@@ -70,7 +89,7 @@ pub struct Serve {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
-    /// [,limits.KEY=NUMBER …]; may be repeated
+    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
     /// Let VMs call others: from=NAME,to=NAME,port=PORT[,domain=DOMAIN]; * for any, @GROUP for a group, DOMAIN/NAME for a VM of another
@@ -90,7 +109,7 @@ pub struct Serve {
 #[derive(Debug, Subcommand)]
 pub enum Vm {
     /// Add a VM to the running daemon
-    Add(VmAdd),
+    Add(Box<VmAdd>),
     /// List the VMs and how far each has come
     #[command(visible_alias = "list")]
     Ls(VmList),
@@ -125,6 +144,13 @@ pub struct VmAdd {
     /// The UNIX socket of a VMM that has a vsock device of its own (Firecracker, Cloud Hypervisor, libkrun), instead of those two
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "host"])]
     pub hybrid: Option<PathBuf>,
+    /// Reach the guest, which has no vsock, by the virtio-serial port of its agent; QEMU connects to this socket [default: NAME.serial in the
+    /// runtime directory, or DOMAIN.NAME.serial]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, conflicts_with_all = ["vhost_user", "hybrid", "serial_connect"])]
+    pub serial: Option<Option<PathBuf>>,
+    /// The same, but QEMU listens at this socket, and the daemon connects
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "hybrid"])]
+    pub serial_connect: Option<PathBuf>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
     /// host-connects-per-second or control-messages-per-second; may be repeated
     #[arg(long, value_name = "KEY=NUMBER")]
@@ -225,7 +251,7 @@ pub struct VmmArguments {
     /// The VMM to print arguments for
     #[arg(long, value_enum)]
     pub vmm: Vmm,
-    /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same
+    /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
     /// Print the arguments as a JSON array
@@ -331,6 +357,14 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
 }
 
+/// The options of `manual`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Directory in which man1 and completions are made
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
 /// The commands about the agent.
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
@@ -412,4 +446,6 @@ pub struct ForwardArguments {
 pub enum Vmm {
     /// QEMU.
     Qemu,
+    /// libvirt: the elements of the domain's XML.
+    Libvirt,
 }
