@@ -7,19 +7,28 @@
 //! `/dev/pts` for terminals.
 
 mod bench;
+mod clock;
 pub mod command;
+pub mod config;
 pub mod directory;
+mod files;
 pub mod forward;
 mod forwarding;
+pub mod generation;
 pub mod guest;
+pub mod host_socket;
+mod job;
 pub mod launch;
+mod log;
 mod outgoing;
 mod pump;
 mod relay;
+pub mod serial;
 pub mod server;
 pub mod session;
 mod share;
 pub mod signals;
 mod stream;
+mod tool;
 pub mod transport;
 pub mod uplink;

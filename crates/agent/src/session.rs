@@ -8,15 +8,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::{
-    CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
-    OPERATION_CHANNEL, bench, forward, negotiate,
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CAPABILITY_TRANSFER, CONNECTION_CHANNEL,
+    Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, forward,
+    job, negotiate, transfer,
 };
 
 use crate::bench as benchmark;
 pub use crate::bench::Places;
+use crate::clock;
 use crate::command::Running;
+use crate::config::Config;
+use crate::files;
+pub use crate::files::Transfers;
 use crate::forwarding;
 pub use crate::forwarding::Forwarding;
+use crate::generation::Generation;
+use crate::job as everyday;
 use crate::relay::Relay;
 use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
@@ -31,7 +38,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// What sessions have in common.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What to say to the host.
+    /// What to say to the host, but for what changes: see [`Options::hello_now`].
     pub hello: Hello,
     /// The agent's own executable, which is started again for commands on terminals.
     pub launcher: PathBuf,
@@ -41,6 +48,12 @@ pub struct Options {
     pub has_vsock: bool,
     /// The places of benchmarks.
     pub places: Arc<Places>,
+    /// What the guest's administrator allows.
+    pub config: Config,
+    /// What tells this guest from what it was before it was resumed.
+    pub generation: Arc<Generation>,
+    /// What transfers of files have together.
+    pub transfers: Arc<Transfers>,
     /// The connections that are carried, and where the agent listens for more.
     pub forwarding: Arc<Forwarding>,
 }
@@ -55,7 +68,28 @@ impl Options {
             handshake_timeout: HANDSHAKE_TIMEOUT,
             has_vsock: false,
             places: Arc::new(Places::default()),
+            transfers: Arc::new(Transfers::default()),
             forwarding: Arc::new(Forwarding::default()),
+            config: Config::default(),
+            generation: Arc::new(Generation::default()),
+        }
+    }
+
+    /// The same as the guest's administrator wants it.
+    pub fn with_config(mut self, config: Config) -> Options {
+        self.hello
+            .capabilities
+            .retain(|capability| config.allow(capability).is_ok());
+        self.config = config;
+        self
+    }
+
+    /// What to say to the host now.
+    pub fn hello_now(&self) -> Hello {
+        Hello {
+            generation: self.generation.current(),
+            unix_ns: u64::try_from(clock::unix_ns()).unwrap_or(0),
+            ..self.hello.clone()
         }
     }
 }
@@ -94,7 +128,13 @@ pub(crate) fn serve_in_place(
     rustix::io::ioctl_fionbio(socket, true).map_err(|error| Stop::HostGone(error.into()))?;
     let mut decoder = Decoder::new();
     let deadline = Instant::now() + options.handshake_timeout;
-    let result = match ask(socket, &mut decoder, options, deadline) {
+    let allowed =
+        ask(socket, &mut decoder, options, deadline).and_then(|request| allow(options, request));
+    let result = match allowed {
+        Ok(Request::Job(ask)) => {
+            let result = everyday::run(socket, decoder, options, ask);
+            told(socket, result)
+        }
         Ok(Request::Exec(request)) => run_command(socket, decoder, options, &request),
         Ok(Request::Bench(start)) => {
             let result = benchmark::run(socket, decoder, options, start, place);
@@ -102,6 +142,10 @@ pub(crate) fn serve_in_place(
         }
         Ok(Request::Forward(request)) => {
             let result = forwarding::run(socket, decoder, options, request, place);
+            told(socket, result)
+        }
+        Ok(Request::Transfer(start)) => {
+            let result = files::run(socket, decoder, &options.transfers, &start);
             told(socket, result)
         }
         Err(stop) => told(socket, Err(stop)),
@@ -130,6 +174,14 @@ fn run_command(
     result
 }
 
+/// The request, if the guest's administrator allows it.
+fn allow(options: &Options, request: Request) -> Result<Request, Stop> {
+    match options.config.allow(request.capability()) {
+        Ok(()) => Ok(request),
+        Err(words) => Err(Stop::Report(ErrorReport::new(ErrorKind::Forbidden, words))),
+    }
+}
+
 /// The result, of which the host knows.
 fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
     if let Err(Stop::Report(report)) = &result {
@@ -142,7 +194,22 @@ fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
 enum Request {
     Exec(ExecStart),
     Bench(bench::Start),
+    Job(job::Ask),
     Forward(forward::Message),
+    Transfer(Box<transfer::Start>),
+}
+
+impl Request {
+    /// What the guest's administrator may have switched off.
+    fn capability(&self) -> &'static str {
+        match self {
+            Request::Exec(_) => CAPABILITY_EXEC,
+            Request::Bench(_) => CAPABILITY_BENCH,
+            Request::Forward(_) => CAPABILITY_FORWARD,
+            Request::Transfer(_) => CAPABILITY_TRANSFER,
+            Request::Job(ask) => ask.capability(),
+        }
+    }
 }
 
 /// Tell the host why there will be no operation, as far as it listens.
@@ -167,7 +234,7 @@ fn ask(
     options: &Options,
     deadline: Instant,
 ) -> Result<Request, Stop> {
-    greet(socket, &options.hello, deadline).map_err(Stop::HostGone)?;
+    greet(socket, &options.hello_now(), deadline).map_err(Stop::HostGone)?;
     let refuse = |kind, message: String| Stop::Report(ErrorReport::new(kind, message));
     let mut greeted = false;
     loop {
@@ -196,6 +263,9 @@ fn ask(
             Frame::ExecStart(request) if greeted && channel == OPERATION_CHANNEL => {
                 return Ok(Request::Exec(request));
             }
+            Frame::Ask(ask) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(Request::Job(ask));
+            }
             Frame::Bench(bench::Message::Start(start))
                 if greeted && channel == OPERATION_CHANNEL =>
             {
@@ -203,6 +273,11 @@ fn ask(
             }
             Frame::Forward(message) if greeted && channel == OPERATION_CHANNEL => {
                 return Ok(Request::Forward(message));
+            }
+            Frame::Transfer(transfer::Message::Start(start))
+                if greeted && channel == OPERATION_CHANNEL =>
+            {
+                return Ok(Request::Transfer(start));
             }
             _ if !greeted => {
                 return Err(refuse(

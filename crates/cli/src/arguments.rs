@@ -1,11 +1,18 @@
 //! The commands, their options, and what the help says.
 
+mod copy;
+mod jobs;
+
+pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
+
+pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -39,6 +46,20 @@ pub enum Command {
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
     Exec(Exec),
+    /// Open a login shell in a guest, on a terminal of its own
+    Shell(Shell),
+    /// Copy files and directories to a guest or from a guest
+    Cp(CopyArguments),
+    /// Make a directory equal to one in a guest, or one in a guest equal to one here: only what differs is sent
+    Sync(SyncArguments),
+    /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
+    Forward(ForwardArguments),
+    /// Show a guest's processors, memory, disks and network, once or at an interval
+    Stats(StatsArguments),
+    /// Show a guest's journal, or files of it, and follow them through whatever happens
+    Logs(LogsArguments),
+    /// Show how far a guest's clock is from this host's, and set it
+    Time(TimeArguments),
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant
@@ -47,6 +68,11 @@ pub enum Command {
     /// The file in which every decision is written down
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// Put the agent into guests
+    #[command(subcommand)]
+    Agent(AgentCommand),
+    /// Write manual pages and shell completions
+    Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
@@ -329,6 +355,90 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|count| (1..=MAX_STREAMS).contains(count))
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
+}
+
+/// The options of `manual`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Directory in which man1 and completions are made
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// The commands about the agent.
+#[derive(Debug, Subcommand)]
+pub enum AgentCommand {
+    /// Install or update the agent in a running guest over ssh, and start it
+    Install(AgentInstall),
+}
+
+/// The options of `agent install`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The guest needs a POSIX shell, and root or sudo. With systemd or OpenRC the agent is started now and at each boot. Guests that ssh does not
+reach get it into their image: see docs/agent-install.md.
+
+  ringdown agent install web --to root@192.0.2.7 --ssh-option=-p --ssh-option=2222")]
+pub struct AgentInstall {
+    /// Name of the VM
+    pub name: String,
+    /// Where ssh goes: [USER@]HOST, or a name of its configuration [default: NAME]
+    #[arg(long, value_name = "DESTINATION")]
+    pub to: Option<String>,
+    /// The agent's binary [default: ringdown-agent beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub binary: Option<PathBuf>,
+    /// The program that does what ssh does
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    pub ssh: String,
+    /// An argument for ssh before the destination; may be repeated
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub ssh_option: Vec<String>,
+}
+
+/// The options of `shell`.
+#[derive(Debug, Args)]
+pub struct Shell {
+    /// Name of the VM
+    pub name: String,
+    /// Set a variable on top of the agent's environment; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub env: Vec<OsString>,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `forward`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A place is [ADDRESS:]PORT or the absolute path of a UNIX socket; it leads to HOST:PORT or a path. Without ADDRESS it is one of 127.0.0.1, * stands for all
+addresses, an IPv6 address stands in brackets, and port 0 takes one that is free.
+
+  ringdown forward web 8080:80                         port 8080 of this host leads to port 80 of the guest
+  ringdown forward web -L /run/db.sock:localhost:5432  a socket of this host leads to a port of the guest
+  ringdown forward web -R 3128:proxy.example:3128      port 3128 of the guest leads to a port that this host can reach
+
+It forwards until it is interrupted, also across restarts of the guest, its agent and the daemon; connections that are open then end.")]
+pub struct ForwardArguments {
+    /// Name of the VM
+    pub name: String,
+    /// Ports of this host that lead to ports of the guest: PORT, or HERE:THERE
+    #[arg(value_name = "PORTS")]
+    pub ports: Vec<String>,
+    /// A place of this host that leads to one of the guest; may be repeated
+    #[arg(
+        short = 'L',
+        long = "to-guest",
+        value_name = "[ADDRESS:]PORT:HOST:PORT"
+    )]
+    pub local: Vec<String>,
+    /// A place of the guest that leads to one of this host; may be repeated
+    #[arg(short = 'R', long = "to-host", value_name = "[ADDRESS:]PORT:HOST:PORT")]
+    pub remote: Vec<String>,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
 }
 
 /// A VMM whose arguments can be printed.

@@ -1,18 +1,26 @@
 //! What each command does.
 
+mod agent;
 mod args;
 pub(crate) mod bench;
+mod copy;
 mod exec;
+mod forward;
+mod logs;
+mod manual;
 mod policy;
 mod reload;
 mod serve;
+mod shell;
+mod stats;
+mod time;
 mod vm;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::arguments::{Arguments, AuditCommand, Command, PolicyCommand, Vm};
+use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCommand, Vm};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -24,10 +32,19 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
+        Command::Shell(options) => return shell::run(&client, options),
+        Command::Cp(options) => return copy::copy(&client, options),
+        Command::Sync(options) => return copy::sync(&client, options),
+        Command::Forward(options) => return forward::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Stats(options) => stats::run(&client, &options)?,
+        Command::Logs(options) => logs::run(&client, options)?,
+        Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
+        Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
+        Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,

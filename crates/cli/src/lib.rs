@@ -4,13 +4,17 @@
 //! Exit codes: 0 for success, 2 when the words were wrong, 1 when what they asked for failed. `exec` ends with the
 //! code of the guest's command.
 
+pub mod agent_install;
 mod arguments;
 pub mod bench;
 mod client;
 mod commands;
+pub mod copy;
 pub mod exec;
 mod failure;
+pub mod forward;
 pub mod guest;
+pub mod jobs;
 mod libvirt;
 mod qemu;
 

@@ -265,8 +265,8 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     raise_descriptor_limit();
     let prepared = Prepared::new(read_config)?;
-    // Sockets belong to this user from their first moment. Not earlier: a directory needs its search permission.
-    rustix::process::umask(Mode::from_raw_mode(0o177));
+    // Sockets belong to this user from their first moment, and so does what the programs of services make.
+    rustix::process::umask(Mode::from_raw_mode(0o077));
     let daemon = Daemon::listen(prepared, start_worker)?;
     daemon.run(|control| {
         let mut signals = Signals::install()?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -29,6 +29,9 @@ const MAX_LOG_LINE_LEN: usize = 1024;
 
 /// Lines of one program that are logged in a second, and as many at once. Of those beyond it the number is logged.
 const LOG_LINES_PER_SECOND: u64 = 50;
+
+/// How many descriptors programs have on most systems, unless they ask for more.
+const USUAL_DESCRIPTORS: u64 = 1024;
 
 /// Variables of the daemon's own environment that a program gets.
 const INHERITED: [&str; 2] = ["PATH", "LANG"];
@@ -116,6 +119,18 @@ struct Spawned {
     errors: Option<ChildStderr>,
 }
 
+/// Gives a program the usual limit of open files instead of the daemon's own, which is raised: many a program closes every number up to
+/// its limit when it starts, or has room for no more in a set of `select`. It may raise it again.
+fn limit_descriptors(pid: Pid) {
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let usual = Rlimit {
+        current: Some(maximum.map_or(USUAL_DESCRIPTORS, |most| most.min(USUAL_DESCRIPTORS))),
+        maximum,
+    };
+    // It may have ended already, which is no fault of the call's.
+    let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, usual);
+}
+
 fn spawn(
     words: &[String],
     environment: Vec<(&'static str, String)>,
@@ -158,6 +173,7 @@ fn spawn(
         .ok()
         .and_then(Pid::from_raw)
         .ok_or(rustix::io::Errno::SRCH)?;
+    limit_descriptors(pid);
     let leader = Leader {
         child,
         pid,

@@ -64,6 +64,20 @@ fn a_program_knows_who_calls_and_little_else() {
 }
 
 #[test]
+fn a_program_has_the_usual_limit_of_descriptors() {
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let stand = Stand::new();
+    // What it reads comes behind the limit's setting, as the circuit does behind the program's start.
+    let id = stand.offer(service(shell("read line; ulimit -Sn; ulimit -Hn")));
+    let (guest, _hold) = stand.stream(id).expect("started");
+    write(&guest, b"go\n");
+    let expected = own.maximum.map_or("1024\nunlimited\n".to_owned(), |most| {
+        format!("{}\n{most}\n", most.min(1024))
+    });
+    assert_eq!(String::from_utf8(read_all(&guest)).expect("text"), expected);
+}
+
+#[test]
 fn a_program_can_take_messages() {
     let stand = Stand::new();
     let id = stand.offer(service(shell("cat")));

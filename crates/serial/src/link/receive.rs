@@ -29,7 +29,7 @@ impl Link {
     /// More than there was space for.
     pub fn received(&mut self, count: usize) {
         self.decoder.advance(count);
-        self.has_received = true;
+        self.has_received |= count > 0;
     }
 
     /// The next thing that the peer did.
@@ -59,7 +59,10 @@ impl Link {
         }
         if self.owed_frames >= ACKNOWLEDGE_FRAMES || self.owed_bytes >= ACKNOWLEDGE_BYTES {
             self.due.acknowledgement = true;
-        } else if self.owed_frames > 0 && self.timers.acknowledge.is_none() {
+        } else if self.owed_frames > 0
+            && !self.due.acknowledgement
+            && self.timers.acknowledge.is_none()
+        {
             self.timers.acknowledge = Some(now + ACKNOWLEDGE_AFTER);
         }
     }
@@ -75,6 +78,7 @@ impl Link {
             .is_some_and(|peer| peer.session_in == header.session);
         if !is_ours || self.is_muted(now) {
             self.counters.stale_frames += 1;
+            self.meet_stranger(now);
             return Outcome::Done;
         }
         let message = match message {
@@ -103,6 +107,17 @@ impl Link {
             _ => {}
         }
         Outcome::Done
+    }
+
+    /// Somebody speaks who is not the peer of our session. It may be what is left of an earlier one; or both sides have a session with somebody
+    /// who is no more, because the hellos that would have told were lost. So the peer is asked who it is, now and then.
+    fn meet_stranger(&mut self, now: Instant) {
+        if self.peer.is_some() && !self.awaits_hello && self.timers.may_greet_stranger(now) {
+            self.connection = self.connection.wrapping_add(1);
+            self.awaits_hello = true;
+            self.due.hello = true;
+            self.timers.start_greeting(now);
+        }
     }
 
     /// Takes note of what the peer has received. False if it cannot have.

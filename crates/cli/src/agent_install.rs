@@ -1,0 +1,198 @@
+//! `ringdown agent install`: puts the agent into a running guest over ssh, and starts it as the guest's init system does.
+//!
+//! One ssh session does it all: the script is its command, the binary its standard input. The script needs no more than a POSIX shell, and
+//! replaces a binary that runs by renaming, so that it can be repeated as an update. It checks what arrived by its length and checksum
+//! before anything is replaced.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The unit for guests with systemd.
+pub const SYSTEMD_UNIT: &str = include_str!("../../../packaging/systemd/ringdown-agent.service");
+
+/// The script for guests with OpenRC.
+pub const OPENRC_SCRIPT: &str = include_str!("../../../packaging/openrc/ringdown-agent");
+
+/// What the script exits with when nothing starts the agent by itself in this guest.
+pub const NOT_STARTED: i32 = 10;
+
+/// The marks around the files in the script, which stand in none of them.
+const END_OF_FILE: &str = "END-OF-RINGDOWN-FILE";
+
+/// Why the agent is not installed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The binary cannot be read.
+    #[error("cannot read the agent's binary {}: {source}; build it with `make agent`, or name it with --binary", path.display())]
+    Binary {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// What was found is no program for Linux.
+    #[error("{} is no program for Linux (an ELF file was expected); name the agent's binary with --binary", .0.display())]
+    NoProgram(PathBuf),
+    /// ssh is not there.
+    #[error("cannot run {program}: {source}")]
+    Ssh {
+        /// The program.
+        program: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It failed there. What it said stands above.
+    #[error("the installation at {destination} failed: {what}")]
+    Failed {
+        /// Where.
+        destination: String,
+        /// How ssh ended.
+        what: String,
+    },
+}
+
+/// Where and how.
+#[derive(Debug, Clone)]
+pub struct Install {
+    /// Where ssh goes: a host, or user@host, or a name of its configuration.
+    pub destination: String,
+    /// The program that does what ssh does.
+    pub ssh: String,
+    /// Its arguments before the destination.
+    pub ssh_arguments: Vec<String>,
+    /// The agent's binary on the host.
+    pub binary: PathBuf,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Installed {
+    /// It runs, and will after each boot.
+    Started,
+    /// It is there; the guest has neither systemd nor OpenRC that would start it.
+    NotStarted,
+}
+
+/// The binary beside this program: where `make agent` and packages put it.
+pub fn default_binary() -> PathBuf {
+    let own = std::env::current_exe().ok();
+    let beside = own.and_then(|path| {
+        path.parent()
+            .map(|directory| directory.join("ringdown-agent"))
+    });
+    beside.unwrap_or_else(|| PathBuf::from("ringdown-agent"))
+}
+
+impl Install {
+    /// Does it.
+    ///
+    /// # Errors
+    /// [`InstallError`]; then the guest is as it was, or what failed is said by the script.
+    pub fn run(&self) -> Result<Installed, InstallError> {
+        let unreadable = |source| InstallError::Binary {
+            path: self.binary.clone(),
+            source,
+        };
+        let bytes = std::fs::read(&self.binary).map_err(unreadable)?;
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err(InstallError::NoProgram(self.binary.clone()));
+        }
+        let input = File::open(&self.binary).map_err(unreadable)?;
+        let status = Command::new(&self.ssh)
+            .args(&self.ssh_arguments)
+            // What looks like an option is a destination all the same.
+            .args(["--", &self.destination])
+            .arg(script(bytes.len(), posix_cksum(&bytes)))
+            .stdin(Stdio::from(input))
+            .status()
+            .map_err(|source| InstallError::Ssh {
+                program: self.ssh.clone(),
+                source,
+            })?;
+        match status.code() {
+            Some(0) => Ok(Installed::Started),
+            Some(NOT_STARTED) => Ok(Installed::NotStarted),
+            _ => Err(InstallError::Failed {
+                destination: self.destination.clone(),
+                what: status.to_string(),
+            }),
+        }
+    }
+}
+
+/// The checksum that the command `cksum` of POSIX prints, which every guest has.
+fn posix_cksum(bytes: &[u8]) -> u32 {
+    let mut sum = 0_u32;
+    let mut add = |byte: u8| {
+        sum ^= u32::from(byte) << 24;
+        for _ in 0..8 {
+            let carry = sum & 0x8000_0000 != 0;
+            sum = (sum << 1) ^ if carry { 0x04c1_1db7 } else { 0 };
+        }
+    };
+    bytes.iter().for_each(|byte| add(*byte));
+    let mut len = bytes.len();
+    while len > 0 {
+        add(len as u8);
+        len >>= 8;
+    }
+    !sum
+}
+
+/// What the guest's shell is to do. `DESTDIR` installs below another root and starts nothing, as for packages.
+fn script(len: usize, checksum: u32) -> String {
+    format!(
+        r#"set -eu
+as_root=
+if [ "$(id -u)" != 0 ] && [ -z "${{DESTDIR:-}}" ]; then
+    for program in sudo doas; do
+        if command -v $program >/dev/null 2>&1; then as_root="$program -n"; break; fi
+    done
+    [ -n "$as_root" ] || {{ echo 'root is needed in the guest: log in as root, or install sudo' >&2; exit 1; }}
+fi
+root=${{DESTDIR:-}}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cat >"$work/agent"
+set -- $(cksum <"$work/agent")
+if [ "$1 $2" != '{checksum} {len}' ]; then
+    echo "the agent's binary arrived broken: checksum $1 and length $2 instead of {checksum} and {len}" >&2
+    exit 1
+fi
+chmod 0755 "$work/agent"
+"$work/agent" --version >&2 || {{ echo 'this agent does not run on this guest: is it built for its processor?' >&2; exit 1; }}
+put() {{
+    $as_root mkdir -p "$(dirname "$3")"
+    $as_root cp "$1" "$3.new"
+    $as_root chmod "$2" "$3.new"
+    $as_root mv -f "$3.new" "$3"
+}}
+put "$work/agent" 0755 "$root/usr/local/sbin/ringdown-agent"
+systemd=/run/systemd/system
+[ -z "$root" ] || systemd=$root/etc/systemd/system
+if [ -d "$systemd" ]; then
+cat >"$work/unit" <<'{END_OF_FILE}'
+{SYSTEMD_UNIT}{END_OF_FILE}
+    put "$work/unit" 0644 "$root/etc/systemd/system/ringdown-agent.service"
+    [ -z "$root" ] || exit 0
+    $as_root systemctl daemon-reload
+    $as_root systemctl enable ringdown-agent
+    $as_root systemctl restart ringdown-agent
+elif [ -x "$root/sbin/openrc-run" ]; then
+cat >"$work/script" <<'{END_OF_FILE}'
+{OPENRC_SCRIPT}{END_OF_FILE}
+    put "$work/script" 0755 "$root/etc/init.d/ringdown-agent"
+    [ -z "$root" ] || exit 0
+    $as_root rc-update add ringdown-agent default
+    $as_root rc-service ringdown-agent restart
+else
+    exit {NOT_STARTED}
+fi
+"#
+    )
+}
+
+#[cfg(test)]
+mod tests;

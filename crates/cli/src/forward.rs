@@ -1,0 +1,308 @@
+//! `ringdown forward`: programs of the host reach those of a guest, and the other way round, over TCP and UNIX sockets.
+//!
+//! Towards the guest, this process listens on the host, and each connection asks the agent for one of its own. Towards the host, the
+//! agent listens in the guest for as long as one connection to it stands, and tells of each caller, whom this process then takes. What
+//! passes is said in [`wire::agent::forward`].
+//!
+//! The end of one direction is passed on and the other goes on. A connection that breaks on one side is reset on the other, where the system
+//! knows resets. When the agent, the daemon or the guest go away and come back, new connections work again, and the agent is asked to
+//! listen again; connections that were open are gone, as their programs see.
+
+mod places;
+mod specification;
+mod stream;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, mpsc};
+use wire::agent::forward::{MAX_CONNECTIONS, Message, Place};
+use wire::agent::{CAPABILITY_FORWARD, Decoder, Frame, OPERATION_CHANNEL};
+
+use crate::guest::{Connection, GuestError};
+use places::Listener;
+pub use specification::{Direction, Forward};
+use stream::LocalStream;
+
+/// The bytes of one connection on their way in each direction.
+const BUFFER_LEN: usize = 64 * 1024;
+
+/// The wait before the agent is asked again to listen.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How long a guest that went away is waited for, each time.
+const COMEBACK: Duration = Duration::from_secs(30);
+
+/// The way to the agent, which may change when the daemon or the guest comes back.
+pub trait Guest: Send + Sync + 'static {
+    /// The VM's host socket, once the guest is ready; waits for `timeout` at most.
+    ///
+    /// # Errors
+    /// Why it is not ready, in words.
+    fn host_socket(&self, timeout: Duration) -> Result<PathBuf, String>;
+}
+
+/// What tells a person how it goes.
+type Tell = mpsc::Sender<String>;
+
+struct Shared<G> {
+    guest: G,
+    places: Semaphore,
+    tell: Tell,
+}
+
+/// Forwards, until what is told of goes unheard.
+///
+/// # Errors
+/// It cannot listen on the host, or the agent cannot listen in the guest at first.
+pub async fn run<G: Guest>(guest: G, forwards: Vec<Forward>, tell: Tell) -> io::Result<()> {
+    let shared = Arc::new(Shared {
+        guest,
+        places: Semaphore::new(MAX_CONNECTIONS),
+        tell,
+    });
+    let mut tasks = tokio::task::JoinSet::new();
+    // All places are listened at before anything is forwarded: whoever is told that it works finds all of it at work.
+    let mut here = Vec::new();
+    let mut there = Vec::new();
+    for forward in forwards {
+        match forward.direction {
+            Direction::ToGuest => here.push((Listener::bind(&forward.listen).await?, forward)),
+            Direction::ToHost => {
+                let listening = listen_in_guest(&shared, &forward, Duration::ZERO).await;
+                there.push((listening.map_err(io::Error::other)?, forward));
+            }
+        }
+    }
+    for (listener, forward) in here {
+        shared
+            .told(format!(
+                "forwarding {} to {} in the guest",
+                listener.place(),
+                forward.to_words()
+            ))
+            .await;
+        tasks.spawn(serve_host(Arc::clone(&shared), listener, forward.to));
+    }
+    for (control, forward) in there {
+        tasks.spawn(serve_guest(Arc::clone(&shared), control, forward));
+    }
+    // They end only by a fault of their own, or with this future.
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+impl<G: Guest> Shared<G> {
+    async fn told(&self, words: String) {
+        // Nobody listens: the process is about to end.
+        let _ = self.tell.send(words).await;
+    }
+
+    /// A connection to the agent, of which this was asked; the answer is still to come.
+    async fn ask(
+        self: &Arc<Self>,
+        request: Message,
+        wait: Duration,
+    ) -> Result<(Connection, Message), String> {
+        let shared = Arc::clone(self);
+        let asked = tokio::task::spawn_blocking(move || {
+            let socket = shared.guest.host_socket(wait)?;
+            let words = |error: GuestError| error.to_string();
+            let mut connection = Connection::open(&socket, CAPABILITY_FORWARD).map_err(words)?;
+            let request = Frame::Forward(request)
+                .to_bytes(OPERATION_CHANNEL)
+                .map_err(|error| words(error.into()))?;
+            match connection.ask(&request).map_err(words)? {
+                Frame::Forward(answer) => Ok((connection, answer)),
+                _ => Err("the guest's agent broke the protocol: it does not forward".to_owned()),
+            }
+        });
+        asked.await.map_err(|error| error.to_string())?
+    }
+
+    /// Carry bytes between a program of the host and the one that the agent was asked for.
+    async fn carry(
+        self: &Arc<Self>,
+        mut program: LocalStream,
+        request: Message,
+    ) -> Result<(), String> {
+        let carried = async {
+            let (mut connection, answer) = self.ask(request, Duration::ZERO).await?;
+            if answer != Message::Connected {
+                return Err("the guest's agent broke the protocol: it did not connect".to_owned());
+            }
+            let early = connection.decoder.take_raw(usize::MAX).to_vec();
+            let mut guest = into_async(connection.stream).map_err(|error| error.to_string())?;
+            let carried = async {
+                program.write_all(&early).await?;
+                copy_bidirectional_with_sizes(&mut program, &mut guest, BUFFER_LEN, BUFFER_LEN)
+                    .await
+            };
+            match carried.await {
+                Ok(_) => Ok(()),
+                Err(error) => Err(format!("a connection broke: {error}")),
+            }
+        };
+        let result = carried.await;
+        if result.is_err() {
+            program.reset_on_close();
+        }
+        result
+    }
+}
+
+fn into_async(stream: std::os::unix::net::UnixStream) -> io::Result<UnixStream> {
+    stream.set_read_timeout(None)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+/// Carry what connects on the host.
+async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Place) {
+    loop {
+        // Whoever comes when all are taken waits in the backlog.
+        let Ok(place) = shared.places.acquire().await else {
+            return;
+        };
+        place.forget();
+        match listener.accept().await {
+            Ok(program) => {
+                let shared = Arc::clone(&shared);
+                let request = Message::Dial(to.clone());
+                tokio::spawn(async move {
+                    if let Err(words) = shared.carry(program, request).await {
+                        shared.told(words).await;
+                    }
+                    shared.places.add_permits(1);
+                });
+            }
+            Err(error) => {
+                shared.places.add_permits(1);
+                shared
+                    .told(format!("cannot accept a connection: {error}"))
+                    .await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// A place in the guest where the agent listens.
+struct Listening {
+    stream: UnixStream,
+    decoder: Decoder,
+    key: wire::agent::forward::Key,
+}
+
+async fn listen_in_guest<G: Guest>(
+    shared: &Arc<Shared<G>>,
+    forward: &Forward,
+    wait: Duration,
+) -> Result<Listening, String> {
+    let request = Message::Listen(forward.listen.clone());
+    let (connection, answer) = shared.ask(request, wait).await?;
+    let Message::Listening { place, key } = answer else {
+        return Err("the guest's agent broke the protocol: it does not listen".to_owned());
+    };
+    let words = format!(
+        "forwarding {} in the guest to {}",
+        specification::words(&place),
+        forward.to_words()
+    );
+    shared.told(words).await;
+    Ok(Listening {
+        stream: into_async(connection.stream).map_err(|error| error.to_string())?,
+        decoder: connection.decoder,
+        key,
+    })
+}
+
+/// Carry what connects in the guest, and have the agent listen again whenever it has gone away.
+async fn serve_guest<G: Guest>(shared: Arc<Shared<G>>, mut listening: Listening, forward: Forward) {
+    loop {
+        let ended = take_callers(&shared, &mut listening, &forward.to).await;
+        let at = specification::words(&forward.listen);
+        shared
+            .told(format!(
+                "nobody listens at {at} in the guest any more: {ended}; trying again"
+            ))
+            .await;
+        listening = loop {
+            tokio::time::sleep(AGAIN_AFTER).await;
+            if let Ok(again) = listen_in_guest(&shared, &forward, COMEBACK).await {
+                break again;
+            }
+        };
+    }
+}
+
+/// Take everybody that the agent tells of: why it does not any more.
+async fn take_callers<G: Guest>(
+    shared: &Arc<Shared<G>>,
+    listening: &mut Listening,
+    to: &Place,
+) -> String {
+    let (leave, mut left) = mpsc::channel::<u32>(MAX_CONNECTIONS);
+    loop {
+        while listening.decoder.has_frame() {
+            let number = match listening.decoder.next_frame() {
+                Ok(Some((_, Frame::Forward(Message::Caller { number })))) => number,
+                Ok(Some((_, Frame::Error(report)))) => {
+                    return crate::guest::printable(&report.message);
+                }
+                Ok(_) => return "the guest's agent broke the protocol".to_owned(),
+                Err(error) => return error.to_string(),
+            };
+            let (shared, leave, to) = (Arc::clone(shared), leave.clone(), to.clone());
+            let request = Message::Take {
+                key: listening.key,
+                number,
+            };
+            tokio::spawn(async move {
+                let Ok(_place) = shared.places.acquire().await else {
+                    return;
+                };
+                match LocalStream::connect(&to).await {
+                    Ok(program) => {
+                        if let Err(words) = shared.carry(program, request).await {
+                            shared.told(words).await;
+                        }
+                    }
+                    Err(error) => {
+                        let _ = leave.send(number).await;
+                        let to = specification::words(&to);
+                        shared
+                            .told(format!("cannot connect to {to}: {error}"))
+                            .await;
+                    }
+                }
+            });
+        }
+        tokio::select! {
+            received = listening.stream.read(listening.decoder.space()) => match received {
+                Ok(0) => return "the connection was closed".to_owned(),
+                Ok(count) => listening.decoder.advance(count),
+                Err(error) => return error.to_string(),
+            },
+            Some(number) = left.recv() => {
+                let leave = Frame::Forward(Message::Leave { number }).to_bytes(OPERATION_CHANNEL);
+                let sent = match leave {
+                    Ok(bytes) => listening.stream.write_all(&bytes).await,
+                    Err(error) => Err(io::Error::other(error)),
+                };
+                if let Err(error) = sent {
+                    return error.to_string();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

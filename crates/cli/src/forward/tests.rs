@@ -1,0 +1,182 @@
+//! Programs on both sides of a real agent's session; only the daemon's host socket is the test's.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Mutex;
+use std::thread;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A host socket behind which an agent serves, until it is gone.
+struct House {
+    directory: TempDir,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl House {
+    fn new() -> House {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("host")).unwrap();
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let all = Arc::clone(&connections);
+        let options = agent::session::Options::new();
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                let mut connection = connection.unwrap();
+                all.lock().unwrap().push(connection.try_clone().unwrap());
+                let options = options.clone();
+                thread::spawn(move || {
+                    let mut byte = [0];
+                    while byte != *b"\n" {
+                        connection.read_exact(&mut byte).unwrap();
+                    }
+                    connection.write_all(b"OK 1073741824\n").unwrap();
+                    let _ = agent::session::serve(&connection.into(), &options);
+                });
+            }
+        });
+        House {
+            directory,
+            connections,
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    /// Break every connection to the agent, as a daemon does that ends.
+    fn cut(&self) {
+        for connection in self.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+struct Way(PathBuf);
+
+impl Guest for Way {
+    fn host_socket(&self, _: Duration) -> Result<PathBuf, String> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Forwards on a thread of its own: what it tells.
+fn forward(house: &House, forwards: Vec<Forward>) -> mpsc::Receiver<String> {
+    let (tell, told) = mpsc::channel(64);
+    let way = Way(house.directory.path().join("host"));
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        if let Err(error) = runtime.block_on(run(way, forwards, tell.clone())) {
+            let _ = tell.blocking_send(error.to_string());
+        }
+    });
+    told
+}
+
+fn words(told: &mut mpsc::Receiver<String>) -> String {
+    told.blocking_recv().unwrap()
+}
+
+/// A program that answers what it was sent, backwards, once that has ended.
+fn program(path: &str) {
+    let listener = UnixListener::bind(path).unwrap();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let mut bytes = Vec::new();
+            connection.read_to_end(&mut bytes).unwrap();
+            bytes.reverse();
+            connection.write_all(&bytes).unwrap();
+        }
+    });
+}
+
+fn ask(mut connection: impl Read + Write, end: impl Fn()) {
+    let question: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
+    connection.write_all(&question).unwrap();
+    end();
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).unwrap();
+    answer.reverse();
+    assert!(answer == question);
+}
+
+fn ask_at(path: &str) {
+    let connection = UnixStream::connect(path).unwrap();
+    let end = connection.try_clone().unwrap();
+    ask(connection, || end.shutdown(Shutdown::Write).unwrap());
+}
+
+#[test]
+fn either_side_reaches_the_other_and_a_reply_follows_a_half_close() {
+    let house = House::new();
+    program(&house.path("program"));
+    for direction in [Direction::ToGuest, Direction::ToHost] {
+        let place = house.path(&format!("{direction:?}"));
+        let text = format!("{place}:{}", house.path("program"));
+        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut told);
+        assert!(said.contains(&place), "{said}");
+        for _ in 0..3 {
+            ask_at(&place);
+        }
+    }
+}
+
+#[test]
+fn over_tcp_a_port_can_be_chosen_and_a_program_that_is_not_there_is_a_reset() {
+    let house = House::new();
+    for direction in [Direction::ToGuest, Direction::ToHost] {
+        let text = format!("0:{}", house.path("late"));
+        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut told);
+        let address = said.split(' ').nth(1).unwrap().to_owned();
+        let mut early = std::net::TcpStream::connect(&address).unwrap();
+        assert!(early.read(&mut [0]).is_err(), "nobody is there");
+        let said = words(&mut told);
+        assert!(said.contains("cannot connect"), "{said}");
+        program(&house.path("late"));
+        let connection = std::net::TcpStream::connect(&address).unwrap();
+        let end = connection.try_clone().unwrap();
+        ask(connection, || end.shutdown(Shutdown::Write).unwrap());
+        std::fs::remove_file(house.path("late")).unwrap();
+    }
+}
+
+#[test]
+fn a_place_in_the_guest_is_listened_at_again_after_a_cut() {
+    let house = House::new();
+    program(&house.path("program"));
+    let text = format!("{}:{}", house.path("place"), house.path("program"));
+    let mut told = forward(
+        &house,
+        vec![Forward::parse(Direction::ToHost, &text).unwrap()],
+    );
+    assert!(words(&mut told).starts_with("forwarding"));
+    ask_at(&house.path("place"));
+    house.cut();
+    let said = words(&mut told);
+    assert!(said.contains("any more"), "{said}");
+    let said = words(&mut told);
+    assert!(said.starts_with("forwarding"), "{said}");
+    ask_at(&house.path("place"));
+}
+
+#[test]
+fn a_place_that_is_taken_is_told_before_anything_is_forwarded() {
+    let house = House::new();
+    program(&house.path("program"));
+    for direction in [Direction::ToGuest, Direction::ToHost] {
+        let text = format!("{0}:{0}", house.path("program"));
+        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut told);
+        assert!(said.contains("cannot listen"), "{said}");
+    }
+}
