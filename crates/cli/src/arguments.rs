@@ -1,6 +1,9 @@
 //! The commands, their options, and what the help says.
 
+mod copy;
 mod jobs;
+
+pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -48,6 +51,10 @@ pub enum Command {
     Exec(Exec),
     /// Open a login shell in a guest, on a terminal of its own
     Shell(Shell),
+    /// Copy files and directories to a guest or from a guest
+    Cp(CopyArguments),
+    /// Make a directory equal to one in a guest, or one in a guest equal to one here: only what differs is sent
+    Sync(SyncArguments),
     /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
     Forward(ForwardArguments),
     /// Show a guest's processors, memory, disks and network, once or at an interval

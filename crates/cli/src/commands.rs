@@ -4,6 +4,7 @@ mod agent;
 mod args;
 pub(crate) mod bench;
 mod clipboard;
+mod copy;
 mod exec;
 mod forward;
 mod freeze;
@@ -35,6 +36,8 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
         Command::Shell(options) => return shell::run(&client, options),
+        Command::Cp(options) => return copy::copy(&client, options),
+        Command::Sync(options) => return copy::sync(&client, options),
         Command::Forward(options) => return forward::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),

@@ -9,6 +9,7 @@ mod arguments;
 pub mod bench;
 mod client;
 mod commands;
+pub mod copy;
 pub mod exec;
 mod failure;
 pub mod forward;
