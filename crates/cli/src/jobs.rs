@@ -37,9 +37,9 @@ impl Job {
         let bytes = Frame::Ask(ask).to_bytes(OPERATION_CHANNEL)?;
         let written = self.connection.stream.write_all(&bytes);
         // If the agent refused at once, what it said is still there to be read.
-        written.or_else(|error| match self.connection.next_frame() {
-            Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
-            _ => Err(GuestError::Broken(error.to_string())),
+        written.map_err(|error| match self.connection.next_frame() {
+            Err(GuestError::Agent(report)) => GuestError::Agent(report),
+            _ => GuestError::Broken(error.to_string()),
         })
     }
 
