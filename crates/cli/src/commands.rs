@@ -6,6 +6,7 @@ pub(crate) mod bench;
 mod copy;
 mod exec;
 mod forward;
+mod install_log;
 mod logs;
 mod manual;
 mod policy;
@@ -41,6 +42,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Stats(options) => stats::run(&client, &options)?,
         Command::Logs(options) => logs::run(&client, options)?,
+        Command::InstallLog(options) => install_log::run(&client, &options)?,
         Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
