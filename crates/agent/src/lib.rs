@@ -14,6 +14,7 @@ pub mod directory;
 mod files;
 pub mod forward;
 mod forwarding;
+pub mod freezer;
 pub mod generation;
 pub mod guest;
 pub mod host_socket;
