@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod audit;
+mod channels;
 mod chardev;
 pub mod config;
 pub mod control;
@@ -13,6 +14,7 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+pub mod metrics;
 pub mod offers;
 pub mod policy;
 pub mod proxy;
