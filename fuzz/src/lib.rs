@@ -18,6 +18,7 @@
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
 //! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
 //! | [`serial::decoder`], [`serial::link`] | a guest's agent, the line itself | the frames of the serial link, and the link |
+//! | [`transfer::receive_any`] | a guest's agent, or the host | the receiver of files |
 //! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
@@ -37,6 +38,7 @@ pub mod ring;
 pub mod segments;
 pub mod serial;
 pub mod switch;
+pub mod transfer;
 pub mod vhost;
 mod vmm;
 pub mod wire;

@@ -214,7 +214,7 @@ pub fn frames(input: &[u8]) {
 
 fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
     let stream = dice.pick(&[Stream::Stdin, Stream::Stdout, Stream::Stderr]);
-    match dice.below(15) {
+    match dice.below(16) {
         0 => Frame::Hello(Hello {
             protocol_min: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
             protocol_max: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
@@ -262,6 +262,7 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
         11 => Frame::Ask(any_ask(dice)),
         12 => Frame::Answer(any_answer(dice)),
         13 => Frame::Forward(any_forwarding(dice)),
+        14 => crate::transfer::frame(dice),
         _ => Frame::Exit(match dice.one_in(2) {
             true => ExitStatus::Code(dice.byte()),
             false => ExitStatus::Signal(dice.byte()),

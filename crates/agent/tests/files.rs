@@ -1,5 +1,10 @@
 //! Files to and from the agent's binary: killed and started again, with a full disk, and asked for what it must not do.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, though not marked as such one by one"
+)]
+
 mod common;
 
 use std::fs;

@@ -12,7 +12,7 @@ use std::thread;
 use tempfile::TempDir;
 use transfer::Destination;
 use wire::agent::PORT;
-use wire::agent::transfer::Sync;
+use wire::agent::transfer::{Metadata, Sync};
 
 use super::*;
 
@@ -405,5 +405,143 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "{what}: not within 30 s");
         thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A frame whose limits nobody has looked at.
+fn raw(message: &Message) -> Vec<u8> {
+    let body = postcard::to_allocvec(message).unwrap();
+    let mut frame = vec![48, 0, OPERATION_CHANNEL as u8, 0];
+    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&body);
+    frame
+}
+
+fn file_of(name: &str, size: u64) -> Message {
+    Message::File(wire::agent::transfer::File {
+        name: name.into(),
+        metadata: Metadata::default(),
+        size: Some(size),
+        sparse: true,
+        identity: 1,
+        asks: false,
+    })
+}
+
+/// An agent that says hello, and then these things, whatever it is asked.
+fn hostile(directory: &Path, words: Vec<u8>) -> PathBuf {
+    let socket = directory.join("hostile.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let hello = wire::agent::Hello {
+                capabilities: vec![CAPABILITY_TRANSFER.to_owned()],
+                ..wire::agent::Hello::new("hostile 1")
+            };
+            let hello = Frame::Hello(hello)
+                .to_bytes(wire::agent::CONNECTION_CHANNEL)
+                .unwrap();
+            let _ = connection.write_all(&[b"OK 1\n", hello.as_slice(), &words].concat());
+            let _ = connection.read_to_end(&mut Vec::new());
+        }
+    });
+    socket
+}
+
+/// The four archives of old, from a guest to the host: each is refused, in words, and nothing is written outside.
+#[test]
+fn a_hostile_guest_writes_nowhere_else() {
+    let evil = |name: &str| {
+        let chunk = Message::Chunk {
+            offset: 0,
+            len: 4,
+            checksum: xxhash_rust::xxh64::xxh64(b"evil", 0),
+        };
+        let end = Message::EndOfFile {
+            size: 4,
+            digest: None,
+            changed: false,
+        };
+        [
+            raw(&file_of(name, 4)),
+            raw(&chunk),
+            b"evil".to_vec(),
+            raw(&end),
+        ]
+        .concat()
+    };
+    let directory_named = |name: &str| {
+        raw(&Message::Directory {
+            name: name.into(),
+            metadata: Metadata::default(),
+        })
+    };
+    let outside_link = raw(&Message::Symlink {
+        name: b"out".to_vec(),
+        metadata: Metadata::default(),
+        target: b"../../outside".to_vec(),
+    });
+    let leave = || raw(&Message::Leave);
+    let through = [
+        directory_named("asked"),
+        outside_link,
+        directory_named("out"),
+        evil("precious"),
+        leave(),
+        leave(),
+        raw(&Message::End),
+        raw(&Message::Finished),
+    ];
+    let huge = [
+        directory_named("asked"),
+        raw(&file_of("huge", i64::MAX as u64)),
+    ]
+    .concat();
+    let cases = [
+        (evil("../outside/precious"), "a name contains a slash"),
+        (evil("/etc/passwd"), "a name contains a slash"),
+        (evil(".."), "a name contains a slash"),
+        (
+            [directory_named("asked"), evil("../../outside/precious")].concat(),
+            "a name contains a slash",
+        ),
+        (evil(".bashrc"), "was not asked for"),
+        (through.concat(), "a symbolic link"),
+        (huge, "--max-size"),
+    ];
+    for (words, expected) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir_all(at("outside")).unwrap();
+        fs::create_dir_all(at("here")).unwrap();
+        fs::write(at("outside/precious"), b"as it was").unwrap();
+        let before = snapshot(&at("outside"));
+        let announced = raw(&Message::Announce(wire::agent::transfer::Totals::default()));
+        let socket = hostile(directory.path(), [announced, words].concat());
+        let direction = from_guest(&[Path::new("asked")], &at("here"), options());
+        let mut report = Report::new(true, false);
+        // Its connection ends by and by: it is not gone on with for long.
+        let reach = move |_| Ok(socket.clone());
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let impatience = Arc::clone(&cancelled);
+        thread::spawn(move || {
+            thread::sleep(Duration::from_secs(2));
+            impatience.store(true, Ordering::Relaxed);
+        });
+        let result = super::run(
+            &reach,
+            &direction,
+            options(),
+            Duration::ZERO,
+            &cancelled,
+            &mut report,
+        );
+        let json = serde_json::to_string(report.json()).unwrap();
+        let said = format!("{result:?} {json}");
+        assert!(said.contains(expected), "{expected}: {said}");
+        assert_eq!(snapshot(&at("outside")), before);
+        let huge = at("here/asked/huge");
+        assert!(!huge.exists() && fs::read_dir(at("here")).unwrap().count() <= 1);
     }
 }
