@@ -12,7 +12,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
 
-pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
+pub use jobs::{
+    ClipboardCommand, Freeze, Lock, LogsArguments, Reboot, Shutdown, StatsArguments, Suspend, Thaw,
+    TimeArguments,
+};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -62,6 +65,23 @@ pub enum Command {
     InstallLog(InstallLogArguments),
     /// Show how far a guest's clock is from this host's, and set it
     Time(TimeArguments),
+    /// Shut guests down, and wait until they are
+    Shutdown(Shutdown),
+    /// Have a guest start again, and wait until it has
+    Reboot(Reboot),
+    /// Put a guest to sleep
+    Suspend(Suspend),
+    /// Hold all writes to a guest's disks, so that they can be copied
+    Freeze(Freeze),
+    /// Let a guest write to its disks again
+    Thaw(Thaw),
+    /// Read and set the clipboard of a guest's desktop
+    #[command(subcommand)]
+    Clipboard(ClipboardCommand),
+    /// Lock the screen of a guest's desktop
+    Lock(Lock),
+    /// Print figures of all lines and guests in the form that Prometheus reads
+    Metrics,
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant

@@ -15,6 +15,7 @@ pub mod input;
 pub mod limits;
 pub mod line;
 mod log_budget;
+pub mod metrics;
 pub mod offers;
 pub mod policy;
 pub mod proxy;
