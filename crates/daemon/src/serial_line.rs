@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use device::{Carrier, Fabric, Reply};
-use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status};
+use device::{Carrier, Connected, Fabric, Reply};
+use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status, Stream};
 use switch::Reason;
 
 use crate::chardev::Meeting;
@@ -95,14 +95,18 @@ fn dial(handle: &Weak<Handle>, port: u32, reply: Reply) {
     let Ok((ours, carried)) = pair() else {
         return reply.failed(Reason::HostFailed);
     };
+    let cut = carried.cut.clone();
     let answered = move |answer: Result<(), Refusal>| match answer {
-        Ok(()) => reply.connected(ours, None),
+        Ok(()) => reply.put_through(Connected {
+            cut: Some(cut),
+            ..Connected::new(ours, None)
+        }),
         Err(refusal) => reply.failed(reason(&refusal)),
     };
     handle.dial(port, carried, Box::new(answered));
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+fn pair() -> io::Result<(OwnedFd, Stream)> {
     let (ours, carried) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((ours.into(), carried.into()))
@@ -146,15 +150,15 @@ impl Port for VmPort {
         self.meeting.awaited()
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         let failed = |what: &str| Refusal::new(RefusalKind::Failed, what);
         let (ours, carried) = pair().map_err(|_| failed("the host has no descriptors left"))?;
-        let vm = self.guest.vm.clone();
+        let (vm, cut) = (self.guest.vm.clone(), carried.cut.clone());
         // The worker is asked and answers in its next turn: it never waits for this thread.
         let asked = self
             .guest
             .orders
-            .ask(move |fabric| fabric.guest_calls(&vm, port, ours));
+            .ask(move |fabric| fabric.guest_calls(&vm, port, ours, cut));
         match asked {
             Some(Ok(())) => Ok(carried),
             Some(Err(reason)) => Err(refusal(reason)),
