@@ -61,6 +61,8 @@ pub enum Command {
     Stats(StatsArguments),
     /// Show a guest's journal, or files of it, and follow them through whatever happens
     Logs(LogsArguments),
+    /// Show what a guest's installer says, while it installs and afterwards
+    InstallLog(InstallLogArguments),
     /// Show how far a guest's clock is from this host's, and set it
     Time(TimeArguments),
     /// Shut guests down, and wait until they are
@@ -261,6 +263,26 @@ pub struct PolicyCheck {
 pub enum AuditCommand {
     /// Have the daemon open the file anew, after it was moved away; for logrotate
     Rotate,
+}
+
+/// The options of `install-log`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The VM needs a channel with install-log = true in the daemon's configuration, and its QEMU the port that `ringdown args` prints for it. Anaconda,
+the installer of Fedora and its kin, writes its log there by itself.
+
+On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
+
+Exit codes: 0 shown, or nobody reads it any more; 1 it could not be shown; 2 the words were wrong.")]
+pub struct InstallLogArguments {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Go on with what comes later, until it is interrupted
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Keep control characters, even on a terminal
+    #[arg(long)]
+    pub raw: bool,
 }
 
 /// The options of `args`.

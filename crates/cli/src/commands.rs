@@ -8,6 +8,7 @@ mod copy;
 mod exec;
 mod forward;
 mod freeze;
+mod install_log;
 mod logs;
 mod manual;
 mod policy;
@@ -44,6 +45,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Stats(options) => stats::run(&client, &options)?,
         Command::Logs(options) => logs::run(&client, options)?,
+        Command::InstallLog(options) => install_log::run(&client, &options)?,
         Command::Time(options) => time::run(&client, &options)?,
         Command::Shutdown(options) => power::shutdown(&client, &options)?,
         Command::Reboot(options) => power::reboot(&client, &options)?,
