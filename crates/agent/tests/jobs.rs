@@ -64,6 +64,9 @@ fn a_log_that_is_followed_ends_with_its_host() {
     let mut client = agent.connect();
     client.greet();
     client.send(&ask(&log));
+    assert!(
+        matches!(client.next(), Some(Frame::Answer(Answer::Begin(places))) if places.len() == 1)
+    );
     assert!(matches!(client.next(), Some(Frame::Answer(Answer::Log(_)))));
     let threads = || {
         std::fs::read_dir(format!("/proc/{}/task", agent.pid()))
