@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent images demo three-vms test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -32,6 +32,10 @@ agent: setup ## build the guest's agent, static, beside the ringdown command
 	@mkdir -p $(TARGET_DIR)/release
 	@cp $(TARGET_DIR)/static/x86_64-unknown-linux-gnu/release/ringdown-agent $(TARGET_DIR)/release/ringdown-agent
 	@echo '[agent] $(TARGET_DIR)/release/ringdown-agent'
+
+manual: build ## write manual pages and shell completions into target/manual
+	@$(RINGDOWN) manual $(TARGET_DIR)/manual
+	@echo '[manual] man -l $(TARGET_DIR)/manual/man1/ringdown.1'
 
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images

@@ -3,7 +3,7 @@
 use wire::agent::credit::{CreditError, MAX_CREDIT, ReceiveWindow, SendCredit};
 use wire::agent::{
     DecodeError, Decoder, ErrorKind, ErrorReport, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
-    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench, forward,
+    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench, forward, job,
 };
 use wire::connect::{MAX_REQUEST_LEN, Request, RequestError, refused};
 use wire::vsock::{self, Header, Operation, SocketType};
@@ -214,7 +214,7 @@ pub fn frames(input: &[u8]) {
 
 fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
     let stream = dice.pick(&[Stream::Stdin, Stream::Stdout, Stream::Stderr]);
-    match dice.below(13) {
+    match dice.below(15) {
         0 => Frame::Hello(Hello {
             protocol_min: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
             protocol_max: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
@@ -224,6 +224,8 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
             capabilities: (0..dice.pick(&[0, 1, 31, 32, 33]))
                 .map(|_| any_text(dice))
                 .collect(),
+            generation: any_text(dice),
+            unix_ns: dice.quad(),
         }),
         1 => Frame::Error(ErrorReport::new(ErrorKind::Busy, any_text(dice))),
         2 => Frame::ExecStart(ExecStart {
@@ -257,11 +259,98 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
         },
         9 => Frame::Signal(dice.byte()),
         10 => Frame::Bench(any_message(dice)),
-        11 => Frame::Forward(any_forwarding(dice)),
+        11 => Frame::Ask(any_ask(dice)),
+        12 => Frame::Answer(any_answer(dice)),
+        13 => Frame::Forward(any_forwarding(dice)),
         _ => Frame::Exit(match dice.one_in(2) {
             true => ExitStatus::Code(dice.byte()),
             false => ExitStatus::Signal(dice.byte()),
         }),
+    }
+}
+
+fn any_ask(dice: &mut Dice<'_>) -> job::Ask {
+    match dice.below(7) {
+        0 => job::Ask::Stats {
+            interval_ms: dice.edgy(),
+            count: dice.edgy(),
+        },
+        1 => job::Ask::Logs(job::Logs {
+            source: match dice.one_in(2) {
+                true => job::LogSource::Journal(job::JournalLog {
+                    units: (0..dice.pick(&[0, 1, 16, 17]))
+                        .map(|_| any_text(dice))
+                        .collect(),
+                    since: any_text(dice),
+                    cursor: any_text(dice),
+                }),
+                false => job::LogSource::Files(
+                    (0..dice.pick(&[0, 1, 16, 17]))
+                        .map(|_| job::FileLog {
+                            path: any_bytes(dice),
+                            cursor: dice.one_in(2).then(|| any_place(dice)),
+                        })
+                        .collect(),
+                ),
+            },
+            lines: dice.one_in(2).then(|| dice.edgy()),
+            follow: dice.one_in(2),
+        }),
+        2 => job::Ask::Freeze {
+            timeout_ms: dice.edgy(),
+        },
+        3 => job::Ask::Time {
+            step_ns: dice.one_in(2).then(|| dice.quad() as i64),
+        },
+        4 => job::Ask::ClipboardSet { len: dice.edgy() },
+        5 => job::Ask::Power {
+            action: dice.pick(&[job::Power::Shutdown, job::Power::Reboot]),
+            force: dice.one_in(2),
+        },
+        _ => job::Ask::Lock,
+    }
+}
+
+fn any_answer(dice: &mut Dice<'_>) -> job::Answer {
+    match dice.below(6) {
+        0 => job::Answer::Log(
+            (0..dice.pick(&[0, 1, 2, 64]))
+                .map(|_| job::LogEntry {
+                    file: dice.word(),
+                    place: any_place(dice),
+                    cursor: any_text(dice),
+                    priority: dice.byte(),
+                    identifier: any_text(dice),
+                    text: any_bytes(dice),
+                    ..job::LogEntry::default()
+                })
+                .collect(),
+        ),
+        1 => job::Answer::Note(any_text(dice)),
+        2 => job::Answer::FileSystems(any_list(dice)),
+        3 => job::Answer::Clipboard { len: dice.edgy() },
+        4 => job::Answer::Stats(Box::new(job::Stats {
+            disks: (0..dice.pick(&[0, 1, 64, 65]))
+                .map(|_| job::Disk {
+                    name: any_text(dice),
+                    ..job::Disk::default()
+                })
+                .collect(),
+            ..job::Stats::default()
+        })),
+        _ => job::Answer::Time(job::Clock {
+            unix_ns: dice.quad() as i64,
+            kept_by: any_text(dice),
+        }),
+    }
+}
+
+fn any_place(dice: &mut Dice<'_>) -> job::FileCursor {
+    job::FileCursor {
+        device: dice.quad(),
+        inode: dice.quad(),
+        offset: dice.quad(),
+        before: dice.quad(),
     }
 }
 

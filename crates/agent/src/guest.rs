@@ -8,7 +8,9 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use wire::agent::{CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, Hello, MAX_HOSTNAME_LEN};
+use wire::agent::{
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, Hello, MAX_HOSTNAME_LEN, job,
+};
 
 /// The agent's name and version, as hellos carry it.
 pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"));
@@ -19,7 +21,23 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// The most that is read of `/etc/passwd`, in bytes.
 const MAX_PASSWD_LEN: u64 = 1024 * 1024;
 
-/// The hello of this guest.
+/// All that the agent can do.
+const CAPABILITIES: [&str; 6] = [
+    CAPABILITY_EXEC,
+    CAPABILITY_BENCH,
+    CAPABILITY_FORWARD,
+    job::CAPABILITY_STATS,
+    job::CAPABILITY_LOGS,
+    job::CAPABILITY_TIME,
+];
+
+/// Where programs are looked for.
+pub(crate) fn search_path() -> OsString {
+    let path = std::env::var_os("PATH").filter(|path| !path.is_empty());
+    path.unwrap_or_else(|| DEFAULT_PATH.into())
+}
+
+/// The hello of this guest, with all that the agent can do.
 pub fn hello() -> Hello {
     let mut hostname = rustix::system::uname()
         .nodename()
@@ -31,9 +49,7 @@ pub fn hello() -> Hello {
     Hello {
         boot_id: boot_id(),
         hostname,
-        capabilities: [CAPABILITY_EXEC, CAPABILITY_BENCH, CAPABILITY_FORWARD]
-            .map(str::to_owned)
-            .to_vec(),
+        capabilities: CAPABILITIES.map(str::to_owned).into(),
         ..Hello::new(SOFTWARE)
     }
 }
@@ -118,9 +134,8 @@ impl User {
 
     /// The variables that each command begins with.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
-        let path = std::env::var_os("PATH").filter(|path| !path.is_empty());
         vec![
-            ("PATH", path.unwrap_or_else(|| DEFAULT_PATH.into())),
+            ("PATH", search_path()),
             ("HOME", self.home.clone().into_os_string()),
             ("USER", self.name.clone()),
             ("LOGNAME", self.name.clone()),

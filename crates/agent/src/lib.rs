@@ -7,12 +7,17 @@
 //! `/dev/pts` for terminals.
 
 mod bench;
+mod clock;
 pub mod command;
+pub mod config;
 pub mod directory;
 pub mod forward;
 mod forwarding;
+pub mod generation;
 pub mod guest;
+mod job;
 pub mod launch;
+mod log;
 mod outgoing;
 mod pump;
 mod relay;
@@ -21,5 +26,6 @@ pub mod session;
 mod share;
 pub mod signals;
 mod stream;
+mod tool;
 pub mod transport;
 pub mod uplink;

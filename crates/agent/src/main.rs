@@ -1,8 +1,10 @@
 //! `ringdown-agent`: see `--help`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use agent::config::Config;
 use agent::directory;
 use agent::forward::Forward;
 use agent::launch;
@@ -13,13 +15,15 @@ use wire::directory::Request as Question;
 const HELP: &str = "\
 ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
 
-Usage: ringdown-agent [--listen ENDPOINT]
+Usage: ringdown-agent [--listen ENDPOINT] [--config FILE]
        ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
        ringdown-agent resolve NAME | service NAME | whoami
 
   --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
   --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
                        For a machine without vsock, and for trying a client out.
+  --config FILE        what the host may do: methods that are switched off, and whether the clock follows the host's
+                       [default: /etc/ringdown/agent.toml, if it is there]
   --version            print the version
   --help               print this text
 
@@ -42,8 +46,8 @@ fn main() -> ExitCode {
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);
     }
-    let endpoint = match parse(first, arguments) {
-        Ok(Request::Serve(endpoint)) => endpoint,
+    let (endpoint, config) = match parse(first, arguments) {
+        Ok(Request::Serve { endpoint, config }) => (endpoint, config),
         Ok(Request::Ask(question)) => return ask(&question),
         Ok(Request::Print(text)) => {
             print!("{text}");
@@ -59,7 +63,14 @@ fn main() -> ExitCode {
             "ringdown-agent: commands will ignore the signals that the agent ignores: {error}"
         );
     }
-    match Server::new(endpoint).run() {
+    let config = match Config::read(config.as_deref()) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("ringdown-agent: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match Server::new(endpoint, config).run() {
         Ok(never) => match never {},
         Err(error) => {
             eprintln!("ringdown-agent: {error}");
@@ -100,7 +111,10 @@ fn ask(question: &Question) -> ExitCode {
 }
 
 enum Request {
-    Serve(Endpoint),
+    Serve {
+        endpoint: Endpoint,
+        config: Option<PathBuf>,
+    },
     Ask(Question),
     Print(String),
 }
@@ -109,14 +123,23 @@ fn parse(
     first: Option<OsString>,
     mut rest: impl Iterator<Item = OsString>,
 ) -> Result<Request, String> {
-    let Some(first) = first else {
-        return Ok(Request::Serve(Endpoint::Vsock));
+    let (mut endpoint, mut config) = (Endpoint::Vsock, None);
+    let mut next = first;
+    let first = loop {
+        match next.as_deref().and_then(OsStr::to_str) {
+            None if next.is_none() => return Ok(Request::Serve { endpoint, config }),
+            Some("--listen") => {
+                let value = rest.next().ok_or("--listen expects vsock or unix:PATH")?;
+                endpoint = Endpoint::parse(&value)?;
+            }
+            Some("--config") => {
+                config = Some(rest.next().ok_or("--config expects a file")?.into());
+            }
+            _ => break next.unwrap_or_default(),
+        }
+        next = rest.next();
     };
     let request = match first.to_str() {
-        Some("--listen") => {
-            let value = rest.next().ok_or("--listen expects vsock or unix:PATH")?;
-            Request::Serve(Endpoint::parse(&value)?)
-        }
         Some("--version") => Request::Print(format!("{}\n", agent::guest::SOFTWARE)),
         Some("--help" | "-h") => Request::Print(HELP.to_owned()),
         Some(verb @ ("resolve" | "service" | "whoami")) => {

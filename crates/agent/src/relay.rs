@@ -543,6 +543,8 @@ fn name_of(frame: &Frame<'_>) -> &'static str {
         Frame::Signal(_) => "signal",
         Frame::Exit(_) => "exit",
         Frame::Bench(_) => "bench",
+        Frame::Ask(_) => "an ask",
+        Frame::Answer(_) => "an answer",
         Frame::Forward(_) => "forward",
     }
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use wire::agent::{ErrorKind, ErrorReport};
 
+use crate::config::Config;
+use crate::log::say;
 use crate::session::{Options, serve_in_place, tell};
 use crate::share::Share;
 use crate::transport::{Endpoint, Listener};
@@ -36,11 +38,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// An agent that will listen there.
-    pub fn new(endpoint: Endpoint) -> Server {
+    /// An agent that will listen there and do what its configuration allows.
+    pub fn new(endpoint: Endpoint, config: Config) -> Server {
         let options = Options {
             has_vsock: endpoint == Endpoint::Vsock,
-            ..Options::new()
+            ..Options::new().with_config(config)
         };
         Server {
             endpoint,
@@ -55,23 +57,28 @@ impl Server {
     /// It cannot listen and waiting would not help.
     pub fn run(&self) -> io::Result<Infallible> {
         let listener = self.listen()?;
-        eprintln!("ringdown-agent: listening on {}", self.describe());
+        say!("listening on {}", self.describe());
+        let options = Arc::clone(&self.options);
+        std::thread::Builder::new()
+            .name("generation".into())
+            .stack_size(STACK_SIZE)
+            .spawn(move || options.generation.watch())?;
         if self.endpoint == Endpoint::Vsock {
-            let hello = self.options.hello.clone();
+            let options = Arc::clone(&self.options);
             std::thread::Builder::new()
                 .name("uplink".into())
-                .spawn(move || uplink::run(&hello))?;
+                .spawn(move || uplink::run(&options))?;
         }
         loop {
             match listener.accept() {
                 Ok(connection) => self.start(connection),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    eprintln!("ringdown-agent: {error}")
+                    say!("{error}")
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // A peer that went away while it waited, or no descriptors: neither ends the agent.
-                    eprintln!("ringdown-agent: cannot accept a connection: {error}");
+                    say!("cannot accept a connection: {error}");
                     std::thread::sleep(ACCEPT_BACKOFF);
                 }
             }
@@ -96,9 +103,7 @@ impl Server {
                 return Err(io::Error::new(error.kind(), message));
             }
             if !said {
-                eprintln!(
-                    "ringdown-agent: there is no vsock in this guest yet ({error}); waiting for it"
-                );
+                say!("there is no vsock in this guest yet ({error}); waiting for it");
                 said = true;
             }
             std::thread::sleep(backoff);
@@ -119,7 +124,7 @@ impl Server {
                 "{MAX_OPERATIONS} operations run in this guest already, which is the limit"
             );
             // The socket is new, so its buffer has room: the accepting thread does not wait here.
-            let _ = crate::session::greet(&connection, &self.options.hello, Instant::now());
+            let _ = crate::session::greet(&connection, &self.options.hello_now(), Instant::now());
             tell(
                 &connection,
                 &ErrorReport::new(ErrorKind::Busy, message),
@@ -130,7 +135,7 @@ impl Server {
         let options = Arc::clone(&self.options);
         let serve = move || {
             if let Err(stop) = serve_in_place(&connection, &options, Some(place)) {
-                eprintln!("ringdown-agent: an operation ended early: {stop}");
+                say!("an operation ended early: {stop}");
             }
         };
         let thread = std::thread::Builder::new()
@@ -138,7 +143,7 @@ impl Server {
             .stack_size(STACK_SIZE)
             .spawn(serve);
         if let Err(error) = thread {
-            eprintln!("ringdown-agent: cannot start a thread: {error}");
+            say!("cannot start a thread: {error}");
         }
     }
 }

@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::{
-    CONNECTION_CHANNEL, Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello,
-    OPERATION_CHANNEL, bench, forward, negotiate,
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind,
+    ErrorReport, ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, forward, job, negotiate,
 };
 
 use crate::bench as benchmark;
 pub use crate::bench::Places;
+use crate::clock;
 use crate::command::Running;
+use crate::config::Config;
 use crate::forwarding;
 pub use crate::forwarding::Forwarding;
+use crate::generation::Generation;
+use crate::job as everyday;
 use crate::relay::Relay;
 use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
@@ -31,7 +35,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// What sessions have in common.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What to say to the host.
+    /// What to say to the host, but for what changes: see [`Options::hello_now`].
     pub hello: Hello,
     /// The agent's own executable, which is started again for commands on terminals.
     pub launcher: PathBuf,
@@ -41,6 +45,10 @@ pub struct Options {
     pub has_vsock: bool,
     /// The places of benchmarks.
     pub places: Arc<Places>,
+    /// What the guest's administrator allows.
+    pub config: Config,
+    /// What tells this guest from what it was before it was resumed.
+    pub generation: Arc<Generation>,
     /// The connections that are carried, and where the agent listens for more.
     pub forwarding: Arc<Forwarding>,
 }
@@ -56,6 +64,26 @@ impl Options {
             has_vsock: false,
             places: Arc::new(Places::default()),
             forwarding: Arc::new(Forwarding::default()),
+            config: Config::default(),
+            generation: Arc::new(Generation::default()),
+        }
+    }
+
+    /// The same as the guest's administrator wants it.
+    pub fn with_config(mut self, config: Config) -> Options {
+        self.hello
+            .capabilities
+            .retain(|capability| config.allow(capability).is_ok());
+        self.config = config;
+        self
+    }
+
+    /// What to say to the host now.
+    pub fn hello_now(&self) -> Hello {
+        Hello {
+            generation: self.generation.current(),
+            unix_ns: u64::try_from(clock::unix_ns()).unwrap_or(0),
+            ..self.hello.clone()
         }
     }
 }
@@ -94,7 +122,13 @@ pub(crate) fn serve_in_place(
     rustix::io::ioctl_fionbio(socket, true).map_err(|error| Stop::HostGone(error.into()))?;
     let mut decoder = Decoder::new();
     let deadline = Instant::now() + options.handshake_timeout;
-    let result = match ask(socket, &mut decoder, options, deadline) {
+    let allowed =
+        ask(socket, &mut decoder, options, deadline).and_then(|request| allow(options, request));
+    let result = match allowed {
+        Ok(Request::Job(ask)) => {
+            let result = everyday::run(socket, decoder, options, ask);
+            told(socket, result)
+        }
         Ok(Request::Exec(request)) => run_command(socket, decoder, options, &request),
         Ok(Request::Bench(start)) => {
             let result = benchmark::run(socket, decoder, options, start, place);
@@ -130,6 +164,14 @@ fn run_command(
     result
 }
 
+/// The request, if the guest's administrator allows it.
+fn allow(options: &Options, request: Request) -> Result<Request, Stop> {
+    match options.config.allow(request.capability()) {
+        Ok(()) => Ok(request),
+        Err(words) => Err(Stop::Report(ErrorReport::new(ErrorKind::Forbidden, words))),
+    }
+}
+
 /// The result, of which the host knows.
 fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
     if let Err(Stop::Report(report)) = &result {
@@ -142,7 +184,20 @@ fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
 enum Request {
     Exec(ExecStart),
     Bench(bench::Start),
+    Job(job::Ask),
     Forward(forward::Message),
+}
+
+impl Request {
+    /// What the guest's administrator may have switched off.
+    fn capability(&self) -> &'static str {
+        match self {
+            Request::Exec(_) => CAPABILITY_EXEC,
+            Request::Bench(_) => CAPABILITY_BENCH,
+            Request::Forward(_) => CAPABILITY_FORWARD,
+            Request::Job(ask) => ask.capability(),
+        }
+    }
 }
 
 /// Tell the host why there will be no operation, as far as it listens.
@@ -167,7 +222,7 @@ fn ask(
     options: &Options,
     deadline: Instant,
 ) -> Result<Request, Stop> {
-    greet(socket, &options.hello, deadline).map_err(Stop::HostGone)?;
+    greet(socket, &options.hello_now(), deadline).map_err(Stop::HostGone)?;
     let refuse = |kind, message: String| Stop::Report(ErrorReport::new(kind, message));
     let mut greeted = false;
     loop {
@@ -195,6 +250,9 @@ fn ask(
             }
             Frame::ExecStart(request) if greeted && channel == OPERATION_CHANNEL => {
                 return Ok(Request::Exec(request));
+            }
+            Frame::Ask(ask) if greeted && channel == OPERATION_CHANNEL => {
+                return Ok(Request::Job(ask));
             }
             Frame::Bench(bench::Message::Start(start))
                 if greeted && channel == OPERATION_CHANNEL =>

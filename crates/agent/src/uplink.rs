@@ -1,15 +1,17 @@
 //! The connection by which the host knows that this guest is ready.
 //!
 //! The agent dials the host as soon as it listens, both say hello, and the connection stays open. When it breaks (the
-//! host's daemon was restarted, the guest was moved), the agent dials again.
+//! host's daemon was restarted, the guest was moved, or it was resumed and has a new generation), the agent dials again.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, negotiate};
+use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, negotiate};
 
-use crate::session::{HANDSHAKE_TIMEOUT, greet};
+use crate::clock;
+use crate::log::say;
+use crate::session::{HANDSHAKE_TIMEOUT, Options, greet};
 use crate::stream::receive;
 use crate::transport;
 
@@ -23,11 +25,12 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
 /// Keep the host informed, for ever.
-pub(crate) fn run(hello: &Hello) -> ! {
+pub(crate) fn run(options: &Options) -> ! {
     let mut backoff = FIRST_BACKOFF;
     let mut last_problem = String::new();
     loop {
-        let problem = match transport::dial_host().and_then(|socket| announce(&socket, hello)) {
+        let connected = transport::dial_host();
+        let problem = match connected.and_then(|socket| announce(&socket, options)) {
             Ok(ended) => {
                 backoff = FIRST_BACKOFF;
                 format!("the connection to the host ended: {ended}")
@@ -38,7 +41,7 @@ pub(crate) fn run(hello: &Hello) -> ! {
         };
         // Said once, not every few seconds for as long as there is no host.
         if problem != last_problem {
-            eprintln!("ringdown-agent: {problem}");
+            say!("{problem}");
             last_problem = problem;
         }
         std::thread::sleep(backoff);
@@ -46,12 +49,15 @@ pub(crate) fn run(hello: &Hello) -> ! {
     }
 }
 
-/// Exchange hellos on a connection to the host, then hold it until it ends: why it did.
+/// Exchange hellos on a connection to the host, set the clock by what the host says, then hold the connection until it ends: why it did.
 ///
 /// # Errors
 /// The hellos did not get through.
-pub fn announce(socket: &OwnedFd, hello: &Hello) -> io::Result<io::Error> {
-    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+pub fn announce(socket: &OwnedFd, options: &Options) -> io::Result<io::Error> {
+    let begun = Instant::now();
+    let deadline = begun + HANDSHAKE_TIMEOUT;
+    let hello = &options.hello_now();
+    options.generation.was_told(socket);
     greet(socket, hello, deadline)?;
     let mut decoder = Decoder::new();
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
@@ -67,6 +73,8 @@ pub fn announce(socket: &OwnedFd, hello: &Hello) -> io::Result<io::Error> {
                         theirs.software
                     )));
                 }
+                options.generation.host_is(&theirs.boot_id);
+                clock::follow(options, theirs.unix_ns, begun);
                 break;
             }
             Some((_, Frame::Error(report))) => return Err(io::Error::other(report.message)),
@@ -74,7 +82,7 @@ pub fn announce(socket: &OwnedFd, hello: &Hello) -> io::Result<io::Error> {
             None => receive(socket, &mut decoder, deadline)?,
         }
     }
-    eprintln!("ringdown-agent: the host knows that this guest is ready");
+    say!("the host knows that this guest is ready");
     loop {
         match decoder.next_frame() {
             Ok(Some((_, Frame::Error(report)))) => return Ok(io::Error::other(report.message)),

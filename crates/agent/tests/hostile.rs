@@ -240,8 +240,8 @@ fn readiness_lasts_as_long_as_the_connection() {
     theirs.set_nonblocking(true).unwrap();
     let mut host = Client::new(ours);
     let uplink =
-        std::thread::spawn(move || agent::uplink::announce(&theirs.into(), &agent::guest::hello()));
-    assert_eq!(host.expect_hello(), agent::guest::hello());
+        std::thread::spawn(move || agent::uplink::announce(&theirs.into(), &Options::new()));
+    assert_eq!(host.expect_hello().boot_id, agent::guest::hello().boot_id);
     host.send(&Frame::Hello(Hello::new("ringdown test")));
     // The agent holds the connection and says nothing more until the host closes it.
     host.stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -257,7 +257,7 @@ fn readiness_lasts_as_long_as_the_connection() {
         protocol_max: 9,
         ..Hello::new("future")
     }));
-    let error = agent::uplink::announce(&theirs.into(), &agent::guest::hello()).unwrap_err();
+    let error = agent::uplink::announce(&theirs.into(), &Options::new()).unwrap_err();
     assert!(
         error.to_string().contains("another protocol version"),
         "{error}"

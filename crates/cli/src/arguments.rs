@@ -35,7 +35,7 @@ pub enum Command {
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
-    /// Print the arguments with which a VMM attaches to a VM's line
+    /// Print the arguments with which a VMM attaches to a VM's line and its channels
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
     Exec(Exec),
@@ -54,6 +54,8 @@ pub enum Command {
     /// Put the agent into guests
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Write manual pages and shell completions
+    Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }
@@ -70,7 +72,7 @@ pub struct Serve {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
-    /// [,limits.KEY=NUMBER …]; may be repeated
+    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
     /// Let VMs call others: from=NAME,to=NAME,port=PORT[,domain=DOMAIN]; * for any, @GROUP for a group, DOMAIN/NAME for a VM of another
@@ -90,7 +92,7 @@ pub struct Serve {
 #[derive(Debug, Subcommand)]
 pub enum Vm {
     /// Add a VM to the running daemon
-    Add(VmAdd),
+    Add(Box<VmAdd>),
     /// List the VMs and how far each has come
     #[command(visible_alias = "list")]
     Ls(VmList),
@@ -125,6 +127,13 @@ pub struct VmAdd {
     /// The UNIX socket of a VMM that has a vsock device of its own (Firecracker, Cloud Hypervisor, libkrun), instead of those two
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "host"])]
     pub hybrid: Option<PathBuf>,
+    /// Reach the guest, which has no vsock, by the virtio-serial port of its agent; QEMU connects to this socket [default: NAME.serial in the
+    /// runtime directory, or DOMAIN.NAME.serial]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, conflicts_with_all = ["vhost_user", "hybrid", "serial_connect"])]
+    pub serial: Option<Option<PathBuf>>,
+    /// The same, but QEMU listens at this socket, and the daemon connects
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "hybrid"])]
+    pub serial_connect: Option<PathBuf>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
     /// host-connects-per-second or control-messages-per-second; may be repeated
     #[arg(long, value_name = "KEY=NUMBER")]
@@ -225,7 +234,7 @@ pub struct VmmArguments {
     /// The VMM to print arguments for
     #[arg(long, value_enum)]
     pub vmm: Vmm,
-    /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same
+    /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
     /// Print the arguments as a JSON array
@@ -331,6 +340,14 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
 }
 
+/// The options of `manual`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Directory in which man1 and completions are made
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
 /// The commands about the agent.
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
@@ -412,4 +429,6 @@ pub struct ForwardArguments {
 pub enum Vmm {
     /// QEMU.
     Qemu,
+    /// libvirt: the elements of the domain's XML.
+    Libvirt,
 }

@@ -5,6 +5,7 @@ mod args;
 pub(crate) mod bench;
 mod exec;
 mod forward;
+mod manual;
 mod policy;
 mod reload;
 mod serve;
@@ -34,9 +35,10 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
+        Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
-        Command::Vm(Vm::Add(options)) => vm::add(&client, options)?,
+        Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
         Command::Args(options) => args::run(&client, &options)?,

@@ -13,6 +13,7 @@ pub mod exec;
 mod failure;
 pub mod forward;
 pub mod guest;
+mod libvirt;
 mod qemu;
 
 use std::ffi::OsString;

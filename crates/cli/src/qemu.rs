@@ -4,6 +4,16 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use daemon::api::types::{ChardevInfo, VmStatus};
+use daemon::config::AGENT_PORT;
+
+/// The virtio-serial device of a VM; its ports have numbers behind it.
+const BUS: &str = "ringdown";
+
+/// Has QEMU connect again after a second. Since version 9.2 this word is deprecated and another takes its place, which older
+/// ones do not know.
+pub const RECONNECT: &str = "reconnect=1";
+
 /// The size of a guest's memory as QEMU takes it: a number and a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
@@ -43,22 +53,59 @@ impl fmt::Display for Memory {
     }
 }
 
-/// The arguments, one by one. Memory must be shared, because the daemon carries bytes in and out of it.
-pub fn arguments(vhost_user: &Path, memory: &Memory) -> Vec<String> {
-    // QEMU ends a value at a comma; two in a row stand for one.
-    let socket = vhost_user.to_string_lossy().replace(',', ",,");
+/// The arguments, one by one. A hybrid VM needs none but those of its channels.
+pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
+    let mut arguments = Vec::new();
+    if let Some(vhost_user) = &vm.vhost_user {
+        arguments.extend(vsock(vhost_user, memory));
+    }
+    let ports = serial_ports(vm);
+    if !ports.is_empty() {
+        arguments.extend(["-device".to_owned(), format!("virtio-serial-pci,id={BUS}")]);
+    }
+    for (index, (name, chardev)) in ports.into_iter().enumerate() {
+        let id = format!("{BUS}{index}");
+        // Whoever connects does so again whenever the other has gone away.
+        let socket = match chardev {
+            ChardevInfo::Listen(path) => format!("path={},{RECONNECT}", escaped(path)),
+            ChardevInfo::Connect(path) => format!("path={},server=on,wait=off", escaped(path)),
+        };
+        arguments.extend([
+            "-chardev".to_owned(),
+            format!("socket,id={id},{socket}"),
+            "-device".to_owned(),
+            format!("virtserialport,bus={BUS}.0,chardev={id},name={name}"),
+        ]);
+    }
+    arguments
+}
+
+/// The virtio-serial ports of a VM, each with its character device.
+pub fn serial_ports(vm: &VmStatus) -> Vec<(&str, &ChardevInfo)> {
+    let agent = vm.serial.iter().map(|chardev| (AGENT_PORT, chardev));
+    let channels = vm.channels.iter();
+    let channels = channels.map(|channel| (channel.name.as_str(), &channel.chardev));
+    agent.chain(channels).collect()
+}
+
+/// What QEMU needs for a vsock line. Memory must be shared, because the daemon carries bytes in and out of it.
+fn vsock(vhost_user: &Path, memory: &Memory) -> [String; 8] {
     [
         "-object",
         &format!("memory-backend-memfd,id=mem0,size={memory},share=on"),
         "-machine",
         "q35,memory-backend=mem0",
         "-chardev",
-        &format!("socket,id=c0,path={socket}"),
+        &format!("socket,id=c0,path={}", escaped(vhost_user)),
         "-device",
         "vhost-user-vsock-pci,chardev=c0",
     ]
     .map(str::to_owned)
-    .to_vec()
+}
+
+/// A path inside a value of an option. QEMU ends a value at a comma; two in a row stand for one.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
 }
 
 /// The arguments as one line for a shell, continued after each option and its value.
@@ -87,18 +134,79 @@ fn quote(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use daemon::api::types::ChannelStatus;
+
     use super::*;
 
     fn memory(text: &str) -> Memory {
         text.parse().unwrap()
     }
 
+    fn vm(vhost_user: &str) -> VmStatus {
+        let vm = serde_json::json!({
+            "name": "web", "cid": 3, "state": "waiting", "circuits": 0, "host": "/run/ringdown/web.sock",
+            "vhost_user": vhost_user,
+        });
+        serde_json::from_value(vm).unwrap()
+    }
+
+    fn channel(name: &str, chardev: ChardevInfo) -> ChannelStatus {
+        ChannelStatus {
+            name: name.to_owned(),
+            chardev,
+            attached: false,
+            taken: false,
+            to: String::new(),
+            file: None,
+            counters: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_serial_vm_has_ports_and_neither_a_vsock_device_nor_shared_memory() {
+        let vm = VmStatus {
+            vhost_user: None,
+            serial: Some(ChardevInfo::Listen("/r/a,b.serial".into())),
+            channels: vec![channel(
+                "org.example.log",
+                ChardevInfo::Connect("/r/l".into()),
+            )],
+            ..vm("/r/v")
+        };
+        let line = shell_line(&arguments(&vm, &memory("256M")));
+        assert_eq!(
+            line,
+            "-device virtio-serial-pci,id=ringdown \\\n\
+             -chardev socket,id=ringdown0,path=/r/a,,b.serial,reconnect=1 \\\n\
+             -device virtserialport,bus=ringdown.0,chardev=ringdown0,name=org.ringdown.agent.0 \\\n\
+             -chardev socket,id=ringdown1,path=/r/l,server=on,wait=off \\\n\
+             -device virtserialport,bus=ringdown.0,chardev=ringdown1,name=org.example.log"
+        );
+        let xml = crate::libvirt::elements(&vm);
+        assert!(!xml.contains("memoryBacking"), "{xml}");
+        assert!(xml.contains("<source mode='connect' path='/r/a,b.serial'>\n    <reconnect enabled='yes' timeout='1'/>"));
+        assert!(xml.contains(
+            "<source mode='bind' path='/r/l'/>\n  <target type='virtio' name='org.example.log'/>"
+        ));
+    }
+
+    #[test]
+    fn libvirt_hands_a_vsock_device_to_qemu_with_shared_memory() {
+        let xml = crate::libvirt::elements(&vm("/tmp/it's, <here>"));
+        assert!(xml.contains("<access mode='shared'/>"), "{xml}");
+        let path = "path=/tmp/it&apos;s,, &lt;here>";
+        assert!(
+            xml.contains(&format!(
+                "<qemu:arg value='socket,id=ringdown-vsock,{path}'/>"
+            )),
+            "{xml}"
+        );
+        assert!(!xml.contains("<channel"), "{xml}");
+    }
+
     #[test]
     fn the_lines_are_those_that_qemu_was_seen_to_take() {
-        let line = shell_line(&arguments(
-            Path::new("/run/ringdown/web.vhost"),
-            &memory("256M"),
-        ));
+        let line = shell_line(&arguments(&vm("/run/ringdown/web.vhost"), &memory("256M")));
         assert_eq!(
             line,
             "-object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
@@ -110,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_path_means_the_same_to_the_shell_and_to_qemu() {
-        let words = arguments(Path::new("/tmp/it's, here"), &memory("1G"));
+        let words = arguments(&vm("/tmp/it's, here"), &memory("1G"));
         assert_eq!(words[5], "socket,id=c0,path=/tmp/it's,, here");
         assert!(shell_line(&words).contains(r"-chardev 'socket,id=c0,path=/tmp/it'\''s,, here'"));
     }

@@ -126,8 +126,8 @@ fn wrong_words_end_with_2_and_the_remedy() {
         (&["policy", "test", "web", "db", "x"], "\"x\" is not a port"),
         (&["args", "web"], "--vmm"),
         (
-            &["args", "web", "--vmm", "libvirt"],
-            "[possible values: qemu]",
+            &["args", "web", "--vmm", "xen"],
+            "[possible values: qemu, libvirt]",
         ),
         (
             &["args", "web", "--vmm", "qemu", "--memory", "lots"],
@@ -378,6 +378,77 @@ fn a_hybrid_vm_needs_no_arguments_for_its_vmm() {
 }
 
 #[test]
+fn a_serial_vm_is_added_shown_and_attached_to() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let directory = daemon.runtime_dir();
+    let shown = directory.display();
+    let added = run_with(directory, &["vm", "add", "old", "--serial"]);
+    assert_eq!(
+        added.out,
+        format!(
+            "added old with CID 3\n  VMM:  {shown}/old.serial (see `ringdown args old --vmm qemu`)\n  host: {shown}/old.sock\n"
+        )
+    );
+    let given = directory.join("x.serial").display().to_string();
+    let listens = run_with(
+        directory,
+        &["vm", "add", "at", &format!("--serial={given}")],
+    );
+    assert!(
+        listens.out.contains(&format!("  VMM:  {given} (see")),
+        "{}",
+        listens.out
+    );
+    let connects = run_with(
+        directory,
+        &["vm", "add", "to", "--serial-connect", "/run/to"],
+    );
+    assert!(
+        connects.out.contains("  VMM:  listens at /run/to (see"),
+        "{}",
+        connects.out
+    );
+    let list = run_with(directory, &["vm", "ls"]).out;
+    assert!(list.starts_with("NAME  CID  LINE    STATE"), "{list}");
+    assert!(list.contains("\nold   3    serial  waiting"), "{list}");
+
+    let words = run_with(directory, &["args", "old", "--vmm", "qemu", "--json"]);
+    let words: Vec<String> = serde_json::from_str(&words.out).unwrap();
+    let chardev = format!("socket,id=ringdown0,path={shown}/old.serial,reconnect=1");
+    assert_eq!(words[3], chardev);
+    assert!(
+        words
+            .iter()
+            .all(|word| !word.contains("vsock") && !word.contains("share=on"))
+    );
+    let text = run_with(directory, &["args", "old", "--vmm", "qemu"]);
+    assert!(text.err.contains("reconnect-ms=1000"), "{}", text.err);
+    let other = run_with(directory, &["args", "to", "--vmm", "qemu"]);
+    assert!(
+        other.out.contains("path=/run/to,server=on,wait=off"),
+        "{}",
+        other.out
+    );
+    assert_eq!(other.err, "");
+    let xml = run_with(directory, &["args", "old", "--vmm", "libvirt"]).out;
+    assert!(
+        xml.contains("<target type='virtio' name='org.ringdown.agent.0'/>"),
+        "{xml}"
+    );
+
+    for beside in [
+        ["--vhost-user", "/x"],
+        ["--hybrid", "/x"],
+        ["--serial-connect", "/x"],
+    ] {
+        let both = [&["vm", "add", "x", "--serial"][..], &beside].concat();
+        assert_refused(&run_with(directory, &both), 2, "cannot be used with");
+    }
+    let json = ["args", "old", "--vmm", "libvirt", "--json"];
+    assert_refused(&run_with(directory, &json), 2, "libvirt has XML");
+}
+
+#[test]
 fn args_prints_what_qemu_takes() {
     let daemon = FakeDaemon::start(&["name=web,vhost-user=we b"], &[]);
     let directory = daemon.runtime_dir();
@@ -450,7 +521,7 @@ fn exec_says_how_far_the_vm_has_come() {
     assert_refused(
         &exec("web"),
         1,
-        "a VMM is attached, but the guest's vsock driver has not started",
+        "a VMM is attached, but nothing in its guest answers",
     );
     daemon.worker().set_state("web", true, true);
     assert_refused(
@@ -491,7 +562,9 @@ fn exec_waits_for_the_agent_and_ends_with_the_commands_code() {
     child.stdin.take().unwrap().write_all(b"in ").unwrap();
     // The agent comes after the client has been started, which waits for it or finds it there.
     let guest = daemon.worker().call_agent_port("web", 1007);
-    std::thread::spawn(move || agent::uplink::announce(&guest.into(), &agent::guest::hello()));
+    std::thread::spawn(move || {
+        agent::uplink::announce(&guest.into(), &agent::session::Options::new())
+    });
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "in a b /");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "err\n");

@@ -24,6 +24,18 @@
 //! hybrid = "/run/fc/v.sock"              # instead of vhost-user and host: its VMM has a vsock device of its own, whose
 //!                                        # UNIX socket this is (Firecracker, Cloud Hypervisor, libkrun)
 //!
+//! [[vm]]
+//! name = "old"
+//! serial = true                          # instead of vhost-user: a guest without vsock, reached by the virtio-serial port of its agent.
+//!                                        # QEMU connects to `old.serial` in the runtime directory; or a path; or instead
+//! # serial-connect = "/run/old.agent"    # the path where QEMU listens
+//!
+//! [[vm.channel]]                         # another virtio-serial port of that VM, of any kind of VM
+//! name = "org.example.log"               # the port's name in the guest
+//! listen = "/run/old.log"                # optional: where QEMU connects; `old.org.example.log.channel` is the default
+//! # connect = "/run/old.log"             # or the path where QEMU listens
+//! to = "unix:/run/collector"             # or listen:PATH, file:PATH; or command = ["/usr/bin/prog"]; or install-log = true
+//!
 //! [[group]]                              # the same as `groups` of VMs, from the other side
 //! name = "frontends"
 //! members = ["web", "shop"]
@@ -53,6 +65,7 @@
 //! A relative path of the file starts at the file's directory; one of the command line starts at the working
 //! directory. On the command line a comma inside a value is written twice, as QEMU has it.
 
+mod channel;
 mod cids;
 mod file;
 mod hosts;
@@ -74,6 +87,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use channel::{
+    AGENT_PORT, Channel, ChannelTarget, Chardev, ChardevRequest, DEFAULT_MAX_BYTES,
+    INSTALL_LOG_PORT, MAX_CHANNELS,
+};
 pub use cids::{CidError, Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, MAX_HOSTS};
@@ -127,6 +144,10 @@ pub struct VmRequest {
     pub host: Option<PathBuf>,
     /// The socket of a VMM that has a vsock device of its own, instead of both of the above.
     pub hybrid: Option<PathBuf>,
+    /// How its VMM and the daemon meet for the virtio-serial port of its agent, instead of the vhost-user socket.
+    pub serial: Option<ChardevRequest>,
+    /// Its other virtio-serial ports, at most [`MAX_CHANNELS`], each name once.
+    pub channels: Vec<Channel<ChardevRequest>>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
 }
@@ -143,6 +164,8 @@ impl VmRequest {
             vhost_user: None,
             host: None,
             hybrid: None,
+            serial: None,
+            channels: Vec::new(),
             limits: Limits::default(),
         }
     }

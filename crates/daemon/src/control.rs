@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use crate::api::types::{VmState, VmStatus};
-use crate::config::{CidError, VmRequest};
+use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus};
+use crate::config::{Channel, Chardev, CidError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
-use crate::line::{LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
 use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
@@ -232,26 +232,27 @@ impl Control {
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
         };
-        let counters = line.map(|line| {
-            line.counters
-                .iter()
-                .map(|(name, count)| ((*name).to_owned(), *count))
-                .collect()
-        });
         VmStatus {
             name: spec.name.clone(),
             domain: spec.domain.clone(),
             aliases: spec.aliases.clone(),
             groups: spec.groups.clone(),
             cid: spec.cid,
+            kind: match () {
+                () if spec.serial.is_some() => LineKind::Serial,
+                () if spec.is_hybrid() => LineKind::Hybrid,
+                () => LineKind::Vsock,
+            },
             state,
             vhost_user: spec.vhost_user.clone(),
+            serial: spec.serial.as_ref().map(chardev),
             host: spec.host.clone(),
+            channels: channels(spec, line),
             agent,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
             limits: members(&spec.limits),
             usage: line.map(usage).unwrap_or_default(),
-            counters: counters.unwrap_or_default(),
+            counters: line.map(|line| owned(&line.counters)).unwrap_or_default(),
         }
     }
 }
@@ -280,14 +281,27 @@ impl Parts {
 /// # Errors
 /// [`ControlError`] when a socket cannot be made.
 pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlError> {
-    let Some(vhost_user) = &spec.vhost_user else {
-        // The socket is its VMM's, and so is whatever else may be there.
-        check_directory(spec.host.parent().unwrap_or(Path::new("/")), "hybrid=PATH")?;
-        return Ok(worker.add_line(spec)?);
+    // Where a VMM listens there may be nothing yet, and nothing has to be made.
+    let ours = |chardev: &Chardev, option| match chardev {
+        Chardev::Listen(path) => Some((path.clone(), option, true)),
+        Chardev::Connect(_) => None,
     };
-    for (path, option) in [(vhost_user, "vhost-user=PATH"), (&spec.host, "host=PATH")] {
+    let mut sockets = vec![match spec.is_hybrid() {
+        true => (spec.host.clone(), "hybrid=PATH", false),
+        false => (spec.host.clone(), "host=PATH", true),
+    }];
+    let vhost_user = spec.vhost_user.clone();
+    sockets.extend(vhost_user.map(|path| (path, "vhost-user=PATH", true)));
+    let serial = spec.serial.as_ref();
+    sockets.extend(serial.and_then(|of| ours(of, "serial=PATH")));
+    for channel in &spec.channels {
+        sockets.extend(ours(&channel.chardev, "listen = \"PATH\""));
+        let listens_at = channel.listens_at();
+        sockets.extend(listens_at.map(|path| (path.to_owned(), "to = \"listen:PATH\"", true)));
+    }
+    for (path, option, is_ours) in &sockets {
         check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
-        if remove_stale_socket(path)? {
+        if *is_ours && remove_stale_socket(path)? {
             tracing::warn!(
                 vm = spec.full_name(),
                 socket = %path.display(),
@@ -296,6 +310,40 @@ pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlE
         }
     }
     Ok(worker.add_line(spec)?)
+}
+
+fn chardev(chardev: &Chardev) -> ChardevInfo {
+    match chardev {
+        Chardev::Listen(path) => ChardevInfo::Listen(path.clone()),
+        Chardev::Connect(path) => ChardevInfo::Connect(path.clone()),
+    }
+}
+
+/// The channels of a VM, with what the worker knows of each.
+fn channels(spec: &LineSpec, line: Option<&LineStatus>) -> Vec<ChannelStatus> {
+    let states = line
+        .map(|line| line.channels.as_slice())
+        .unwrap_or_default();
+    let status = |channel: &Channel<Chardev>| {
+        let state = states.iter().find(|state| state.name == channel.name);
+        ChannelStatus {
+            name: channel.name.clone(),
+            chardev: chardev(&channel.chardev),
+            attached: state.is_some_and(|state| state.attached),
+            taken: state.is_some_and(|state| state.taken),
+            to: channel.target.to_string(),
+            file: state.and_then(|state| state.file.clone()),
+            counters: state
+                .map(|state| owned(&state.counters))
+                .unwrap_or_default(),
+        }
+    };
+    spec.channels.iter().map(status).collect()
+}
+
+fn owned(counters: &Counters) -> BTreeMap<String, u64> {
+    let owned = |(name, count): (&&str, &u64)| ((*name).to_owned(), *count);
+    counters.iter().map(owned).collect()
 }
 
 /// What a VM uses, by the names of its limits.

@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use switch::ServiceEntry;
 use tokio::sync::mpsc;
 
+use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
@@ -137,8 +138,12 @@ impl LineWorker for FakeWorker {
             })
         };
         let mut sockets = Vec::new();
-        if let Some(vhost_user) = spec.vhost_user.clone() {
-            sockets.push((vhost_user.clone(), listen(&vhost_user)?));
+        let serial = spec.serial.clone().filter(Chardev::is_ours);
+        let vmm = spec.vhost_user.clone();
+        if let Some(path) = vmm.or(serial.map(|serial| serial.path().to_owned())) {
+            sockets.push((path.clone(), listen(&path)?));
+        }
+        if !spec.is_hybrid() {
             sockets.push((spec.host.clone(), listen(&spec.host)?));
         }
         let status = LineStatus {
@@ -152,6 +157,7 @@ impl LineWorker for FakeWorker {
             buffered_messages: 0,
             granted_bytes: 0,
             counters: Counters::from([("circuits_opened", 0)]),
+            channels: Vec::new(),
         };
         let full_name = spec.full_name();
         let line = Line {

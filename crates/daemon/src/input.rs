@@ -19,26 +19,31 @@ pub const MAX_NAME_LEN: usize = 63;
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// The keys that describe a VM.
-pub const VM_KEYS: [&str; 9] = [
+pub const VM_KEYS: [&str; 12] = [
     "name",
     "domain",
     "cid",
     "vhost-user",
     "host",
     "hybrid",
+    "serial",
+    "serial-connect",
     "groups",
     "aliases",
     "limits",
+    "channel",
 ];
 
 /// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
-pub const VM_OPTION_KEYS: [&str; 15] = [
+pub const VM_OPTION_KEYS: [&str; 17] = [
     "name",
     "domain",
     "cid",
     "vhost-user",
     "host",
     "hybrid",
+    "serial",
+    "serial-connect",
     "groups",
     "aliases",
     "limits.circuits",

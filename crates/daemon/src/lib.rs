@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod audit;
+mod chardev;
 pub mod config;
 pub mod control;
 pub mod data_plane;
@@ -18,5 +19,6 @@ pub mod proxy;
 pub mod readiness;
 pub mod reload;
 pub mod runtime;
+mod serial_line;
 pub mod serve;
 pub mod worker;

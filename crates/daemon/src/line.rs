@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use switch::{Limits, Policy, ServiceEntry};
 
-use crate::config::full_name;
+use crate::config::{Channel, Chardev, full_name};
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +30,14 @@ pub struct LineSpec {
     pub cid: u32,
     /// Where the VMM connects: the vhost-user socket. A hybrid VM, whose VMM has a vsock device of its own, has none.
     pub vhost_user: Option<PathBuf>,
+    /// How the VMM and the daemon meet for the virtio-serial port of the agent: of a VM whose guest has no vsock, instead of the
+    /// vhost-user socket.
+    pub serial: Option<Chardev>,
     /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach. Of a hybrid VM it is its VMM
     /// that listens there.
     pub host: PathBuf,
+    /// The VM's other virtio-serial ports.
+    pub channels: Vec<Channel<Chardev>>,
     /// What the VM may use.
     pub limits: Limits,
 }
@@ -40,7 +45,20 @@ pub struct LineSpec {
 impl LineSpec {
     /// Whether its VMM has a vsock device of its own.
     pub fn is_hybrid(&self) -> bool {
-        self.vhost_user.is_none()
+        self.vhost_user.is_none() && self.serial.is_none()
+    }
+
+    /// Every socket that is the VM's, whoever listens there.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        let own = [
+            self.vhost_user.as_deref(),
+            self.serial.as_ref().map(Chardev::path),
+            Some(self.host.as_path()),
+        ];
+        let channels = self.channels.iter();
+        let of_channels =
+            channels.flat_map(|channel| [Some(channel.chardev.path()), channel.listens_at()]);
+        own.into_iter().chain(of_channels).flatten()
     }
 
     /// The name by which the daemon and people tell it from VMs of other domains: `web`, or `red/web`.
@@ -84,6 +102,23 @@ pub struct LineStatus {
     /// Credit that guests and programs hold or may get for what the guest sends, in bytes.
     pub granted_bytes: u64,
     /// What has happened on the line since it was opened.
+    pub counters: Counters,
+    /// The VM's channels, in the order of its description.
+    pub channels: Vec<ChannelState>,
+}
+
+/// What the worker knows about a channel at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelState {
+    /// The port's name in the guest.
+    pub name: String,
+    /// A VMM is connected.
+    pub attached: bool,
+    /// Something takes what the guest writes.
+    pub taken: bool,
+    /// The file that it is written to, if it is one.
+    pub file: Option<PathBuf>,
+    /// What has happened on the channel since it was opened.
     pub counters: Counters,
 }
 

@@ -1,22 +1,25 @@
 //! The worker: the one thread that moves bytes, and the handle by which the control plane reaches it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
     Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
-    Waker,
+    SerialConfig, Waker,
 };
 use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
+use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
 use crate::proxy::Exchange;
+use crate::serial_line::SerialLine;
 
 /// Something for the worker's thread to do between two turns.
 type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
@@ -33,9 +36,17 @@ pub struct Wiring {
 
 /// A running worker.
 pub struct Worker {
+    orders: Orders,
+    /// The serial lines, by full name.
+    serial_lines: Mutex<BTreeMap<String, SerialLine>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The way to the worker's thread.
+#[derive(Clone)]
+pub(crate) struct Orders {
     jobs: Sender<Job>,
     waker: Waker,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
@@ -67,14 +78,47 @@ impl Worker {
             .name("worker".to_owned())
             .spawn(move || run(&mut fabric, &todo))?;
         Ok(Arc::new(Worker {
-            jobs,
-            waker,
+            orders: Orders { jobs, waker },
+            serial_lines: Mutex::default(),
             thread: Mutex::new(Some(thread)),
         }))
     }
 
+    fn serial_lines(&self) -> MutexGuard<'_, BTreeMap<String, SerialLine>> {
+        // Nothing panics while it holds the lock.
+        self.serial_lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the line of a VM whose guest is reached by a serial port.
+    fn add_serial_line(
+        &self,
+        chardev: &Chardev,
+        config: SerialConfig,
+        aliases: Vec<String>,
+    ) -> Result<(), LineError> {
+        let name = config.address.full_name();
+        let line = SerialLine::start(&name, chardev, self.orders.clone())?;
+        let carrier = line.carrier();
+        let opened = self.orders.ask(move |fabric| {
+            fabric.open_serial_line(&config, carrier)?;
+            fabric.set_aliases(vec![(config.address.full_name(), aliases)]);
+            Ok(())
+        });
+        opened
+            .ok_or_else(stopped)?
+            .map_err(|error| line_error(&name, error))?;
+        // Its guest may have answered before there was a line.
+        line.tell_of_guest();
+        self.serial_lines().insert(name, line);
+        Ok(())
+    }
+}
+
+impl Orders {
     /// Has the worker's thread do something, and does not wait.
-    fn order(&self, job: impl FnOnce(&mut Fabric) + Send + 'static) {
+    pub(crate) fn order(&self, job: impl FnOnce(&mut Fabric) + Send + 'static) {
         // A worker that has stopped has nothing left to do it to.
         if self.jobs.send(Box::new(job)).is_ok() {
             self.waker.wake();
@@ -82,7 +126,7 @@ impl Worker {
     }
 
     /// Has the worker's thread do something, and waits for the answer. There is none when the worker has stopped.
-    fn ask<T: Send + 'static>(
+    pub(crate) fn ask<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Fabric) -> T + Send + 'static,
     ) -> Option<T> {
@@ -128,7 +172,15 @@ impl LineWorker for Worker {
             groups: spec.groups,
         };
         let name = full_name.clone();
-        let opened = self.ask(move |fabric| {
+        if let Some(chardev) = &spec.serial {
+            let config = SerialConfig {
+                address,
+                limits,
+                host,
+            };
+            return self.add_serial_line(chardev, config, aliases);
+        }
+        let opened = self.orders.ask(move |fabric| {
             match spec.vhost_user {
                 Some(vhost_user) => fabric.open_line(&LineConfig {
                     address,
@@ -153,7 +205,11 @@ impl LineWorker for Worker {
 
     fn remove_line(&self, name: &str) -> Result<(), LineError> {
         let wanted = name.to_owned();
-        match self.ask(move |fabric| fabric.close_line(&wanted)) {
+        let closed = self.orders.ask(move |fabric| fabric.close_line(&wanted));
+        // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
+        let line = self.serial_lines().remove(name);
+        drop(line);
+        match closed {
             Some(true) => Ok(()),
             _ => Err(LineError::Unknown {
                 name: name.to_owned(),
@@ -162,10 +218,11 @@ impl LineWorker for Worker {
     }
 
     fn lines(&self) -> Vec<LineStatus> {
-        let lines = self.ask(|fabric| fabric.lines()).unwrap_or_default();
-        lines
-            .into_iter()
-            .map(|line| LineStatus {
+        let lines = self.orders.ask(|fabric| fabric.lines()).unwrap_or_default();
+        let serial_lines = self.serial_lines();
+        let lines = lines.into_iter().map(|line| {
+            let name = line.report.address.full_name();
+            let mut status = LineStatus {
                 attached: line.attached,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
@@ -174,10 +231,16 @@ impl LineWorker for Worker {
                 buffered_messages: line.kept_messages,
                 granted_bytes: line.report.granted_bytes,
                 counters: counters(&line.report),
+                channels: Vec::new(),
                 cid: line.report.address.cid,
-                name: line.report.address.full_name(),
-            })
-            .collect()
+                name,
+            };
+            if let Some(serial_line) = serial_lines.get(&status.name) {
+                serial_line.describe(&mut status);
+            }
+            status
+        });
+        lines.collect()
     }
 
     fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
@@ -187,7 +250,7 @@ impl LineWorker for Worker {
             aliases,
             enforce_existing,
         } = change;
-        let ended = self.ask(move |fabric| {
+        let ended = self.orders.ask(move |fabric| {
             fabric.set_aliases(aliases);
             fabric.set_policy(policy, groups, enforce_existing)
         });
@@ -200,12 +263,15 @@ impl LineWorker for Worker {
     }
 
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
-        self.ask(move |fabric| fabric.set_services(services))
+        self.orders
+            .ask(move |fabric| fabric.set_services(services))
             .ok_or_else(stopped)
     }
 
     fn stop(&self) {
-        self.ask(Fabric::stop);
+        self.orders.ask(Fabric::stop);
+        let serial_lines = std::mem::take(&mut *self.serial_lines());
+        drop(serial_lines);
         let thread = self
             .thread
             .lock()
@@ -220,17 +286,20 @@ impl LineWorker for Worker {
 
 impl Exchange for Worker {
     fn dial_guest(&self, call: PublishedCall) {
-        self.order(move |fabric| fabric.dial_guest(call));
+        self.orders.order(move |fabric| fabric.dial_guest(call));
     }
 
     fn resolve(&self, vm: &str, name: &str) -> Option<u32> {
         let (vm, name) = (vm.to_owned(), name.to_owned());
-        self.ask(move |fabric| fabric.resolve(&vm, &name)).flatten()
+        self.orders
+            .ask(move |fabric| fabric.resolve(&vm, &name))
+            .flatten()
     }
 
     fn resolve_service(&self, vm: &str, name: &str) -> Option<u32> {
         let (vm, name) = (vm.to_owned(), name.to_owned());
-        self.ask(move |fabric| fabric.resolve_service(&vm, &name))
+        self.orders
+            .ask(move |fabric| fabric.resolve_service(&vm, &name))
             .flatten()
     }
 }

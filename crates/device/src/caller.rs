@@ -1,12 +1,12 @@
 //! A program that has connected to a VM's host socket and has yet to say which port it wants.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use switch::{LineId, Time};
+use switch::{LineId, Reason, Time};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
@@ -21,12 +21,22 @@ pub(crate) enum Who {
     Published(Arc<str>),
     /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
     Vmm,
+    /// A guest that has opened a channel of its serial port. Why it was refused is kept here, for whoever has brought the call.
+    Channel(Arc<OnceLock<Reason>>),
 }
 
 impl Who {
     /// Whether it says whom it wants, and is told what has become of its call, by the words of [`wire::connect`].
     pub(crate) fn speaks(&self) -> bool {
         matches!(self, Who::Program(_))
+    }
+
+    /// Takes note of a refusal, if it can be told otherwise than in words on the socket.
+    pub(crate) fn refused(&self, reason: Reason) {
+        if let Who::Channel(refusal) = self {
+            // The first reason is the one that counts.
+            let _ = refusal.set(reason);
+        }
     }
 }
 

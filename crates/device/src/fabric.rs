@@ -8,6 +8,7 @@ mod host;
 mod hybrid;
 mod relay;
 mod rx;
+mod serial;
 mod tx;
 mod wait;
 
@@ -43,6 +44,7 @@ use crate::spin::Spin;
 use self::dial::Redial;
 pub use self::host::PublishedCall;
 pub use self::hybrid::HybridConfig;
+pub use self::serial::{Carrier, SerialConfig};
 use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.

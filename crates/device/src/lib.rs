@@ -40,7 +40,7 @@ mod tally;
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Answer, Called, Connected, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    Arrival, ArrivalSink, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
-    PublishedCall,
+    Arrival, ArrivalSink, Carrier, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
+    PublishedCall, SerialConfig,
 };
 pub use reactor::Waker;

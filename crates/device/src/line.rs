@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use memory::queue::Queue;
 use switch::{CircuitId, Time};
 
+use crate::fabric::Carrier;
 use crate::frontend::{Frontend, RINGS, RX, TX};
 use crate::reports::Reports;
 use crate::ring::Ring;
@@ -22,6 +23,8 @@ pub(crate) struct LineIo {
     pub(crate) listeners: Vec<Listener>,
     /// The thread that speaks with the VMM. A hybrid line has none.
     pub(crate) frontend: Option<Frontend>,
+    /// Who carries streams to a guest without vsock, and stands for the VMM of a hybrid line.
+    pub(crate) carrier: Option<Carrier>,
     /// The sockets that a hybrid line's VMM calls at, by port.
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
     /// A VMM is connected.
@@ -67,6 +70,7 @@ impl LineIo {
             host_path,
             listeners: Vec::new(),
             frontend: None,
+            carrier: None,
             hybrid_listeners: BTreeMap::new(),
             attached: false,
             rings: Default::default(),

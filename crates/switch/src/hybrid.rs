@@ -61,6 +61,31 @@ impl Switch {
         self.enter_line(address, limits, true)
     }
 
+    /// Adds a line for a VM whose guest is reached by streams of another kind than vsock's, such as those over a serial port. It is a hybrid
+    /// line without a VMM that decides anything: it is up between [`Event::LineUp`](crate::Event::LineUp) and
+    /// [`Event::LineDown`](crate::Event::LineDown), and its guest reaches listeners of the host by us alone.
+    ///
+    /// # Errors
+    /// As [`Switch::add_line_at`].
+    pub fn add_serial_line(
+        &mut self,
+        address: Address,
+        limits: Limits,
+    ) -> Result<LineId, AddLineError> {
+        let id = self.enter_line(address, limits, true)?;
+        if let Some(line) = self.lines.get_mut(id.0 as usize) {
+            line.serial = true;
+            line.up = false;
+        }
+        Ok(id)
+    }
+
+    /// Whether nothing is known of its guest's comings and goings.
+    pub(crate) fn is_always_up(&self, line: LineId) -> bool {
+        let line = self.lines.get(line.0 as usize);
+        line.is_some_and(|line| line.hybrid && !line.serial)
+    }
+
     pub(crate) fn is_hybrid(&self, line: LineId) -> bool {
         self.lines
             .get(line.0 as usize)

@@ -80,6 +80,9 @@ pub(crate) struct Line {
     pub(crate) domain: DomainId,
     /// The VM's VMM has a vsock device of its own, so that there are no rings: see [`Switch::add_hybrid_line`](crate::Switch::add_hybrid_line).
     pub(crate) hybrid: bool,
+    /// A hybrid line with nobody between the guest and us, so that it is known when the guest is there, and it reaches listeners of
+    /// the host by us: see [`Switch::add_serial_line`](crate::Switch::add_serial_line).
+    pub(crate) serial: bool,
     pub(crate) limits: Limits,
     /// The rules that can match when this guest calls.
     pub(crate) callers: RuleSet,
@@ -134,6 +137,7 @@ impl Line {
             address,
             domain,
             hybrid: false,
+            serial: false,
             limits,
             callers: RuleSet::default(),
             callees: RuleSet::default(),
@@ -231,7 +235,7 @@ pub struct LineReport {
     pub id: LineId,
     /// The VM.
     pub address: Address,
-    /// Whether the guest's driver is running. Of a hybrid line that is not known, and taken to be so.
+    /// Whether the guest's driver is running, or what answers at its serial port. Of a hybrid line that is not known, and taken to be so.
     pub up: bool,
     /// Whether the VM's VMM has a vsock device of its own.
     pub hybrid: bool,

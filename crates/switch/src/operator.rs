@@ -316,7 +316,7 @@ impl Switch {
         call: Call,
     ) -> Result<Route, Reason> {
         let caller = &self.lines[from.0 as usize];
-        let from_hybrid = caller.hybrid;
+        let (from_hybrid, serial) = (caller.hybrid, caller.serial);
         let mut route = Route {
             callee: End::new(Party::Host, port),
             caller_cid: caller.address.cid,
@@ -326,7 +326,7 @@ impl Switch {
         let Destination::Line(line) = reached else {
             if from_hybrid {
                 // Programs of the host listen where the VMM itself calls, and without us.
-                if reached == Destination::Listener && !OWN_PORTS.contains(&port) {
+                if !serial && reached == Destination::Listener && !OWN_PORTS.contains(&port) {
                     return Err(Reason::NoListener);
                 }
                 route.caller_port = self.lines[from.0 as usize].take_port();

@@ -159,7 +159,7 @@ impl Switch {
     pub fn handle(&mut self, now: Time, event: Event, actions: &mut Actions) {
         match event {
             Event::LineUp { line, seqpacket } => self.line_up(now, line, seqpacket, actions),
-            Event::LineDown { line } if self.is_hybrid(line) => {}
+            Event::LineDown { line } if self.is_always_up(line) => {}
             Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, actions),
             Event::Packet { line, header } => self.packet(now, line, header, actions),
             Event::HostDial {
@@ -467,13 +467,13 @@ impl Switch {
     // ---- Lines ----
 
     fn line_up(&mut self, now: Time, id: LineId, seqpacket: bool, actions: &mut Actions) {
-        if self.is_hybrid(id) {
+        if self.is_always_up(id) {
             return;
         }
         self.line_down(now, id, Reason::LineDown, actions);
         if let Some(line) = self.line_mut(id) {
             line.up = true;
-            line.seqpacket = seqpacket;
+            line.seqpacket = seqpacket && !line.hybrid;
         }
     }
 

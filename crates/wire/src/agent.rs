@@ -29,6 +29,8 @@
 //!
 //! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
 //!
+//! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
+//!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
 //! stream stays open for as long as the agent lives.
 //!
@@ -43,6 +45,7 @@ mod body;
 pub mod credit;
 mod decoder;
 pub mod forward;
+pub mod job;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
 pub use decoder::{DecodeError, Decoder};
@@ -176,6 +179,10 @@ pub enum Frame<'a> {
     Exit(ExitStatus),
     /// Part of a benchmark.
     Bench(bench::Message),
+    /// Host to agent: one of the everyday jobs.
+    Ask(job::Ask),
+    /// Agent to host: what has become of it.
+    Answer(job::Answer),
     /// Part of carrying connections.
     Forward(forward::Message),
 }
@@ -198,12 +205,14 @@ pub(crate) enum Kind {
     Signal = 22,
     Exit = 23,
     Bench = 32,
+    Ask = 40,
+    Answer = 41,
     Forward = 56,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 15] = [
+    pub(crate) const ALL: [Kind; 17] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -218,6 +227,8 @@ impl Kind {
         Kind::Signal,
         Kind::Exit,
         Kind::Bench,
+        Kind::Ask,
+        Kind::Answer,
         Kind::Forward,
     ];
 
@@ -232,6 +243,8 @@ impl Kind {
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
             Kind::Bench => MAX_BENCH_LEN,
+            Kind::Ask => job::MAX_ASK_LEN,
+            Kind::Answer => job::MAX_ANSWER_LEN,
             Kind::Forward => forward::MAX_LEN,
             _ => MAX_SMALL_LEN,
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use daemon::api::types::{NewVm, VmStatus};
+use daemon::api::types::{ChardevInfo, LineKind, NewSerial, NewVm, VmStatus};
 use daemon::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use daemon::limits::parse_member;
 
@@ -39,18 +39,23 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         vhost_user: options.vhost_user.as_deref().map(socket).transpose()?,
         host: options.host.as_deref().map(socket).transpose()?,
         hybrid: options.hybrid.as_deref().map(socket).transpose()?,
+        serial: match &options.serial {
+            None => None,
+            Some(None) => Some(NewSerial::Default(true)),
+            Some(Some(path)) => Some(NewSerial::At(socket(path)?)),
+        },
+        serial_connect: options.serial_connect.as_deref().map(socket).transpose()?,
         limits: limits(&options.limit)?,
     })?;
     if options.json {
         return print_json(&status);
     }
     let (name, cid, host) = (status.full_name(), status.cid, status.host.display());
-    let vmm = match &status.vhost_user {
-        Some(vhost_user) => format!(
-            "{} (see `ringdown args {name} --vmm qemu`)",
-            vhost_user.display()
-        ),
-        None => format!("its own, with the sockets that it calls at {host}_PORT"),
+    let see = |path: &Path| format!("{} (see `ringdown args {name} --vmm qemu`)", path.display());
+    let vmm = match (&status.vhost_user, &status.serial) {
+        (Some(path), _) | (None, Some(ChardevInfo::Listen(path))) => see(path),
+        (None, Some(ChardevInfo::Connect(path))) => format!("listens at {}", see(path)),
+        (None, None) => format!("its own, with the sockets that it calls at {host}_PORT"),
     };
     print(&format!(
         "added {name} with CID {cid}\n  VMM:  {vmm}\n  host: {host}\n"
@@ -99,6 +104,11 @@ fn table(vms: &[VmStatus]) -> String {
     // A person who has one domain need not know that there are domains.
     let domains = vms.iter().any(|vm| vm.domain != vms[0].domain);
     let mut header = vec!["NAME", "CID", "STATE", "CIRCUITS", "GUEST", "HOST SOCKET"];
+    // Nor that there are other lines than those of vsock.
+    let kinds = vms.iter().any(|vm| vm.kind != LineKind::Vsock);
+    if kinds {
+        header.insert(2, "LINE");
+    }
     if domains {
         header.insert(0, "DOMAIN");
     }
@@ -120,6 +130,9 @@ fn table(vms: &[VmStatus]) -> String {
             guest.to_owned(),
             vm.host.display().to_string(),
         ];
+        if kinds {
+            cells.insert(2, vm.kind.to_string());
+        }
         if domains {
             cells.insert(0, vm.domain.clone());
         }
@@ -159,9 +172,12 @@ mod tests {
             aliases: Vec::new(),
             groups: Vec::new(),
             cid: 3,
+            kind: LineKind::Vsock,
             state,
             vhost_user: Some("/r/v".into()),
+            serial: None,
             host: "/r/h".into(),
+            channels: Vec::new(),
             agent,
             circuits: 12,
             limits: Default::default(),
@@ -194,6 +210,16 @@ mod tests {
             "DOMAIN   NAME  CID  STATE    CIRCUITS  GUEST  HOST SOCKET\n\
              default  a     3    waiting  12        -      /r/h\n\
              red      a     3    waiting  12        -      /r/h\n"
+        );
+        let serial = VmStatus {
+            kind: LineKind::Serial,
+            ..vm("old", VmState::Booted, None)
+        };
+        assert_eq!(
+            table(&[vm("a", VmState::Waiting, None), serial]),
+            "NAME  CID  LINE    STATE    CIRCUITS  GUEST  HOST SOCKET\n\
+             a     3    vsock   waiting  12        -      /r/h\n\
+             old   3    serial  booted   12        -      /r/h\n"
         );
     }
 }

@@ -16,10 +16,10 @@ use switch::Limits;
 
 use super::problem::{Failure, Kind};
 use super::types::{
-    DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewVm, PolicyAnswer, PolicyReport, ReloadRequest,
-    Reloaded, VmList, VmStatus,
+    DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
+    ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use crate::config::{MAX_LIST_LEN, VmRequest, parse_port};
+use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, parse_port};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
@@ -204,12 +204,20 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     request.groups = names("a group", new.groups)?;
     request.aliases = names("a VM", new.aliases)?;
     request.cid = new.cid.map(check_cid).transpose()?;
-    for path in [&new.vhost_user, &new.host, &new.hybrid]
-        .into_iter()
-        .flatten()
-    {
+    let listening = match new.serial {
+        None | Some(NewSerial::Default(false)) => None,
+        Some(NewSerial::Default(true)) => Some(ChardevRequest::Listen(None)),
+        Some(NewSerial::At(path)) => {
+            check_socket_path(&path)?;
+            Some(ChardevRequest::Listen(Some(path)))
+        }
+    };
+    let sockets = [&new.vhost_user, &new.host, &new.hybrid, &new.serial_connect];
+    for path in sockets.into_iter().flatten() {
         check_socket_path(path)?;
     }
+    let connecting = new.serial_connect.map(ChardevRequest::Connect);
+    request.serial = ChardevRequest::one_of(listening, connecting)?;
     request.vhost_user = new.vhost_user;
     request.host = new.host;
     request.hybrid = new.hybrid;

@@ -56,7 +56,7 @@ fn a_vm_is_added_shown_listed_and_removed() {
     assert_eq!(status, 201, "{body}");
     let directory = daemon.runtime_dir().display();
     let expected = json!({
-        "name": "db", "domain": "default", "aliases": [], "groups": [], "cid": 9, "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
+        "name": "db", "domain": "default", "aliases": [], "groups": [], "cid": 9, "kind": "vsock", "state": "waiting", "circuits": 0, "counters": {"circuits_opened": 0},
         "limits": {
             "circuits": 8, "half_open_circuits": 2048, "buffered_bytes": 268_435_456, "buffered_messages": 65536,
             "connects_per_second": 50_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,
@@ -120,6 +120,43 @@ fn a_hybrid_vm_is_added_and_waited_for_by_its_vmms_socket() {
     assert!(body.contains("a vsock device of its own"), "{body}");
     assert_eq!(daemon.request("DELETE", "/v1/vms/fc", "").0, 204);
     assert!(path.exists());
+}
+
+#[test]
+fn a_serial_vm_is_added_by_its_socket_or_that_of_its_vmm() {
+    let daemon = FakeDaemon::start(&["name=at,serial=at.port"], &[]);
+    let directory = daemon.runtime_dir().to_owned();
+    let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"old","serial":true}"#);
+    assert_eq!(status, 201, "{body}");
+    let vm = json_of(&body);
+    let path = directory.join("old.serial");
+    assert_eq!(vm["kind"], "serial");
+    assert_eq!(vm["serial"], json!({ "listen": path }));
+    assert_eq!(vm["state"], "waiting");
+    assert!(vm.get("vhost_user").is_none());
+    UnixStream::connect(&path).unwrap();
+    UnixStream::connect(directory.join("old.sock")).unwrap();
+    assert_eq!(
+        json_of(&daemon.request("GET", "/v1/vms/at", "").1)["serial"],
+        json!({ "listen": directory.join("at.port") })
+    );
+    // The VMM's own socket is neither looked for nor touched.
+    let new = r#"{"name":"to","serial_connect":"/nonexistent/to"}"#;
+    let (status, body) = daemon.request("POST", "/v1/vms", new);
+    assert_eq!(status, 201, "{body}");
+    assert_eq!(
+        json_of(&body)["serial"],
+        json!({ "connect": "/nonexistent/to" })
+    );
+
+    daemon.worker().set_state("old", true, true);
+    assert_eq!(status_of(&daemon, "/v1/vms/old").state, VmState::Booted);
+    let both = r#"{"name":"x","serial":true,"serial_connect":"/x"}"#;
+    let (status, body) = daemon.request("POST", "/v1/vms", both);
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains("either the VMM connects"), "{body}");
+    assert_eq!(daemon.request("DELETE", "/v1/vms/old", "").0, 204);
+    assert!(!path.exists());
 }
 
 #[test]

@@ -47,20 +47,91 @@ pub struct NewVm {
     /// Absolute path of the socket of a VMM that has a vsock device of its own, instead of both of the above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hybrid: Option<PathBuf>,
+    /// For a guest without vsock: the virtio-serial port of its agent stands for the vhost-user socket. `true`, or the absolute path of
+    /// the socket where the VMM connects; with `true` it is `NAME.serial` in the runtime directory, or `DOMAIN.NAME.serial`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<NewSerial>,
+    /// The same, but the VMM listens at this absolute path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial_connect: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, u64>,
+}
+
+/// Where the VMM connects for the virtio-serial port of the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum NewSerial {
+    /// Where it does by default; `false` says that there is no such port.
+    Default(bool),
+    /// At this absolute path.
+    At(PathBuf),
+}
+
+/// What a VM's line is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LineKind {
+    /// A vhost-user-vsock device.
+    #[default]
+    Vsock,
+    /// A vsock device of the VMM's own.
+    Hybrid,
+    /// A virtio-serial port.
+    Serial,
+}
+
+impl fmt::Display for LineKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            LineKind::Vsock => "vsock",
+            LineKind::Hybrid => "hybrid",
+            LineKind::Serial => "serial",
+        })
+    }
+}
+
+/// Where the daemon and a VMM meet for a virtio-serial port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChardevInfo {
+    /// The daemon listens at this path.
+    Listen(PathBuf),
+    /// The VMM listens at this path.
+    Connect(PathBuf),
+}
+
+/// A channel of a VM as the daemon sees it now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelStatus {
+    /// The port's name in the guest.
+    pub name: String,
+    /// Where the daemon and the VMM meet for it.
+    pub chardev: ChardevInfo,
+    /// A VMM is connected.
+    pub attached: bool,
+    /// Something takes what the guest writes.
+    pub taken: bool,
+    /// What is at the host's end, in words: `unix:PATH`, `listen:PATH`, `file:PATH`, `command:PATH` or `install-log`.
+    pub to: String,
+    /// The file that what the guest writes is appended to, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// What has happened on it, by name.
+    #[serde(default)]
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// How far a VM has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
-    /// No VMM has connected to the vhost-user socket.
+    /// No VMM has connected to the vhost-user socket, or to that of the serial port.
     Waiting,
     /// A VMM is connected; the guest's driver has not started.
     Attached,
-    /// The guest's vsock driver runs; the agent has not called.
+    /// The guest's vsock driver runs, or something answers at its serial port; the agent has not called.
     Booted,
     /// Its VMM has a vsock device of its own, so that nothing is known of the guest; the agent has not called.
     Joined,
@@ -83,8 +154,8 @@ impl VmState {
     /// What it means, for a sentence that begins with the VM's name.
     pub fn meaning(self) -> &'static str {
         match self {
-            VmState::Waiting => "no VMM is attached to its vhost-user socket",
-            VmState::Attached => "a VMM is attached, but the guest's vsock driver has not started",
+            VmState::Waiting => "no VMM is attached to its socket",
+            VmState::Attached => "a VMM is attached, but nothing in its guest answers",
             VmState::Booted => "the guest has booted, but its ringdown-agent is not there",
             VmState::Joined => {
                 "its VMM has a vsock device of its own, and its ringdown-agent is not there"
@@ -130,13 +201,22 @@ pub struct VmStatus {
     pub groups: Vec<String>,
     /// Context identifier of the guest.
     pub cid: u32,
+    /// What its line is.
+    #[serde(default)]
+    pub kind: LineKind,
     /// How far it has come.
     pub state: VmState,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<PathBuf>,
+    /// Where the daemon and its VMM meet for the virtio-serial port of the agent, if the line is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<ChardevInfo>,
     /// Where programs of the host connect: of a hybrid VM, the socket of its VMM.
     pub host: PathBuf,
+    /// Its other virtio-serial ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<ChannelStatus>,
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,

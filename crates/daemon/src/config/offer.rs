@@ -177,7 +177,7 @@ impl Source<'_> {
         }
     }
 
-    fn command(&self, value: &Value<'_>) -> Result<Vec<String>, ConfigError> {
+    pub(super) fn command(&self, value: &Value<'_>) -> Result<Vec<String>, ConfigError> {
         let DeValue::Array(array) = value.get_ref() else {
             let expected = "a list of words, as in [\"/usr/bin/program\", \"--option\"]";
             return Err(self.wrong_type("command", expected, value));

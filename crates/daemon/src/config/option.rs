@@ -5,7 +5,7 @@ use std::path::Path;
 use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
 
 use super::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
-use super::{ConfigError, MAX_LIST_LEN, VmRequest, Written, refuse};
+use super::{ChardevRequest, ConfigError, MAX_LIST_LEN, VmRequest, Written, refuse};
 use crate::input::{
     ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path, parse_cid,
 };
@@ -42,10 +42,12 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         vhost_user,
         host,
         hybrid,
+        serial,
+        serial_connect,
         groups,
         aliases,
         rest @ ..,
-    ] = fields(text, &VM_OPTION_KEYS, VM_EXAMPLE)?;
+    ] = fields(text, &VM_OPTION_KEYS, &["serial"], VM_EXAMPLE)?;
     let name = name.ok_or(InputError::MissingKey {
         what: "this VM",
         key: "name",
@@ -63,6 +65,12 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
             Ok(Some(path))
         }
     };
+    let serial = match serial {
+        // The word alone: where it is by default.
+        Some(text) if text.is_empty() => Some(ChardevRequest::Listen(None)),
+        text => socket(text)?.map(|path| ChardevRequest::Listen(Some(path))),
+    };
+    let serial_connect = socket(serial_connect)?.map(ChardevRequest::Connect);
     let cid = cid.map(|text| parse_cid(&text)).transpose()?;
     let mut limits = Limits::default();
     for (key, text) in LIMIT_KEYS.iter().zip(rest) {
@@ -79,12 +87,14 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         vhost_user: socket(vhost_user)?,
         host: socket(host)?,
         hybrid: socket(hybrid)?,
+        serial: ChardevRequest::one_of(serial, serial_connect)?,
+        channels: Vec::new(),
         limits,
     })
 }
 
 fn rule(text: &str, place: &str) -> Result<Rule, InputError> {
-    let [from, to, port, domain] = fields(text, &ALLOW_KEYS, ALLOW_EXAMPLE)?;
+    let [from, to, port, domain] = fields(text, &ALLOW_KEYS, &[], ALLOW_EXAMPLE)?;
     let missing = |key, example| InputError::MissingKey {
         what: "this rule",
         key,
@@ -126,15 +136,18 @@ fn names(what: &'static str, text: Option<String>) -> Result<Vec<String>, InputE
     Ok(names)
 }
 
-/// The values of `keys`, in their order, out of `key=value,key=value`.
+/// The values of `keys`, in their order, out of `key=value,key=value`. Those of `words` may stand alone, and are empty then.
 fn fields<const N: usize>(
     text: &str,
     keys: &'static [&'static str; N],
+    words: &[&str],
     example: &'static str,
 ) -> Result<[Option<String>; N], InputError> {
     let mut values = [const { None }; N];
     for part in split(text) {
-        let Some((key, value)) = part.split_once('=') else {
+        let alone = words.contains(&part.as_str());
+        let pair = part.split_once('=').filter(|_| !alone);
+        let Some((key, value)) = pair.or(alone.then_some((part.as_str(), ""))) else {
             return Err(InputError::NotKeyValue {
                 found: part,
                 example,

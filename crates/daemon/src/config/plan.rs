@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use switch::DEFAULT_DOMAIN;
 
-use super::{Cids, Config, ConfigError, GroupRequest, VmRequest, full_name, refuse};
+use super::{
+    Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest, VmRequest,
+    full_name, refuse,
+};
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
 
@@ -207,15 +210,31 @@ impl Plan {
         let Some(line) = self.lines.get(&full_name) else {
             return Ok(());
         };
-        let (vhost_user, host) = self.sockets(request)?;
+        let sockets = self.sockets(request)?;
+        let vhost_user = &sockets.vhost_user;
+        let kinds = [
+            ("serial", sockets.serial.is_some(), line.serial.is_some()),
+            ("hybrid", request.hybrid.is_some(), line.is_hybrid()),
+        ];
+        if let Some((key, ..)) = kinds.into_iter().find(|(_, now, then)| now != then) {
+            let vm = full_name;
+            return Err(InputError::Fixed { key, vm });
+        }
         let fixed = [
             ("cid", request.cid.is_none_or(|cid| cid == line.cid)),
-            ("hybrid", vhost_user.is_some() == line.vhost_user.is_some()),
-            ("vhost-user", vhost_user == line.vhost_user),
+            ("vhost-user", *vhost_user == line.vhost_user),
+            (
+                match line.serial {
+                    Some(Chardev::Connect(_)) => "serial-connect",
+                    _ => "serial",
+                },
+                sockets.serial == line.serial,
+            ),
             (
                 if line.is_hybrid() { "hybrid" } else { "host" },
-                host == line.host,
+                sockets.host == line.host,
             ),
+            ("channel", self.channels(request) == line.channels),
             ("limits", request.limits == line.limits),
         ];
         if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
@@ -256,16 +275,32 @@ impl Plan {
             Some(cid) => self.unowned_cid(&domain, cid)?,
             None => self.free_cid(&domain, &name, asked_for),
         };
-        let (vhost_user, host) = self.sockets(request)?;
-        if let Some(path) = &vhost_user {
+        let Sockets {
+            vhost_user,
+            serial,
+            host,
+        } = self.sockets(request)?;
+        let channels = self.channels(request);
+        let own = [
+            ("this VM's vhost-user socket", vhost_user.as_deref()),
+            (
+                "this VM's serial socket",
+                serial.as_ref().map(Chardev::path),
+            ),
+            ("this VM's host socket", Some(host.as_path())),
+        ];
+        let of_channels = channels.iter().flat_map(|channel| {
+            let paths = [Some(channel.chardev.path()), channel.listens_at()];
+            paths.map(|path| ("another channel of this VM", path))
+        });
+        let mut seen = BTreeMap::new();
+        for (what, path) in own.into_iter().chain(of_channels) {
+            let Some(path) = path else { continue };
             self.unowned_path(path)?;
-        }
-        self.unowned_path(&host)?;
-        if vhost_user.as_ref() == Some(&host) {
-            return Err(InputError::DuplicatePath {
-                path: host,
-                owner: "this VM's vhost-user socket".to_owned(),
-            });
+            if let Some(owner) = seen.insert(path, what) {
+                let (path, owner) = (path.to_owned(), owner.to_owned());
+                return Err(InputError::DuplicatePath { path, owner });
+            }
         }
         let lines = &self.lines;
         let in_use = |domain: &str, name: &str| lines.contains_key(&full_name(domain, name));
@@ -278,24 +313,62 @@ impl Plan {
             own_groups: request.groups.clone(),
             cid,
             vhost_user,
+            serial,
             host,
+            channels,
             limits: request.limits,
         })
     }
 
     /// The socket for the VMM, unless it has its own, and the one for programs of the host.
-    fn sockets(&self, request: &VmRequest) -> Result<(Option<PathBuf>, PathBuf), InputError> {
+    fn sockets(&self, request: &VmRequest) -> Result<Sockets, InputError> {
         let (vhost_user, host) = (request.vhost_user.clone(), request.host.clone());
         if let Some(hybrid) = request.hybrid.clone() {
-            let given = [("vhost-user", vhost_user), ("host", host)];
-            return match given.into_iter().find(|(_, path)| path.is_some()) {
+            let given = [
+                ("vhost-user", vhost_user.is_some()),
+                ("serial", request.serial.is_some()),
+                ("host", host.is_some()),
+            ];
+            return match given.into_iter().find(|(_, is_given)| *is_given) {
                 Some((key, _)) => Err(InputError::BesideHybrid { key }),
-                None => Ok((None, hybrid)),
+                None => Ok(Sockets {
+                    vhost_user: None,
+                    serial: None,
+                    host: hybrid,
+                }),
             };
         }
-        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
         let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
-        Ok((Some(vhost_user), host))
+        if let Some(serial) = &request.serial {
+            if vhost_user.is_some() {
+                let key = "vhost-user";
+                return Err(InputError::BesideSerial { key });
+            }
+            return Ok(Sockets {
+                vhost_user: None,
+                serial: Some(serial.or_at(|| self.default_path(request, "serial"))),
+                host,
+            });
+        }
+        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
+        Ok(Sockets {
+            vhost_user: Some(vhost_user),
+            serial: None,
+            host,
+        })
+    }
+
+    /// The channels, each with its socket for the VMM: `web.org.example.log.channel` when nothing else is said.
+    fn channels(&self, request: &VmRequest) -> Vec<Channel<Chardev>> {
+        let resolve = |channel: &Channel<ChardevRequest>| Channel {
+            name: channel.name.clone(),
+            chardev: channel.chardev.or_at(|| {
+                let suffix = format!("{}.channel", channel.name);
+                self.default_path(request, &suffix)
+            }),
+            target: channel.target.clone(),
+        };
+        request.channels.iter().map(resolve).collect()
     }
 
     /// `web.sock`, or `red.web.sock` in the domain `red`. A VM of the default domain may be named `red.web`: then the second of
@@ -358,7 +431,7 @@ impl Plan {
             let line = self
                 .lines
                 .values()
-                .find(|line| line.vhost_user.as_deref() == Some(path) || line.host == path);
+                .find(|line| line.sockets().any(|socket| socket == path));
             line.map(|line| format!("VM {:?}", line.full_name()))
         };
         match owner {
@@ -369,6 +442,13 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// Where a VM is reached.
+struct Sockets {
+    vhost_user: Option<PathBuf>,
+    serial: Option<Chardev>,
+    host: PathBuf,
 }
 
 /// What a configuration changes of a plan.

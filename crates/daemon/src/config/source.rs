@@ -185,7 +185,7 @@ impl<'a> Source<'a> {
         Ok(path)
     }
 
-    fn path_of(&self, span: Range<usize>, text: &str) -> Result<PathBuf, ConfigError> {
+    pub(super) fn path_of(&self, span: Range<usize>, text: &str) -> Result<PathBuf, ConfigError> {
         if text.is_empty() || text.contains('\0') {
             let path = PathBuf::from(text);
             return self.refuse(span, Err(InputError::NotAPath { path }));

@@ -1,3 +1,4 @@
+mod channels;
 mod cids;
 mod hosts;
 mod operator;
@@ -488,6 +489,68 @@ fn a_hybrid_vm_has_its_vmms_socket_and_no_other() {
 }
 
 #[test]
+fn a_serial_vm_has_a_port_instead_of_a_vhost_user_socket() {
+    let plan = plan(&[
+        "name=old,serial",
+        "name=at,domain=red,serial=at.port,host=/h",
+        "name=to,serial-connect=to.port",
+    ])
+    .unwrap();
+    let old = plan.get("old").unwrap();
+    assert!(!old.is_hybrid());
+    assert_eq!(old.vhost_user, None);
+    assert_eq!(
+        old.serial,
+        Some(Chardev::Listen("/run/ringdown/old.serial".into()))
+    );
+    assert_eq!(old.host, Path::new("/run/ringdown/old.sock"));
+    let at = plan.get("red/at").unwrap();
+    assert_eq!(at.serial, Some(Chardev::Listen("/srv/at.port".into())));
+    let to = plan.get("to").unwrap();
+    assert_eq!(to.serial, Some(Chardev::Connect("/srv/to.port".into())));
+    let text = |serial: &str| format!("[[vm]]\nname = \"old\"\n{serial}");
+    let serial_of = |text: String| file(&text).unwrap().vms[0].value.serial.clone();
+    assert_eq!(serial_of(text("serial = false")), None);
+    assert_eq!(
+        serial_of(text("serial = true")),
+        Some(ChardevRequest::Listen(None))
+    );
+    let path = "/etc/ringdown/x".into();
+    assert_eq!(
+        serial_of(text("serial = \"x\"")),
+        Some(ChardevRequest::Listen(Some(path)))
+    );
+    let path = "/etc/ringdown/x".into();
+    assert_eq!(
+        serial_of(text("serial-connect = \"x\"")),
+        Some(ChardevRequest::Connect(path))
+    );
+}
+
+#[test]
+fn a_vm_stays_serial_as_it_is_for_as_long_as_it_lives() {
+    let known = std::collections::BTreeSet::from(["old".to_owned()]);
+    let config = |text: &str| file(&format!("[[vm]]\nname = \"old\"\n{text}")).unwrap();
+    let mut plan = plan(&["name=old,serial=/run/p"]).unwrap();
+    let change = plan.change(&config("serial = \"/run/p\""), &known).unwrap();
+    assert_eq!(change, PlanChange::default());
+    let others = [
+        ("", "\"serial\" of VM"),
+        ("hybrid = \"/run/p\"", "\"serial\" of VM"),
+        ("serial = true", "\"serial\" of VM"),
+        ("serial-connect = \"/run/p\"", "\"serial\" of VM"),
+        (
+            "serial = \"/run/p\"\n[[vm.channel]]\nname = \"a\"\nto = \"file:/x\"",
+            "\"channel\" of VM",
+        ),
+    ];
+    for (text, expected) in others {
+        let error = plan.change(&config(text), &known).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_vm_stays_hybrid_or_not_for_as_long_as_it_lives() {
     let known = |name: &str| std::collections::BTreeSet::from([name.to_owned()]);
     let config = |text| file(text).unwrap();
@@ -505,7 +568,27 @@ fn a_vm_stays_hybrid_or_not_for_as_long_as_it_lives() {
 
 #[test]
 fn what_belongs_to_another_vm_is_refused() {
-    let table: [(&[&str], &str); 10] = [
+    let table: [(&[&str], &str); 15] = [
+        (
+            &["name=old,serial,vhost-user=/y"],
+            "so \"vhost-user\" has no meaning beside it",
+        ),
+        (
+            &["name=old,serial,hybrid=/y"],
+            "so \"serial\" has no meaning beside it",
+        ),
+        (
+            &["name=old,serial=/x,serial-connect=/y"],
+            "either the VMM connects to a socket of Ringdown's",
+        ),
+        (
+            &["name=old,serial=/x,host=/x"],
+            "is used by this VM's serial socket already",
+        ),
+        (
+            &["name=a,serial-connect=/x", "name=b,serial=/x"],
+            "the socket /x is used by VM \"a\" already",
+        ),
         (
             &["name=fc,hybrid=/x,host=/y"],
             "so \"host\" has no meaning beside it",

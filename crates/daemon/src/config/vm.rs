@@ -4,7 +4,7 @@ use switch::{DEFAULT_DOMAIN, Limits};
 use toml::de::DeValue;
 
 use super::source::{Source, Table, Value, integer};
-use super::{ConfigError, GroupRequest, VmRequest};
+use super::{ChardevRequest, ConfigError, GroupRequest, VmRequest};
 use crate::input::{InputError, VM_KEYS, check_cid};
 use crate::limits::{LIMIT_KEYS, set, set_in_words};
 
@@ -12,7 +12,7 @@ const GROUP_KEYS: [&str; 3] = ["name", "domain", "members"];
 
 impl Source<'_> {
     pub(super) fn vm(&self, table: &Table<'_>) -> Result<VmRequest, ConfigError> {
-        let mut name = None;
+        let (mut name, mut listening, mut connecting) = (None, None, None);
         let mut request = VmRequest::named("");
         for (key, value) in table.get_ref().iter() {
             match key.get_ref().as_ref() {
@@ -22,14 +22,36 @@ impl Source<'_> {
                 "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
                 "host" => request.host = Some(self.socket("host", value)?),
                 "hybrid" => request.hybrid = Some(self.socket("hybrid", value)?),
+                "serial" => listening = self.serial(value)?,
+                "serial-connect" => {
+                    let path = self.socket("serial-connect", value)?;
+                    connecting = Some(ChardevRequest::Connect(path));
+                }
+                "channel" => request.channels = self.channels(value)?,
                 "groups" => request.groups = self.names("groups", "a group", value)?,
                 "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
                 "limits" => request.limits = self.limits(value)?,
                 other => return self.unknown(key.span(), other, &VM_KEYS),
             }
         }
+        let serial = ChardevRequest::one_of(listening, connecting);
+        request.serial = self.refuse(table.span(), serial)?;
         request.name = self.required(table, name, "this [[vm]]", "name", "name = \"web\"")?;
         Ok(request)
+    }
+
+    /// `true`, or the path where the VMM connects.
+    fn serial(&self, value: &Value<'_>) -> Result<Option<ChardevRequest>, ConfigError> {
+        let path = match value.get_ref() {
+            DeValue::Boolean(false) => return Ok(None),
+            DeValue::Boolean(true) => None,
+            DeValue::String(_) => Some(self.socket("serial", value)?),
+            _ => {
+                let expected = "true, or the path of the socket where the VMM connects";
+                return Err(self.wrong_type("serial", expected, value));
+            }
+        };
+        Ok(Some(ChardevRequest::Listen(path)))
     }
 
     pub(super) fn group(&self, table: &Table<'_>) -> Result<GroupRequest, ConfigError> {

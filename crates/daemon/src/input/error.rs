@@ -160,6 +160,14 @@ pub enum InputError {
         /// The other key.
         key: &'static str,
     },
+    /// A VM is reached by a virtio-serial port, and by something else.
+    #[error(
+        "\"serial\" is for a guest without vsock, so \"{key}\" has no meaning beside it: leave one of them out"
+    )]
+    BesideSerial {
+        /// The other key.
+        key: &'static str,
+    },
     /// A part of a command-line value is not `key=value`.
     #[error("expected key=value, found {found:?}: write it like {example}")]
     NotKeyValue {

@@ -73,6 +73,9 @@ impl Fabric {
                     return;
                 };
                 let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
+                if let Some(who) = &circuit.who {
+                    who.refused(reason);
+                }
                 match circuit.host.take() {
                     Some(host) if !speaks => reset(&host.socket),
                     Some(mut host) => {

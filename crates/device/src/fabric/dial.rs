@@ -82,8 +82,11 @@ impl Fabric {
         });
     }
 
-    /// Has the VMM of a hybrid line put a call through to its guest.
+    /// Has the VMM of a hybrid line put a call through to its guest, or whoever carries the streams of a serial line.
     pub(super) fn dial_hybrid(&mut self, circuit: CircuitId, line: LineId, port: u32) {
+        if self.line(line).is_some_and(|line| line.carrier.is_some()) {
+            return self.dial_by_carrier(circuit, line, port);
+        }
         self.attempt(Redial {
             circuit,
             line,
@@ -103,13 +106,7 @@ impl Fabric {
             .address(call.line)
             .cloned()
             .unwrap_or_else(|| Address::new("", 0));
-        let (circuit, answers) = (call.circuit, self.dialled_by.clone());
-        let waker = self.reactor.waker();
-        let reply = Reply::new(move |answer| {
-            // The fabric may have ended, and with it the call.
-            let _ = answers.send((circuit, answer));
-            waker.wake();
-        });
+        let reply = self.reply_to(call.circuit);
         let call = ServiceCall {
             called,
             vm,
@@ -125,7 +122,18 @@ impl Fabric {
         }
     }
 
-    /// Takes the answers of the dialer.
+    /// The way back to a circuit for somebody who puts its call through.
+    pub(super) fn reply_to(&self, circuit: CircuitId) -> Reply {
+        let answers = self.dialled_by.clone();
+        let waker = self.reactor.waker();
+        Reply::new(move |answer| {
+            // The fabric may have ended, and with it the call.
+            let _ = answers.send((circuit, answer));
+            waker.wake();
+        })
+    }
+
+    /// Takes the answers of those who put calls through.
     pub(super) fn take_dialled(&mut self) {
         while let Ok((circuit, result)) = self.dialled.try_recv() {
             match result {

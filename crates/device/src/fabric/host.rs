@@ -203,7 +203,7 @@ impl Fabric {
         let (line, socket_type) = (caller.line, caller.socket_type);
         let program = match caller.who {
             Who::Published(_) => Some(HostCaller::Published),
-            Who::Vmm => {
+            Who::Vmm | Who::Channel(_) => {
                 return self.tell(Event::HybridDial {
                     line,
                     port,
@@ -270,6 +270,7 @@ impl Fabric {
 
     pub(super) fn caller_refused(&mut self, token: u64, reason: Reason) {
         if let Some(caller) = self.remove_caller(token as u32) {
+            caller.who.refused(reason);
             caller.refuse(&connect::refused(reason));
         }
     }

@@ -66,8 +66,8 @@ impl Fabric {
         let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return Ok(());
         };
-        // Lines with rings have no such sockets.
-        if line.frontend.is_some() {
+        // Lines with rings have no such sockets, nor have those whose guests we hear ourselves.
+        if line.frontend.is_some() || line.carrier.is_some() {
             return Ok(());
         }
         let offered = self.switch.offered_ports(id);

@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::{
-    Arrival, Called, DecisionCallee, DecisionCaller, Fabric, HybridConfig, PublishedCall, Waker,
+    Arrival, Called, Carrier, DecisionCallee, DecisionCaller, Fabric, HybridConfig, PublishedCall,
+    Reply, SerialConfig, Waker,
 };
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
@@ -122,6 +123,36 @@ impl House {
         };
         self.ask(move |fabric| fabric.open_hybrid_line(&config))
             .unwrap();
+    }
+
+    /// Adds a VM with a serial line. What its carrier is asked for comes out of what is returned.
+    pub fn add_serial(&self, name: &str, cid: u32) -> Receiver<(u32, Reply)> {
+        let config = SerialConfig {
+            address: Address::new(name, cid),
+            limits: Limits::default(),
+            host: self.path(name),
+        };
+        let (asked, dials) = channel();
+        let carrier = Carrier::new(move |port, reply| drop(asked.send((port, reply))));
+        self.ask(move |fabric| fabric.open_serial_line(&config, carrier))
+            .unwrap();
+        dials
+    }
+
+    /// The guest of a serial line comes or goes.
+    pub fn set_guest(&self, name: &str, answers: bool) {
+        let name = name.to_owned();
+        self.ask(move |fabric| fabric.set_guest(&name, answers));
+    }
+
+    /// The guest of a serial line calls a port of the host.
+    pub fn guest_calls(&self, name: &str, port: u32) -> Result<UnixStream, Reason> {
+        let (guest, socket) = UnixStream::pair().unwrap();
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let name = name.to_owned();
+        self.ask(move |fabric| fabric.guest_calls(&name, port, socket.into()))
+            .map(|()| guest)
     }
 
     pub fn set_rules(&self, rules: Vec<Rule>, enforce: bool) -> usize {

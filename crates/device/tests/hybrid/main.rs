@@ -6,6 +6,7 @@
 mod circuits;
 mod hostile;
 mod house;
+mod serial;
 mod sockets;
 mod vmm;
 

@@ -29,7 +29,7 @@ impl Link {
     /// More than there was space for.
     pub fn received(&mut self, count: usize) {
         self.decoder.advance(count);
-        self.has_received = true;
+        self.has_received |= count > 0;
     }
 
     /// The next thing that the peer did.
@@ -59,7 +59,10 @@ impl Link {
         }
         if self.owed_frames >= ACKNOWLEDGE_FRAMES || self.owed_bytes >= ACKNOWLEDGE_BYTES {
             self.due.acknowledgement = true;
-        } else if self.owed_frames > 0 && self.timers.acknowledge.is_none() {
+        } else if self.owed_frames > 0
+            && !self.due.acknowledgement
+            && self.timers.acknowledge.is_none()
+        {
             self.timers.acknowledge = Some(now + ACKNOWLEDGE_AFTER);
         }
     }

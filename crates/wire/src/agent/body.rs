@@ -23,6 +23,11 @@ pub struct Hello {
     pub hostname: String,
     /// What it can do beyond the protocol's core. Unknown names are to be ignored.
     pub capabilities: Vec<String>,
+    /// Of a guest, a random identifier that changes when the guest was seen to go on from an earlier or another state than the one it
+    /// was in: restored, resumed, moved. Of the host, and of an agent that cannot tell, nothing.
+    pub generation: String,
+    /// What the side's clock said when it said hello, in nanoseconds since 1970; 0 if it does not say.
+    pub unix_ns: u64,
 }
 
 impl Hello {
@@ -35,6 +40,8 @@ impl Hello {
             boot_id: String::new(),
             hostname: String::new(),
             capabilities: Vec::new(),
+            generation: String::new(),
+            unix_ns: 0,
         }
     }
 
@@ -57,6 +64,7 @@ impl Hello {
             MAX_NAME_LEN,
         )?;
         check_len("the boot identifier", self.boot_id.as_bytes(), MAX_NAME_LEN)?;
+        check_len("the generation", self.generation.as_bytes(), MAX_NAME_LEN)?;
         check_len("the host name", self.hostname.as_bytes(), MAX_HOSTNAME_LEN)?;
         check_count("capabilities", self.capabilities.len(), MAX_CAPABILITIES)?;
         self.capabilities
@@ -183,6 +191,8 @@ pub enum ErrorKind {
     Internal,
     /// The other guest, or the program to connect to, cannot be reached.
     Unreachable,
+    /// The guest's administrator has switched this off.
+    Forbidden,
 }
 
 /// Why an operation or a stream ends before its time.
@@ -249,6 +259,8 @@ impl Frame<'_> {
             Frame::Signal(number) => append(Kind::Signal, number, out),
             Frame::Exit(status) => append(Kind::Exit, status, out),
             Frame::Bench(message) => append(Kind::Bench, message, out),
+            Frame::Ask(ask) => append(Kind::Ask, ask, out),
+            Frame::Answer(answer) => append(Kind::Answer, answer, out),
             Frame::Forward(message) => append(Kind::Forward, message, out),
         })
     }
@@ -263,6 +275,8 @@ impl Frame<'_> {
             Frame::Signal(number) => check_signal(*number, MAX_SIGNAL, "1 to 31"),
             Frame::Exit(status) => status.check(),
             Frame::Bench(message) => message.check(),
+            Frame::Ask(ask) => ask.check(),
+            Frame::Answer(answer) => answer.check(),
             Frame::Forward(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
@@ -305,6 +319,8 @@ impl Frame<'_> {
             Kind::Signal => Frame::Signal(parse(body)?),
             Kind::Exit => Frame::Exit(parse(body)?),
             Kind::Bench => Frame::Bench(parse(body)?),
+            Kind::Ask => Frame::Ask(parse(body)?),
+            Kind::Answer => Frame::Answer(parse(body)?),
             Kind::Forward => Frame::Forward(parse(body)?),
         };
         frame.check()?;
@@ -339,7 +355,7 @@ pub(super) fn check_len(what: &'static str, bytes: &[u8], max: usize) -> Result<
     Ok(())
 }
 
-fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), Invalid> {
+pub(super) fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), Invalid> {
     if count > max {
         return Err(Invalid::TooMany { what, count, max });
     }

@@ -47,6 +47,8 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::Signal(number) => Frame::Signal(number),
         Frame::Exit(status) => Frame::Exit(status),
         Frame::Bench(message) => Frame::Bench(message),
+        Frame::Ask(ask) => Frame::Ask(ask),
+        Frame::Answer(answer) => Frame::Answer(answer),
         Frame::Forward(message) => Frame::Forward(message),
     }
 }
@@ -71,15 +73,28 @@ fn any_hello() -> impl Strategy<Value = Hello> {
         "[0-9a-f-]{0,36}",
         "\\PC{0,60}",
         prop::collection::vec("[a-z]{1,20}", 0..5),
+        "[0-9a-f]{0,32}",
+        any::<u64>(),
     )
         .prop_map(
-            |(protocol_min, more, software, boot_id, hostname, capabilities)| Hello {
+            |(
+                protocol_min,
+                more,
+                software,
+                boot_id,
+                hostname,
+                capabilities,
+                generation,
+                unix_ns,
+            )| Hello {
                 protocol_min,
                 protocol_max: protocol_min + more,
                 software,
                 boot_id,
                 hostname,
                 capabilities,
+                generation,
+                unix_ns,
             },
         )
 }
@@ -125,6 +140,7 @@ fn any_kind_of_error() -> impl Strategy<Value = ErrorKind> {
         ErrorKind::Unavailable,
         ErrorKind::Internal,
         ErrorKind::Unreachable,
+        ErrorKind::Forbidden,
     ])
 }
 
@@ -150,6 +166,8 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
         any::<u8>().prop_map(|code| Frame::Exit(ExitStatus::Code(code))),
         (1u8..=64).prop_map(|number| Frame::Exit(ExitStatus::Signal(number))),
         super::bench::any_message().prop_map(Frame::Bench),
+        super::job::tests::any_ask().prop_map(Frame::Ask),
+        super::job::tests::any_answer().prop_map(Frame::Answer),
     ]
 }
 
@@ -583,6 +601,8 @@ fn the_largest_hello_fits_its_frame() {
         boot_id: "x".repeat(MAX_NAME_LEN),
         hostname: "x".repeat(MAX_HOSTNAME_LEN),
         capabilities: vec!["x".repeat(MAX_NAME_LEN); MAX_CAPABILITIES],
+        generation: "g".repeat(MAX_NAME_LEN),
+        unix_ns: u64::MAX,
     };
     check_accepted(Frame::Hello(hello));
 }

@@ -1,0 +1,324 @@
+//! The guest's generation: an identifier that changes when the guest was seen to go on from a state that it was in before, or elsewhere.
+//!
+//! A guest that is resumed from a snapshot believes that nothing has happened. What gives it away:
+//! - Linux (6.8 and later) tells with a uevent that the VM generation identifier has changed, which VMMs change when they restore a VM
+//!   (QEMU with `-device vmgenid`, Firecracker, Cloud Hypervisor, Hyper-V, VMware).
+//! - The wall clock or the clock that counts sleep jumps against the clock that does not: somebody set the time, or the guest slept.
+//! - The hardware's clock jumps against the guest's: the guest was stopped, and the host's time went on.
+//! - The host says another boot identifier than the last time: the guest was moved, or kept over a reboot of the host.
+//!
+//! What is not seen: a snapshot that is resumed within [`RTC_JUMP`], by a VMM without a generation identifier, on the same host. And a
+//! jump of the clock is no proof: a change of the generation means "perhaps", and whoever acts on it must be able to do so in vain.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType};
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::{ClockId, Timespec};
+
+use crate::log::say;
+use crate::stream::until;
+
+/// How often the clocks are compared.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How often the hardware's clock is read: that costs an exit to the host or several.
+const RTC_LOOK: Duration = Duration::from_secs(5);
+
+/// How far clocks of the kernel may part between two looks. An adjustment by NTP slews by half a millisecond a second.
+const JUMP: Duration = Duration::from_millis(500);
+
+/// How far the hardware's clock, which has whole seconds, may part from the kernel's.
+pub const RTC_JUMP: Duration = Duration::from_secs(3);
+
+/// Where the hardware's clock is read.
+const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
+
+/// The longest uevent that is looked at, in bytes: the kernel's own limit is 2 KiB for the variables.
+const MAX_UEVENT_LEN: usize = 4096;
+
+/// The uevents of the kernel itself.
+const KERNEL_UEVENTS: u32 = 1;
+
+/// The current generation, for everybody who says hello.
+#[derive(Debug)]
+pub struct Generation {
+    current: Mutex<String>,
+    /// The connection by which the host knows this guest: it was told the old one.
+    uplink: Mutex<Option<OwnedFd>>,
+    /// The boot identifier of the host, as it said last.
+    host: Mutex<String>,
+    /// Counts how often the agent itself has set the clock, which is no sign of anything.
+    steps: AtomicU64,
+}
+
+impl Default for Generation {
+    /// A new one.
+    fn default() -> Generation {
+        Generation {
+            current: Mutex::new(random_identifier()),
+            uplink: Mutex::default(),
+            host: Mutex::default(),
+            steps: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Generation {
+    /// The identifier, 32 hexadecimal digits.
+    pub fn current(&self) -> String {
+        lock(&self.current).clone()
+    }
+
+    /// The guest is another one from here on.
+    pub fn renew(&self, why: &str) {
+        *lock(&self.current) = random_identifier();
+        say!("this guest seems to have been resumed ({why}): it has a new generation");
+        if let Some(uplink) = lock(&self.uplink).take() {
+            // The agent dials again when it sees the end, and says the new generation then.
+            let _ = rustix::net::shutdown(&uplink, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// The host was told the current generation on this connection: hang up when it changes.
+    pub(crate) fn was_told(&self, uplink: &OwnedFd) {
+        *lock(&self.uplink) = uplink.try_clone().ok();
+    }
+
+    /// The host said this boot identifier.
+    pub(crate) fn host_is(&self, boot_id: &str) {
+        if boot_id.is_empty() {
+            return;
+        }
+        let before = std::mem::replace(&mut *lock(&self.host), boot_id.to_owned());
+        if !before.is_empty() && before != boot_id {
+            self.renew("its host is another one, or was started again");
+        }
+    }
+
+    /// The agent is about to set the clock.
+    pub(crate) fn steps_clock(&self) {
+        self.steps.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Watch for what gives a resumed guest away, for ever.
+    pub(crate) fn watch(&self) -> ! {
+        let uevents = match uevent_socket() {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                say!(
+                    "cannot listen to the kernel's events, so a VM generation identifier is not noticed: {error}"
+                );
+                None
+            }
+        };
+        let mut clocks = Clocks::look(true);
+        let mut steps = self.steps.load(Ordering::Acquire);
+        let mut next_rtc = Instant::now() + RTC_LOOK;
+        loop {
+            if wait_for_uevent(uevents.as_ref(), Instant::now() + LOOK) {
+                self.renew("the VM generation identifier has changed");
+            }
+            let with_rtc = Instant::now() >= next_rtc;
+            if with_rtc {
+                next_rtc = Instant::now() + RTC_LOOK;
+            }
+            let now = Clocks::look(with_rtc);
+            let steps_now = self.steps.load(Ordering::Acquire);
+            if steps == steps_now {
+                if let Some(why) = clocks.jumped(&now) {
+                    self.renew(why);
+                }
+            }
+            steps = steps_now;
+            clocks = now.or_rtc_of(clocks);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nobody panics while holding it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn random_identifier() -> String {
+    let mut bytes = [0; 16];
+    // Without randomness (before the kernel has gathered any), the time has to do: it only has to be another one.
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK) != Ok(16) {
+        let now = rustix::time::clock_gettime(ClockId::Realtime);
+        bytes[..8].copy_from_slice(&now.tv_sec.to_le_bytes());
+        bytes[8..].copy_from_slice(&i64::from(now.tv_nsec as u32).to_le_bytes());
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What clocks say beyond the one that only counts while the guest runs, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Clocks {
+    wall: i128,
+    boot: i128,
+    rtc: Option<i128>,
+}
+
+impl Clocks {
+    fn look(with_rtc: bool) -> Clocks {
+        let clock = |id| nanoseconds(rustix::time::clock_gettime(id));
+        let rtc = with_rtc
+            .then(|| std::fs::read_to_string(RTC).ok())
+            .flatten();
+        let monotonic = clock(ClockId::Monotonic);
+        Clocks {
+            wall: clock(ClockId::Realtime) - monotonic,
+            boot: clock(ClockId::Boottime) - monotonic,
+            rtc: rtc
+                .and_then(|text| text.trim().parse::<i128>().ok())
+                .map(|seconds| seconds * 1_000_000_000 - monotonic),
+        }
+    }
+
+    /// The hardware's clock is read less often: what it said last stays.
+    fn or_rtc_of(self, earlier: Clocks) -> Clocks {
+        Clocks {
+            rtc: self.rtc.or(earlier.rtc),
+            ..self
+        }
+    }
+
+    fn jumped(&self, now: &Clocks) -> Option<&'static str> {
+        let is_apart = |before: i128, after: i128, limit: Duration| {
+            (after - before).unsigned_abs() > limit.as_nanos()
+        };
+        if is_apart(self.boot, now.boot, JUMP) {
+            return Some("it has slept");
+        }
+        if let (Some(before), Some(after)) = (self.rtc, now.rtc) {
+            if is_apart(before, after, RTC_JUMP) {
+                return Some("the hardware's clock has jumped");
+            }
+        }
+        is_apart(self.wall, now.wall, JUMP).then_some("the clock has jumped")
+    }
+}
+
+fn nanoseconds(time: Timespec) -> i128 {
+    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+}
+
+fn uevent_socket() -> io::Result<OwnedFd> {
+    let socket = nix::sys::socket::socket(
+        AddressFamily::Netlink,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        SockProtocol::NetlinkKObjectUEvent,
+    )?;
+    nix::sys::socket::bind(socket.as_raw_fd(), &NetlinkAddr::new(0, KERNEL_UEVENTS))?;
+    Ok(socket)
+}
+
+/// Wait until `deadline`, or until an event says that the generation has changed: whether one did.
+fn wait_for_uevent(socket: Option<&OwnedFd>, deadline: Instant) -> bool {
+    let Some(socket) = socket else {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        return false;
+    };
+    loop {
+        let mut poll = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+        match rustix::event::poll(&mut poll, Some(&until(deadline))) {
+            Ok(0) => return false,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => {
+                std::thread::sleep(LOOK);
+                return false;
+            }
+        }
+        let mut event = [0; MAX_UEVENT_LEN];
+        // A burst that overflows the socket (ENOBUFS) may hide an event, but not for long: the clocks are looked at as well.
+        let len = rustix::io::read(socket, &mut event).unwrap_or(0);
+        if tells_of_generation(&event[..len]) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+    }
+}
+
+/// Whether a uevent, `ACTION@PATH` and variables with zero bytes between them, says that the generation identifier has changed.
+fn tells_of_generation(event: &[u8]) -> bool {
+    event
+        .split(|byte| *byte == 0)
+        .any(|variable| variable == b"NEW_VMGENID=1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i128 = 1_000_000_000;
+
+    #[test]
+    fn a_new_generation_is_another_one_and_is_told() {
+        let generation = Generation::default();
+        let first = generation.current();
+        assert_eq!(first.len(), 32);
+        let (uplink, mut host) = std::os::unix::net::UnixStream::pair().unwrap();
+        generation.was_told(&uplink.into());
+        generation.renew("a test");
+        assert_ne!(generation.current(), first);
+        let read = std::io::Read::read(&mut host, &mut [0]);
+        assert_eq!(read.unwrap(), 0, "the host is called again");
+        generation.renew("another");
+    }
+
+    #[test]
+    fn another_host_makes_another_generation() {
+        let generation = Generation::default();
+        let first = generation.current();
+        for same in ["", "one", "one", "", "one"] {
+            generation.host_is(same);
+        }
+        assert_eq!(generation.current(), first);
+        generation.host_is("two");
+        assert_ne!(generation.current(), first);
+    }
+
+    #[test]
+    fn clocks_that_part_give_a_resumed_guest_away() {
+        let clocks = |wall, boot, rtc| Clocks { wall, boot, rtc };
+        let before = clocks(100 * SECOND, 0, Some(100 * SECOND));
+        let jumped = |now: Clocks| before.jumped(&now).is_some();
+        assert!(!jumped(before));
+        assert!(!jumped(clocks(100 * SECOND + SECOND / 2, 0, None)));
+        assert!(jumped(clocks(100 * SECOND + SECOND / 2 + 1, 0, None)));
+        assert!(jumped(clocks(99 * SECOND, 0, None)));
+        assert!(jumped(clocks(100 * SECOND, SECOND, None)));
+        assert!(!jumped(clocks(100 * SECOND, 0, Some(103 * SECOND))));
+        assert!(jumped(clocks(100 * SECOND, 0, Some(104 * SECOND))));
+        assert!(jumped(clocks(100 * SECOND, 0, Some(90 * SECOND))));
+    }
+
+    #[test]
+    fn the_clock_of_the_hardware_is_kept_between_two_looks() {
+        let with = Clocks {
+            wall: 1,
+            boot: 2,
+            rtc: Some(3),
+        };
+        let without = Clocks { rtc: None, ..with };
+        assert_eq!(without.or_rtc_of(with), with);
+        assert!(!Clocks::look(false).jumped(&Clocks::look(false)).is_some());
+    }
+
+    #[test]
+    fn the_event_is_known_by_its_variable() {
+        let event =
+            b"change@/devices/LNXSYSTM:00/QEMUVGID:00\0ACTION=change\0NEW_VMGENID=1\0SEQNUM=9\0";
+        assert!(tells_of_generation(event));
+        assert!(!tells_of_generation(b"add@/devices/x\0NEW_VMGENID=10\0"));
+        assert!(!tells_of_generation(b""));
+    }
+}

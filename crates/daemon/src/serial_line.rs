@@ -1,0 +1,215 @@
+//! Lines of VMs whose guests have no vsock: a driver carries streams over the virtio-serial port of the agent, and stands between the
+//! fabric and the guest.
+//!
+//! The driver has a thread of its own for each VM. It asks the worker about each channel that the guest opens, and is asked by the worker
+//! for each that the host opens; the worker never waits for it.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use device::{Carrier, Fabric, Reply};
+use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status};
+use switch::Reason;
+
+use crate::chardev::Meeting;
+use crate::config::Chardev;
+use crate::line::{LineError, LineStatus};
+use crate::worker::Orders;
+
+/// A running serial line. Dropping it resets its channels and waits for its thread, which the worker's thread must never do.
+pub(crate) struct SerialLine {
+    handle: Arc<Handle>,
+    guest: Guest,
+}
+
+impl SerialLine {
+    /// Begins to meet the VMM, as the VM of this full name.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or the system has no thread left.
+    pub(crate) fn start(
+        vm: &str,
+        chardev: &Chardev,
+        orders: Orders,
+    ) -> Result<SerialLine, LineError> {
+        let guest = Guest {
+            vm: vm.to_owned(),
+            orders,
+            answers: Arc::default(),
+        };
+        let port = VmPort {
+            meeting: Meeting::prepare(chardev)?,
+            guest: guest.clone(),
+        };
+        let name = format!("serial-{vm}");
+        let handle = Driver::start(&name, Box::new(port), Options::default())?;
+        Ok(SerialLine {
+            handle: Arc::new(handle),
+            guest,
+        })
+    }
+
+    /// What the fabric is to reach the guest by. It does not keep the line alive.
+    pub(crate) fn carrier(&self) -> Carrier {
+        let handle = Arc::downgrade(&self.handle);
+        Carrier::new(move |port, reply| dial(&handle, port, reply))
+    }
+
+    /// Tells the fabric whether the guest answers.
+    pub(crate) fn tell_of_guest(&self) {
+        self.guest.orders.order(self.guest.news());
+    }
+
+    /// Adds what is known of the port to the status of the line.
+    pub(crate) fn describe(&self, line: &mut LineStatus) {
+        let Status {
+            is_connected,
+            counters,
+            ..
+        } = self.handle.status();
+        line.attached = is_connected;
+        line.counters.extend([
+            ("serial_connections", counters.connections),
+            ("serial_sessions", counters.sessions),
+            ("serial_replayed_frames", counters.replayed_frames),
+            ("serial_discarded_bytes", counters.discarded_bytes),
+            ("serial_damaged_frames", counters.damaged_frames),
+            ("serial_gaps", counters.gaps),
+            ("serial_violations", counters.violations),
+            ("serial_reset_channels", counters.reset_channels),
+        ]);
+    }
+}
+
+/// Opens a channel to a port of the guest. This is the worker's thread.
+fn dial(handle: &Weak<Handle>, port: u32, reply: Reply) {
+    let Some(handle) = handle.upgrade() else {
+        return reply.failed(Reason::NotRunning);
+    };
+    let Ok((ours, carried)) = pair() else {
+        return reply.failed(Reason::HostFailed);
+    };
+    let answered = move |answer: Result<(), Refusal>| match answer {
+        Ok(()) => reply.connected(ours, None),
+        Err(refusal) => reply.failed(reason(&refusal)),
+    };
+    handle.dial(port, carried, Box::new(answered));
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, carried) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((ours.into(), carried.into()))
+}
+
+/// A guest, as the fabric is told of it.
+#[derive(Clone)]
+struct Guest {
+    vm: String,
+    orders: Orders,
+    answers: Arc<AtomicBool>,
+}
+
+impl Guest {
+    /// What the fabric has to hear. It is looked at when the fabric hears it, so that what it heard last is always what is so.
+    fn news(&self) -> impl FnOnce(&mut Fabric) + Send + 'static {
+        let (vm, answers) = (self.vm.clone(), self.answers.clone());
+        move |fabric| fabric.set_guest(&vm, answers.load(Ordering::Acquire))
+    }
+}
+
+/// The port of one VM, as its driver sees it.
+struct VmPort {
+    meeting: Meeting,
+    guest: Guest,
+}
+
+impl Port for VmPort {
+    fn open(&mut self, _now: Instant) -> io::Result<OwnedFd> {
+        self.meeting.meet()
+    }
+
+    fn awaited(&self) -> Option<BorrowedFd<'_>> {
+        self.meeting.awaited()
+    }
+
+    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+        let failed = |what: &str| Refusal::new(RefusalKind::Failed, what);
+        let (ours, carried) = pair().map_err(|_| failed("the host has no descriptors left"))?;
+        let vm = self.guest.vm.clone();
+        // The worker is asked and answers in its next turn: it never waits for this thread.
+        let asked = self
+            .guest
+            .orders
+            .ask(move |fabric| fabric.guest_calls(&vm, port, ours));
+        match asked {
+            Some(Ok(())) => Ok(carried),
+            Some(Err(reason)) => Err(refusal(reason)),
+            None => Err(failed("the daemon is ending")),
+        }
+    }
+
+    fn on_peer(&mut self, event: PeerEvent) {
+        let vm = self.guest.vm.as_str();
+        match event {
+            PeerEvent::Came => {
+                tracing::info!(vm, "the guest answers at its serial port");
+                self.guest.answers.store(true, Ordering::Release);
+                self.guest.orders.order(self.guest.news());
+            }
+            PeerEvent::Disconnected => {
+                tracing::info!(
+                    vm,
+                    "the VMM has left the serial port; what is open waits for it"
+                );
+            }
+            PeerEvent::Resumed => {
+                tracing::info!(
+                    vm,
+                    "the VMM is back at the serial port, and nothing is lost"
+                );
+            }
+            PeerEvent::Ended(why) => {
+                // In quotes: it may repeat what the guest has sent.
+                tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+                self.guest.answers.store(false, Ordering::Release);
+                // Waited for, so that those at the other ends see a cut and not an end before the sockets are closed.
+                self.guest.orders.ask(self.guest.news());
+            }
+            PeerEvent::NoPort(why) => {
+                tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
+            }
+        }
+    }
+}
+
+/// What a guest is told when its call is refused.
+fn refusal(reason: Reason) -> Refusal {
+    let kind = match reason {
+        Reason::NoListener | Reason::UnknownCid => RefusalKind::NobodyListens,
+        Reason::Denied => RefusalKind::Forbidden,
+        Reason::RuleCircuits
+        | Reason::RuleRate
+        | Reason::CircuitLimit
+        | Reason::HalfOpenLimit
+        | Reason::ConnectRate
+        | Reason::BacklogFull => RefusalKind::Busy,
+        _ => RefusalKind::Failed,
+    };
+    Refusal::new(kind, reason.to_string())
+}
+
+/// What a program of the host is told when the guest refuses.
+fn reason(refusal: &Refusal) -> Reason {
+    match refusal.kind {
+        RefusalKind::NotConnected => Reason::NotRunning,
+        RefusalKind::NobodyListens
+        | RefusalKind::Forbidden
+        | RefusalKind::Busy
+        | RefusalKind::Failed => Reason::GuestRefused,
+    }
+}

@@ -1,0 +1,135 @@
+//! VMs whose guests have no vsock, and are reached by streams that somebody else carries: over a serial port, for instance.
+//!
+//! To the switch such a line is a hybrid one: an end of a circuit that is a socket of the host's. Where a hybrid line has a VMM that is
+//! called at its socket and calls at ours, this one has a [`Carrier`], which is asked for a stream to a port of the guest and answers with
+//! a socket, and [`Fabric::guest_calls`], by which it brings what the guest calls. Nothing goes past the fabric, so a serial line has the
+//! host socket, the listeners, the policy and the counts of a line with rings.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use rustix::net::SocketType as UnixSocketType;
+use switch::{Address, CircuitId, Event, Limits, LineId, Reason};
+use wire::vsock::SocketType;
+
+use super::host::CALLER_PATIENCE;
+use super::{Fabric, OpenLineError};
+use crate::caller::{Caller, Who};
+use crate::dialer::Reply;
+use crate::line::LineIo;
+use crate::reactor::{EventFlags, Token};
+use crate::socket::listen_at;
+
+/// What a serial line needs to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SerialConfig {
+    /// The VM.
+    pub address: Address,
+    /// What it may use.
+    pub limits: Limits,
+    /// Where programs of the host connect. Listeners for the guest's dials are at this path with `_PORT` behind it.
+    pub host: PathBuf,
+}
+
+/// Whoever carries streams to a guest.
+pub struct Carrier(Box<dyn FnMut(u32, Reply) + Send>);
+
+impl Carrier {
+    /// A carrier that is asked for a stream to a port of its guest by this function, which must not block. It answers when the guest has,
+    /// with a UNIX stream socket that does not block.
+    pub fn new(dial: impl FnMut(u32, Reply) + Send + 'static) -> Carrier {
+        Carrier(Box::new(dial))
+    }
+}
+
+impl fmt::Debug for Carrier {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Carrier")
+    }
+}
+
+impl Fabric {
+    /// Opens a line for a VM whose guest is reached by `carrier`. Its host socket listens when this returns. The guest is not there until
+    /// [`set_guest`](Self::set_guest) says so.
+    ///
+    /// # Errors
+    /// When its name, identifier or socket cannot be had. Nothing is left behind then.
+    pub fn open_serial_line(
+        &mut self,
+        config: &SerialConfig,
+        carrier: Carrier,
+    ) -> Result<(), OpenLineError> {
+        let id = self
+            .switch
+            .add_serial_line(config.address.clone(), config.limits)?;
+        let generation = self.next_line_generation;
+        self.next_line_generation += 1;
+        let name = config.address.full_name();
+        let mut line = LineIo::new(generation, name.clone(), config.host.clone());
+        line.carrier = Some(carrier);
+        let token = Token::Listener { line: id, index: 0 };
+        let listened = listen_at(&config.host, UnixSocketType::STREAM).and_then(|listener| {
+            self.reactor.add(&listener.socket, token, EventFlags::IN)?;
+            line.listeners.push(listener);
+            Ok(())
+        });
+        self.install_line(id, line);
+        listened.map_err(|error| {
+            self.close_line(&name);
+            let path = config.host.clone();
+            OpenLineError::Socket { path, error }
+        })
+    }
+
+    /// Says whether the guest of a serial line answers. When it is gone, all that was between it and others is cut short.
+    pub fn set_guest(&mut self, vm: &str, answers: bool) {
+        let Some(id) = self.line_named(vm) else {
+            return;
+        };
+        if self.line(id).is_none_or(|line| line.carrier.is_none()) {
+            return;
+        }
+        let up = self.switch.lines().any(|line| line.id == id && line.up);
+        match (up, answers) {
+            (false, true) => self.tell(Event::LineUp {
+                line: id,
+                seqpacket: false,
+            }),
+            (true, false) => self.tell(Event::LineDown { line: id }),
+            _ => {}
+        }
+    }
+
+    /// The guest of a serial line calls a port of the host; `socket` is the stream, which does not block. A service may yet turn out not to
+    /// answer: the stream is closed then.
+    ///
+    /// # Errors
+    /// Why the guest is refused, as far as that is known at once. The socket is closed.
+    pub fn guest_calls(&mut self, vm: &str, port: u32, socket: OwnedFd) -> Result<(), Reason> {
+        let id = self.line_named(vm).ok_or(Reason::UnknownCid)?;
+        let refusal = Arc::new(OnceLock::new());
+        let caller = Caller {
+            line: id,
+            who: Who::Channel(refusal.clone()),
+            socket,
+            socket_type: SocketType::Stream,
+            deadline: self.now + CALLER_PATIENCE,
+            request_len: 0,
+        };
+        let slot = self.add_caller(caller).ok_or(Reason::HalfOpenLimit)?;
+        self.put_caller_through(slot, port);
+        match refusal.get() {
+            Some(reason) => Err(*reason),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn dial_by_carrier(&mut self, circuit: CircuitId, line: LineId, port: u32) {
+        let reply = self.reply_to(circuit);
+        if let Some(carrier) = self.line(line).and_then(|line| line.carrier.as_mut()) {
+            (carrier.0)(port, reply);
+        }
+    }
+}
