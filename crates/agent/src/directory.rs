@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use wire::directory::{Answer, Line, MAX_LINE_LEN, PORT, Request, RequestError};
 
-use crate::transport::{HOST_CID, dial_guest};
+use crate::transport::{HOST_CID, dial_host_port};
 
 /// How long the host may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum AskError {
     /// The host's directory cannot be reached.
     #[error(
-        "cannot reach the host's directory (port {PORT} of CID {HOST_CID}): {0}; is this a guest of Ringdown, with its vsock driver loaded?"
+        "cannot reach the host's directory (port {PORT} of CID {HOST_CID}): {0}; is this a guest of Ringdown, with its vsock driver loaded or its agent at the serial port?"
     )]
     Unreachable(io::Error),
     /// The conversation broke.
@@ -56,13 +56,13 @@ pub fn parse(verb: &str, name: Option<&str>) -> Option<Result<Request, String>> 
     )
 }
 
-/// Asks the host, over vsock. The answer is one line of words: see [`wire::directory`].
+/// Asks the host. The answer is one line of words: see [`wire::directory`].
 ///
 /// # Errors
 /// [`AskError`].
 pub fn ask_host(request: &Request) -> Result<String, AskError> {
     let dial = || -> io::Result<OwnedFd> {
-        let socket = dial_guest(HOST_CID, PORT)?;
+        let socket = dial_host_port(PORT)?;
         rustix::io::ioctl_fionbio(&socket, false)?;
         for direction in [
             rustix::net::sockopt::Timeout::Recv,

@@ -15,13 +15,18 @@ use wire::directory::Request as Question;
 const HELP: &str = "\
 ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
 
-Usage: ringdown-agent [--listen ENDPOINT] [--config FILE]
+Usage: ringdown-agent [--listen ENDPOINT]... [--config FILE]
        ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
        ringdown-agent resolve NAME | service NAME | whoami
 
-  --listen vsock       listen on vsock port 1007 for the host and tell it when ready (the default)
+  --listen vsock       listen on vsock port 1007 for the host and tell it when ready
+  --listen serial[:NAME]
+                       the same over a virtio-serial port [default name: org.ringdown.agent.0], for a guest without vsock.
+                       Without --listen: vsock and serial, whichever is there or comes
   --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
-                       For a machine without vsock, and for trying a client out.
+                       For trying a client out.
+  --listen serial-socket:PATH
+                       a UNIX socket to connect to in the place of a virtio-serial port, for trying things out
   --config FILE        what the host may do: methods that are switched off, and whether the clock follows the host's
                        [default: /etc/ringdown/agent.toml, if it is there]
   --version            print the version
@@ -32,6 +37,10 @@ Usage: ringdown-agent [--listen ENDPOINT] [--config FILE]
   resolve NAME         ask the host for the CID of a VM that this guest may call: db, or blue/db of another domain
   service NAME         ask the host for the CID and the port of a service that this guest may call
   whoami               ask the host for this guest's name, domain and CID
+
+Where there is only the serial port, the agent has it alone. It takes calls of other programs to the host at the UNIX socket
+/run/ringdown/host.sock, for root and its own user: CONNECT PORT and a line feed, answered OK or ERR. forward, resolve, service and
+whoami use it by themselves. The variable RINGDOWN_HOST_SOCKET names another place for it, for both; empty, there is none.
 
 Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
 start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen, or the host does not tell.
@@ -46,8 +55,8 @@ fn main() -> ExitCode {
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);
     }
-    let (endpoint, config) = match parse(first, arguments) {
-        Ok(Request::Serve { endpoint, config }) => (endpoint, config),
+    let (endpoints, config) = match parse(first, arguments) {
+        Ok(Request::Serve { endpoints, config }) => (endpoints, config),
         Ok(Request::Ask(question)) => return ask(&question),
         Ok(Request::Print(text)) => {
             print!("{text}");
@@ -70,7 +79,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match Server::new(endpoint, config).run() {
+    match Server::new(endpoints, config).run() {
         Ok(never) => match never {},
         Err(error) => {
             eprintln!("ringdown-agent: {error}");
@@ -112,7 +121,7 @@ fn ask(question: &Question) -> ExitCode {
 
 enum Request {
     Serve {
-        endpoint: Endpoint,
+        endpoints: Vec<Endpoint>,
         config: Option<PathBuf>,
     },
     Ask(Question),
@@ -123,14 +132,23 @@ fn parse(
     first: Option<OsString>,
     mut rest: impl Iterator<Item = OsString>,
 ) -> Result<Request, String> {
-    let (mut endpoint, mut config) = (Endpoint::Vsock, None);
+    let (mut endpoints, mut config) = (Vec::new(), None);
     let mut next = first;
     let first = loop {
         match next.as_deref().and_then(OsStr::to_str) {
-            None if next.is_none() => return Ok(Request::Serve { endpoint, config }),
+            None if next.is_none() => {
+                if endpoints.is_empty() {
+                    endpoints = Server::default_endpoints();
+                }
+                return Ok(Request::Serve { endpoints, config });
+            }
             Some("--listen") => {
-                let value = rest.next().ok_or("--listen expects vsock or unix:PATH")?;
-                endpoint = Endpoint::parse(&value)?;
+                let value = rest.next().ok_or("--listen expects where to listen")?;
+                let endpoint = Endpoint::parse(&value)?;
+                if endpoints.contains(&endpoint) {
+                    return Err(format!("--listen {value:?} is there twice"));
+                }
+                endpoints.push(endpoint);
             }
             Some("--config") => {
                 config = Some(rest.next().ok_or("--config expects a file")?.into());

@@ -11,9 +11,10 @@ use wire::agent::{ErrorKind, ErrorReport};
 
 use crate::config::Config;
 use crate::log::say;
+use crate::serial::SerialHost;
 use crate::session::{Options, serve_in_place, tell};
 use crate::share::Share;
-use crate::transport::{Endpoint, Listener};
+use crate::transport::{self, Endpoint, Listener};
 use crate::uplink;
 
 /// The most operations at a time. Each has a thread and, at worst, about half a MiB of buffers. The streams of benchmarks have
@@ -23,8 +24,8 @@ pub const MAX_OPERATIONS: usize = 64;
 /// The stack of an operation's thread, in bytes.
 const STACK_SIZE: usize = 256 * 1024;
 
-/// The wait between attempts to listen while there is no vsock, at first and at most.
-const LISTEN_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// The wait between attempts to listen while there is no vsock, at first and at most. Each makes the kernel look for its module, which costs a process.
+const LISTEN_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 
 /// The wait after an error of accept that says the system is short of something.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
@@ -32,42 +33,90 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// The agent.
 #[derive(Debug)]
 pub struct Server {
-    endpoint: Endpoint,
-    options: Arc<Options>,
-    active: Arc<AtomicUsize>,
+    endpoints: Vec<Endpoint>,
+    service: Arc<Service>,
 }
 
 impl Server {
     /// An agent that will listen there and do what its configuration allows.
-    pub fn new(endpoint: Endpoint, config: Config) -> Server {
+    pub fn new(endpoints: Vec<Endpoint>, config: Config) -> Server {
         let options = Options {
-            has_vsock: endpoint == Endpoint::Vsock,
+            has_vsock: endpoints.contains(&Endpoint::Vsock),
             ..Options::new().with_config(config)
         };
         Server {
-            endpoint,
-            options: Arc::new(options),
-            active: Arc::new(AtomicUsize::new(0)),
+            endpoints,
+            service: Arc::new(Service {
+                options: Arc::new(options),
+                active: Arc::new(AtomicUsize::new(0)),
+            }),
         }
     }
 
-    /// Listen and serve, for ever. On vsock, a device or module that is not there yet is waited for.
+    /// Where an agent listens that was not told: wherever the host may be.
+    pub fn default_endpoints() -> Vec<Endpoint> {
+        vec![Endpoint::Vsock, Endpoint::serial()]
+    }
+
+    /// Listen and serve, for ever. A vsock device or module, or a port, that is not there yet is waited for.
     ///
     /// # Errors
     /// It cannot listen and waiting would not help.
     pub fn run(&self) -> io::Result<Infallible> {
-        let listener = self.listen()?;
-        say!("listening on {}", self.describe());
-        let options = Arc::clone(&self.options);
-        std::thread::Builder::new()
-            .name("generation".into())
-            .stack_size(STACK_SIZE)
-            .spawn(move || options.generation.watch())?;
-        if self.endpoint == Endpoint::Vsock {
+        let options = Arc::clone(&self.service.options);
+        spawn("generation", move || options.generation.watch())?;
+        let (failed, failures) = std::sync::mpsc::channel();
+        for endpoint in &self.endpoints {
+            let service = Arc::clone(&self.service);
+            let Endpoint::Serial(port) = endpoint.clone() else {
+                let (endpoint, failed) = (endpoint.clone(), failed.clone());
+                spawn("listen", move || {
+                    let Err(error) = service.listen(&endpoint);
+                    // Somebody listens to this for as long as the process lives.
+                    let _ = failed.send(error);
+                })?;
+                continue;
+            };
+            let taking = Arc::clone(&service);
+            let host = SerialHost::start(port, move |connection| taking.start(connection))?;
+            spawn("uplink", move || {
+                uplink::run(&service.options, || {
+                    host.wait();
+                    host.dial(wire::agent::PORT)
+                })
+            })?;
+        }
+        let closed = |_| io::ErrorKind::NotConnected.into();
+        Err(failures.recv().unwrap_or_else(closed))
+    }
+}
+
+/// A thread that is not an operation.
+fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name(name.into());
+    builder.stack_size(STACK_SIZE).spawn(run).map(drop)
+}
+
+/// What all endpoints of an agent have together.
+#[derive(Debug)]
+struct Service {
+    options: Arc<Options>,
+    active: Arc<AtomicUsize>,
+}
+
+impl Service {
+    /// Accept connections, for ever.
+    fn listen(self: &Arc<Self>, endpoint: &Endpoint) -> io::Result<Infallible> {
+        let listener = open(endpoint)?;
+        say!("listening on {}", describe(endpoint));
+        if *endpoint == Endpoint::Vsock {
             let options = Arc::clone(&self.options);
-            std::thread::Builder::new()
-                .name("uplink".into())
-                .spawn(move || uplink::run(&options))?;
+            spawn("uplink", move || {
+                uplink::run(&options, transport::dial_host)
+            })?;
         }
         loop {
             match listener.accept() {
@@ -82,39 +131,6 @@ impl Server {
                     std::thread::sleep(ACCEPT_BACKOFF);
                 }
             }
-        }
-    }
-
-    fn listen(&self) -> io::Result<Listener> {
-        let (mut backoff, max_backoff) = LISTEN_BACKOFF;
-        let mut said = false;
-        loop {
-            let error = match Listener::open(&self.endpoint) {
-                Ok(listener) => return Ok(listener),
-                Err(error) => error,
-            };
-            let errno = rustix::io::Errno::from_io_error(&error);
-            let may_come = matches!(
-                errno,
-                Some(rustix::io::Errno::AFNOSUPPORT | rustix::io::Errno::NODEV)
-            );
-            if self.endpoint != Endpoint::Vsock || !may_come {
-                let message = format!("cannot listen on {}: {error}", self.describe());
-                return Err(io::Error::new(error.kind(), message));
-            }
-            if !said {
-                say!("there is no vsock in this guest yet ({error}); waiting for it");
-                said = true;
-            }
-            std::thread::sleep(backoff);
-            backoff = (backoff * 2).min(max_backoff);
-        }
-    }
-
-    fn describe(&self) -> String {
-        match &self.endpoint {
-            Endpoint::Vsock => format!("vsock port {}", wire::agent::PORT),
-            Endpoint::Unix(path) => path.display().to_string(),
         }
     }
 
@@ -145,5 +161,44 @@ impl Server {
         if let Err(error) = thread {
             say!("cannot start a thread: {error}");
         }
+    }
+}
+
+fn open(endpoint: &Endpoint) -> io::Result<Listener> {
+    let (mut backoff, max_backoff) = LISTEN_BACKOFF;
+    let mut said = false;
+    loop {
+        let opened = match endpoint {
+            Endpoint::Unix(path) => Listener::unix(path),
+            // A serial port has a driver instead of a listener.
+            Endpoint::Vsock | Endpoint::Serial(_) => Listener::vsock(),
+        };
+        let error = match opened {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        let errno = rustix::io::Errno::from_io_error(&error);
+        let may_come = matches!(
+            errno,
+            Some(rustix::io::Errno::AFNOSUPPORT | rustix::io::Errno::NODEV)
+        );
+        if *endpoint != Endpoint::Vsock || !may_come {
+            let message = format!("cannot listen on {}: {error}", describe(endpoint));
+            return Err(io::Error::new(error.kind(), message));
+        }
+        if !said {
+            say!("there is no vsock in this guest yet ({error}); waiting for it");
+            said = true;
+        }
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(max_backoff);
+    }
+}
+
+fn describe(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Vsock => format!("vsock port {}", wire::agent::PORT),
+        Endpoint::Unix(path) => path.display().to_string(),
+        Endpoint::Serial(port) => port.to_string(),
     }
 }

@@ -11,6 +11,9 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
 use rustix::net::SocketFlags;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
+use crate::host_socket;
+use crate::serial::SerialPort;
+
 /// The context identifier of the host, as its guests see it.
 pub(crate) const HOST_CID: u32 = 2;
 
@@ -33,22 +36,50 @@ pub enum Endpoint {
     Vsock,
     /// A UNIX socket, for root and the agent's own user.
     Unix(PathBuf),
+    /// A virtio-serial port, for the host.
+    Serial(SerialPort),
 }
 
 impl Endpoint {
-    /// An endpoint as it is written on the command line: `vsock` or `unix:PATH`.
+    /// An endpoint as it is written on the command line: `vsock`, `serial`, `serial:NAME`, `serial-socket:PATH` or `unix:PATH`.
     ///
     /// # Errors
     /// What was expected, in words.
     pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
-        match text.as_bytes() {
+        let bytes = text.as_bytes();
+        let path_behind = |word: &[u8]| {
+            let path = bytes.strip_prefix(word).filter(|path| !path.is_empty());
+            path.map(|path| PathBuf::from(OsStr::from_bytes(path)))
+        };
+        if let Some(path) = path_behind(b"unix:") {
+            return Ok(Endpoint::Unix(path));
+        }
+        if let Some(path) = path_behind(b"serial-socket:") {
+            return Ok(Endpoint::Serial(SerialPort::Socket(path)));
+        }
+        let name = text.to_str().and_then(|text| text.strip_prefix("serial:"));
+        if let Some(name) = name.filter(|name| is_port_name(name)) {
+            return Ok(Endpoint::Serial(SerialPort::Named(name.to_owned())));
+        }
+        match bytes {
             b"vsock" => Ok(Endpoint::Vsock),
-            [b'u', b'n', b'i', b'x', b':', path @ ..] if !path.is_empty() => {
-                Ok(Endpoint::Unix(PathBuf::from(OsStr::from_bytes(path))))
-            }
-            _ => Err(format!("--listen expects vsock or unix:PATH, not {text:?}")),
+            b"serial" => Ok(Endpoint::serial()),
+            _ => Err(format!(
+                "--listen expects vsock, serial, serial:NAME, serial-socket:PATH or unix:PATH, not {text:?}"
+            )),
         }
     }
+
+    /// The virtio-serial port that hosts give their guests for the agent.
+    pub fn serial() -> Endpoint {
+        Endpoint::Serial(SerialPort::Named(serial::PORT_NAME.to_owned()))
+    }
+}
+
+/// Whether a virtio-serial port can have this name, which is looked for in a directory.
+fn is_port_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain) && !name.starts_with('.')
 }
 
 /// A socket that listens.
@@ -59,29 +90,30 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listen at an endpoint. A UNIX socket whose owner is gone is replaced.
+    /// Listen for the host on vsock.
     ///
     /// # Errors
-    /// The system's reason; for vsock also that its module is not loaded yet (`EAFNOSUPPORT`).
-    pub fn open(endpoint: &Endpoint) -> io::Result<Listener> {
-        match endpoint {
-            Endpoint::Vsock => {
-                let socket = vsock_socket()?;
-                nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, PORT))?;
-                rustix::net::listen(&socket, BACKLOG)?;
-                Ok(Listener {
-                    socket,
-                    is_vsock: true,
-                })
-            }
-            Endpoint::Unix(path) => {
-                let socket = listen_at_path(path)?;
-                Ok(Listener {
-                    socket,
-                    is_vsock: false,
-                })
-            }
-        }
+    /// The system's reason; also that the vsock module is not loaded yet (`EAFNOSUPPORT`).
+    pub fn vsock() -> io::Result<Listener> {
+        let socket = vsock_socket()?;
+        nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, PORT))?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(Listener {
+            socket,
+            is_vsock: true,
+        })
+    }
+
+    /// Listen at a UNIX socket for root and the agent's user. One whose owner is gone is replaced.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn unix(path: &Path) -> io::Result<Listener> {
+        let socket = listen_at_path(path)?;
+        Ok(Listener {
+            socket,
+            is_vsock: false,
+        })
     }
 
     /// Wait for the next connection that comes from the host (or, on a UNIX socket, from root or the agent's user).
@@ -206,12 +238,31 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
     Ok((peer.cid() == cid).then_some(connection))
 }
 
-/// Dial a port of the host: a socket that is non-blocking.
+/// Dial a port of the host, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
 ///
 /// # Errors
-/// As of [`dial_guest`].
+/// As of [`dial_guest`]. If there is no agent with a serial port either, that there is no vsock.
 pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
-    dial_guest(HOST_CID, port)
+    use rustix::io::Errno;
+    let error = match dial_guest(HOST_CID, port) {
+        Ok(socket) => return Ok(socket),
+        Err(error) => error,
+    };
+    let is_missing = Errno::from_io_error(&error)
+        .is_some_and(|errno| matches!(errno, Errno::AFNOSUPPORT | Errno::NODEV));
+    if !is_missing {
+        return Err(error);
+    }
+    let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    match host_socket::dial(port) {
+        // A refusal by the host has words of its own, no number of the system's.
+        Err(other) if nobody.contains(&other.kind()) && is_of_system(&other) => Err(error),
+        dialled => dialled,
+    }
+}
+
+fn is_of_system(error: &io::Error) -> bool {
+    error.raw_os_error().is_some() || error.get_ref().is_none()
 }
 
 /// Dial a port of another guest, or of the host.

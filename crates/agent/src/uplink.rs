@@ -13,7 +13,6 @@ use crate::clock;
 use crate::log::say;
 use crate::session::{HANDSHAKE_TIMEOUT, Options, greet};
 use crate::stream::receive;
-use crate::transport;
 
 /// The wait after the first failure; each further one doubles it.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -24,13 +23,12 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// A connection without a word for that long is still fine: only its end matters.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
-/// Keep the host informed, for ever.
-pub(crate) fn run(options: &Options) -> ! {
+/// Keep the host informed over the connections that `dial` makes, for ever.
+pub(crate) fn run(options: &Options, dial: impl Fn() -> io::Result<OwnedFd>) -> ! {
     let mut backoff = FIRST_BACKOFF;
     let mut last_problem = String::new();
     loop {
-        let connected = transport::dial_host();
-        let problem = match connected.and_then(|socket| announce(&socket, options)) {
+        let problem = match dial().and_then(|socket| announce(&socket, options)) {
             Ok(ended) => {
                 backoff = FIRST_BACKOFF;
                 format!("the connection to the host ended: {ended}")

@@ -78,6 +78,7 @@ impl Link {
             .is_some_and(|peer| peer.session_in == header.session);
         if !is_ours || self.is_muted(now) {
             self.counters.stale_frames += 1;
+            self.meet_stranger(now);
             return Outcome::Done;
         }
         let message = match message {
@@ -106,6 +107,17 @@ impl Link {
             _ => {}
         }
         Outcome::Done
+    }
+
+    /// Somebody speaks who is not the peer of our session. It may be what is left of an earlier one; or both sides have a session with somebody
+    /// who is no more, because the hellos that would have told were lost. So the peer is asked who it is, now and then.
+    fn meet_stranger(&mut self, now: Instant) {
+        if self.peer.is_some() && !self.awaits_hello && self.timers.may_greet_stranger(now) {
+            self.connection = self.connection.wrapping_add(1);
+            self.awaits_hello = true;
+            self.due.hello = true;
+            self.timers.start_greeting(now);
+        }
     }
 
     /// Takes note of what the peer has received. False if it cannot have.

@@ -19,6 +19,9 @@ const MUTE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// A peer that kept to the protocol for so long is treated as if it always had.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
+/// How often it is asked who speaks, when it is not the peer.
+const BETWEEN_STRANGERS: Duration = Duration::from_millis(500);
+
 /// The times, each of them if it is awaited.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
@@ -32,6 +35,7 @@ pub(super) struct Timers {
     probe_wait: Duration,
     mute_wait: Duration,
     last_mute: Option<Instant>,
+    last_stranger: Option<Instant>,
 }
 
 impl Timers {
@@ -73,6 +77,17 @@ impl Timers {
     pub(super) fn probe_again(&mut self, now: Instant) {
         self.probe_wait = (self.probe_wait * 2).clamp(PROBING.0, PROBING.1);
         self.probe = Some(now + self.probe_wait);
+    }
+
+    /// Whether it is time again to ask who speaks.
+    pub(super) fn may_greet_stranger(&mut self, now: Instant) -> bool {
+        let may = self
+            .last_stranger
+            .is_none_or(|last| now - last >= BETWEEN_STRANGERS);
+        if may {
+            self.last_stranger = Some(now);
+        }
+        may
     }
 
     /// Say and hear nothing for a while, which is longer each time.

@@ -1,0 +1,203 @@
+//! A way to the host for programs of a guest that has no vsock: a UNIX socket at which the agent, who has the serial port, takes calls.
+//!
+//! A program says `CONNECT <port>\n`, and is answered `OK <port>\n`, after which the socket is a connection to that port of the host; or `ERR <reason>\n`.
+//! It is the same convention as at a VM's host socket ([`wire::connect`]), the other way round. Root may connect, and the agent's own
+//! user. `ringdown-agent resolve`, `service`, `whoami` and `forward` use it where there is no vsock.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use wire::connect::{MAX_REQUEST_LEN, Request, accepted, refused, request};
+
+use crate::log::say;
+use crate::serial::SerialHost;
+use crate::share::Share;
+use crate::stream::{send_all, wait};
+use crate::transport::Listener;
+
+/// Where it is, unless [`VARIABLE`] says otherwise.
+pub const DEFAULT_PATH: &str = "/run/ringdown/host.sock";
+
+/// The environment variable that names another place, for the agent and for its subcommands; empty for none.
+pub const VARIABLE: &str = "RINGDOWN_HOST_SOCKET";
+
+/// How long a program may take to say what it wants.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the host may take to answer, and a little more than the agent waits for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// How many programs may be about to say what they want. Further ones are turned away.
+const MAX_CALLERS: usize = 64;
+
+/// The stack of a caller's thread, in bytes.
+const STACK_SIZE: usize = 64 * 1024;
+
+/// The longest answer, in bytes with its line feed.
+const MAX_ANSWER_LEN: usize = 512;
+
+/// The wait after an error of accept that says the system is short of something.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// Where it is; nothing if it is not wanted.
+fn path() -> Option<PathBuf> {
+    let named = std::env::var_os(VARIABLE);
+    let path = named.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
+    (!path.is_empty()).then(|| path.into())
+}
+
+/// Takes calls of the guest's programs from here on, if the system lets it.
+pub(crate) fn offer(host: &Arc<SerialHost>) {
+    let Some(path) = path() else {
+        return;
+    };
+    let host = Arc::clone(host);
+    let offered = listen(&path).and_then(|listener| {
+        std::thread::Builder::new()
+            .name("host-socket".into())
+            .stack_size(STACK_SIZE)
+            .spawn(move || serve(&listener, &host))
+    });
+    match offered {
+        Ok(_) => say!(
+            "programs of this guest reach the host at {}",
+            path.display()
+        ),
+        Err(error) => say!(
+            "programs of this guest cannot reach the host at {}: {error}",
+            path.display()
+        ),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<Listener> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    Listener::unix(path)
+}
+
+fn serve(listener: &Listener, host: &Arc<SerialHost>) {
+    let callers = Arc::new(AtomicUsize::new(0));
+    loop {
+        let caller = match listener.accept() {
+            Ok(caller) => caller,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                say!("cannot take a call to the host: {error}");
+                if error.kind() != io::ErrorKind::PermissionDenied {
+                    std::thread::sleep(ACCEPT_BACKOFF);
+                }
+                continue;
+            }
+        };
+        let Some(share) = Share::take(&callers, 1, MAX_CALLERS) else {
+            answer(&caller, &refused("too many programs call the host at once"));
+            continue;
+        };
+        let host = Arc::clone(host);
+        let thread = std::thread::Builder::new()
+            .name("caller".into())
+            .stack_size(STACK_SIZE)
+            .spawn(move || {
+                let _share = share;
+                take(caller, &host);
+            });
+        if let Err(error) = thread {
+            say!("cannot start a thread: {error}");
+        }
+    }
+}
+
+/// Learns what a caller wants, and hands its socket to the driver.
+fn take(caller: OwnedFd, host: &SerialHost) {
+    let port = match read_request(&caller, Instant::now() + REQUEST_TIMEOUT) {
+        Ok(Request::Connect { port, .. }) if port == wire::agent::PORT => {
+            let words = format!("port {port} of the host is for the agent itself");
+            return answer(&caller, &refused(words));
+        }
+        Ok(Request::Connect { port, .. }) => port,
+        Ok(Request::Invalid(error)) => return answer(&caller, &refused(error)),
+        // It has said nothing, or is gone.
+        Ok(Request::Partial) | Err(_) => return,
+    };
+    let Ok(answering) = caller.try_clone() else {
+        return answer(&caller, &refused("the agent has no descriptors left"));
+    };
+    let answered = move |answer_of_host: Result<(), serial::Refusal>| match answer_of_host {
+        Ok(()) => answer(&answering, &accepted(port)),
+        Err(refusal) => answer(&answering, &refused(refusal)),
+    };
+    host.hand_over(port, caller, Box::new(answered));
+}
+
+/// Byte by byte, as what follows the line is not ours to read.
+fn read_request(caller: &OwnedFd, deadline: Instant) -> io::Result<Request> {
+    let mut line = Vec::with_capacity(MAX_REQUEST_LEN);
+    loop {
+        let mut byte = [0];
+        match rustix::io::read(caller, &mut byte) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => line.push(byte[0]),
+            Err(Errno::AGAIN) => wait(caller, PollFlags::IN, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match Request::parse(&line) {
+            Request::Partial => {}
+            request => return Ok(request),
+        }
+    }
+}
+
+/// The socket is new, so its buffer has room.
+fn answer(caller: &OwnedFd, line: &str) {
+    let _ = send_all(caller, line.as_bytes(), Instant::now());
+}
+
+/// Dials a port of the host through the agent that has the serial port: a socket that is non-blocking.
+///
+/// # Errors
+/// There is no such agent, or the host has refused.
+pub(crate) fn dial(port: u32) -> io::Result<OwnedFd> {
+    let path = path().ok_or(io::ErrorKind::NotFound)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    send_all(&socket, request(port).as_bytes(), deadline)?;
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        match rustix::io::read(&socket, &mut byte) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) if line.len() == MAX_ANSWER_LEN => return Err(io::ErrorKind::InvalidData.into()),
+            Ok(_) => line.push(byte[0]),
+            Err(Errno::AGAIN) => wait(&socket, PollFlags::IN, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if line.starts_with(b"OK ") {
+        return Ok(socket);
+    }
+    let words = String::from_utf8_lossy(&line);
+    let words = words.strip_prefix("ERR ").unwrap_or(&words).trim_end();
+    Err(io::Error::new(io::ErrorKind::ConnectionRefused, words))
+}
+
+#[cfg(test)]
+mod tests;
