@@ -1,4 +1,5 @@
-//! `ringdown exec` against real guests: streams apart, exit codes, terminals, bulk, and waiting for a guest to be ready.
+//! `ringdown exec` against real guests, over vsock and over virtio-serial alone: streams apart, exit codes, terminals, bulk, and waiting for
+//! a guest to be ready.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use e2e::host;
 use e2e::pattern::Pattern;
-use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard};
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene, Shared, SharedGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -30,8 +31,16 @@ fn scene() -> SharedGuard<Scene> {
             .vm("web", 3)
             .vm("db", 4)
             .vm("late", 5)
-            .vm("never", 6);
-        Scene::start(daemon, &[("web", Kernel::V6_1), ("db", Kernel::V6_12)]).unwrap()
+            .vm("never", 6)
+            .serial_vm("attic", Meeting::QemuConnects)
+            .serial_vm("cellar", Meeting::QemuListens);
+        let guests = vec![
+            GuestSpec::new("web", Kernel::V6_1),
+            GuestSpec::new("db", Kernel::V6_12),
+            GuestSpec::new("attic", Kernel::V6_1).serial(Meeting::QemuConnects),
+            GuestSpec::new("cellar", Kernel::V6_12).serial(Meeting::QemuListens),
+        ];
+        Scene::start_with(daemon, guests).unwrap()
     })
 }
 
