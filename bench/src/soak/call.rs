@@ -174,9 +174,10 @@ impl Judge {
 
     /// It was cut.
     pub fn cut(&self, tally: &Tally, words: &str) -> Outcome {
-        match self.path {
-            Path::Toggled if self.before != tally.policy() => Outcome::Cut,
-            _ => Outcome::Failed(format!("cut{words}")),
+        match self.verdict(tally) {
+            // Also of a call that began while the policy changed, and ended before the reload was answered.
+            None => Outcome::Cut,
+            Some(_) => Outcome::Failed(format!("cut{words}")),
         }
     }
 
@@ -234,6 +235,8 @@ mod tests {
         assert_eq!(open.refused(&tally, ""), Outcome::Denied);
         assert_eq!(open.cut(&tally, ""), Outcome::Cut);
         assert_eq!(open.accepted(&tally), Ok(()));
+        let between = Judge::new(Path::Toggled, &tally);
+        assert_eq!(between.cut(&tally, ""), Outcome::Cut);
         tally.change_policy();
         let shut = Judge::new(Path::Toggled, &tally);
         assert_eq!(shut.refused(&tally, ""), Outcome::Denied);

@@ -11,6 +11,7 @@ mod clock;
 pub mod command;
 pub mod config;
 pub mod directory;
+mod files;
 pub mod forward;
 mod forwarding;
 pub mod generation;

@@ -546,6 +546,7 @@ fn name_of(frame: &Frame<'_>) -> &'static str {
         Frame::Ask(_) => "an ask",
         Frame::Answer(_) => "an answer",
         Frame::Forward(_) => "forward",
+        Frame::Transfer(_) => "files",
     }
 }
 

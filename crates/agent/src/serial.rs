@@ -139,9 +139,10 @@ struct GuestPort {
 
 impl Port for GuestPort {
     fn open(&mut self, now: Instant) -> io::Result<OwnedFd> {
-        let (descriptor, path) = self.finder.open(now)?;
-        say!("listening on {} ({})", self.port, path.display());
+        let descriptor = self.finder.open(now)?;
+        // Not each time that its other end has been away.
         if !std::mem::replace(&mut self.is_offered, true) {
+            say!("listening on {}", self.port);
             host_socket::offer(&self.host);
         }
         Ok(descriptor)

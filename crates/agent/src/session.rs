@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::{
-    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind,
-    ErrorReport, ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, forward, job, negotiate,
+    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CAPABILITY_TRANSFER, CONNECTION_CHANNEL,
+    Decoder, ErrorKind, ErrorReport, ExecStart, Frame, Hello, OPERATION_CHANNEL, bench, forward,
+    job, negotiate, transfer,
 };
 
 use crate::bench as benchmark;
@@ -17,6 +18,8 @@ pub use crate::bench::Places;
 use crate::clock;
 use crate::command::Running;
 use crate::config::Config;
+use crate::files;
+pub use crate::files::Transfers;
 use crate::forwarding;
 pub use crate::forwarding::Forwarding;
 use crate::generation::Generation;
@@ -49,6 +52,8 @@ pub struct Options {
     pub config: Config,
     /// What tells this guest from what it was before it was resumed.
     pub generation: Arc<Generation>,
+    /// What transfers of files have together.
+    pub transfers: Arc<Transfers>,
     /// The connections that are carried, and where the agent listens for more.
     pub forwarding: Arc<Forwarding>,
 }
@@ -63,6 +68,7 @@ impl Options {
             handshake_timeout: HANDSHAKE_TIMEOUT,
             has_vsock: false,
             places: Arc::new(Places::default()),
+            transfers: Arc::new(Transfers::default()),
             forwarding: Arc::new(Forwarding::default()),
             config: Config::default(),
             generation: Arc::new(Generation::default()),
@@ -138,6 +144,10 @@ pub(crate) fn serve_in_place(
             let result = forwarding::run(socket, decoder, options, request, place);
             told(socket, result)
         }
+        Ok(Request::Transfer(start)) => {
+            let result = files::run(socket, decoder, &options.transfers, &start);
+            told(socket, result)
+        }
         Err(stop) => told(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
@@ -186,6 +196,7 @@ enum Request {
     Bench(bench::Start),
     Job(job::Ask),
     Forward(forward::Message),
+    Transfer(Box<transfer::Start>),
 }
 
 impl Request {
@@ -195,6 +206,7 @@ impl Request {
             Request::Exec(_) => CAPABILITY_EXEC,
             Request::Bench(_) => CAPABILITY_BENCH,
             Request::Forward(_) => CAPABILITY_FORWARD,
+            Request::Transfer(_) => CAPABILITY_TRANSFER,
             Request::Job(ask) => ask.capability(),
         }
     }
@@ -261,6 +273,11 @@ fn ask(
             }
             Frame::Forward(message) if greeted && channel == OPERATION_CHANNEL => {
                 return Ok(Request::Forward(message));
+            }
+            Frame::Transfer(transfer::Message::Start(start))
+                if greeted && channel == OPERATION_CHANNEL =>
+            {
+                return Ok(Request::Transfer(start));
             }
             _ if !greeted => {
                 return Err(refuse(

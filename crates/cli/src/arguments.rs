@@ -1,11 +1,18 @@
 //! The commands, their options, and what the help says.
 
+mod copy;
+mod jobs;
+
+pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
+
+pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -41,8 +48,18 @@ pub enum Command {
     Exec(Exec),
     /// Open a login shell in a guest, on a terminal of its own
     Shell(Shell),
+    /// Copy files and directories to a guest or from a guest
+    Cp(CopyArguments),
+    /// Make a directory equal to one in a guest, or one in a guest equal to one here: only what differs is sent
+    Sync(SyncArguments),
     /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
     Forward(ForwardArguments),
+    /// Show a guest's processors, memory, disks and network, once or at an interval
+    Stats(StatsArguments),
+    /// Show a guest's journal, or files of it, and follow them through whatever happens
+    Logs(LogsArguments),
+    /// Show how far a guest's clock is from this host's, and set it
+    Time(TimeArguments),
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant

@@ -3,13 +3,17 @@
 mod agent;
 mod args;
 pub(crate) mod bench;
+mod copy;
 mod exec;
 mod forward;
+mod logs;
 mod manual;
 mod policy;
 mod reload;
 mod serve;
 mod shell;
+mod stats;
+mod time;
 mod vm;
 
 use std::io::{self, Write};
@@ -29,10 +33,15 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
         Command::Shell(options) => return shell::run(&client, options),
+        Command::Cp(options) => return copy::copy(&client, options),
+        Command::Sync(options) => return copy::sync(&client, options),
         Command::Forward(options) => return forward::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Stats(options) => stats::run(&client, &options)?,
+        Command::Logs(options) => logs::run(&client, options)?,
+        Command::Time(options) => time::run(&client, &options)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Manual(options) => manual::run(&options)?,

@@ -6,6 +6,8 @@ use daemon::config::ConfigError;
 use daemon::input::InputError;
 use daemon::serve::ServeError;
 
+use crate::guest::GuestError;
+
 /// The exit code when what was asked for failed.
 pub const FAILURE: u8 = 1;
 
@@ -61,6 +63,12 @@ impl From<InputError> for Failure {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Failure {
         ServeError::from(error).into()
+    }
+}
+
+impl From<GuestError> for Failure {
+    fn from(error: GuestError) -> Failure {
+        Failure::failed(error)
     }
 }
 

@@ -9,10 +9,12 @@ mod arguments;
 pub mod bench;
 mod client;
 mod commands;
+pub mod copy;
 pub mod exec;
 mod failure;
 pub mod forward;
 pub mod guest;
+pub mod jobs;
 mod libvirt;
 mod qemu;
 

@@ -27,7 +27,8 @@
 //! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
 //! can always read the next frame without blocking: that is what rules out deadlock.
 //!
-//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried: [`forward`].
+//! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried ([`forward`]),
+//! and so are files ([`transfer`]).
 //!
 //! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
 //!
@@ -46,6 +47,7 @@ pub mod credit;
 mod decoder;
 pub mod forward;
 pub mod job;
+pub mod transfer;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
 pub use decoder::{DecodeError, Decoder};
@@ -71,6 +73,8 @@ pub const CAPABILITY_BENCH: &str = "bench";
 
 /// The capability of carrying connections ([`forward`]).
 pub const CAPABILITY_FORWARD: &str = "forward";
+/// The capability of receiving and sending files ([`transfer`]).
+pub const CAPABILITY_TRANSFER: &str = "cp";
 
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
@@ -185,6 +189,8 @@ pub enum Frame<'a> {
     Answer(job::Answer),
     /// Part of carrying connections.
     Forward(forward::Message),
+    /// Part of a transfer of files.
+    Transfer(transfer::Message),
 }
 
 /// What a frame is, as its header says.
@@ -208,11 +214,12 @@ pub(crate) enum Kind {
     Ask = 40,
     Answer = 41,
     Forward = 56,
+    Transfer = 48,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 17] = [
+    pub(crate) const ALL: [Kind; 18] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
@@ -230,6 +237,7 @@ impl Kind {
         Kind::Ask,
         Kind::Answer,
         Kind::Forward,
+        Kind::Transfer,
     ];
 
     fn from_wire(value: u8) -> Option<Kind> {
@@ -246,6 +254,7 @@ impl Kind {
             Kind::Ask => job::MAX_ASK_LEN,
             Kind::Answer => job::MAX_ANSWER_LEN,
             Kind::Forward => forward::MAX_LEN,
+            Kind::Transfer => transfer::MAX_MESSAGE_LEN,
             _ => MAX_SMALL_LEN,
         }
     }
@@ -312,6 +321,21 @@ pub enum Invalid {
     /// A path does not begin with a slash.
     #[error("{0} is not absolute: it is to begin with a slash")]
     Relative(&'static str),
+    /// A number is larger than allowed.
+    #[error("{what} is {value}, where at most {max} is allowed")]
+    TooMuch {
+        /// What it is.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// A name leads somewhere else.
+    #[error(
+        "a name contains a slash, or is \".\" or \"..\", where only something in one directory may be named"
+    )]
+    NotAName,
     /// Numbers that belong together do not agree.
     #[error("{0} contradicts itself")]
     Contradiction(&'static str),

@@ -23,11 +23,20 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
+    ("ringdown-transfer", &["ringdown-wire"]),
     (
         "ringdown-agent",
-        &["ringdown-circuit", "ringdown-serial", "ringdown-wire"],
+        &[
+            "ringdown-circuit",
+            "ringdown-serial",
+            "ringdown-transfer",
+            "ringdown-wire",
+        ],
     ),
-    ("ringdown-cli", &["ringdown-daemon", "ringdown-wire"]),
+    (
+        "ringdown-cli",
+        &["ringdown-daemon", "ringdown-transfer", "ringdown-wire"],
+    ),
 ];
 
 /// Rooms that move bytes or run in guests: no async runtime there.
@@ -38,6 +47,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-device",
     "ringdown-serial",
     "ringdown-circuit",
+    "ringdown-transfer",
     "ringdown-agent",
 ];
 

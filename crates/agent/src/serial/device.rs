@@ -58,21 +58,21 @@ impl Finder {
         }
     }
 
-    /// The port, and its path.
+    /// The port.
     ///
     /// # Errors
     /// `WouldBlock` if there is none; otherwise the system's reason.
-    pub(super) fn open(&mut self, now: Instant) -> io::Result<(OwnedFd, PathBuf)> {
+    pub(super) fn open(&mut self, now: Instant) -> io::Result<OwnedFd> {
         let has_news = self.take_news();
         if has_news || self.settled_at.is_none() {
             self.settled_at = Some(now + SETTLING);
         }
         self.is_settling = self.settled_at.is_some_and(|at| now < at);
         let opened = match &self.port {
-            SerialPort::Socket(path) => connect(path).map(|socket| (socket, path.clone())),
+            SerialPort::Socket(path) => connect(path),
             SerialPort::Named(name) => find(name).and_then(|path| {
                 let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-                Ok((rustix::fs::open(&path, flags, Mode::empty())?, path))
+                Ok(rustix::fs::open(&path, flags, Mode::empty())?)
             }),
         };
         if opened.is_ok() {

@@ -243,6 +243,27 @@ impl Client {
         }
     }
 
+    /// Takes what there is of data and credit, and waits for some if there is none; false at the end of the connection.
+    pub fn take_some(&mut self) -> bool {
+        let mut is_first = true;
+        loop {
+            while let Some((_, frame)) = self.decoder.next_frame().unwrap() {
+                match frame {
+                    Frame::Data { bytes, .. } => self.transcript.stdout.extend(bytes),
+                    Frame::Credit { bytes, .. } => self.input_credit += bytes,
+                    other => panic!("expected data or credit, not {other:?}"),
+                }
+                is_first = false;
+            }
+            if !is_first {
+                return true;
+            }
+            if self.receive() == 0 {
+                return false;
+            }
+        }
+    }
+
     fn receive(&mut self) -> usize {
         let count = match self.stream.read(self.decoder.space()) {
             Ok(count) => count,

@@ -262,6 +262,7 @@ impl Frame<'_> {
             Frame::Ask(ask) => append(Kind::Ask, ask, out),
             Frame::Answer(answer) => append(Kind::Answer, answer, out),
             Frame::Forward(message) => append(Kind::Forward, message, out),
+            Frame::Transfer(message) => append(Kind::Transfer, message, out),
         })
     }
 
@@ -278,6 +279,7 @@ impl Frame<'_> {
             Frame::Ask(ask) => ask.check(),
             Frame::Answer(answer) => answer.check(),
             Frame::Forward(message) => message.check(),
+            Frame::Transfer(message) => message.check(),
             Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
@@ -322,13 +324,14 @@ impl Frame<'_> {
             Kind::Ask => Frame::Ask(parse(body)?),
             Kind::Answer => Frame::Answer(parse(body)?),
             Kind::Forward => Frame::Forward(parse(body)?),
+            Kind::Transfer => Frame::Transfer(parse(body)?),
         };
         frame.check()?;
         Ok(frame)
     }
 }
 
-fn append<T: Serialize>(kind: Kind, body: &T, out: &mut Vec<u8>) -> Kind {
+pub(super) fn append<T: Serialize>(kind: Kind, body: &T, out: &mut Vec<u8>) -> Kind {
     // Serialising into a vector fails only for types of unknown length, which no body has.
     match postcard::to_extend(body, std::mem::take(out)) {
         Ok(extended) => *out = extended,

@@ -50,6 +50,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
         Frame::Ask(ask) => Frame::Ask(ask),
         Frame::Answer(answer) => Frame::Answer(answer),
         Frame::Forward(message) => Frame::Forward(message),
+        Frame::Transfer(message) => Frame::Transfer(message),
     }
 }
 
@@ -168,6 +169,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
         super::bench::any_message().prop_map(Frame::Bench),
         super::job::tests::any_ask().prop_map(Frame::Ask),
         super::job::tests::any_answer().prop_map(Frame::Answer),
+        super::transfer::any_message().prop_map(Frame::Transfer),
     ]
 }
 

@@ -1,0 +1,93 @@
+//! The options of the everyday jobs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::commands::bench::Time;
+
+/// The options of `stats`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Rates are of the interval before the line that shows them. With --json each report is one line with the guest's counters since its boot, which
+is what a program that keeps them wants; see `ringdown metrics` for Prometheus.")]
+pub struct StatsArguments {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Time between two reports, 100ms to 1h
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub interval: Time,
+    /// How many reports; 0 goes on until it is interrupted
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub count: u32,
+    /// Print a line of JSON for each report
+    #[arg(long)]
+    pub json: bool,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `logs`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without a FILE the guest's journal is shown, of guests with systemd. Files are followed by name: through rotations, renamed or truncated.
+
+A connection that breaks is made again and the log goes on where it was, without a gap and without repetition: whether the guest was
+paused, its agent or this host's daemon was restarted, or the guest was rebooted. What happens besides is told on standard error.
+
+On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
+
+Exit codes: 0 the log ended, or nobody reads it any more; 1 it did not, for the reason given; 2 the words were wrong.")]
+pub struct LogsArguments {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Files of the guest, with their whole paths; 16 at most
+    #[arg(value_name = "FILE", num_args = 0..=16)]
+    pub files: Vec<PathBuf>,
+    /// Go on with what comes later, until it is interrupted
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Begin with the last lines, so many at most [default: all; with --follow 10]
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub lines: Option<u32>,
+    /// Begin at this time of the journal, in the words of journalctl: yesterday, "2026-11-22 10:00", -1h
+    #[arg(
+        long,
+        value_name = "TIME",
+        conflicts_with = "files",
+        allow_hyphen_values = true
+    )]
+    pub since: Option<String>,
+    /// Show only what this unit wrote into the journal; may be repeated
+    #[arg(short, long, value_name = "UNIT", conflicts_with = "files")]
+    pub unit: Vec<String>,
+    /// For how long to try to get a broken connection back, in seconds, 0 to 86400
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=86400))]
+    pub retry: u64,
+    /// Keep control characters on a terminal too
+    #[arg(long)]
+    pub raw: bool,
+    /// Print a line of JSON for each entry
+    #[arg(long)]
+    pub json: bool,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `time`.
+#[derive(Debug, Args)]
+pub struct TimeArguments {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Set the guest's clock by this host's, whoever else keeps it
+    #[arg(long, visible_alias = "sync")]
+    pub set: bool,
+    /// Print the offset as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}

@@ -1,0 +1,228 @@
+//! `ringdown cp` and `ringdown sync`.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use transfer::{Destination, Source, Target};
+use wire::agent::transfer::{MAX_KEEP_S, MAX_SOURCES, Options, Sync};
+
+use super::print_json;
+use crate::arguments::{CopyArguments, CopyCommon, SyncArguments};
+use crate::client::Client;
+use crate::copy::{self, CopyError, Direction, Place, Report};
+use crate::failure::{FAILURE, Failure};
+
+/// The exit code when somebody interrupts: what a shell says of SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// How much longer than the client tries to come back the agent keeps what has arrived, in seconds.
+const KEEP_LONGER_S: u64 = 60;
+
+/// Copies, and returns the exit code.
+///
+/// # Errors
+/// [`Failure`] when the words were wrong, or the transfer did not come to its end.
+pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
+    let mut places: Vec<Place> = options.places.into_iter().map(Place::parse).collect();
+    let Some(destination) = places.pop() else {
+        return Err(Failure::usage("expected what to copy and where to"));
+    };
+    if places.len() > MAX_SOURCES {
+        return Err(Failure::usage(format!(
+            "more than {MAX_SOURCES} sources at once: copy their directory with -r"
+        )));
+    }
+    let mut how = wire_options(&options.common);
+    how.recursive = options.recursive;
+    let (name, direction) = direction(places, destination, how)?;
+    run(client, &name, direction, how, &options.common)
+}
+
+/// Makes one directory equal to another, and returns the exit code.
+///
+/// # Errors
+/// [`Failure`] when the words were wrong, or the transfer did not come to its end.
+pub fn sync(client: &Client, options: SyncArguments) -> Result<u8, Failure> {
+    let mut how = wire_options(&options.common);
+    how.recursive = true;
+    how.sync = Some(Sync {
+        delete: options.delete,
+        checksum: options.checksum,
+    });
+    let source = Place::parse(options.source);
+    let destination = Place::parse(options.destination);
+    if source == Place::Stream || destination == Place::Stream {
+        return Err(Failure::usage(
+            "sync is between directories; `ringdown cp` knows `-`",
+        ));
+    }
+    let (name, direction) = direction(vec![source], destination, how)?;
+    run(client, &name, direction, how, &options.common)
+}
+
+fn wire_options(common: &CopyCommon) -> Options {
+    let keep_s = u32::try_from(common.retry + KEEP_LONGER_S).unwrap_or(MAX_KEEP_S);
+    Options {
+        preserve: !common.no_preserve,
+        owner: common.owner,
+        verify: common.verify,
+        fsync: common.fsync,
+        max_size: common.max_size,
+        // Without another attempt nobody goes on with what a broken connection leaves.
+        keep_s: if common.retry == 0 {
+            0
+        } else {
+            keep_s.min(MAX_KEEP_S)
+        },
+        ..Options::default()
+    }
+}
+
+/// Which guest, and which way.
+fn direction(
+    sources: Vec<Place>,
+    destination: Place,
+    how: Options,
+) -> Result<(String, Direction), Failure> {
+    let guests = sources
+        .iter()
+        .filter(|place| matches!(place, Place::Guest { .. }))
+        .count();
+    match destination {
+        Place::Guest { .. } if guests > 0 => Err(Failure::usage(
+            "both places are in guests: copy to this host first, or use `ringdown cp ONE:PATH - | ringdown cp - OTHER:PATH`",
+        )),
+        Place::Guest { name, path } => Ok((
+            name,
+            Direction::ToGuest {
+                sources: local_sources(sources)?,
+                destination: path,
+            },
+        )),
+        destination => from_guest(sources, destination, how),
+    }
+}
+
+fn local_sources(places: Vec<Place>) -> Result<Vec<Source>, Failure> {
+    let has_others = places.len() > 1;
+    let source = |place| match place {
+        Place::Stream if has_others => Err(Failure::usage("standard input is copied alone")),
+        Place::Stream => Ok(Source::Stream(standard_stream(rustix::stdio::stdin())?)),
+        Place::Local(path) => Ok(Source::Path(path)),
+        Place::Guest { .. } => Err(Failure::usage("a source in a guest was not expected")),
+    };
+    places.into_iter().map(source).collect()
+}
+
+fn from_guest(
+    sources: Vec<Place>,
+    destination: Place,
+    how: Options,
+) -> Result<(String, Direction), Failure> {
+    let mut guest = None;
+    let mut paths = Vec::new();
+    for place in sources {
+        match place {
+            Place::Guest { name, path } if guest.as_ref().is_none_or(|known| *known == name) => {
+                guest = Some(name);
+                paths.push(path);
+            }
+            Place::Guest { .. } => {
+                return Err(Failure::usage(
+                    "the sources are in several guests: copy from one at a time",
+                ));
+            }
+            _ => {
+                return Err(Failure::usage(
+                    "neither place, or only one of the sources, is in a guest: a place in a guest is NAME:PATH",
+                ));
+            }
+        }
+    }
+    let Some(name) = guest else {
+        return Err(Failure::usage("expected what to copy and where to"));
+    };
+    let target = match destination {
+        Place::Stream if paths.len() > 1 => {
+            return Err(Failure::usage(
+                "only one file can be written to standard output",
+            ));
+        }
+        Place::Stream => Target::Stream(standard_stream(rustix::stdio::stdout())?),
+        Place::Local(path) => {
+            let place = Destination::open(&path, paths.len(), how.sync.is_some(), None);
+            Target::Place(place.map_err(Failure::failed)?)
+        }
+        Place::Guest { .. } => return Err(Failure::usage("both places are in guests")),
+    };
+    let direction = Direction::FromGuest {
+        sources: paths,
+        target,
+    };
+    Ok((name, direction))
+}
+
+fn standard_stream(stream: std::os::fd::BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    stream
+        .try_clone_to_owned()
+        .map_err(|error| Failure::failed(format!("cannot use the standard streams: {error}")))
+}
+
+fn run(
+    client: &Client,
+    name: &str,
+    direction: Direction,
+    how: Options,
+    common: &CopyCommon,
+) -> Result<u8, Failure> {
+    let writes_stdout = matches!(
+        &direction,
+        Direction::FromGuest {
+            target: Target::Stream(_),
+            ..
+        }
+    );
+    if common.json && writes_stdout {
+        return Err(Failure::usage(
+            "--json and the file cannot both be written to standard output",
+        ));
+    }
+    client.wait_ready(name, Duration::from_secs(common.wait))?;
+    let cancelled = interruption()?;
+    let reach = |timeout: Duration| {
+        let ready = client.wait_ready(name, timeout);
+        ready
+            .map(|vm| vm.host)
+            .map_err(|failure| failure.to_string())
+    };
+    let mut report = Report::new(common.quiet, !common.json);
+    let retry = Duration::from_secs(common.retry);
+    let result = copy::run(&reach, &direction, how, retry, &cancelled, &mut report);
+    report.end(result.is_ok());
+    if common.json {
+        print_json(report.json())?;
+    } else if let (Ok(()), Some(line)) = (&result, report.line()) {
+        eprintln!("{line}");
+    }
+    match result {
+        Ok(()) if report.failed_count() > 0 => Ok(FAILURE),
+        Ok(()) => Ok(0),
+        Err(CopyError::Interrupted) => Ok(INTERRUPTED),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// What becomes true when somebody interrupts. The second time ends the process at once.
+fn interruption() -> Result<Arc<AtomicBool>, Failure> {
+    let cancelled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let code = 128 + signal;
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&cancelled))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&cancelled)))
+            .map_err(|error| Failure::failed(format!("cannot set up signals: {error}")))?;
+    }
+    Ok(cancelled)
+}

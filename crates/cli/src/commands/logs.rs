@@ -1,0 +1,48 @@
+//! `ringdown logs`: a guest's journal, or files of it.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use crate::arguments::LogsArguments;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::jobs::logs::{LogError, LogOptions, Style, write};
+
+/// How many lines following begins with when nobody says.
+const DEFAULT_LINES: u32 = 10;
+
+/// Writes the log to standard output.
+///
+/// # Errors
+/// [`Failure`].
+pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
+    if let Some(relative) = options.files.iter().find(|path| !path.is_absolute()) {
+        let message = format!(
+            "{}: give the whole path of a log in the guest, such as /var/log/messages",
+            relative.display()
+        );
+        return Err(Failure::usage(message));
+    }
+    let style = match (options.json, options.raw || !io::stdout().is_terminal()) {
+        (true, _) => Style::Json,
+        (false, true) => Style::Raw,
+        (false, false) => Style::Harmless,
+    };
+    let begins_late = options.follow && options.since.is_none();
+    let log_options = LogOptions {
+        files: options.files,
+        units: options.unit,
+        since: options.since.unwrap_or_default(),
+        lines: options.lines.or(begins_late.then_some(DEFAULT_LINES)),
+        follow: options.follow,
+        retry: Duration::from_secs(options.retry),
+        style,
+    };
+    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let mut notes = |words: &str| eprintln!("{}: {words}", vm.full_name());
+    match write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes) {
+        // Whoever reads has had enough, as `head` does.
+        Err(LogError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(Failure::failed),
+    }
+}

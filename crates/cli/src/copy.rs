@@ -1,0 +1,314 @@
+//! Files to a guest and from a guest: `ringdown cp` and `ringdown sync`.
+//!
+//! What is sent and received is the room `transfer`'s. Here is what makes a transfer of it that outlives its connections: the process remembers how
+//! far everything has come, and when a connection breaks it waits until the guest is ready again, connects, and goes on there.
+
+mod place;
+mod report;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use transfer::{
+    Arrived, Channel, LeftOver, Receive, Send, Source, Stop, Target, base_name, receive, send,
+};
+use wire::agent::transfer::{Message, Options, Part, Start};
+use wire::agent::{CAPABILITY_TRANSFER, ErrorKind, Frame, OPERATION_CHANNEL};
+
+use crate::guest::{Connection, GuestError, printable};
+pub use place::Place;
+pub use report::Report;
+
+/// The wait between attempts to reach the guest again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long the daemon is asked at a time whether the guest is ready, so that an interruption is noticed.
+const REACH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The way to the agent, which may change when the daemon or the guest comes back: the VM's host socket, once the guest is ready, or why it is not.
+pub type Reach<'a> = dyn Fn(Duration) -> Result<PathBuf, String> + 'a;
+
+/// What to copy.
+#[derive(Debug)]
+pub enum Direction {
+    /// From this host to the guest.
+    ToGuest {
+        /// What.
+        sources: Vec<Source>,
+        /// Where to.
+        destination: Vec<u8>,
+    },
+    /// From the guest to this host.
+    FromGuest {
+        /// What.
+        sources: Vec<Vec<u8>>,
+        /// Where to.
+        target: Target,
+    },
+}
+
+/// Why a transfer did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The guest's agent cannot be reached, or does not do this.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// This side or the guest's cannot go on.
+    #[error("{}", printable(.0))]
+    Stopped(String),
+    /// The connection broke, and it was not possible to go on in time.
+    #[error("the connection to the guest broke ({why}), and did not come back within {seconds} s")]
+    Broken {
+        /// Why, the last time.
+        why: String,
+        /// For how long it was tried.
+        seconds: u64,
+    },
+    /// The connection broke, and what comes from standard input cannot be read again.
+    #[error(
+        "the connection to the guest broke ({0}); what was read from standard input cannot be read again, so it cannot go on"
+    )]
+    BrokenStream(String),
+    /// Somebody does not want it any more.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// One transfer, over as many connections as it takes.
+struct Copy<'a> {
+    reach: &'a Reach<'a>,
+    direction: &'a Direction,
+    options: Options,
+    id: [u8; 16],
+    cancelled: &'a Arc<AtomicBool>,
+    report: &'a mut Report,
+    /// Whether both sides have agreed on the transfer.
+    has_begun: bool,
+    arrived: Arrived,
+    left: Option<LeftOver>,
+    boot_id: String,
+}
+
+/// How a connection ended.
+enum Ended {
+    /// Another may go on.
+    Broken(String),
+    Final(CopyError),
+}
+
+/// Copies, and goes on after broken connections as long as the next comes within `retry`.
+///
+/// # Errors
+/// [`CopyError`]; what the report says is in place nevertheless.
+pub fn run(
+    reach: &Reach<'_>,
+    direction: &Direction,
+    options: Options,
+    retry: Duration,
+    cancelled: &Arc<AtomicBool>,
+    report: &mut Report,
+) -> Result<(), CopyError> {
+    let mut copy = Copy {
+        reach,
+        direction,
+        options,
+        id: new_id()?,
+        cancelled,
+        report,
+        has_begun: false,
+        arrived: Arrived::default(),
+        left: None,
+        boot_id: String::new(),
+    };
+    let result = copy.run(retry);
+    if let Some(left) = copy.left.take() {
+        left.remove();
+    }
+    result
+}
+
+impl Copy<'_> {
+    fn run(&mut self, retry: Duration) -> Result<(), CopyError> {
+        let mut deadline = Instant::now() + retry;
+        loop {
+            let steps = self.report.steps;
+            let why = match self.attempt() {
+                Ok(()) => return Ok(()),
+                Err(Ended::Final(error)) => return Err(error),
+                Err(Ended::Broken(why)) => why,
+            };
+            if self.report.steps > steps {
+                deadline = Instant::now() + retry;
+            }
+            if self.reads_stream() {
+                return Err(CopyError::BrokenStream(why));
+            }
+            if Instant::now() >= deadline {
+                return Err(CopyError::Broken {
+                    why,
+                    seconds: retry.as_secs(),
+                });
+            }
+            self.report.breaks(&why);
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    /// One connection, from the hello to its end.
+    fn attempt(&mut self) -> Result<(), Ended> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(Ended::Final(CopyError::Interrupted));
+        }
+        let resumed = self.has_begun;
+        let socket = (self.reach)(REACH_TIMEOUT).map_err(Ended::Broken)?;
+        let mut connection = Connection::open(&socket, CAPABILITY_TRANSFER)
+            .map_err(|error| self.not_reached(error))?;
+        self.look_at_boot(&connection.hello.boot_id);
+        let start = Frame::Transfer(Message::Start(Box::new(self.start(resumed))));
+        let bytes = start
+            .to_bytes(OPERATION_CHANNEL)
+            .map_err(|error| Ended::Final(GuestError::Request(error).into()))?;
+        let failed = |error: std::io::Error| Ended::Broken(error.to_string());
+        connection.stream.write_all(&bytes).map_err(failed)?;
+        let socket = connection.stream.into();
+        let mut channel =
+            Channel::new(socket, connection.decoder, Arc::clone(self.cancelled)).map_err(failed)?;
+        if resumed {
+            self.report.resumes();
+        }
+        let result = match self.direction {
+            Direction::ToGuest { sources, .. } => {
+                let request = Send {
+                    sources,
+                    options: self.options,
+                    after: self.report.position.clone(),
+                    resumed,
+                };
+                let result = send(&mut channel, &request, self.report);
+                self.has_begun |= self.report.into_directory.is_some();
+                result
+            }
+            Direction::FromGuest { sources, target } => {
+                let request = Receive {
+                    target,
+                    id: self.id,
+                    options: self.options,
+                    expected: Some(self.expected(sources)),
+                    resumed,
+                };
+                let (result, left) =
+                    receive(&mut channel, &request, &mut self.arrived, self.report);
+                self.left = left;
+                self.has_begun |= self.arrived.has_begun();
+                result
+            }
+        };
+        result.map_err(ended)
+    }
+
+    /// What the agent is asked for.
+    fn start(&self, resumed: bool) -> Start {
+        let part = match self.direction {
+            Direction::ToGuest {
+                sources,
+                destination,
+            } => Part::Receive {
+                destination: destination.clone(),
+                sources: sources.len() as u32,
+                into_directory: self.report.into_directory,
+            },
+            Direction::FromGuest { sources, .. } => Part::Send {
+                sources: sources.clone(),
+                after: self.arrived.position.clone(),
+            },
+        };
+        Start {
+            id: self.id,
+            part,
+            options: self.options,
+            resumed,
+        }
+    }
+
+    /// The names under which the sources may come: whatever else comes is not theirs.
+    fn expected(&self, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let name = |source: &Vec<u8>| {
+            use std::os::unix::ffi::OsStrExt;
+            base_name(std::path::Path::new(std::ffi::OsStr::from_bytes(source)))
+        };
+        match self.options.sync {
+            Some(_) => vec![b".".to_vec()],
+            None => sources.iter().map(name).collect(),
+        }
+    }
+
+    /// A guest that was booted anew may have lost what had not reached its disk, so everything is sent to it once more.
+    fn look_at_boot(&mut self, boot_id: &str) {
+        let is_another = !self.boot_id.is_empty() && self.boot_id != boot_id;
+        if is_another && matches!(self.direction, Direction::ToGuest { .. }) {
+            self.report.starts_anew();
+            // Nor is what it has of the file that was under way to be trusted.
+            if let Ok(id) = new_id() {
+                self.id = id;
+            }
+        }
+        self.boot_id = boot_id.to_owned();
+    }
+
+    fn not_reached(&self, error: GuestError) -> Ended {
+        let may_come_back = match &error {
+            GuestError::Connect { .. }
+            | GuestError::Refused { .. }
+            | GuestError::NoAnswer { .. }
+            | GuestError::Broken(_) => true,
+            GuestError::Agent(report) => report.kind == ErrorKind::Busy,
+            _ => false,
+        };
+        if may_come_back && self.has_begun {
+            Ended::Broken(error.to_string())
+        } else {
+            Ended::Final(error.into())
+        }
+    }
+
+    /// Whether something of it can be read only once, and has been read.
+    fn reads_stream(&self) -> bool {
+        match self.direction {
+            Direction::ToGuest { sources, .. } => {
+                self.has_begun
+                    && sources
+                        .iter()
+                        .any(|source| matches!(source, Source::Stream(_)))
+            }
+            Direction::FromGuest { .. } => false,
+        }
+    }
+}
+
+fn ended(stop: Stop) -> Ended {
+    match stop {
+        Stop::Broken(error) => Ended::Broken(error.to_string()),
+        Stop::Told(report) if report.kind == ErrorKind::Busy => Ended::Broken(report.message),
+        Stop::Told(report) | Stop::Failed(report) => {
+            Ended::Final(CopyError::Stopped(report.message))
+        }
+        Stop::Cancelled => Ended::Final(CopyError::Interrupted),
+    }
+}
+
+fn new_id() -> Result<[u8; 16], CopyError> {
+    let mut id = [0; 16];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    match rustix::rand::getrandom(&mut id, flags) {
+        Ok(count) if count == id.len() => Ok(id),
+        result => Err(CopyError::Stopped(format!(
+            "the system gives no random numbers: {result:?}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

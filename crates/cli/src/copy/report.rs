@@ -1,0 +1,230 @@
+//! What a person, or a script, is told about a transfer.
+
+use std::io::{self, IsTerminal};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use transfer::{Arrival, Observer};
+use wire::agent::transfer::{Position, Totals};
+
+use crate::guest::printable;
+
+/// The most entries that could not be copied of which the JSON tells; of the others it tells how many there were.
+const MAX_LISTED: usize = 10_000;
+
+/// What happened so far.
+#[derive(Debug)]
+pub struct Report {
+    summary: Summary,
+    bar: ProgressBar,
+    /// Whether each entry that fails is told at once, to standard error.
+    tells: bool,
+    started: Instant,
+    /// The last entry in place.
+    pub(super) position: Option<Position>,
+    /// Whether the destination is a directory, once that is known.
+    pub(super) into_directory: Option<bool>,
+    /// Grows with whatever moves on.
+    pub(super) steps: u64,
+}
+
+/// What was copied, for scripts.
+#[derive(Debug, Default, Serialize)]
+struct Summary {
+    files: u64,
+    directories: u64,
+    symlinks: u64,
+    removed: u64,
+    unchanged: u64,
+    /// Bytes of files, holes not counted.
+    bytes: u64,
+    duration_ms: u64,
+    /// How often the connection broke and the transfer went on.
+    resumed: u64,
+    complete: bool,
+    failed_count: u64,
+    failed: Vec<Failed>,
+}
+
+#[derive(Debug, Serialize)]
+struct Failed {
+    path: String,
+    reason: String,
+}
+
+impl Report {
+    /// Nothing yet. The bar is shown on a terminal, unless it must be quiet.
+    pub fn new(quiet: bool, tells: bool) -> Report {
+        let target = if quiet || !io::stderr().is_terminal() {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr_with_hz(10)
+        };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        // Constant, and a test draws it.
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        Report {
+            summary: Summary::default(),
+            bar,
+            tells,
+            started: Instant::now(),
+            position: None,
+            into_directory: None,
+            steps: 0,
+        }
+    }
+
+    /// The connection broke, and it is tried to go on.
+    pub(super) fn breaks(&mut self, why: &str) {
+        self.bar.set_message(format!("waiting: {}", printable(why)));
+    }
+
+    /// It goes on: what was under way counts again.
+    pub(super) fn resumes(&mut self) {
+        self.summary.resumed += 1;
+        self.bar.set_position(self.summary.bytes);
+        self.bar.set_message("");
+    }
+
+    /// Everything is sent again: what was in place is so no more.
+    pub(super) fn starts_anew(&mut self) {
+        let resumed = self.summary.resumed;
+        self.summary = Summary {
+            resumed,
+            ..Summary::default()
+        };
+        self.position = None;
+    }
+
+    /// How many entries could not be copied as they were meant.
+    pub fn failed_count(&self) -> u64 {
+        self.summary.failed_count
+    }
+
+    /// It is over: the bar goes away.
+    pub fn end(&mut self, complete: bool) {
+        self.summary.duration_ms = self
+            .started
+            .elapsed()
+            .as_millis()
+            .try_into()
+            .unwrap_or(u64::MAX);
+        self.summary.complete = complete && self.summary.failed_count == 0;
+        self.bar.finish_and_clear();
+    }
+
+    /// All of it, as JSON.
+    pub fn json(&self) -> &impl Serialize {
+        &self.summary
+    }
+
+    /// A line for a person who has watched the bar.
+    pub fn line(&self) -> Option<String> {
+        if self.bar.is_hidden() {
+            return None;
+        }
+        let summary = &self.summary;
+        let seconds = (summary.duration_ms as f64 / 1000.0).max(0.001);
+        let rate = (summary.bytes as f64 / seconds) as u64;
+        let mut line = format!(
+            "{} files, {} in {seconds:.1} s, {}/s",
+            summary.files,
+            indicatif::BinaryBytes(summary.bytes),
+            indicatif::BinaryBytes(rate)
+        );
+        if summary.unchanged > 0 {
+            line.push_str(&format!("; {} are there already", summary.unchanged));
+        }
+        if summary.removed > 0 {
+            line.push_str(&format!("; {} removed", summary.removed));
+        }
+        if summary.resumed > 0 {
+            line.push_str(&format!("; the connection broke {} times", summary.resumed));
+        }
+        Some(line)
+    }
+}
+
+const TEMPLATE: &str = "{percent:>3}% [{bar:25}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left {wide_msg}";
+
+impl Observer for Report {
+    fn announced(&mut self, totals: &Totals) {
+        self.steps += 1;
+        self.bar.set_length(totals.bytes);
+    }
+
+    fn begins(&mut self, path: &[u8], there_already: u64) {
+        if there_already > 0 {
+            self.bar.inc(there_already);
+            self.summary.bytes += there_already;
+        }
+        if !self.bar.is_hidden() {
+            let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+            self.bar
+                .set_message(printable(&String::from_utf8_lossy(name)));
+        }
+    }
+
+    fn passed(&mut self, bytes: u64) {
+        self.steps += 1;
+        self.bar.inc(bytes);
+    }
+
+    fn arrived(&mut self, position: &Position, arrival: Option<Arrival>) {
+        self.steps += 1;
+        self.position = Some(position.clone());
+        match arrival {
+            Some(Arrival::File { bytes }) => {
+                self.summary.files += 1;
+                self.summary.bytes += bytes;
+            }
+            Some(Arrival::Directory) => self.summary.directories += 1,
+            Some(Arrival::Symlink) => self.summary.symlinks += 1,
+            Some(Arrival::Removed) => self.summary.removed += 1,
+            Some(Arrival::Entered) | None => {}
+        }
+    }
+
+    fn failed(&mut self, path: &[u8], reason: &str) {
+        let path = printable(&String::from_utf8_lossy(path));
+        let reason = printable(reason);
+        self.summary.failed_count += 1;
+        if self.tells {
+            self.bar.suspend(|| eprintln!("{path}: {reason}"));
+        }
+        if self.summary.failed.len() < MAX_LISTED {
+            self.summary.failed.push(Failed { path, reason });
+        }
+    }
+
+    fn unchanged(&mut self, _path: &[u8], bytes: u64) {
+        self.steps += 1;
+        self.summary.unchanged += 1;
+        self.bar.inc(bytes);
+    }
+
+    fn proceeds(&mut self, into_directory: bool) {
+        self.into_directory = Some(into_directory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_can_be_drawn_and_words_of_the_guest_are_harmless() {
+        ProgressStyle::with_template(TEMPLATE).unwrap();
+        let mut report = Report::new(true, false);
+        report.failed(b"a\x1b[2J", "reason\x07");
+        report.end(true);
+        let json = serde_json::to_value(report.json()).unwrap();
+        assert_eq!(json["failed"][0]["path"], "a\u{fffd}[2J");
+        assert_eq!(json["failed"][0]["reason"], "reason\u{fffd}");
+        assert_eq!(json["complete"], false);
+        assert_eq!(report.failed_count(), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! The everyday jobs, as the host asks a guest's agent for them ([`wire::agent::job`]). Each takes the VM's host socket and where to
+//! write; finding the VM and waiting for it is the commands' business.
+
+pub mod logs;
+pub mod stats;
+pub mod time;
+
+use std::path::Path;
+
+use wire::agent::job::{Answer, Ask};
+use wire::agent::{Frame, OPERATION_CHANNEL};
+
+use crate::guest::{Connection, GuestError};
+
+/// A connection on which one job was asked for.
+#[derive(Debug)]
+pub(crate) struct Job {
+    connection: Connection,
+}
+
+impl Job {
+    /// Ask the agent behind this host socket.
+    pub(crate) fn ask(host_socket: &Path, ask: Ask) -> Result<Job, GuestError> {
+        let mut job = Job {
+            connection: Connection::open(host_socket, ask.capability())?,
+        };
+        job.say(ask)?;
+        Ok(job)
+    }
+
+    /// Ask once more.
+    pub(crate) fn say(&mut self, ask: Ask) -> Result<(), GuestError> {
+        use std::io::Write;
+        let bytes = Frame::Ask(ask).to_bytes(OPERATION_CHANNEL)?;
+        let written = self.connection.stream.write_all(&bytes);
+        // If the agent refused at once, what it said is still there to be read.
+        written.or_else(|error| match self.connection.next_frame() {
+            Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
+            _ => Err(GuestError::Broken(error.to_string())),
+        })
+    }
+
+    /// The next answer.
+    pub(crate) fn answer(&mut self) -> Result<Answer, GuestError> {
+        match self.connection.next_frame()? {
+            Frame::Answer(answer) => Ok(answer),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// From here on the agent may be silent for as long as it likes.
+    pub(crate) fn wait_without_limit(&self) -> Result<(), GuestError> {
+        let result = self.connection.wait_without_limit();
+        result.map_err(|error| GuestError::Broken(error.to_string()))
+    }
+}
+
+/// What does not belong to the job that was asked for.
+pub(crate) fn unexpected(what: &impl std::fmt::Debug) -> GuestError {
+    let words: String = format!("{what:?}").chars().take(60).collect();
+    GuestError::Protocol(format!(
+        "an unexpected answer: {}",
+        crate::guest::printable(&words)
+    ))
+}
+
+#[cfg(test)]
+mod tests;

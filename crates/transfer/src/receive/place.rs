@@ -1,0 +1,196 @@
+//! Directories, links and removals.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode};
+use rustix::io::Errno;
+use wire::agent::transfer::Metadata;
+
+use super::{Level, Receiver};
+use crate::destination::Target;
+use crate::error::Stop;
+use crate::observer::Arrival;
+use crate::partial::{Trouble, apply, other_name, owner, rename, times};
+use crate::remove;
+use crate::walk::open_directory;
+
+impl Receiver<'_> {
+    /// Enters a directory, which is made if it is not there.
+    pub(super) fn enter(&mut self, name: Vec<u8>, metadata: Metadata) -> Result<(), Stop> {
+        let is_sync = self.options.sync.is_some();
+        if !self.lost.is_empty() {
+            self.check_depth()?;
+            self.refuse(&name, IN_NOTHING)?;
+            self.lost.push(name);
+            return self.list_nothing(is_sync);
+        }
+        let name = self.admit(name)?;
+        self.check_depth()?;
+        let (opened, metadata) = if name == b"." {
+            (self.open_destination(), None)
+        } else {
+            (self.make_directory(&name), Some(metadata))
+        };
+        match opened {
+            Ok(directory) => {
+                self.levels.push(Level {
+                    directory,
+                    name,
+                    metadata,
+                });
+                self.arrive(None, Some(Arrival::Entered), false);
+                if is_sync { self.list() } else { Ok(()) }
+            }
+            Err(trouble) => {
+                self.trouble(&name, trouble)?;
+                self.lost.push(name);
+                self.list_nothing(is_sync)
+            }
+        }
+    }
+
+    fn open_destination(&self) -> Result<OwnedFd, Trouble> {
+        match self.request.target {
+            Target::Place(place) => Ok(rustix::io::fcntl_dupfd_cloexec(&place.directory, 0)?),
+            Target::Stream(_) => Err(Trouble::Entry(NO_STREAM.to_owned())),
+        }
+    }
+
+    fn make_directory(&self, name: &[u8]) -> Result<OwnedFd, Trouble> {
+        let parent = self
+            .directory()
+            .ok_or_else(|| Trouble::Entry(NO_STREAM.to_owned()))?;
+        // Nobody else may look into it before it has its mode.
+        let mode = if self.options.preserve { 0o700 } else { 0o777 };
+        match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        open_directory(parent, name).map_err(|error| match error {
+            Errno::NOTDIR | Errno::LOOP => Trouble::Entry(
+                "there is something in its place that is no directory, or a symbolic link"
+                    .to_owned(),
+            ),
+            error => error.into(),
+        })
+    }
+
+    /// A directory is complete: it gets its mode and its times.
+    pub(super) fn exit(&mut self) -> Result<(), Stop> {
+        if !self.lost.is_empty() {
+            self.lost.pop();
+            if self.lost.is_empty() {
+                self.arrive(None, None, true);
+            }
+            return Ok(());
+        }
+        let Some(level) = self.levels.last() else {
+            return Err(Stop::protocol(
+                "it left a directory that it had not entered",
+            ));
+        };
+        let applied = match &level.metadata {
+            Some(metadata) => apply(level.directory.as_fd(), metadata, &self.options),
+            None => Ok(()),
+        };
+        let synced = if self.options.fsync {
+            rustix::fs::fsync(&level.directory).map_err(|error| error.to_string())
+        } else {
+            Ok(())
+        };
+        if let Err(why) = applied.and(synced) {
+            self.refuse(b"", &why)?;
+        }
+        self.arrive(None, Some(Arrival::Directory), true);
+        self.levels.pop();
+        Ok(())
+    }
+
+    pub(super) fn make_symlink(
+        &mut self,
+        name: Vec<u8>,
+        metadata: &Metadata,
+        target: &[u8],
+    ) -> Result<(), Stop> {
+        if !self.lost.is_empty() {
+            return self.refuse(&name, IN_NOTHING);
+        }
+        let name = self.admit(name)?;
+        let arrival = match self.place_symlink(&name, metadata, target) {
+            Ok(()) => Some(Arrival::Symlink),
+            Err(trouble) => {
+                self.trouble(&name, trouble)?;
+                None
+            }
+        };
+        self.arrive(Some(&name), arrival, true);
+        Ok(())
+    }
+
+    fn place_symlink(
+        &self,
+        name: &[u8],
+        metadata: &Metadata,
+        target: &[u8],
+    ) -> Result<(), Trouble> {
+        let directory = self
+            .directory()
+            .ok_or_else(|| Trouble::Entry(NO_STREAM.to_owned()))?;
+        match rustix::fs::symlinkat(target, directory, name) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                let own_name = other_name(&self.request.id);
+                let _ = rustix::fs::unlinkat(directory, own_name.as_slice(), AtFlags::empty());
+                rustix::fs::symlinkat(target, directory, own_name.as_slice())?;
+                if let Err(trouble) = rename(directory, &own_name, name) {
+                    let _ = rustix::fs::unlinkat(directory, own_name.as_slice(), AtFlags::empty());
+                    return Err(trouble);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        // Somebody may have put something else there in this moment: whatever it is, it is not followed.
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        if self.options.owner {
+            let (uid, gid) = owner(metadata);
+            rustix::fs::chownat(directory, name, uid, gid, flags)?;
+        }
+        if self.options.preserve {
+            rustix::fs::utimensat(directory, name, &times(metadata), flags)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what the source does not have any more, if somebody here has asked for that.
+    pub(super) fn remove(&mut self, name: &[u8]) -> Result<(), Stop> {
+        if !self.options.sync.is_some_and(|sync| sync.delete) {
+            return Err(Stop::protocol(
+                "it wants something removed, which was not asked for",
+            ));
+        }
+        if !self.lost.is_empty() {
+            return self.refuse(name, IN_NOTHING);
+        }
+        let Some(level) = self.levels.last() else {
+            return Err(Stop::protocol(
+                "it wants something removed beside the destination",
+            ));
+        };
+        let channel = &mut *self.channel;
+        let removed = remove::remove(&level.directory, name, || channel.stay_alive())?;
+        let arrival = match removed {
+            Ok(()) => Some(Arrival::Removed),
+            Err(why) => {
+                self.refuse(name, &why)?;
+                None
+            }
+        };
+        self.arrive(None, arrival, false);
+        Ok(())
+    }
+}
+
+/// Why nothing can be put into a directory that is not there.
+pub(super) const IN_NOTHING: &str = "its directory could not be made";
+
+const NO_STREAM: &str = "only a single file can be written to standard output";
