@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -24,12 +25,13 @@ pub(crate) enum Meeting {
 pub(crate) struct PrivateListener {
     listener: UnixListener,
     path: PathBuf,
+    /// The file is not ours any more: it has been removed, and whoever listens there now is somebody else.
+    removed: AtomicBool,
 }
 
 impl Drop for PrivateListener {
     fn drop(&mut self) {
-        // Somebody may have removed it already; nothing is lost then.
-        let _ = std::fs::remove_file(&self.path);
+        self.remove();
     }
 }
 
@@ -46,9 +48,23 @@ impl PrivateListener {
         let listener = PrivateListener {
             listener,
             path: path.to_owned(),
+            removed: AtomicBool::new(false),
         };
         listener.listener.set_nonblocking(true)?;
         Ok(listener)
+    }
+
+    /// Removes the socket's file. Nobody new can connect then.
+    pub(crate) fn remove(&self) {
+        if !self.removed.swap(true, Ordering::AcqRel) {
+            // Somebody may have removed it already; nothing is lost then.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    /// The same listener for the runtime that this is called in.
+    pub(crate) fn watched(&self) -> io::Result<tokio::net::UnixListener> {
+        tokio::net::UnixListener::from_std(self.listener.try_clone()?)
     }
 
     /// The next connection, or [`io::ErrorKind::WouldBlock`].
@@ -83,6 +99,13 @@ impl Meeting {
         match self {
             Meeting::Listening(listener) => listener.accept(),
             Meeting::Connecting(path) => connect(path),
+        }
+    }
+
+    /// Removes the socket's file, if it is ours.
+    pub(crate) fn remove(&self) {
+        if let Meeting::Listening(listener) = self {
+            listener.remove();
         }
     }
 

@@ -22,7 +22,11 @@ use crate::worker::{Wiring, Worker};
 /// # Errors
 /// When the system has no threads or descriptors left.
 pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> {
-    let Surroundings { arrivals, audit } = surroundings;
+    let Surroundings {
+        arrivals,
+        audit,
+        state_dir,
+    } = surroundings;
     let noted = audit.clone();
     let options = Options::new(
         Arc::new(Policy::default()),
@@ -33,6 +37,7 @@ pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> 
         arrivals,
         dialer: proxy.dialer(),
         decisions: decisions(audit),
+        state_dir,
     };
     let worker = Worker::start(wiring, spin)?;
     proxy.set_exchange(worker.clone());

@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod audit;
+mod channels;
 mod chardev;
 pub mod config;
 pub mod control;

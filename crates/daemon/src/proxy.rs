@@ -22,8 +22,8 @@ pub mod resolver;
 
 mod bucket;
 mod counter;
-mod datagram;
-mod program;
+pub(crate) mod datagram;
+pub(crate) mod program;
 mod relay;
 mod rules;
 mod shared;

@@ -97,6 +97,8 @@ pub struct Surroundings {
     pub arrivals: mpsc::Sender<AgentArrival>,
     /// Where it writes down what it decided.
     pub audit: Audit,
+    /// The state directory, from the root.
+    pub state_dir: PathBuf,
 }
 
 /// What has been started.
@@ -168,6 +170,7 @@ impl Daemon {
         let surroundings = Surroundings {
             arrivals: sender,
             audit: audit.clone(),
+            state_dir: settings.state_dir.clone(),
         };
         let Started { worker, offers } =
             start_worker(surroundings).map_err(|error| ServeError::System {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,6 +15,7 @@ use device::{
 use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
+use crate::channels::{Channels, VmChannels};
 use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
@@ -32,6 +34,8 @@ pub struct Wiring {
     pub dialer: Dialer,
     /// Who takes note of what became of calls.
     pub decisions: DecisionSink,
+    /// Where install logs are kept.
+    pub state_dir: PathBuf,
 }
 
 /// A running worker.
@@ -39,7 +43,16 @@ pub struct Worker {
     orders: Orders,
     /// The serial lines, by full name.
     serial_lines: Mutex<BTreeMap<String, SerialLine>>,
+    channels: Mutex<VmsChannels>,
+    state_dir: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Who serves channels, once there are some, and the channels by the full name of their VM.
+#[derive(Default)]
+struct VmsChannels {
+    server: Option<Channels>,
+    by_vm: BTreeMap<String, VmChannels>,
 }
 
 /// The way to the worker's thread.
@@ -59,6 +72,7 @@ impl Worker {
             arrivals,
             dialer,
             decisions,
+            state_dir,
         } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
@@ -80,6 +94,8 @@ impl Worker {
         Ok(Arc::new(Worker {
             orders: Orders { jobs, waker },
             serial_lines: Mutex::default(),
+            channels: Mutex::default(),
+            state_dir,
             thread: Mutex::new(Some(thread)),
         }))
     }
@@ -89,6 +105,25 @@ impl Worker {
         self.serial_lines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn channels(&self) -> MutexGuard<'_, VmsChannels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_channels(&self, spec: &LineSpec) -> Result<(), LineError> {
+        if spec.channels.is_empty() {
+            return Ok(());
+        }
+        let mut channels = self.channels();
+        let server = match channels.server.take() {
+            Some(server) => server,
+            None => Channels::start()?,
+        };
+        let opened = server.open(spec, &self.state_dir);
+        channels.server = Some(server);
+        channels.by_vm.insert(spec.full_name(), opened?);
+        Ok(())
     }
 
     /// Opens the line of a VM whose guest is reached by a serial port.
@@ -161,8 +196,8 @@ fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
     }
 }
 
-impl LineWorker for Worker {
-    fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+impl Worker {
+    fn open_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let full_name = spec.full_name();
         let (limits, host, aliases) = (spec.limits, spec.host, spec.aliases);
         let address = Address {
@@ -202,6 +237,16 @@ impl LineWorker for Worker {
             None => Err(stopped()),
         }
     }
+}
+
+impl LineWorker for Worker {
+    fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
+        self.open_line(spec.clone())?;
+        self.open_channels(&spec).inspect_err(|_| {
+            // It was opened a moment ago.
+            let _ = self.remove_line(&spec.full_name());
+        })
+    }
 
     fn remove_line(&self, name: &str) -> Result<(), LineError> {
         let wanted = name.to_owned();
@@ -209,6 +254,7 @@ impl LineWorker for Worker {
         // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
         let line = self.serial_lines().remove(name);
         drop(line);
+        self.channels().by_vm.remove(name);
         match closed {
             Some(true) => Ok(()),
             _ => Err(LineError::Unknown {
@@ -219,7 +265,7 @@ impl LineWorker for Worker {
 
     fn lines(&self) -> Vec<LineStatus> {
         let lines = self.orders.ask(|fabric| fabric.lines()).unwrap_or_default();
-        let serial_lines = self.serial_lines();
+        let (serial_lines, channels) = (self.serial_lines(), self.channels());
         let lines = lines.into_iter().map(|line| {
             let name = line.report.address.full_name();
             let mut status = LineStatus {
@@ -237,6 +283,9 @@ impl LineWorker for Worker {
             };
             if let Some(serial_line) = serial_lines.get(&status.name) {
                 serial_line.describe(&mut status);
+            }
+            if let Some(channels) = channels.by_vm.get(&status.name) {
+                status.channels = channels.states();
             }
             status
         });
@@ -272,6 +321,10 @@ impl LineWorker for Worker {
         self.orders.ask(Fabric::stop);
         let serial_lines = std::mem::take(&mut *self.serial_lines());
         drop(serial_lines);
+        // All are told before any is waited for.
+        let VmsChannels { server, by_vm } = std::mem::take(&mut *self.channels());
+        drop(by_vm);
+        drop(server);
         let thread = self
             .thread
             .lock()

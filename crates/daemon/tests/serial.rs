@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "serial/channels.rs"]
+mod channels;
 #[path = "serial/house.rs"]
 mod house;
 #[path = "serial/lines.rs"]

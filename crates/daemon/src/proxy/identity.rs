@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use ppp::v2::{Addresses, Builder, Command, IPv6, Protocol, Version};
 use switch::Address;
 
+use super::program::Purpose;
+
 /// Fields of the header, from the range that the PROXY protocol leaves to applications (0xE0 to 0xEF). All are text.
 pub mod field {
     /// Name of the calling VM in its domain.
@@ -82,8 +84,16 @@ impl Identity {
         header(addresses.into(), transport, &fields)
     }
 
-    /// The environment of a program that is the service.
-    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+    /// What a program that is the service is started for.
+    pub(crate) fn purpose(&self) -> Purpose {
+        Purpose {
+            name: self.service.clone(),
+            vm: self.vm.full_name(),
+            environment: self.environment(),
+        }
+    }
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("RINGDOWN_VM", self.vm.name.clone()),
             ("RINGDOWN_DOMAIN", self.vm.domain.clone()),

@@ -1,8 +1,9 @@
 //! Services that are programs, one for each call, as inetd and qrexec start them: standard input and output are the circuit, who
-//! calls stands in the environment, and what the program says on standard error goes to the log.
+//! calls stands in the environment, and what the program says on standard error goes to the log. Programs of channels are started the
+//! same way.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -18,7 +19,6 @@ use wire::vsock::SocketType;
 
 use super::bucket::Bucket;
 use super::datagram::{kernel_type, watch_descriptor};
-use super::identity::Identity;
 use switch::Reason;
 
 /// How long a program may go on when its circuit has ended, before it is asked to end, and how long after that before it is killed.
@@ -35,6 +35,17 @@ const USUAL_DESCRIPTORS: u64 = 1024;
 
 /// Variables of the daemon's own environment that a program gets.
 const INHERITED: [&str; 2] = ["PATH", "LANG"];
+
+/// What a program is started for.
+#[derive(Debug, Clone)]
+pub(crate) struct Purpose {
+    /// The service, or the channel.
+    pub(crate) name: String,
+    /// The full name of the VM.
+    pub(crate) vm: String,
+    /// What it is told.
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
 
 /// A program that runs for a circuit.
 pub(crate) struct Program {
@@ -78,11 +89,11 @@ pub(crate) type Started = (OwnedFd, Program);
 /// That the program is not there, or that the system has no room for it.
 pub(crate) async fn start(
     words: &[String],
-    identity: &Identity,
+    purpose: &Purpose,
     socket_type: SocketType,
 ) -> Result<Started, Reason> {
     let words = words.to_vec();
-    let environment = identity.environment();
+    let environment = purpose.environment.clone();
     // Starting a program waits for its file to be read.
     let spawned =
         tokio::task::spawn_blocking(move || spawn(&words, environment, socket_type)).await;
@@ -92,7 +103,7 @@ pub(crate) async fn start(
         Err(_) => return Err(Reason::HostFailed),
     };
     result.map_err(|error| {
-        tracing::warn!(service = identity.service, %error, "cannot start a service's program");
+        tracing::warn!(name = purpose.name, %error, "cannot start a program");
         match error.kind() {
             io::ErrorKind::NotFound => Reason::NoListener,
             _ => Reason::HostFailed,
@@ -180,11 +191,11 @@ fn spawn(
 
 /// A descriptor that becomes readable when a socket has hung up, and that is no reason for the socket to stay open. An epoll set
 /// watches open files and not descriptors (epoll(7), questions and answers): ours can be closed, and the program's still counts.
-fn watch_without_holding(socket: &OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn watch_without_holding(socket: impl AsFd) -> io::Result<OwnedFd> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     // That it has hung up, or failed, is told whether asked for or not.
     let nothing_else = epoll::EventFlags::empty();
-    epoll::add(&set, socket, epoll::EventData::new_u64(0), nothing_else)?;
+    epoll::add(&set, &socket, epoll::EventData::new_u64(0), nothing_else)?;
     Ok(set)
 }
 
@@ -204,14 +215,14 @@ impl Program {
     /// killed after the same time again. When the daemon stops it is asked at once.
     pub(crate) async fn attend(
         mut self,
-        identity: &Identity,
+        purpose: &Purpose,
         grace: Duration,
         mut stop: watch::Receiver<bool>,
     ) {
         let errors = self.errors.take();
-        let mut log = Log::new(identity);
+        let mut log = Log::new(purpose);
         {
-            let end = self.end(identity, grace, &mut stop);
+            let end = self.end(purpose, grace, &mut stop);
             tokio::pin!(end);
             match errors {
                 Some(errors) => {
@@ -226,11 +237,11 @@ impl Program {
             }
         }
         log.finish();
-        self.reap(identity);
+        self.reap(purpose);
     }
 
     /// Waits until the program has ended, and sees to it that it does.
-    async fn end(&self, identity: &Identity, grace: Duration, stop: &mut watch::Receiver<bool>) {
+    async fn end(&self, purpose: &Purpose, grace: Duration, stop: &mut watch::Receiver<bool>) {
         tokio::select! {
             () = is_readable(&self.ended) => return,
             () = is_readable(&self.circuit) => {
@@ -245,34 +256,34 @@ impl Program {
         self.leader.signal(Signal::CONT);
         if !within(grace, is_readable(&self.ended)).await {
             tracing::warn!(
-                service = identity.service,
-                vm = identity.vm.full_name(),
-                "killed a service's program that did not end"
+                name = purpose.name,
+                vm = purpose.vm,
+                "killed a program that did not end"
             );
             self.leader.signal(Signal::KILL);
             is_readable(&self.ended).await;
         }
     }
 
-    fn reap(mut self, identity: &Identity) {
+    fn reap(mut self, purpose: &Purpose) {
         let status = self.leader.child.wait();
         self.leader.reaped = status.is_ok();
-        let vm = identity.vm.full_name();
+        let vm = purpose.vm.as_str();
         match status {
             Ok(status) if status.success() => {
-                tracing::debug!(service = identity.service, vm, "a service's program ended");
+                tracing::debug!(name = purpose.name, vm, "a program ended");
             }
             Ok(status) => {
-                tracing::warn!(service = identity.service, vm, %status, "a service's program failed");
+                tracing::warn!(name = purpose.name, vm, %status, "a program failed");
             }
             Err(error) => {
-                tracing::error!(service = identity.service, vm, %error, "lost a service's program");
+                tracing::error!(name = purpose.name, vm, %error, "lost a program");
             }
         }
     }
 }
 
-async fn is_readable(watched: &AsyncFd<OwnedFd>) {
+pub(crate) async fn is_readable(watched: &AsyncFd<OwnedFd>) {
     // An error means that the runtime ends, and the program with it.
     let _ = watched.readable().await;
 }
@@ -291,16 +302,16 @@ async fn within(time: Duration, end: impl Future<Output = ()>) -> bool {
 
 /// Writes a program's standard error to the log, line by line.
 struct Log<'a> {
-    identity: &'a Identity,
+    purpose: &'a Purpose,
     line: Vec<u8>,
     budget: Bucket,
     left_out: u64,
 }
 
 impl<'a> Log<'a> {
-    fn new(identity: &'a Identity) -> Log<'a> {
+    fn new(purpose: &'a Purpose) -> Log<'a> {
         Log {
-            identity,
+            purpose,
             line: Vec::new(),
             budget: Bucket::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             left_out: 0,
@@ -356,24 +367,20 @@ impl<'a> Log<'a> {
             return;
         }
         self.tell_left_out();
-        let vm = self.identity.vm.full_name();
+        let vm = self.purpose.vm.as_str();
         // In quotes, with what a terminal would obey escaped: a program may repeat what a guest sent it.
-        tracing::info!(
-            service = self.identity.service,
-            vm,
-            "a service's program says {line:?}"
-        );
+        tracing::info!(name = self.purpose.name, vm, "a program says {line:?}");
     }
 
     fn tell_left_out(&mut self) {
         let left_out = std::mem::take(&mut self.left_out);
         if left_out > 0 {
-            let vm = self.identity.vm.full_name();
+            let vm = self.purpose.vm.as_str();
             tracing::warn!(
-                service = self.identity.service,
+                name = self.purpose.name,
                 vm,
                 left_out,
-                "left out lines of a service's program, which says more than the log takes"
+                "left out lines of a program, which says more than the log takes"
             );
         }
     }

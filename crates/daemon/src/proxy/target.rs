@@ -198,7 +198,8 @@ async fn command(
     words: &[String],
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
-    let started = program::start(words, &call.identity, call.socket_type).await;
+    let purpose = call.identity.purpose();
+    let started = program::start(words, &purpose, call.socket_type).await;
     let (guest, program) = match started {
         Ok(started) => started,
         Err(reason) => return Err((reason, reply)),
@@ -207,9 +208,7 @@ async fn command(
     let shared = shared.clone();
     tokio::spawn(async move {
         let stop = shared.stop.subscribe();
-        program
-            .attend(&call.identity, shared.program_grace, stop)
-            .await;
+        program.attend(&purpose, shared.program_grace, stop).await;
         drop(call.permit);
         shared.programs.send_modify(|running| *running -= 1);
     });

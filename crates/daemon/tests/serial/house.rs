@@ -43,7 +43,7 @@ impl House {
     }
 
     pub fn configure(&self, text: &str) {
-        let text = text.replace('@', &self.path("").display().to_string());
+        let text = text.replace('@', &self.directory.path().display().to_string());
         std::fs::write(self.path("ringdown.toml"), text).unwrap();
     }
 
