@@ -28,6 +28,7 @@ mod qmp;
 mod scene;
 mod shared;
 pub mod spawn;
+pub mod terminal;
 pub mod three_vms;
 
 pub use control::{CommandSpec, Output, Running};

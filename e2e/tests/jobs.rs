@@ -16,43 +16,80 @@ mod machine;
 mod methods;
 
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use e2e::ports::AGENT_PORT;
-use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene, Shared, SharedGuard, spawn};
+use e2e::{
+    Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene, Shared, SharedGuard, spawn,
+};
 
 static SCENE: Shared<Scene> = Shared::new();
+
+/// Who may count on the agents.
+static AGENTS: RwLock<()> = RwLock::new(());
 
 /// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `web` and `db` have a vsock device; `attic` and `cellar` have none, and QEMU connects to the daemon for the one and the daemon to QEMU
 /// for the other. All have been asleep since 2020, by their clocks.
-fn scene() -> SharedGuard<Scene> {
-    SCENE.get(|| {
-        let directory = spawn::scratch_directory().unwrap();
-        let file = directory.join("ringdown.toml");
-        fs::write(&file, configuration(&directory)).unwrap();
-        let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
-        spec.runtime_directory = Some(directory);
-        let daemon = Daemon::start(spec).unwrap();
-        let serial = |name: &str| daemon.serial_socket(name);
-        let specs = vec![
-            guest("web", Kernel::V6_1).vhost_socket(daemon.vhost_socket("web")),
-            guest("db", Kernel::V6_12).vhost_socket(daemon.vhost_socket("db")),
-            guest("attic", Kernel::V6_1).port(AGENT_PORT, serial("attic"), Meeting::QemuConnects),
-            guest("cellar", Kernel::V6_12).port(AGENT_PORT, serial("cellar"), Meeting::QemuListens),
-        ];
-        let specs = specs
-            .into_iter()
-            .map(|spec| channels::with_ports(spec, daemon.runtime_directory()))
-            .collect();
-        let guests = Guest::boot_all(specs).unwrap();
-        Scene { guests, daemon }
-    })
+fn start() -> Scene {
+    let directory = spawn::scratch_directory().unwrap();
+    let file = directory.join("ringdown.toml");
+    fs::write(&file, configuration(&directory)).unwrap();
+    let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
+    spec.runtime_directory = Some(directory);
+    let daemon = Daemon::start(spec).unwrap();
+    let serial = |name: &str| daemon.serial_socket(name);
+    let specs = vec![
+        guest("web", Kernel::V6_1).vhost_socket(daemon.vhost_socket("web")),
+        guest("db", Kernel::V6_12).vhost_socket(daemon.vhost_socket("db")),
+        guest("attic", Kernel::V6_1).port(AGENT_PORT, serial("attic"), Meeting::QemuConnects),
+        guest("cellar", Kernel::V6_12).port(AGENT_PORT, serial("cellar"), Meeting::QemuListens),
+    ];
+    let specs = specs
+        .into_iter()
+        .map(|spec| channels::with_ports(spec, daemon.runtime_directory()))
+        .collect();
+    let guests = Guest::boot_all(specs).unwrap();
+    Scene { guests, daemon }
+}
+
+/// The scene for a test that leaves the agents alone. Such tests run side by side.
+fn scene() -> Held<RwLockReadGuard<'static, ()>> {
+    let lock = AGENTS.read().unwrap_or_else(PoisonError::into_inner);
+    Held {
+        scene: SCENE.get(start),
+        _lock: lock,
+    }
+}
+
+/// The scene for a test that ends agents, which other tests would notice.
+fn scene_alone() -> Held<RwLockWriteGuard<'static, ()>> {
+    let lock = AGENTS.write().unwrap_or_else(PoisonError::into_inner);
+    Held {
+        scene: SCENE.get(start),
+        _lock: lock,
+    }
+}
+
+/// The scene, in use by one test.
+struct Held<L> {
+    scene: SharedGuard<Scene>,
+    _lock: L,
+}
+
+impl<L> Deref for Held<L> {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
+    }
 }
 
 fn guest(name: &str, kernel: Kernel) -> GuestSpec {
@@ -70,7 +107,7 @@ fn configuration(directory: &Path) -> String {
     };
     [
         "[[service]]\nname = \"greeting\"\nport = 700\ncommand = [\"/bin/sh\", \"-c\", \"echo hello $RINGDOWN_VM\"]\n".to_owned(),
-        "[[allow]]\nfrom = \"attic\"\nto = \"service:greeting\"\n".to_owned(),
+        "[[rule]]\nfrom = \"attic\"\nto = \"service:greeting\"\naction = \"allow\"\n".to_owned(),
         vm("web", "cid = 3"),
         vm("db", "cid = 4"),
         vm("attic", "serial = true"),
@@ -89,13 +126,20 @@ fn ringdown(scene: &Scene, arguments: &[&str]) -> String {
 /// Runs `ringdown`, which must fail with exit code 1, and gives what it said.
 fn refused(scene: &Scene, arguments: &[&str]) -> String {
     let output = scene.daemon.run(arguments).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{arguments:?}: {}",
+        said(&output)
+    );
     said(&output)
 }
 
 /// Standard output and standard error.
 fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+    [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        .concat()
 }
 
 /// A command that goes on until it is dropped, with its standard output in a file.
@@ -124,7 +168,11 @@ impl Background {
     /// Waits until its output has this text.
     fn wait_for(&mut self, text: &str) {
         eventually(&format!("{text:?} in {}", self.output.display()), || {
-            assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.text());
+            assert!(
+                self.child.try_wait().unwrap().is_none(),
+                "it has ended: {}",
+                self.text()
+            );
             self.text().contains(text)
         });
     }

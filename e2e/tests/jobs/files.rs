@@ -72,7 +72,10 @@ fn a_tree_is_the_same_there_and_back() {
         let blocks = guest.shell("stat -c '%s %b' /tmp/tree/sparse").unwrap();
         let (size, blocks) = blocks.split_once(' ').unwrap();
         assert_eq!(size, SPARSE_BYTES.to_string());
-        assert!(blocks.parse::<u64>().unwrap() < 1024, "the hole is filled in: {blocks} blocks");
+        assert!(
+            blocks.parse::<u64>().unwrap() < 1024,
+            "the hole is filled in: {blocks} blocks"
+        );
         let back = directory.join(format!("back-{}", guest.name()));
         ringdown(&scene, &["cp", "-r", &there, back.to_str().unwrap()]);
         assert_same(&tree, &back);
@@ -91,7 +94,9 @@ fn sync_brings_what_differs_and_removes_what_is_too_much() {
         let here = format!("{}/", tree.display());
         let there = format!("{}:/tmp/synced/", guest.name());
         ringdown(&scene, &["sync", &here, &there]);
-        guest.shell("cd /tmp/synced && echo more >> many/1 && echo stray > stray && rm many/2").unwrap();
+        guest
+            .shell("cd /tmp/synced && echo more >> many/1 && echo stray > stray && rm many/2")
+            .unwrap();
         fs::write(tree.join("new"), "new").unwrap();
         ringdown(&scene, &["sync", "--delete", "--checksum", &here, &there]);
         let back = directory.join(format!("synced-{}", guest.name()));
@@ -108,11 +113,21 @@ fn a_disk_that_is_too_small_is_told_before_the_first_byte() {
     let here = directory.join("large");
     fs::write(&here, Pattern::new(5).take(8 * 1024 * 1024)).unwrap();
     for guest in &scene.guests {
-        guest.shell("mkdir -p /mnt/small && mount -t tmpfs -o size=4m tmpfs /mnt/small").unwrap();
+        guest
+            .shell("mkdir -p /mnt/small && mount -t tmpfs -o size=4m tmpfs /mnt/small")
+            .unwrap();
         let there = format!("{}:/mnt/small/", guest.name());
         let words = refused(&scene, &["cp", here.to_str().unwrap(), &there]);
-        assert!(words.contains("large") || words.contains("space"), "{words}");
-        assert_eq!(guest.shell("ls -A /mnt/small; df /mnt/small | tail -1 | awk '{ print $3 }'").unwrap(), "0");
+        assert!(
+            words.contains("large") || words.contains("space"),
+            "{words}"
+        );
+        assert_eq!(
+            guest
+                .shell("ls -A /mnt/small; df /mnt/small | tail -1 | awk '{ print $3 }'")
+                .unwrap(),
+            "0"
+        );
         guest.shell("umount /mnt/small").unwrap();
     }
 }
@@ -121,9 +136,23 @@ fn a_disk_that_is_too_small_is_told_before_the_first_byte() {
 fn what_is_not_there_or_may_not_be_written_is_told() {
     let scene = scene();
     for guest in &scene.guests {
-        let words = refused(&scene, &["cp", &format!("{}:/no/such/file", guest.name()), "/tmp/never"]);
+        let words = refused(
+            &scene,
+            &[
+                "cp",
+                &format!("{}:/no/such/file", guest.name()),
+                "/tmp/never",
+            ],
+        );
         assert!(words.contains("/no/such/file"), "{words}");
-        let words = refused(&scene, &["cp", "/etc/hostname", &format!("{}:/no/such/directory/file", guest.name())]);
+        let words = refused(
+            &scene,
+            &[
+                "cp",
+                "/etc/hostname",
+                &format!("{}:/no/such/directory/file", guest.name()),
+            ],
+        );
         assert!(words.contains("/no/such/directory"), "{words}");
     }
     let words = refused(&scene, &["cp", "/etc/hostname", "nobody:/tmp/"]);
@@ -137,7 +166,11 @@ fn make_tree(root: &Path) {
         fs::create_dir(root.join(directory)).unwrap();
     }
     for number in 0..300 {
-        fs::write(root.join(format!("many/{number}")), Pattern::new(number).take(number as usize * 37)).unwrap();
+        fs::write(
+            root.join(format!("many/{number}")),
+            Pattern::new(number).take(number as usize * 37),
+        )
+        .unwrap();
     }
     fs::write(root.join("deep/er/still/ -rf *\n\"'$(x)"), "odd").unwrap();
     fs::write(root.join("run"), "#!/bin/sh\n").unwrap();
@@ -153,18 +186,32 @@ fn make_tree(root: &Path) {
 
 /// The same names, kinds, modes, times and contents.
 fn assert_same(left: &Path, right: &Path) {
-    let (a, b) = (fs::symlink_metadata(left).unwrap(), fs::symlink_metadata(right).unwrap());
+    let (a, b) = (
+        fs::symlink_metadata(left).unwrap(),
+        fs::symlink_metadata(right).unwrap(),
+    );
     let shown = right.display();
     assert_eq!(a.file_type(), b.file_type(), "{shown}");
     if a.is_symlink() {
-        assert_eq!(fs::read_link(left).unwrap(), fs::read_link(right).unwrap(), "{shown}");
+        assert_eq!(
+            fs::read_link(left).unwrap(),
+            fs::read_link(right).unwrap(),
+            "{shown}"
+        );
         return;
     }
     assert_eq!(a.mode(), b.mode(), "{shown}");
-    assert_eq!((a.mtime(), a.mtime_nsec()), (b.mtime(), b.mtime_nsec()), "{shown}");
+    assert_eq!(
+        (a.mtime(), a.mtime_nsec()),
+        (b.mtime(), b.mtime_nsec()),
+        "{shown}"
+    );
     if a.is_file() {
         assert_eq!(a.len(), b.len(), "{shown}");
-        assert!(fs::read(left).unwrap() == fs::read(right).unwrap(), "{shown}");
+        assert!(
+            fs::read(left).unwrap() == fs::read(right).unwrap(),
+            "{shown}"
+        );
         return;
     }
     assert_eq!(names(left), names(right), "{shown}");

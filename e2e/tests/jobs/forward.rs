@@ -6,9 +6,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
 use e2e::pattern::Pattern;
+use e2e::terminal::{read_until, terminal};
 use e2e::{host, spawn};
 
-use super::{Background, eventually, scene};
+use super::{Background, eventually, scene, scene_alone};
 
 /// How much passes each way, in bytes.
 const CARRIED_BYTES: u64 = 3_000_000;
@@ -19,20 +20,34 @@ fn ports_and_sockets_of_the_host_lead_into_the_guest() {
     for guest in &scene.guests {
         // One connection after the other, each answered with its own bytes.
         let server = guest.start("exec nc -lk -p 8000 -e cat").unwrap();
-        guest.wait_until("netstat -ltn | grep -q :8000", super::PATIENCE).unwrap();
+        guest
+            .wait_until("netstat -ltn | grep -q :8000", super::PATIENCE)
+            .unwrap();
         let socket = spawn::scratch_directory().unwrap().join("there");
         let port = free_port();
         let _forward = Background::start(
             &scene.daemon,
-            &["forward", guest.name(), &format!("{port}:8000"), "-L", &format!("{}:127.0.0.1:8000", socket.display())],
+            &[
+                "forward",
+                guest.name(),
+                &format!("{port}:8000"),
+                "-L",
+                &format!("{}:127.0.0.1:8000", socket.display()),
+            ],
         );
-        eventually("the forward listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        eventually("the forward listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let writer = stream.try_clone().unwrap();
-        echoed(stream, writer, |writer| writer.shutdown(Shutdown::Write).unwrap());
+        echoed(stream, writer, |writer| {
+            writer.shutdown(Shutdown::Write).unwrap()
+        });
         let stream = UnixStream::connect(&socket).unwrap();
         let writer = stream.try_clone().unwrap();
-        echoed(stream, writer, |writer| writer.shutdown(Shutdown::Write).unwrap());
+        echoed(stream, writer, |writer| {
+            writer.shutdown(Shutdown::Write).unwrap()
+        });
         server.kill();
     }
 }
@@ -47,10 +62,24 @@ fn ports_of_the_guest_lead_to_the_host() {
         let port = tcp.local_addr().unwrap().port();
         let _forward = Background::start(
             &scene.daemon,
-            &["forward", guest.name(), "-R", &format!("9000:127.0.0.1:{port}"), "-R", &format!("9001:{}", path.display())],
+            &[
+                "forward",
+                guest.name(),
+                "-R",
+                &format!("9000:127.0.0.1:{port}"),
+                "-R",
+                &format!("9001:{}", path.display()),
+            ],
         );
-        guest.wait_until("netstat -ltn | grep -q :9000 && netstat -ltn | grep -q :9001", super::PATIENCE).unwrap();
-        let client = guest.start("echo from the guest | nc 127.0.0.1 9000").unwrap();
+        guest
+            .wait_until(
+                "netstat -ltn | grep -q :9000 && netstat -ltn | grep -q :9001",
+                super::PATIENCE,
+            )
+            .unwrap();
+        let client = guest
+            .start("echo from the guest | nc 127.0.0.1 9000")
+            .unwrap();
         let (mut stream, _) = tcp.accept().unwrap();
         stream.write_all(b"from the host").unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
@@ -59,11 +88,20 @@ fn ports_of_the_guest_lead_to_the_host() {
         assert_eq!(received, "from the guest\n");
         assert_eq!(client.wait().unwrap().text(), "from the host");
 
-        guest.write_file("/tmp/forwarded", Pattern::new(0).take(CARRIED_BYTES as usize), 0o600).unwrap();
+        guest
+            .write_file(
+                "/tmp/forwarded",
+                Pattern::new(0).take(CARRIED_BYTES as usize),
+                0o600,
+            )
+            .unwrap();
         let client = guest.start("nc 127.0.0.1 9001 < /tmp/forwarded").unwrap();
         let (mut stream, _) = listener.accept().unwrap();
         host::bound(&stream).unwrap();
-        assert_eq!(host::drain(&mut stream, &mut Pattern::new(0)).unwrap(), CARRIED_BYTES);
+        assert_eq!(
+            host::drain(&mut stream, &mut Pattern::new(0)).unwrap(),
+            CARRIED_BYTES
+        );
         drop(stream);
         assert_eq!(client.wait().unwrap().code, 0);
     }
@@ -71,17 +109,26 @@ fn ports_of_the_guest_lead_to_the_host() {
 
 #[test]
 fn forwarding_goes_on_after_the_agent_was_killed() {
-    let scene = scene();
+    let scene = scene_alone();
     for guest in &scene.guests {
         let server = guest.start("exec nc -lk -p 8100 -e cat").unwrap();
-        guest.wait_until("netstat -ltn | grep -q :8100", super::PATIENCE).unwrap();
+        guest
+            .wait_until("netstat -ltn | grep -q :8100", super::PATIENCE)
+            .unwrap();
         let port = free_port();
-        let _forward = Background::start(&scene.daemon, &["forward", guest.name(), &format!("{port}:8100")]);
+        let _forward = Background::start(
+            &scene.daemon,
+            &["forward", guest.name(), &format!("{port}:8100")],
+        );
         let answers = || {
-            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+                return false;
+            };
             let mut answer = [0; 5];
             stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
-            stream.write_all(b"hello").is_ok() && stream.read_exact(&mut answer).is_ok() && &answer == b"hello"
+            stream.write_all(b"hello").is_ok()
+                && stream.read_exact(&mut answer).is_ok()
+                && &answer == b"hello"
         };
         eventually("it forwards", answers);
         guest.shell("killall -9 ringdown-agent").unwrap();
@@ -94,7 +141,7 @@ fn forwarding_goes_on_after_the_agent_was_killed() {
 fn a_shell_has_a_terminal_of_its_own() {
     let scene = scene();
     for guest in &scene.guests {
-        let (mut screen, terminal) = super::terminal();
+        let (mut screen, terminal) = terminal().unwrap();
         let mut child = scene
             .daemon
             .command(&["shell", guest.name()])
@@ -106,7 +153,7 @@ fn a_shell_has_a_terminal_of_its_own() {
             .unwrap();
         let mut shown = String::new();
         screen.write_all(b"echo $((6 * 7)) $0; tty\n").unwrap();
-        super::read_until(&mut screen, &mut shown, "/dev/pts/");
+        read_until(&mut screen, &mut shown, "/dev/pts/").unwrap();
         assert!(shown.contains("42 -"), "{shown}");
         screen.write_all(b"exit 5\n").unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(5));
@@ -125,6 +172,9 @@ fn echoed<S: Read + Write + Send + 'static>(mut reader: S, mut writer: S, half_c
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
-
