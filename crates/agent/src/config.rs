@@ -19,7 +19,7 @@ const MAX_LEN: u64 = 64 * 1024;
 /// What can be switched off: the keys of `[methods]`, and the capability in the agent's hello that each stands for.
 const METHODS: [(&str, &str); 11] = [
     ("exec", wire::agent::CAPABILITY_EXEC),
-    ("cp", "transfer"),
+    ("cp", wire::agent::CAPABILITY_TRANSFER),
     ("forward", wire::agent::CAPABILITY_FORWARD),
     ("logs", wire::agent::job::CAPABILITY_LOGS),
     ("stats", wire::agent::job::CAPABILITY_STATS),

@@ -74,7 +74,7 @@ pub const CAPABILITY_BENCH: &str = "bench";
 /// The capability of carrying connections ([`forward`]).
 pub const CAPABILITY_FORWARD: &str = "forward";
 /// The capability of receiving and sending files ([`transfer`]).
-pub const CAPABILITY_TRANSFER: &str = "cp";
+pub const CAPABILITY_TRANSFER: &str = "transfer";
 
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -178,19 +179,20 @@ pub(super) async fn pass(device: &Device, taker: &Taker, kept: &mut Kept, counts
             }
         }
     };
+    // What has been taken from the taker and not yet given, which is lost when the VMM goes at that moment.
+    let in_hand = AtomicUsize::new(0);
     let to_guest = async {
         while let Some(bytes) = taker.read().await {
             let mut given = 0;
+            in_hand.store(bytes.len(), Ordering::Relaxed);
             while given < bytes.len() {
                 match device.write(&bytes[given..]).await {
                     Ok(count) => {
                         given += count;
+                        in_hand.store(bytes.len() - given, Ordering::Relaxed);
                         counts.bytes_to_guest.add(count);
                     }
-                    Err(_) => {
-                        counts.lost_to_guest.add(bytes.len() - given);
-                        return End::Device;
-                    }
+                    Err(_) => return End::Device,
                 }
             }
         }
@@ -209,7 +211,8 @@ pub(super) async fn pass(device: &Device, taker: &Taker, kept: &mut Kept, counts
         end = patience => end,
     };
     if end == End::Device {
-        counts.lost_to_guest.add(taker.drain());
+        let in_hand = in_hand.load(Ordering::Relaxed);
+        counts.lost_to_guest.add(in_hand + taker.drain());
         counts.lost_from_guest.add(device.drain());
     }
     end

@@ -36,6 +36,7 @@ fn programs_and_guests_meet_in_both_modes_and_lose_nothing_when_the_vmm_reconnec
         let near_too = guest.dial(9000).unwrap();
         let (far_too, _) = listener.accept().unwrap();
         let len = 6_000_000;
+        guest.cut();
         std::thread::scope(|scope| {
             scope.spawn(|| converse(near_too, patient(far_too), len, |_| ()));
             converse(near, far, len, |is_over| {
@@ -47,7 +48,7 @@ fn programs_and_guests_meet_in_both_modes_and_lose_nothing_when_the_vmm_reconnec
         });
         let vm = house.wait_for("old", "no circuits", |vm| vm["circuits"] == 0);
         let count = |name: &str| vm["counters"][name].as_u64().unwrap();
-        assert!(count("serial_connections") > 2, "{vm:#}");
+        assert!(count("serial_connections") > 1, "{vm:#}");
         assert_eq!(count("serial_sessions"), 1, "{vm:#}");
         assert_eq!(count("bytes_from_guest"), 2 * len as u64);
         assert_eq!(count("bytes_to_guest"), 2 * len as u64);
