@@ -94,8 +94,9 @@ impl<L> Deref for Held<L> {
 
 fn guest(name: &str, kernel: Kernel) -> GuestSpec {
     GuestSpec::new(name, kernel)
+        .with_tools()
         .layer("jobs")
-        .memory_mib(384)
+        .memory_mib(448)
         .qemu(&["-rtc", "base=2020-01-01"])
 }
 

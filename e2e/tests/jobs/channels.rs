@@ -133,7 +133,7 @@ fn a_guest_without_vsock_is_told_who_it_is_and_calls_services() {
     let attic = scene.guest("attic");
     let told = attic.shell("ringdown-agent service greeting").unwrap();
     assert!(told.contains("700"), "{told}");
-    let line = "(echo CONNECT 700; sleep 1) | nc local:/run/ringdown/host.sock";
+    let line = "(echo CONNECT 700; sleep 1) | socat -t 10 - UNIX-CONNECT:/run/ringdown/host.sock";
     let answer = attic.shell(line).unwrap();
     assert!(
         answer.starts_with("OK") && answer.ends_with("hello attic"),

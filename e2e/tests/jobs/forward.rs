@@ -19,7 +19,7 @@ fn ports_and_sockets_of_the_host_lead_into_the_guest() {
     let scene = scene();
     for guest in &scene.guests {
         // One connection after the other, each answered with its own bytes.
-        let server = guest.start("exec nc -lk -p 8000 -e cat").unwrap();
+        let server = guest.start("exec socat TCP-LISTEN:8000,fork,reuseaddr EXEC:cat").unwrap();
         guest
             .wait_until("netstat -ltn | grep -q :8000", super::PATIENCE)
             .unwrap();
@@ -78,7 +78,7 @@ fn ports_of_the_guest_lead_to_the_host() {
             )
             .unwrap();
         let client = guest
-            .start("echo from the guest | nc 127.0.0.1 9000")
+            .start("echo from the guest | socat -t 60 - TCP:127.0.0.1:9000")
             .unwrap();
         let (mut stream, _) = tcp.accept().unwrap();
         stream.write_all(b"from the host").unwrap();
@@ -95,7 +95,7 @@ fn ports_of_the_guest_lead_to_the_host() {
                 0o600,
             )
             .unwrap();
-        let client = guest.start("nc 127.0.0.1 9001 < /tmp/forwarded").unwrap();
+        let client = guest.start("socat -u OPEN:/tmp/forwarded TCP:127.0.0.1:9001").unwrap();
         let (mut stream, _) = listener.accept().unwrap();
         host::bound(&stream).unwrap();
         assert_eq!(
@@ -111,7 +111,7 @@ fn ports_of_the_guest_lead_to_the_host() {
 fn forwarding_goes_on_after_the_agent_was_killed() {
     let scene = scene_alone();
     for guest in &scene.guests {
-        let server = guest.start("exec nc -lk -p 8100 -e cat").unwrap();
+        let server = guest.start("exec socat TCP-LISTEN:8100,fork,reuseaddr EXEC:cat").unwrap();
         guest
             .wait_until("netstat -ltn | grep -q :8100", super::PATIENCE)
             .unwrap();
@@ -154,7 +154,7 @@ fn a_shell_has_a_terminal_of_its_own() {
         let mut shown = String::new();
         screen.write_all(b"echo $((6 * 7)) $0; tty\n").unwrap();
         read_until(&mut screen, &mut shown, "/dev/pts/").unwrap();
-        assert!(shown.contains("42 -"), "{shown}");
+        assert!(shown.contains("\n42 "), "{shown}");
         screen.write_all(b"exit 5\n").unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(5));
     }

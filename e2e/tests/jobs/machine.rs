@@ -109,7 +109,7 @@ fn file_systems_freeze_and_thaw() {
     let scene = scene();
     for guest in &scene.guests {
         let name = guest.name();
-        let line = "modprobe loop; truncate -s 8m /tmp/disk; mke2fs -F /tmp/disk > /dev/null 2>&1; mkdir -p /mnt/disk && \
+        let line = "modprobe loop; head -c 8388608 /dev/zero > /tmp/disk; mke2fs -F /tmp/disk > /dev/null 2>&1; mkdir -p /mnt/disk && \
                     mount -t ext4 -o loop /tmp/disk /mnt/disk";
         guest.shell(line).unwrap();
         let said = ringdown(&scene, &["freeze", name]);
