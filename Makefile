@@ -91,8 +91,9 @@ interleavings:
 	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
 		$(CARGO) test --quiet --release --package ringdown-memory --lib interleavings
 
-sim: setup ## simulate the switch for ten minutes (SIM_SECONDS=60 for one); a failing seed is printed
+sim: setup ## simulate the switch, and the serial link, for ten minutes each (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture
+	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-serial --lib every_schedule -- --nocapture
 
 soak: build ## 500 calls a second for an hour (SOAK_SECONDS=600 for ten minutes), the policy changing: nothing may leak or be dropped
 	@echo '[soak] the guests in user space, optimised'

@@ -17,6 +17,7 @@
 //! | --- | --- | --- |
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
 //! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
+//! | [`serial::decoder`], [`serial::link`] | a guest's agent, the line itself | the frames of the serial link, and the link |
 //! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
@@ -34,6 +35,7 @@ mod house;
 pub mod proxy;
 pub mod ring;
 pub mod segments;
+pub mod serial;
 pub mod switch;
 pub mod vhost;
 mod vmm;

@@ -48,8 +48,10 @@ const KERNEL_UEVENTS: u32 = 1;
 #[derive(Debug)]
 pub struct Generation {
     current: Mutex<String>,
-    /// The connection by which the host knows this guest: it was told the old one.
-    uplink: Mutex<Option<OwnedFd>>,
+    /// The connections by which hosts know this guest, with a number each: they were told the old one.
+    uplinks: Mutex<Vec<(u64, OwnedFd)>>,
+    /// Counts the connections.
+    told: AtomicU64,
     /// The boot identifier of the host, as it said last.
     host: Mutex<String>,
     /// Counts how often the agent itself has set the clock, which is no sign of anything.
@@ -61,7 +63,8 @@ impl Default for Generation {
     fn default() -> Generation {
         Generation {
             current: Mutex::new(random_identifier()),
-            uplink: Mutex::default(),
+            uplinks: Mutex::default(),
+            told: AtomicU64::new(0),
             host: Mutex::default(),
             steps: AtomicU64::new(0),
         }
@@ -78,15 +81,21 @@ impl Generation {
     pub fn renew(&self, why: &str) {
         *lock(&self.current) = random_identifier();
         say!("this guest seems to have been resumed ({why}): it has a new generation");
-        if let Some(uplink) = lock(&self.uplink).take() {
+        for (_, uplink) in lock(&self.uplinks).iter() {
             // The agent dials again when it sees the end, and says the new generation then.
-            let _ = rustix::net::shutdown(&uplink, rustix::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(uplink, rustix::net::Shutdown::Both);
         }
     }
 
-    /// The host was told the current generation on this connection: hang up when it changes.
-    pub(crate) fn was_told(&self, uplink: &OwnedFd) {
-        *lock(&self.uplink) = uplink.try_clone().ok();
+    /// The host is told the current generation on this connection: hang up when it changes, for as long as what this gives lives. There
+    /// is one for each way to the host.
+    pub(crate) fn tell_on(&self, uplink: &OwnedFd) -> io::Result<Told<'_>> {
+        let number = self.told.fetch_add(1, Ordering::Relaxed);
+        lock(&self.uplinks).push((number, uplink.try_clone()?));
+        Ok(Told {
+            generation: self,
+            number,
+        })
     }
 
     /// The host said this boot identifier.
@@ -137,6 +146,20 @@ impl Generation {
             steps = steps_now;
             clocks = now.or_rtc_of(clocks);
         }
+    }
+}
+
+/// A connection on which the host was told the generation.
+#[derive(Debug)]
+pub(crate) struct Told<'a> {
+    generation: &'a Generation,
+    number: u64,
+}
+
+impl Drop for Told<'_> {
+    /// The copy of the descriptor goes, so that the connection can end.
+    fn drop(&mut self) {
+        lock(&self.generation.uplinks).retain(|(number, _)| *number != self.number);
     }
 }
 
@@ -266,12 +289,17 @@ mod tests {
         let first = generation.current();
         assert_eq!(first.len(), 32);
         let (uplink, mut host) = std::os::unix::net::UnixStream::pair().unwrap();
-        generation.was_told(&uplink.into());
+        let uplink = OwnedFd::from(uplink);
+        let told = generation.tell_on(&uplink).unwrap();
         generation.renew("a test");
         assert_ne!(generation.current(), first);
         let read = std::io::Read::read(&mut host, &mut [0]);
         assert_eq!(read.unwrap(), 0, "the host is called again");
-        generation.renew("another");
+        drop(told);
+        assert!(
+            lock(&generation.uplinks).is_empty(),
+            "the connection can end"
+        );
     }
 
     #[test]

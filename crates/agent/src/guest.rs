@@ -23,14 +23,18 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const MAX_PASSWD_LEN: u64 = 1024 * 1024;
 
 /// All that the agent can do.
-const CAPABILITIES: [&str; 7] = [
+const CAPABILITIES: [&str; 11] = [
     CAPABILITY_EXEC,
     CAPABILITY_BENCH,
     CAPABILITY_FORWARD,
     CAPABILITY_TRANSFER,
     job::CAPABILITY_STATS,
     job::CAPABILITY_LOGS,
+    job::CAPABILITY_POWER,
+    job::CAPABILITY_FREEZE,
     job::CAPABILITY_TIME,
+    job::CAPABILITY_CLIPBOARD,
+    job::CAPABILITY_LOCK,
 ];
 
 /// Where programs are looked for.
@@ -66,6 +70,30 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> 
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;
     Ok(text)
+}
+
+/// A word of the table of mounts, in which space, tab, newline and backslash are written as octal numbers.
+pub(crate) fn unescape(word: &str) -> String {
+    let mut text = String::new();
+    let mut rest = word;
+    while let Some((before, behind)) = rest.split_once('\\') {
+        text.push_str(before);
+        let code = behind
+            .get(..3)
+            .and_then(|code| u8::from_str_radix(code, 8).ok());
+        rest = match code {
+            Some(code) => {
+                text.push(char::from(code));
+                &behind[3..]
+            }
+            None => {
+                text.push('\\');
+                behind
+            }
+        };
+    }
+    text.push_str(rest);
+    text
 }
 
 /// A line of `/etc/passwd`.

@@ -1,7 +1,10 @@
 //! The everyday jobs: what the host asked for with one frame, answered as [`wire::agent::job`] says.
 
+mod clipboard;
+mod freeze;
 mod journal;
 mod logs;
+mod power;
 mod stats;
 mod tail;
 mod time;
@@ -32,7 +35,12 @@ pub(crate) fn run(
         Ask::Stats { interval_ms, count } => stats::run(&mut host, interval_ms, count),
         Ask::Logs(request) => logs::run(&mut host, options, request),
         Ask::Time { step_ns } => time::run(&mut host, options, step_ns),
-        _ => Err(unavailable("not yet")),
+        Ask::Power { action, force } => power::run(&mut host, options, action, force),
+        Ask::Freeze { timeout_ms } => freeze::freeze(&mut host, options, timeout_ms),
+        Ask::Thaw => freeze::thaw(&mut host, options),
+        Ask::ClipboardGet => clipboard::get(&mut host, options),
+        Ask::ClipboardSet { len } => clipboard::set(&mut host, options, len),
+        Ask::Lock => clipboard::lock(&mut host, options),
     }
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use agent::config::Config;
 use agent::directory;
 use agent::forward::Forward;
+use agent::freezer;
 use agent::launch;
 use agent::server::Server;
 use agent::transport::Endpoint;
@@ -51,6 +52,9 @@ fn main() -> ExitCode {
     let first = arguments.next();
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
+    }
+    if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
+        return freezer::guard(arguments);
     }
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use wire::agent::{ErrorKind, ErrorReport};
 
 use crate::config::Config;
+use crate::freezer::Freezer;
 use crate::log::say;
 use crate::serial::SerialHost;
 use crate::session::{Options, serve_in_place, tell};
@@ -63,6 +64,7 @@ impl Server {
     /// # Errors
     /// It cannot listen and waiting would not help.
     pub fn run(&self) -> io::Result<Infallible> {
+        Freezer::new(&self.service.options).recover();
         let options = Arc::clone(&self.service.options);
         spawn("generation", move || options.generation.watch())?;
         let (failed, failures) = std::sync::mpsc::channel();

@@ -55,7 +55,7 @@ pub fn announce(socket: &OwnedFd, options: &Options) -> io::Result<io::Error> {
     let begun = Instant::now();
     let deadline = begun + HANDSHAKE_TIMEOUT;
     let hello = &options.hello_now();
-    options.generation.was_told(socket);
+    let _told = options.generation.tell_on(socket)?;
     greet(socket, hello, deadline)?;
     let mut decoder = Decoder::new();
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);

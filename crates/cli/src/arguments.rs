@@ -12,7 +12,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use daemon::config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
 
-pub use jobs::{LogsArguments, StatsArguments, TimeArguments};
+pub use jobs::{
+    ClipboardCommand, Freeze, Lock, LogsArguments, Reboot, Shutdown, StatsArguments, Suspend, Thaw,
+    TimeArguments,
+};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -58,8 +61,27 @@ pub enum Command {
     Stats(StatsArguments),
     /// Show a guest's journal, or files of it, and follow them through whatever happens
     Logs(LogsArguments),
+    /// Show what a guest's installer says, while it installs and afterwards
+    InstallLog(InstallLogArguments),
     /// Show how far a guest's clock is from this host's, and set it
     Time(TimeArguments),
+    /// Shut guests down, and wait until they are
+    Shutdown(Shutdown),
+    /// Have a guest start again, and wait until it has
+    Reboot(Reboot),
+    /// Put a guest to sleep
+    Suspend(Suspend),
+    /// Hold all writes to a guest's disks, so that they can be copied
+    Freeze(Freeze),
+    /// Let a guest write to its disks again
+    Thaw(Thaw),
+    /// Read and set the clipboard of a guest's desktop
+    #[command(subcommand)]
+    Clipboard(ClipboardCommand),
+    /// Lock the screen of a guest's desktop
+    Lock(Lock),
+    /// Print figures of all lines and guests in the form that Prometheus reads
+    Metrics,
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant
@@ -241,6 +263,26 @@ pub struct PolicyCheck {
 pub enum AuditCommand {
     /// Have the daemon open the file anew, after it was moved away; for logrotate
     Rotate,
+}
+
+/// The options of `install-log`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The VM needs a channel with install-log = true in the daemon's configuration, and its QEMU the port that `ringdown args` prints for it. Anaconda,
+the installer of Fedora and its kin, writes its log there by itself.
+
+On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
+
+Exit codes: 0 shown, or nobody reads it any more; 1 it could not be shown; 2 the words were wrong.")]
+pub struct InstallLogArguments {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Go on with what comes later, until it is interrupted
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Keep control characters, even on a terminal
+    #[arg(long)]
+    pub raw: bool,
 }
 
 /// The options of `args`.

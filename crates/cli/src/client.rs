@@ -26,6 +26,9 @@ use crate::failure::Failure;
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long figures of all guests may take.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long a reload or a check of many rules may take.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -127,6 +130,26 @@ impl Client {
     /// A name that no VM can have, or [`ClientError`].
     pub fn show(&self, name: &str) -> Result<VmStatus, Failure> {
         Ok(self.ask(Method::GET, &resource(name)?, Vec::new(), ANSWER_TIMEOUT)?)
+    }
+
+    /// One VM, if it is there.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`].
+    pub fn find(&self, name: &str) -> Result<Option<VmStatus>, Failure> {
+        match self.ask(Method::GET, &resource(name)?, Vec::new(), ANSWER_TIMEOUT) {
+            Err(ClientError::Problem(problem)) if problem.kind == Kind::UnknownVm.uri() => Ok(None),
+            result => Ok(Some(result?)),
+        }
+    }
+
+    /// Figures in the form that Prometheus reads.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        let answer = self.exchange(Method::GET, "/v1/metrics", Vec::new(), METRICS_TIMEOUT)?;
+        String::from_utf8(answer.into()).map_err(|error| self.broken(error))
     }
 
     /// One VM, once its agent is there. Waits for `timeout` at most.

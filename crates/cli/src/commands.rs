@@ -3,12 +3,16 @@
 mod agent;
 mod args;
 pub(crate) mod bench;
+mod clipboard;
 mod copy;
 mod exec;
 mod forward;
+mod freeze;
+mod install_log;
 mod logs;
 mod manual;
 mod policy;
+mod power;
 mod reload;
 mod serve;
 mod shell;
@@ -41,7 +45,16 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Stats(options) => stats::run(&client, &options)?,
         Command::Logs(options) => logs::run(&client, options)?,
+        Command::InstallLog(options) => install_log::run(&client, &options)?,
         Command::Time(options) => time::run(&client, &options)?,
+        Command::Shutdown(options) => power::shutdown(&client, &options)?,
+        Command::Reboot(options) => power::reboot(&client, &options)?,
+        Command::Suspend(options) => power::suspend(&client, &options)?,
+        Command::Freeze(options) => freeze::freeze(&client, &options)?,
+        Command::Thaw(options) => freeze::thaw(&client, &options)?,
+        Command::Clipboard(command) => clipboard::run(&client, &command)?,
+        Command::Lock(options) => clipboard::lock(&client, &options)?,
+        Command::Metrics => print(&client.metrics()?)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::Manual(options) => manual::run(&options)?,

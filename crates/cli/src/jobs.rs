@@ -1,7 +1,10 @@
 //! The everyday jobs, as the host asks a guest's agent for them ([`wire::agent::job`]). Each takes the VM's host socket and where to
 //! write; finding the VM and waiting for it is the commands' business.
 
+pub mod clipboard;
+pub mod freeze;
 pub mod logs;
+pub mod power;
 pub mod stats;
 pub mod time;
 
@@ -34,9 +37,9 @@ impl Job {
         let bytes = Frame::Ask(ask).to_bytes(OPERATION_CHANNEL)?;
         let written = self.connection.stream.write_all(&bytes);
         // If the agent refused at once, what it said is still there to be read.
-        written.or_else(|error| match self.connection.next_frame() {
-            Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
-            _ => Err(GuestError::Broken(error.to_string())),
+        written.map_err(|error| match self.connection.next_frame() {
+            Err(GuestError::Agent(report)) => GuestError::Agent(report),
+            _ => GuestError::Broken(error.to_string()),
         })
     }
 

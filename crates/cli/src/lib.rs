@@ -14,6 +14,7 @@ pub mod exec;
 mod failure;
 pub mod forward;
 pub mod guest;
+mod install_log;
 pub mod jobs;
 mod libvirt;
 mod qemu;

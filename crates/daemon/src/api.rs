@@ -11,6 +11,7 @@
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
+//! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
 //!
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well.

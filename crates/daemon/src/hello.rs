@@ -1,6 +1,7 @@
 //! The two hellos on the connection that a guest's agent opens to say that it is ready.
 
 use std::io;
+use std::time::SystemTime;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use wire::agent::{
@@ -48,7 +49,7 @@ pub async fn greet<S>(stream: &mut S) -> Result<AgentInfo, HelloError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let ours = Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")));
+    let ours = hello();
     let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
     stream.write_all(&bytes).await?;
     let theirs = read_hello(stream).await?;
@@ -62,12 +63,25 @@ where
         software: harmless(&theirs.software),
         hostname: harmless(&theirs.hostname),
         boot_id: harmless(&theirs.boot_id),
+        generation: harmless(&theirs.generation),
         capabilities: theirs
             .capabilities
             .iter()
             .map(|name| harmless(name))
             .collect(),
     })
+}
+
+/// What the host says of itself: by its boot identifier a guest notices that it was moved, and it may set its clock by the time.
+fn hello() -> Hello {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let nanoseconds = since_1970.map_or(0, |time| time.as_nanos());
+    Hello {
+        boot_id: boot_id.trim().to_owned(),
+        unix_ns: u64::try_from(nanoseconds).unwrap_or(0),
+        ..Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")))
+    }
 }
 
 async fn read_hello<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Hello, HelloError> {
@@ -139,7 +153,7 @@ mod tests {
         })
     }
 
-    fn hello() -> Hello {
+    fn agents_hello() -> Hello {
         Hello {
             boot_id: "b00t".to_owned(),
             hostname: "web\x1b[2J\n\u{202e}".to_owned(),
@@ -150,7 +164,9 @@ mod tests {
 
     #[test]
     fn an_agent_is_understood_however_its_bytes_are_cut() {
-        let bytes = Frame::Hello(hello()).to_bytes(CONNECTION_CHANNEL).unwrap();
+        let bytes = Frame::Hello(agents_hello())
+            .to_bytes(CONNECTION_CHANNEL)
+            .unwrap();
         for pieces in [1, 2, bytes.len()] {
             let info = greet_with(bytes.clone(), pieces).unwrap();
             assert_eq!(info.software, "ringdown-agent 0.1.0");
@@ -160,13 +176,15 @@ mod tests {
 
     #[test]
     fn a_guests_words_cannot_steer_a_terminal() {
-        let bytes = Frame::Hello(hello()).to_bytes(CONNECTION_CHANNEL).unwrap();
+        let bytes = Frame::Hello(agents_hello())
+            .to_bytes(CONNECTION_CHANNEL)
+            .unwrap();
         assert_eq!(greet_with(bytes, 1).unwrap().hostname, "web?[2J??");
     }
 
     #[test]
     fn other_frames_garbage_and_silence_are_refused() {
-        let wrong_channel = Frame::Hello(hello()).to_bytes(7).unwrap();
+        let wrong_channel = Frame::Hello(agents_hello()).to_bytes(7).unwrap();
         assert!(matches!(
             greet_with(wrong_channel, 1),
             Err(HelloError::NotAHello)
@@ -178,7 +196,9 @@ mod tests {
             Err(HelloError::Decode(_))
         ));
         assert!(matches!(greet_with(Vec::new(), 1), Err(HelloError::Io(_))));
-        let mut talker = Frame::Hello(hello()).to_bytes(CONNECTION_CHANNEL).unwrap();
+        let mut talker = Frame::Hello(agents_hello())
+            .to_bytes(CONNECTION_CHANNEL)
+            .unwrap();
         talker.push(1);
         assert!(matches!(greet_with(talker, 1), Err(HelloError::NotAHello)));
     }
@@ -199,7 +219,7 @@ mod tests {
         let future = Hello {
             protocol_min: 900,
             protocol_max: 901,
-            ..hello()
+            ..agents_hello()
         };
         let bytes = Frame::Hello(future).to_bytes(CONNECTION_CHANNEL).unwrap();
         assert!(matches!(

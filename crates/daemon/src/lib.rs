@@ -14,6 +14,7 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+pub mod metrics;
 pub mod offers;
 pub mod policy;
 pub mod proxy;

@@ -85,6 +85,8 @@ pub enum Event<'a> {
     Resumed,
     /// The session is over; there are no channels any more.
     Ended(String),
+    /// Somebody at the other end speaks another version of the protocol, so that there will be no session with him. Told once.
+    OtherVersion(u16),
     /// The peer opens a channel: to be answered with [`Link::accept`] or [`Link::refuse`].
     Incoming {
         /// The channel.

@@ -45,7 +45,8 @@ pub enum PeerEvent {
     Resumed,
     /// The session is over, and all channels were reset; why, in words. [`PeerEvent::Came`] follows if there is another.
     Ended(String),
-    /// The port cannot be opened, for another reason than that nobody is there yet. Told once until it changes.
+    /// The port is of no use, for another reason than that nobody is there yet: it cannot be opened, or who is there speaks another version. Told
+    /// once until it changes.
     NoPort(String),
 }
 

@@ -12,7 +12,7 @@ use wire::agent::job::{
 };
 
 use super::Host;
-use crate::guest::read_limited;
+use crate::guest::{read_limited, unescape};
 use crate::session::Stop;
 
 /// The most that is read of a file in `/proc`, in bytes.
@@ -174,30 +174,6 @@ pub(crate) fn mounts(text: &str) -> Vec<FileSystem> {
         }
     }
     mounts
-}
-
-/// A word of the table of mounts, in which space, tab, newline and backslash are written as octal numbers.
-fn unescape(word: &str) -> String {
-    let mut text = String::new();
-    let mut rest = word;
-    while let Some((before, behind)) = rest.split_once('\\') {
-        text.push_str(before);
-        let code = behind
-            .get(..3)
-            .and_then(|code| u8::from_str_radix(code, 8).ok());
-        rest = match code {
-            Some(code) => {
-                text.push(char::from(code));
-                &behind[3..]
-            }
-            None => {
-                text.push('\\');
-                behind
-            }
-        };
-    }
-    text.push_str(rest);
-    text
 }
 
 fn with_sizes(

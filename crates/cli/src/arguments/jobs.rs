@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use crate::commands::bench::Time;
 
@@ -87,6 +87,112 @@ pub struct TimeArguments {
     /// Print the offset as JSON
     #[arg(long)]
     pub json: bool,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `shutdown`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The guest shuts down its own way: by systemd, or by the command poweroff of its init system. Its agent being gone does not count; its driver, or
+its VMM, has to let go of the line. Of a VM with --hybrid only its agent and its VMM's socket are seen.
+
+With --all, VMs whose agent is not ready are left alone, and said to be. Exit codes: 0 done, or off already; 1 not within the time, or refused,
+for the reason given; 2 the words were wrong.")]
+pub struct Shutdown {
+    /// Name of the VM, or DOMAIN/NAME
+    #[arg(required_unless_present = "all")]
+    pub name: Option<String>,
+    /// Shut down all VMs of the daemon, at the same time
+    #[arg(long, conflicts_with = "name")]
+    pub all: bool,
+    /// How long to wait for it, in seconds, 1 to 86400
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub timeout: u64,
+    /// Tell the guest's kernel to stop, after writing everything to disk, if the guest has no way of its own or takes longer than a minute
+    #[arg(long)]
+    pub force: bool,
+    /// Put to sleep instead of shutting down
+    #[arg(long, conflicts_with = "force")]
+    pub suspend: bool,
+}
+
+/// The options of `reboot`.
+#[derive(Debug, Args)]
+#[command(after_help = "Waits until the guest's agent is there again, in another boot.")]
+pub struct Reboot {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// How long to wait for it, in seconds, 1 to 86400
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub timeout: u64,
+    /// Tell the guest's kernel to start again, after writing everything to disk, if the guest has no way of its own or takes longer than a minute
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// The options of `suspend`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The guest sleeps in its memory, and its VMM has to wake it up (of QEMU: system_wakeup). Waits until the guest does not answer any more.")]
+pub struct Suspend {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// How long to wait for it, in seconds, 1 to 86400
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub timeout: u64,
+}
+
+/// The options of `freeze`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+All that was written before is on the guest's disks, and nothing is written until `ringdown thaw`, or until the time is over: the guest thaws
+by itself then, whatever has become of this host or of the agent. Programs in the guest that write wait meanwhile.")]
+pub struct Freeze {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// Thaw by itself after this time, 1s to 1h
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub timeout: Time,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `thaw`.
+#[derive(Debug, Args)]
+pub struct Thaw {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+}
+
+/// The commands about the clipboard.
+#[derive(Debug, Subcommand)]
+pub enum ClipboardCommand {
+    /// Write the text in the guest's clipboard to standard output
+    Get(ClipboardOfVm),
+    /// Put standard input into the guest's clipboard
+    Set(ClipboardOfVm),
+}
+
+/// The options of `clipboard get` and `clipboard set`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The desktop that somebody sits at is meant; the guest needs wl-clipboard, or xclip or xsel for X11. A text may have 1 MiB.")]
+pub struct ClipboardOfVm {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
+    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub wait: u64,
+}
+
+/// The options of `lock`.
+#[derive(Debug, Args)]
+pub struct Lock {
+    /// Name of the VM, or DOMAIN/NAME
+    pub name: String,
     /// How long to wait for the guest to be ready, in seconds, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub wait: u64,

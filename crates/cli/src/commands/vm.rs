@@ -188,6 +188,7 @@ mod tests {
             software: String::new(),
             hostname: "db.example".to_owned(),
             boot_id: String::new(),
+            generation: String::new(),
             capabilities: Vec::new(),
         };
         let text = table(&[

@@ -311,7 +311,7 @@ impl Printer {
 }
 
 /// Whether a character could steer a terminal or turn the order of others around.
-fn is_harmful(character: char) -> bool {
+pub(crate) fn is_harmful(character: char) -> bool {
     let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (character.is_control() && character != '\t')
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::{Body, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::header::LOCATION;
+use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,6 +23,7 @@ use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, parse_port};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
+use crate::metrics;
 
 /// The longest body of a request, in bytes.
 pub const MAX_BODY_LEN: usize = 16 * 1024;
@@ -41,6 +42,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/reload", post(reload))
         .route("/v1/policy/test", get(test_policy))
         .route("/v1/policy/check", get(check_policy))
+        .route("/v1/metrics", get(metrics))
         .route("/v1/audit/rotate", post(rotate_audit))
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
@@ -156,6 +158,11 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
     Ok(Json(report.map_err(|_| ControlError::Lost)?))
 }
 
+async fn metrics(State(control): Shared) -> Response {
+    let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
+    (media_type, metrics::collect(&control).await).into_response()
+}
+
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;
     Ok(StatusCode::NO_CONTENT)
@@ -180,7 +187,7 @@ async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/audit/rotate and \
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
          /v1/health",
         uri.path()
     );

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use wire::serial::{Refusal, RefusalKind, ResetReason};
+use wire::serial::{Refusal, RefusalKind, ResetReason, VERSION};
 
 use super::line::{Change, Line, Moved};
 use super::socket::Socket;
@@ -193,6 +193,13 @@ impl Runner {
                 }
                 Event::Ended(words) => {
                     self.end_session(words);
+                    continue;
+                }
+                Event::OtherVersion(version) => {
+                    let words = format!(
+                        "the other side speaks version {version} of the serial link, this one speaks {VERSION}: update the older one"
+                    );
+                    self.port.on_peer(PeerEvent::NoPort(words));
                     continue;
                 }
                 Event::Incoming { channel, port } => {

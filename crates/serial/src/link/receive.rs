@@ -173,10 +173,7 @@ impl Link {
         if hello.version != VERSION {
             if !self.told_of_version {
                 self.told_of_version = true;
-                self.events.push_back(Event::Ended(format!(
-                    "the other side speaks version {} of the serial link, this one speaks {VERSION}: update the older one",
-                    hello.version
-                )));
+                self.events.push_back(Event::OtherVersion(hello.version));
             }
             return;
         }

@@ -211,6 +211,7 @@ impl World {
                     self.ends[who].met = Some(self.lives[&epoch]);
                 }
                 Event::Resumed => {}
+                Event::OtherVersion(_) => panic!("there is only one version"),
                 Event::Ended(words) => {
                     let end = &mut self.ends[who];
                     let met = end.met.take().expect("there was a session");

@@ -1,0 +1,190 @@
+//! The clipboard of the guest's desktop, and locking its screens: with the desktop's own tools, as the user whose desktop it is.
+//!
+//! A static binary that runs as root has no desktop. The one that a person sits at is found by what `loginctl` says of sessions, and its
+//! environment (where its display is, and how to be let in) by that of its processes. Everything from there on is run as that user.
+
+mod desktop;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use wire::agent::job::{Answer, MAX_CLIPBOARD_LEN};
+use wire::agent::{ErrorKind, Frame, MAX_DATA_LEN, OPERATION_CHANNEL, Stream};
+
+use self::desktop::{Desktop, Display};
+use super::{Host, report, unavailable};
+use crate::session::{Options, Stop};
+use crate::stream::send_all;
+use crate::tool::{Tool, find};
+
+/// How long a tool of the desktop may take. What has the clipboard is another program, which has to give its content.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the host may take from one piece of the text to the next.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Tools and their arguments: to read and to write, on Wayland and on X11.
+const WAYLAND: [(&str, &[&str], &[&str]); 1] = [("wl-", &["paste", "--no-newline"], &["copy"])];
+const X11: [(&str, &[&str], &[&str]); 2] = [
+    (
+        "xclip",
+        &["-selection", "clipboard", "-out"],
+        &["-selection", "clipboard", "-in"],
+    ),
+    (
+        "xsel",
+        &["--clipboard", "--output"],
+        &["--clipboard", "--input"],
+    ),
+];
+
+pub(super) fn get(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
+    let desktop = Desktop::find(options).map_err(unavailable)?;
+    let (program, arguments) = tool(options, &desktop, false).map_err(unavailable)?;
+    let output = as_user(&program, &desktop)
+        .arguments(&arguments)
+        .max_output(MAX_CLIPBOARD_LEN as usize)
+        .run(Instant::now() + TOOL_TIMEOUT)
+        .map_err(|error| unavailable(format!("{}: {error}", program.display())))?;
+    if output.was_cut {
+        let message =
+            format!("the clipboard has more than {MAX_CLIPBOARD_LEN} bytes, which is the limit");
+        return Err(unavailable(message));
+    }
+    // An empty clipboard is an error to all of these tools, which say so in words of their own.
+    if !output.succeeded && output.stdout.is_empty() && !says_empty(&output.complaint) {
+        return Err(unavailable(format!(
+            "{}: {}",
+            program.display(),
+            output.complaint
+        )));
+    }
+    let len = output.stdout.len() as u32;
+    host.answer(Answer::Clipboard { len })?;
+    let mut frames = Vec::new();
+    for bytes in output.stdout.chunks(MAX_DATA_LEN) {
+        let stream = Stream::Stdout;
+        let encoded = Frame::Data { stream, bytes }.encode(OPERATION_CHANNEL, &mut frames);
+        encoded.map_err(|error| report(ErrorKind::Internal, error.to_string()))?;
+    }
+    let encoded = Frame::EndOfStream(Stream::Stdout).encode(OPERATION_CHANNEL, &mut frames);
+    encoded.map_err(|error| report(ErrorKind::Internal, error.to_string()))?;
+    send_all(host.socket, &frames, Instant::now() + PIECE_TIMEOUT).map_err(Stop::HostGone)
+}
+
+/// What `wl-paste`, `xclip` and `xsel` say when nothing is in the clipboard.
+fn says_empty(complaint: &str) -> bool {
+    complaint.is_empty()
+        || [
+            "No selection",
+            "Nothing is copied",
+            "target STRING not available",
+            "target UTF8_STRING not available",
+        ]
+        .iter()
+        .any(|words| complaint.contains(words))
+}
+
+pub(super) fn set(host: &mut Host<'_>, options: &Options, len: u32) -> Result<(), Stop> {
+    let text = receive_text(host, len as usize)?;
+    let desktop = Desktop::find(options).map_err(unavailable)?;
+    let (program, arguments) = tool(options, &desktop, true).map_err(unavailable)?;
+    // Whoever sets the clipboard has it, and gives it to whoever pastes: these tools stay for that.
+    let output = as_user(&program, &desktop)
+        .arguments(&arguments)
+        .input(&text)
+        .leaves_child()
+        .run(Instant::now() + TOOL_TIMEOUT)
+        .map_err(|error| unavailable(format!("{}: {error}", program.display())))?;
+    if !output.succeeded {
+        return Err(unavailable(format!(
+            "{}: {}",
+            program.display(),
+            output.complaint
+        )));
+    }
+    host.answer(Answer::Done)
+}
+
+fn receive_text(host: &mut Host<'_>, len: usize) -> Result<Vec<u8>, Stop> {
+    let mut text = Vec::with_capacity(len);
+    while text.len() < len {
+        match host.next_frame(Instant::now() + PIECE_TIMEOUT)? {
+            Frame::Data {
+                stream: Stream::Stdin,
+                bytes,
+            } if text.len() + bytes.len() <= len => text.extend_from_slice(bytes),
+            Frame::Data { .. } => {
+                return Err(report(
+                    ErrorKind::Protocol,
+                    "more text came than was announced",
+                ));
+            }
+            _ => {
+                return Err(report(
+                    ErrorKind::Protocol,
+                    "expected the text for the clipboard",
+                ));
+            }
+        }
+    }
+    Ok(text)
+}
+
+pub(super) fn lock(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
+    let program = find(&options.config.search_path, "loginctl").ok_or_else(|| {
+        unavailable("there is no loginctl in this guest, so its screens cannot be locked")
+    })?;
+    // Without a session there is no screen, and loginctl would say nothing.
+    let desktop = Desktop::find(options).map_err(unavailable)?;
+    let output = Tool::new(&program)
+        .arguments(["lock-session", &desktop.session])
+        .run(Instant::now() + TOOL_TIMEOUT)
+        .map_err(|error| unavailable(format!("loginctl: {error}")))?;
+    if !output.succeeded {
+        return Err(unavailable(format!(
+            "loginctl lock-session: {}",
+            output.complaint
+        )));
+    }
+    host.answer(Answer::Done)
+}
+
+fn as_user<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
+    let tool = Tool::new(program).environment(desktop.environment.clone());
+    // Without the right to become somebody else, an agent that is run by the desktop's own user needs none.
+    if rustix::process::geteuid().as_raw() == desktop.uid {
+        tool
+    } else {
+        tool.user(desktop.uid, desktop.gid)
+    }
+}
+
+/// The tool of this desktop, and its arguments.
+fn tool(
+    options: &Options,
+    desktop: &Desktop,
+    writes: bool,
+) -> Result<(PathBuf, Vec<&'static str>), String> {
+    let tools: &[(&str, &'static [&'static str], &'static [&'static str])] = match desktop.display {
+        Display::Wayland => &WAYLAND,
+        Display::X11 => &X11,
+    };
+    for (name, read, write) in tools {
+        let arguments: &'static [&'static str] = if writes { write } else { read };
+        // `wl-clipboard` has a program for each way, the others an argument.
+        let (name, arguments) = match name.strip_suffix('-') {
+            Some(_) => (format!("{name}{}", arguments[0]), &arguments[1..]),
+            None => ((*name).to_owned(), arguments),
+        };
+        if let Some(program) = find(&options.config.search_path, &name) {
+            return Ok((program, arguments.to_vec()));
+        }
+    }
+    Err(match desktop.display {
+        Display::Wayland => {
+            "there is no wl-copy and wl-paste in this guest: install wl-clipboard".to_owned()
+        }
+        Display::X11 => "there is neither xclip nor xsel in this guest: install xclip".to_owned(),
+    })
+}

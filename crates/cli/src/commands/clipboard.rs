@@ -1,0 +1,58 @@
+//! `ringdown clipboard` and `ringdown lock`.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::time::Duration;
+
+use wire::agent::job::MAX_CLIPBOARD_LEN;
+
+use crate::arguments::{ClipboardCommand, Lock};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::guest::printable;
+use crate::jobs::clipboard;
+
+/// Writes the clipboard to standard output, or sets it to what standard input has.
+///
+/// # Errors
+/// [`Failure`].
+pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
+    match command {
+        ClipboardCommand::Get(vm) => {
+            let vm = client.wait_ready(&vm.name, Duration::from_secs(vm.wait))?;
+            let text = clipboard::get(&vm.host)?;
+            let mut out = io::stdout().lock();
+            let written = if io::stdout().is_terminal() {
+                let lines = String::from_utf8_lossy(&text);
+                let lines: Vec<String> = lines.split('\n').map(printable).collect();
+                out.write_all((lines.join("\n") + "\n").as_bytes())
+            } else {
+                out.write_all(&text)
+            };
+            written.and_then(|()| out.flush()).map_err(|error| {
+                Failure::failed(format!("cannot write to standard output: {error}"))
+            })
+        }
+        ClipboardCommand::Set(vm) => {
+            let vm = client.wait_ready(&vm.name, Duration::from_secs(vm.wait))?;
+            let mut text = Vec::new();
+            let most = u64::from(MAX_CLIPBOARD_LEN) + 1;
+            let read = io::stdin().lock().take(most).read_to_end(&mut text);
+            read.map_err(|error| Failure::failed(format!("cannot read standard input: {error}")))?;
+            if text.len() as u64 == most {
+                let message =
+                    format!("the text has more than {MAX_CLIPBOARD_LEN} bytes, which is the limit");
+                return Err(Failure::failed(message));
+            }
+            Ok(clipboard::set(&vm.host, &text)?)
+        }
+    }
+}
+
+/// Locks the screen.
+///
+/// # Errors
+/// [`Failure`].
+pub fn lock(client: &Client, options: &Lock) -> Result<(), Failure> {
+    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    Ok(clipboard::lock(&vm.host)?)
+}

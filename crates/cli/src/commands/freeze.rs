@@ -1,0 +1,38 @@
+//! `ringdown freeze` and `ringdown thaw`.
+
+use std::time::Duration;
+
+use super::print;
+use crate::arguments::{Freeze, Thaw};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::jobs::freeze;
+
+/// Freezes, and prints what was frozen.
+///
+/// # Errors
+/// [`Failure`]; nothing is frozen then.
+pub fn freeze(client: &Client, options: &Freeze) -> Result<(), Failure> {
+    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let frozen = freeze::freeze(&vm.host, options.timeout.0)?;
+    print(&format!(
+        "{}: frozen for {:?} at most: {}\n",
+        vm.full_name(),
+        options.timeout.0,
+        frozen.join(" ")
+    ))
+}
+
+/// Thaws, and prints what was thawed.
+///
+/// # Errors
+/// [`Failure`].
+pub fn thaw(client: &Client, options: &Thaw) -> Result<(), Failure> {
+    let vm = client.show(&options.name)?;
+    let thawed = freeze::thaw(&vm.host)?;
+    print(&format!(
+        "{}: thawed: {}\n",
+        vm.full_name(),
+        thawed.join(" ")
+    ))
+}

@@ -1,0 +1,231 @@
+//! `ringdown shutdown`, `reboot` and `suspend`: asks the guest, and waits until the VM's line says that it was done.
+//!
+//! That its agent is gone does not mean that a guest is off: an agent ends early in a shutdown, databases late. What counts is that the
+//! guest's driver has let go of the line, or its VMM has. Of a VM whose VMM has a vsock device of its own only the agent can be seen, and
+//! whether the VMM's socket is served.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use daemon::api::types::{VmState, VmStatus};
+use wire::agent::job::Power;
+
+use super::print;
+use crate::arguments::{Reboot, Shutdown, Suspend};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::jobs::power::{Underway, ask, is_awake};
+
+/// How often the line is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How long an agent may be silent until its guest is taken to be asleep, each of two times.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// For how long the agent of a VM has to be away until it counts as off, if nothing else can be seen of it.
+const AWAY: Duration = Duration::from_secs(10);
+
+/// How many guests are waited for at once.
+const MAX_THREADS: usize = 64;
+
+/// `ringdown shutdown`.
+///
+/// # Errors
+/// [`Failure`] when a guest did not do it.
+pub fn shutdown(client: &Client, options: &Shutdown) -> Result<(), Failure> {
+    let order = Order {
+        action: if options.suspend {
+            Power::Suspend
+        } else {
+            Power::Shutdown
+        },
+        force: options.force,
+        timeout: Duration::from_secs(options.timeout),
+    };
+    match &options.name {
+        Some(name) => order.give(client, name),
+        None => all(client, &order),
+    }
+}
+
+/// `ringdown reboot`.
+///
+/// # Errors
+/// [`Failure`] when the guest did not do it.
+pub fn reboot(client: &Client, options: &Reboot) -> Result<(), Failure> {
+    let order = Order {
+        action: Power::Reboot,
+        force: options.force,
+        timeout: Duration::from_secs(options.timeout),
+    };
+    order.give(client, &options.name)
+}
+
+/// `ringdown suspend`.
+///
+/// # Errors
+/// [`Failure`] when the guest did not do it.
+pub fn suspend(client: &Client, options: &Suspend) -> Result<(), Failure> {
+    let order = Order {
+        action: Power::Suspend,
+        force: false,
+        timeout: Duration::from_secs(options.timeout),
+    };
+    order.give(client, &options.name)
+}
+
+/// What is to become of a guest.
+struct Order {
+    action: Power,
+    force: bool,
+    timeout: Duration,
+}
+
+/// What became of it.
+enum Outcome {
+    Done(String),
+    LeftAlone(String),
+    Failed(String),
+}
+
+impl Order {
+    /// Give it to one VM, and say what became of it.
+    fn give(&self, client: &Client, name: &str) -> Result<(), Failure> {
+        let vm = client.show(name)?;
+        match self.carry_out(client, &vm) {
+            Outcome::Done(words) => print(&format!("{}: {words}\n", vm.full_name())),
+            Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
+                print(&format!("{}: {words}\n", vm.full_name()))
+            }
+            Outcome::LeftAlone(words) | Outcome::Failed(words) => {
+                Err(Failure::failed(format!("VM {:?}: {words}", vm.full_name())))
+            }
+        }
+    }
+
+    fn carry_out(&self, client: &Client, before: &VmStatus) -> Outcome {
+        match before.state {
+            VmState::Ready => {}
+            VmState::Waiting => return Outcome::LeftAlone("is off: no VMM is attached".to_owned()),
+            state => return Outcome::LeftAlone(format!("was left alone, as {}", state.meaning())),
+        }
+        let begun = Instant::now();
+        let mut underway = match ask(&before.host, self.action, self.force) {
+            Ok(underway) => underway,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        match self.wait(client, before, &mut underway, begun) {
+            Ok(true) => Outcome::Done(format!(
+                "{} after {:.1} s",
+                self.done(),
+                begun.elapsed().as_secs_f64()
+            )),
+            Ok(false) => Outcome::Failed(format!(
+                "it has not {} within {} s, though it was asked ({})",
+                self.done(),
+                self.timeout.as_secs(),
+                underway.way.as_deref().unwrap_or("it did not say how")
+            )),
+            Err(words) => Outcome::Failed(words),
+        }
+    }
+
+    fn done(&self) -> &'static str {
+        match self.action {
+            Power::Shutdown => "shut down",
+            Power::Reboot => "rebooted",
+            Power::Suspend => "gone to sleep",
+        }
+    }
+
+    /// Whether it was done in time.
+    fn wait(
+        &self,
+        client: &Client,
+        before: &VmStatus,
+        underway: &mut Underway,
+        begun: Instant,
+    ) -> Result<bool, String> {
+        let name = before.full_name();
+        let (mut away_since, mut silent) = (None, 0);
+        while begun.elapsed() < self.timeout {
+            underway.listen(LOOK).map_err(|error| error.to_string())?;
+            if self.action == Power::Suspend {
+                // A guest that sleeps keeps its connections, and answers nobody.
+                silent = if is_awake(&before.host, SILENCE) {
+                    0
+                } else {
+                    silent + 1
+                };
+                if silent >= 2 {
+                    return Ok(true);
+                }
+                continue;
+            }
+            let now = match client.find(&name).map_err(|failure| failure.to_string())? {
+                Some(now) => now,
+                None => return Ok(true),
+            };
+            if now.state == VmState::Ready {
+                away_since = None;
+            } else {
+                away_since.get_or_insert_with(Instant::now);
+            }
+            if self.is_done(before, &now, away_since) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn is_done(&self, before: &VmStatus, now: &VmStatus, away_since: Option<Instant>) -> bool {
+        let boot = |vm: &VmStatus| vm.agent.as_ref().map(|agent| agent.boot_id.clone());
+        let is_another_boot = now.state == VmState::Ready && boot(before) != boot(now);
+        match (self.action, now.state) {
+            // A VMM that starts its guest again at once has shut it down all the same.
+            (Power::Shutdown, VmState::Ready) | (Power::Reboot, _) => is_another_boot,
+            (_, VmState::Waiting | VmState::Attached) => true,
+            (_, VmState::Joined) => {
+                UnixStream::connect(&now.host).is_err()
+                    || away_since.is_some_and(|since| since.elapsed() >= AWAY)
+            }
+            (_, VmState::Booted | VmState::Ready) => false,
+        }
+    }
+}
+
+/// Give the order to every VM at once, and say of each what became of it.
+fn all(client: &Client, order: &Order) -> Result<(), Failure> {
+    let vms = client.list()?.vms;
+    let next = AtomicUsize::new(0);
+    let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
+    let work = || {
+        while let Some(vm) = vms.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let words = match order.carry_out(client, vm) {
+                Outcome::Done(words) | Outcome::LeftAlone(words) => words,
+                Outcome::Failed(words) => {
+                    failures.fetch_add(1, Ordering::Relaxed);
+                    words
+                }
+            };
+            let result = print(&format!("{}: {words}\n", vm.full_name()));
+            if let Ok(mut printed) = printed.lock() {
+                if printed.is_ok() {
+                    *printed = result;
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..vms.len().min(MAX_THREADS) {
+            scope.spawn(work);
+        }
+    });
+    match failures.into_inner() {
+        0 => printed.into_inner().unwrap_or(Ok(())),
+        1 => Err(Failure::failed("one guest did not do it")),
+        count => Err(Failure::failed(format!("{count} guests did not do it"))),
+    }
+}

@@ -1,0 +1,72 @@
+//! The clipboard of a guest's desktop, and locking its screen.
+
+use std::io::Write;
+use std::path::Path;
+
+use wire::agent::job::{Answer, Ask, MAX_CLIPBOARD_LEN};
+use wire::agent::{Frame, MAX_DATA_LEN, OPERATION_CHANNEL, Stream};
+
+use super::{Job, unexpected};
+use crate::guest::GuestError;
+
+/// The text in the clipboard, [`MAX_CLIPBOARD_LEN`] at most.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn get(host_socket: &Path) -> Result<Vec<u8>, GuestError> {
+    let mut job = Job::ask(host_socket, Ask::ClipboardGet)?;
+    let len = match job.answer()? {
+        Answer::Clipboard { len } => len as usize,
+        other => return Err(unexpected(&other)),
+    };
+    let mut text = Vec::new();
+    loop {
+        match job.connection.next_frame()? {
+            Frame::Data {
+                stream: Stream::Stdout,
+                bytes,
+            } if text.len() + bytes.len() <= len => text.extend_from_slice(bytes),
+            Frame::EndOfStream(Stream::Stdout) if text.len() == len => return Ok(text),
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Put a text into the clipboard.
+///
+/// # Errors
+/// [`GuestError`], also if it is too long.
+pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
+    let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
+    if len > MAX_CLIPBOARD_LEN {
+        return Err(GuestError::Request(wire::agent::Invalid::BodyTooLong {
+            len: text.len(),
+            max: MAX_CLIPBOARD_LEN as usize,
+        }));
+    }
+    let mut frames = Vec::new();
+    for bytes in text.chunks(MAX_DATA_LEN) {
+        let stream = Stream::Stdin;
+        Frame::Data { stream, bytes }.encode(OPERATION_CHANNEL, &mut frames)?;
+    }
+    let mut job = Job::ask(host_socket, Ask::ClipboardSet { len })?;
+    // If the agent refuses meanwhile, its answer says why writing failed.
+    let written = job.connection.stream.write_all(&frames);
+    match (job.answer(), written) {
+        (Ok(Answer::Done), Ok(())) => Ok(()),
+        (Ok(other), Ok(())) => Err(unexpected(&other)),
+        (Err(error), _) => Err(error),
+        (Ok(_), Err(error)) => Err(GuestError::Broken(error.to_string())),
+    }
+}
+
+/// Lock the screen.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn lock(host_socket: &Path) -> Result<(), GuestError> {
+    match Job::ask(host_socket, Ask::Lock)?.answer()? {
+        Answer::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}

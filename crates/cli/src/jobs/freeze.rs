@@ -1,0 +1,44 @@
+//! Holding the writes of a guest's file systems, and letting them go.
+
+use std::path::Path;
+use std::time::Duration;
+
+use wire::agent::job::{Answer, Ask};
+
+use super::{Job, unexpected};
+use crate::guest::{GuestError, printable};
+
+/// How long the guest may take: every file system writes what it has first.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Freeze for that long at most, or thaw: the mount points, made harmless.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn freeze(host_socket: &Path, timeout: Duration) -> Result<Vec<String>, GuestError> {
+    let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+    file_systems(host_socket, Ask::Freeze { timeout_ms })
+}
+
+/// Thaw: the mount points.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn thaw(host_socket: &Path) -> Result<Vec<String>, GuestError> {
+    file_systems(host_socket, Ask::Thaw)
+}
+
+fn file_systems(host_socket: &Path, ask: Ask) -> Result<Vec<String>, GuestError> {
+    let mut job = Job::ask(host_socket, ask)?;
+    let patience = job.connection.stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+    patience.map_err(|error| GuestError::Broken(error.to_string()))?;
+    match job.answer()? {
+        Answer::FileSystems(mounts) => {
+            let shown = mounts
+                .iter()
+                .map(|mount| printable(&String::from_utf8_lossy(mount)));
+            Ok(shown.collect())
+        }
+        other => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,84 @@
+//! Asking a guest to shut down, to start again or to sleep.
+
+use std::path::Path;
+use std::time::Duration;
+
+use wire::agent::job::{Answer, Ask, Power};
+
+use super::{Job, unexpected};
+use crate::guest::{GuestError, printable};
+
+/// What the agent has said, and where more may come from.
+#[derive(Debug)]
+pub struct Underway {
+    /// How the guest does it; nothing if it was gone before it could say.
+    pub way: Option<String>,
+    job: Option<Job>,
+}
+
+/// Ask. A connection that breaks once the agent was asked is what a guest that goes away looks like.
+///
+/// # Errors
+/// [`GuestError`]: nothing has happened.
+pub fn ask(host_socket: &Path, action: Power, force: bool) -> Result<Underway, GuestError> {
+    let mut job = Job::ask(host_socket, Ask::Power { action, force })?;
+    match job.answer() {
+        Ok(Answer::Power { way }) => Ok(Underway {
+            way: Some(printable(&way)),
+            job: Some(job),
+        }),
+        Ok(other) => Err(unexpected(&other)),
+        Err(GuestError::Broken(_)) => Ok(Underway {
+            way: None,
+            job: None,
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+impl Underway {
+    /// Wait for so long, and hear whether it failed after all.
+    ///
+    /// # Errors
+    /// What the agent says about it.
+    pub fn listen(&mut self, time: Duration) -> Result<(), GuestError> {
+        let Some(job) = &mut self.job else {
+            std::thread::sleep(time);
+            return Ok(());
+        };
+        if job.connection.stream.set_read_timeout(Some(time)).is_err() {
+            self.job = None;
+            return Ok(());
+        }
+        match job.answer() {
+            Err(GuestError::NoAnswer { .. }) => Ok(()),
+            Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
+            // The agent has nothing more to say, or it is gone.
+            _ => {
+                self.job = None;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether an agent answers behind this host socket within so long.
+pub fn is_awake(host_socket: &Path, time: Duration) -> bool {
+    use std::io::{Read, Write};
+    let Ok(mut stream) = std::os::unix::net::UnixStream::connect(host_socket) else {
+        return false;
+    };
+    let connect = format!("CONNECT {}\n", wire::agent::PORT);
+    // The agent says hello as soon as it is called; its first byte behind the answer's line is enough.
+    let mut heard = [0; 64];
+    let mut lines = 0;
+    stream.set_read_timeout(Some(time)).is_ok()
+        && stream.write_all(connect.as_bytes()).is_ok()
+        && loop {
+            match stream.read(&mut heard[..1]) {
+                Ok(1) if lines == 1 => break true,
+                Ok(1) => lines += usize::from(heard[0] == b'\n'),
+                _ => break false,
+            }
+        }
+}

@@ -1,0 +1,336 @@
+//! Figures of all lines and guests, in the text format of Prometheus (version 0.0.4).
+//!
+//! A guest's figures are asked of its agent through the VM's host socket, as a program of the host would: of all guests that are ready at
+//! the same time, each with a deadline, so that a guest that does not answer costs its own figures and nothing else. What a guest says is
+//! its word: names are escaped, their number is limited, and a name that comes twice counts once, because a reader refuses a page on which
+//! a series is repeated.
+
+mod guest;
+mod page;
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use wire::agent::job::Stats;
+
+use crate::api::types::{VmState, VmStatus};
+use crate::control::Control;
+use guest::{GUEST_TIMEOUT, ask};
+use page::Page;
+
+/// The media type of the page.
+pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How many guests are asked at once.
+const MAX_ASKED: usize = 64;
+
+/// How many pages are made at once. Further readers wait.
+static PAGES: Semaphore = Semaphore::const_new(2);
+
+/// The most file systems, disks and network links of one guest, of each.
+const MAX_LISTED: usize = 16;
+
+/// The page.
+pub async fn collect(control: &Control) -> String {
+    // The semaphore is never closed, so a permit always comes.
+    let _permit = PAGES.acquire().await;
+    let vms = control.list().await;
+    let mut guests = JoinSet::new();
+    let places = Arc::new(Semaphore::new(MAX_ASKED));
+    for (index, vm) in vms.iter().enumerate() {
+        let can_tell = vm.agent.as_ref().is_some_and(|agent| {
+            agent
+                .capabilities
+                .iter()
+                .any(|name| name == wire::agent::job::CAPABILITY_STATS)
+        });
+        if vm.state != VmState::Ready || !can_tell {
+            continue;
+        }
+        let (host, places, name) = (vm.host.clone(), places.clone(), vm.full_name());
+        guests.spawn(async move {
+            let _place = places.acquire_owned().await;
+            let answer = tokio::time::timeout(GUEST_TIMEOUT, ask(&host)).await;
+            let stats = match answer {
+                Ok(Ok(stats)) => Some(stats),
+                Ok(Err(error)) => {
+                    tracing::debug!(vm = name, %error, "a guest does not tell its figures");
+                    None
+                }
+                Err(_) => {
+                    tracing::debug!(vm = name, "a guest did not tell its figures in time");
+                    None
+                }
+            };
+            (index, stats)
+        });
+    }
+    let mut stats: Vec<Option<Box<Stats>>> = vec![None; vms.len()];
+    while let Some(joined) = guests.join_next().await {
+        if let Ok((index, answer)) = joined {
+            stats[index] = answer;
+        }
+    }
+    page(&vms, &stats)
+}
+
+fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>]) -> String {
+    let mut page = Page::default();
+    let version = env!("CARGO_PKG_VERSION");
+    page.gauge("ringdown_info", "The daemon.", &[("version", version)], 1.0);
+    for (vm, stats) in vms.iter().zip(stats) {
+        let name = vm.full_name();
+        line(&mut page, vm, &name);
+        page.gauge(
+            "ringdown_guest_up",
+            "Whether the guest's agent told its figures.",
+            &[("vm", &name)],
+            f64::from(u8::from(stats.is_some())),
+        );
+        if let Some(stats) = stats {
+            guest_figures(&mut page, &name, stats);
+        }
+    }
+    page.finish()
+}
+
+fn line(page: &mut Page, vm: &VmStatus, name: &str) {
+    let ready = f64::from(u8::from(vm.state == VmState::Ready));
+    let of_vm = [("vm", name)];
+    page.gauge(
+        "ringdown_vm_ready",
+        "Whether the guest's agent is there.",
+        &of_vm,
+        ready,
+    );
+    let circuits = f64::from(vm.circuits);
+    page.gauge(
+        "ringdown_vm_circuits",
+        "Circuits of the VM, in any state.",
+        &of_vm,
+        circuits,
+    );
+    for (resource, value) in &vm.usage {
+        let labels = [("vm", name), ("resource", resource.as_str())];
+        page.gauge(
+            "ringdown_vm_usage",
+            "What the VM uses of what is limited.",
+            &labels,
+            *value as f64,
+        );
+    }
+    for (resource, value) in &vm.limits {
+        let labels = [("vm", name), ("resource", resource.as_str())];
+        page.gauge(
+            "ringdown_vm_limit",
+            "What the VM may use.",
+            &labels,
+            *value as f64,
+        );
+    }
+    for (event, value) in &vm.counters {
+        let labels = [("vm", name), ("event", event.as_str())];
+        page.counter(
+            "ringdown_vm_events_total",
+            "What has happened on the VM's line.",
+            &labels,
+            *value as f64,
+        );
+    }
+}
+
+fn guest_figures(page: &mut Page, vm: &str, stats: &Stats) {
+    let of_vm = [("vm", vm)];
+    let seconds = |ms: u64| ms as f64 / 1000.0;
+    page.gauge(
+        "ringdown_guest_uptime_seconds",
+        "Time since the guest's boot.",
+        &of_vm,
+        seconds(stats.uptime_ms),
+    );
+    page.gauge(
+        "ringdown_guest_tasks",
+        "Processes and threads.",
+        &of_vm,
+        f64::from(stats.tasks),
+    );
+    page.gauge(
+        "ringdown_guest_cpus",
+        "Processors that are on.",
+        &of_vm,
+        f64::from(stats.cpus),
+    );
+    for (minutes, load) in ["1", "5", "15"].into_iter().zip(stats.load) {
+        let labels = [("vm", vm), ("minutes", minutes)];
+        page.gauge(
+            "ringdown_guest_load",
+            "Processes that want to run, averaged.",
+            &labels,
+            f64::from(load) / 100.0,
+        );
+    }
+    let cpu = &stats.cpu;
+    let modes = [
+        ("user", cpu.user),
+        ("system", cpu.system),
+        ("idle", cpu.idle),
+        ("iowait", cpu.io_wait),
+        ("interrupt", cpu.interrupt),
+        ("steal", cpu.stolen),
+    ];
+    for (mode, ms) in modes {
+        let labels = [("vm", vm), ("mode", mode)];
+        page.counter(
+            "ringdown_guest_cpu_seconds_total",
+            "What the processors did.",
+            &labels,
+            seconds(ms),
+        );
+    }
+    let memory = &stats.memory;
+    let kinds = [
+        ("total", memory.total),
+        ("free", memory.free),
+        ("available", memory.available),
+        ("cached", memory.cached),
+        ("swap_total", memory.swap_total),
+        ("swap_free", memory.swap_free),
+    ];
+    for (kind, bytes) in kinds {
+        let labels = [("vm", vm), ("kind", kind)];
+        page.gauge(
+            "ringdown_guest_memory_bytes",
+            "Memory and swap.",
+            &labels,
+            bytes as f64,
+        );
+    }
+    listed(page, vm, stats);
+}
+
+/// What there may be several of. Each name once.
+fn listed(page: &mut Page, vm: &str, stats: &Stats) {
+    for fs in stats.file_systems.iter().take(MAX_LISTED) {
+        let labels = [
+            ("vm", vm),
+            ("mountpoint", fs.mounted_at.as_str()),
+            ("device", fs.device.as_str()),
+            ("fstype", fs.kind.as_str()),
+        ];
+        let figures = [
+            (
+                "ringdown_guest_filesystem_size_bytes",
+                "Size of a file system.",
+                fs.size,
+            ),
+            (
+                "ringdown_guest_filesystem_free_bytes",
+                "What is free of it.",
+                fs.free,
+            ),
+            (
+                "ringdown_guest_filesystem_avail_bytes",
+                "What is free of it for everybody.",
+                fs.available,
+            ),
+            (
+                "ringdown_guest_filesystem_files",
+                "How many files it can have.",
+                fs.files,
+            ),
+            (
+                "ringdown_guest_filesystem_files_free",
+                "How many more files it can have.",
+                fs.files_free,
+            ),
+        ];
+        for (name, help, value) in figures {
+            page.gauge(name, help, &labels, value as f64);
+        }
+    }
+    for disk in stats.disks.iter().take(MAX_LISTED) {
+        let labels = [("vm", vm), ("device", disk.name.as_str())];
+        let figures = [
+            (
+                "ringdown_guest_disk_reads_total",
+                "Reads done.",
+                disk.reads as f64,
+            ),
+            (
+                "ringdown_guest_disk_read_bytes_total",
+                "Bytes read.",
+                disk.read_bytes as f64,
+            ),
+            (
+                "ringdown_guest_disk_writes_total",
+                "Writes done.",
+                disk.writes as f64,
+            ),
+            (
+                "ringdown_guest_disk_written_bytes_total",
+                "Bytes written.",
+                disk.written_bytes as f64,
+            ),
+            (
+                "ringdown_guest_disk_busy_seconds_total",
+                "Time with something to do.",
+                disk.busy_ms as f64 / 1000.0,
+            ),
+        ];
+        for (name, help, value) in figures {
+            page.counter(name, help, &labels, value);
+        }
+    }
+    for link in stats.links.iter().take(MAX_LISTED) {
+        let labels = [("vm", vm), ("interface", link.name.as_str())];
+        let figures = [
+            (
+                "ringdown_guest_network_receive_bytes_total",
+                "Bytes received.",
+                link.received_bytes,
+            ),
+            (
+                "ringdown_guest_network_receive_packets_total",
+                "Packets received.",
+                link.received_packets,
+            ),
+            (
+                "ringdown_guest_network_receive_errors_total",
+                "Packets that arrived damaged.",
+                link.receive_errors,
+            ),
+            (
+                "ringdown_guest_network_receive_drops_total",
+                "Packets that were dropped.",
+                link.receive_drops,
+            ),
+            (
+                "ringdown_guest_network_transmit_bytes_total",
+                "Bytes sent.",
+                link.sent_bytes,
+            ),
+            (
+                "ringdown_guest_network_transmit_packets_total",
+                "Packets sent.",
+                link.sent_packets,
+            ),
+            (
+                "ringdown_guest_network_transmit_errors_total",
+                "Packets that could not be sent.",
+                link.send_errors,
+            ),
+            (
+                "ringdown_guest_network_transmit_drops_total",
+                "Packets dropped before they were sent.",
+                link.send_drops,
+            ),
+        ];
+        for (name, help, value) in figures {
+            page.counter(name, help, &labels, value as f64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
