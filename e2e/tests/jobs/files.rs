@@ -118,10 +118,7 @@ fn a_disk_that_is_too_small_is_told_before_the_first_byte() {
             .unwrap();
         let there = format!("{}:/mnt/small/", guest.name());
         let words = refused(&scene, &["cp", here.to_str().unwrap(), &there]);
-        assert!(
-            words.contains("not enough room"),
-            "{words}"
-        );
+        assert!(words.contains("not enough room"), "{words}");
         assert_eq!(
             guest
                 .shell("ls -A /mnt/small; df /mnt/small | tail -1 | awk '{ print $3 }'")
