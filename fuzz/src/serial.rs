@@ -281,7 +281,6 @@ impl Attack<'_> {
 
     fn take_events(&mut self) {
         while let Some(event) = self.link.next_event(self.now) {
-            let mut answer = None;
             match event {
                 Event::Came => {
                     assert!(!self.has_peer && self.programs.is_empty());
@@ -294,7 +293,7 @@ impl Attack<'_> {
                     self.programs.clear();
                     self.has_peer = false;
                 }
-                Event::Incoming { channel, .. } => answer = Some(channel),
+                Event::Incoming { channel, .. } => self.answer(channel),
                 Event::Opened(id) => {
                     let program = self.programs.get_mut(&id).expect("it was opened");
                     assert!(!std::mem::replace(&mut program.is_open, true));
@@ -303,10 +302,11 @@ impl Attack<'_> {
                     assert!(!self.programs.remove(&id).expect("it was opened").is_open);
                     assert!(!refusal.message.contains(char::is_control));
                 }
-                Event::Data { channel, bytes } => {
-                    let program = self.programs.get_mut(&channel).expect("it was opened");
-                    assert!(program.is_open && !program.has_ended && !bytes.is_empty());
-                    program.unconsumed += bytes.len();
+                Event::Data(id) => {
+                    let len = self.link.payload().len();
+                    let program = self.programs.get_mut(&id).expect("it was opened");
+                    assert!(program.is_open && !program.has_ended && len > 0);
+                    program.unconsumed += len;
                     assert!(
                         program.unconsumed <= self.window,
                         "more than there is room for"
@@ -318,9 +318,6 @@ impl Attack<'_> {
                 }
                 Event::Stopped(id) => assert!(self.programs[&id].is_open),
                 Event::Reset(id, _) => drop(self.programs.remove(&id).expect("it was opened")),
-            }
-            if let Some(id) = answer {
-                self.answer(id);
             }
         }
         assert_eq!(self.link.has_peer(), self.has_peer);

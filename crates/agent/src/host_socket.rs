@@ -169,13 +169,17 @@ fn answer(caller: &OwnedFd, line: &str) {
 /// There is no such agent, or the host has refused.
 pub(crate) fn dial(port: u32) -> io::Result<OwnedFd> {
     let path = path().ok_or(io::ErrorKind::NotFound)?;
+    dial_at(&path, port)
+}
+
+fn dial_at(path: &Path, port: u32) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::io::ioctl_fionbio(&socket, true)?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     send_all(&socket, request(port).as_bytes(), deadline)?;

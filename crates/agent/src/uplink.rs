@@ -23,6 +23,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// A connection without a word for that long is still fine: only its end matters.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
+/// What the system says where there is vsock and no device for it: the guest may have a serial port instead.
+const NO_DEVICE: rustix::io::Errno = rustix::io::Errno::NODEV;
+
 /// Keep the host informed over the connections that `dial` makes, for ever.
 pub(crate) fn run(options: &Options, dial: impl Fn() -> io::Result<OwnedFd>) -> ! {
     let mut backoff = FIRST_BACKOFF;
@@ -32,6 +35,9 @@ pub(crate) fn run(options: &Options, dial: impl Fn() -> io::Result<OwnedFd>) -> 
             Ok(ended) => {
                 backoff = FIRST_BACKOFF;
                 format!("the connection to the host ended: {ended}")
+            }
+            Err(error) if rustix::io::Errno::from_io_error(&error) == Some(NO_DEVICE) => {
+                "there is no vsock device in this guest yet; waiting for it".to_owned()
             }
             Err(error) => {
                 format!("cannot tell the host that this guest is ready: {error}; trying again")

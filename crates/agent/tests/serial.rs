@@ -1,5 +1,10 @@
 //! The agent over a serial line: a UNIX socket stands for the port, and this test for the host.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, though not marked as such one by one"
+)]
+
 mod common;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -309,7 +314,7 @@ fn a_command_loses_nothing_over_a_line_that_breaks() {
     let mut client = house.client();
     client.send(&Frame::ExecStart(words(&["cat"])));
     client.expect_started();
-    let sent: Vec<u8> = (0..len).map(|at| (at / 3 ^ at >> 12) as u8).collect();
+    let sent: Vec<u8> = (0..len).map(|at| ((at / 3) ^ (at >> 12)) as u8).collect();
     client.grant(Stream::Stdout, 1 << 20);
     let (mut given, mut granted) = (0, 1 << 20);
     while client.transcript.stdout.len() < len {

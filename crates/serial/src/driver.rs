@@ -112,9 +112,7 @@ impl Handle {
             .dials
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let has_room = dials.len() < MAX_DIALS_WAITING;
-        // A thread that has ended takes no dials any more.
-        if has_room && !self.shared.is_stopping.load(Ordering::Acquire) {
+        if dials.len() < MAX_DIALS_WAITING {
             dials.push(Dial {
                 port,
                 stream,

@@ -30,13 +30,14 @@ mod channel;
 mod outgoing;
 mod receive;
 mod timers;
+mod transmit;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use wire::serial::{
-    Channel as WireChannel, Decoder, Header, Hello, Kind, MAX_FRAME_LEN, Message, Refusal,
-    RefusalKind, ResetReason, VERSION, checksum, session,
+    Channel as WireChannel, Decoder, Hello, MAX_FRAME_LEN, Message, Refusal, RefusalKind,
+    ResetReason, session,
 };
 
 use crate::port::{Counters, Options};
@@ -78,7 +79,7 @@ impl ChannelId {
 
 /// What the peer did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum Event {
     /// There is a session: channels can be opened.
     Came,
     /// The port found its other end again, and the session goes on.
@@ -98,13 +99,8 @@ pub enum Event<'a> {
     Opened(ChannelId),
     /// A channel of ours was refused, and is gone.
     Refused(ChannelId, Refusal),
-    /// Bytes of a channel. [`Link::consumed`] says when there is room for more.
-    Data {
-        /// The channel.
-        channel: ChannelId,
-        /// The bytes, no more than the window has left.
-        bytes: &'a [u8],
-    },
+    /// Bytes of a channel, no more than its window has left: [`Link::payload`]. [`Link::consumed`] says when there is room for more.
+    Data(ChannelId),
     /// There will be no more bytes.
     End(ChannelId),
     /// The peer takes no more bytes.
@@ -167,7 +163,7 @@ pub struct Link {
     channels: BTreeMap<ChannelId, Channel>,
     /// How many channels were opened in this session, by us and by the peer.
     opened: [u32; 2],
-    events: VecDeque<Event<'static>>,
+    events: VecDeque<Event>,
     /// What is being written to the port.
     staged: Vec<u8>,
     written: usize,
@@ -385,125 +381,6 @@ impl Link {
         if let Some(bytes) = credit {
             self.send(id, &Message::Credit { bytes });
         }
-    }
-
-    /// What is to be written to the port next, in one piece; empty if there is nothing.
-    pub fn output(&mut self) -> &[u8] {
-        if self.written == self.staged.len() {
-            self.staged.clear();
-            self.written = 0;
-            self.stage();
-        }
-        &self.staged[self.written..]
-    }
-
-    /// So many bytes of the output were written.
-    ///
-    /// # Panics
-    /// More than there were.
-    pub fn advance_output(&mut self, count: usize, now: Instant) {
-        assert!(
-            count <= self.staged.len() - self.written,
-            "the caller wrote more than there was"
-        );
-        self.written += count;
-        if self.outgoing.has_sent() {
-            // A probe that leaves must not put off the next one.
-            match self.has_staged_frames {
-                true => self.timers.restart_probe(now),
-                false => self.timers.arm_probe(now),
-            }
-        }
-    }
-
-    /// Whether all that was said has arrived.
-    pub fn is_flushed(&self) -> bool {
-        self.outgoing.is_empty() && self.written == self.staged.len()
-    }
-
-    /// Fills the piece that is written next: first what the link itself has to say.
-    fn stage(&mut self) {
-        self.has_staged_frames = false;
-        if !self.is_connected {
-            return;
-        }
-        if std::mem::take(&mut self.due.hello) {
-            self.stage_hello();
-        }
-        let Some(peer) = self.peer.filter(|_| !self.awaits_hello) else {
-            return;
-        };
-        let before = self.staged.len();
-        if let Some(token) = self.due.answer.take() {
-            self.stage_own(Kind::Answer, peer, token);
-        }
-        if std::mem::take(&mut self.due.resend) {
-            self.stage_own(Kind::Resend, peer, 0);
-        }
-        if std::mem::take(&mut self.due.probe) {
-            let token = self.outgoing.probe();
-            self.stage_own(Kind::Probe, peer, token);
-        }
-        let acknowledged = self.expected;
-        let room = MAX_FRAME_LEN - self.staged.len();
-        self.has_staged_frames =
-            self.outgoing
-                .stage(room, peer.session_out, acknowledged, &mut self.staged);
-        if self.due.acknowledgement && self.staged.len() == before {
-            self.stage_own(Kind::Acknowledge, peer, 0);
-        }
-        if self.staged.len() != before {
-            self.due.acknowledgement = false;
-            (self.owed_frames, self.owed_bytes) = (0, 0);
-            self.timers.acknowledge = None;
-        }
-    }
-
-    fn stage_hello(&mut self) {
-        let known = self.peer.map_or(0, |peer| peer.epoch);
-        let peer_epoch = if self.greeted == 0 {
-            known
-        } else {
-            self.greeted
-        };
-        let is_for_peer = known != 0 && peer_epoch == known;
-        let hello = Message::Hello(Hello {
-            version: VERSION,
-            wants_answer: self.awaits_hello || !is_for_peer,
-            connection: self.connection,
-            epoch: self.epoch,
-            peer_epoch,
-            window: self.options.window,
-        });
-        if known != 0 {
-            self.greeted = 0;
-        }
-        let mut payload = Vec::new();
-        hello.write_payload(&mut payload);
-        let header = Header {
-            kind: Kind::Hello,
-            channel: WireChannel::default(),
-            payload_len: payload.len(),
-            session: 0,
-            sequence: 0,
-            acknowledged: if is_for_peer { self.expected } else { 0 },
-            payload_crc: checksum(&payload),
-        };
-        self.staged.extend_from_slice(&header.to_bytes());
-        self.staged.extend_from_slice(&payload);
-    }
-
-    fn stage_own(&mut self, kind: Kind, peer: Peer, token: u64) {
-        let header = Header {
-            kind,
-            channel: WireChannel::default(),
-            payload_len: 0,
-            session: peer.session_out,
-            sequence: token,
-            acknowledged: self.expected,
-            payload_crc: checksum(&[]),
-        };
-        self.staged.extend_from_slice(&header.to_bytes());
     }
 
     /// Whether the peer has acknowledged so little that nothing more can be kept for it.

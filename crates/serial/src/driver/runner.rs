@@ -177,81 +177,64 @@ impl Runner {
 
     fn take_events(&mut self, now: Instant) {
         while let Some(event) = self.link.next_event(now) {
-            let (touched, taken) = match event {
-                Event::Data { channel, bytes } => match self.sockets.get_mut(&channel) {
-                    Some(socket) => (channel, Some(socket.deliver(bytes))),
-                    None => continue,
-                },
-                Event::Came => {
-                    self.port.on_peer(PeerEvent::Came);
-                    continue;
+            match event {
+                Event::Data(id) => {
+                    if let Some(socket) = self.sockets.get_mut(&id) {
+                        let taken = socket.deliver(self.link.payload());
+                        self.delivered(id, taken);
+                    }
                 }
-                Event::Resumed => {
-                    self.port.on_peer(PeerEvent::Resumed);
-                    continue;
+                Event::End(id) => {
+                    if let Some(socket) = self.sockets.get_mut(&id) {
+                        socket.has_ended = true;
+                        let taken = socket.flush();
+                        self.delivered(id, taken);
+                    }
                 }
-                Event::Ended(words) => {
-                    self.end_session(words);
-                    continue;
+                Event::Stopped(id) => {
+                    if let Some(socket) = self.sockets.get_mut(&id) {
+                        socket.stop_source();
+                    }
+                    self.settle(id);
                 }
+                Event::Opened(id) => {
+                    if let Some(socket) = self.sockets.get_mut(&id) {
+                        socket.is_readable = true;
+                        if let Some(answered) = socket.answered.take() {
+                            answered(Ok(()));
+                        }
+                    }
+                }
+                Event::Refused(id, refusal) => {
+                    let socket = self.sockets.remove(&id);
+                    if let Some(answered) = socket.and_then(|mut socket| socket.answered.take()) {
+                        answered(Err(refusal));
+                    }
+                }
+                Event::Reset(id, reason) => {
+                    if let Some(socket) = self.sockets.remove(&id) {
+                        refuse(socket, &reason.to_string());
+                    }
+                }
+                Event::Incoming { channel, port } => self.accept(channel, port),
+                Event::Came => self.port.on_peer(PeerEvent::Came),
+                Event::Resumed => self.port.on_peer(PeerEvent::Resumed),
+                Event::Ended(words) => self.end_session(words),
                 Event::OtherVersion(version) => {
                     let words = format!(
                         "the other side speaks version {version} of the serial link, this one speaks {VERSION}: update the older one"
                     );
                     self.port.on_peer(PeerEvent::NoPort(words));
-                    continue;
                 }
-                Event::Incoming { channel, port } => {
-                    self.accept(channel, port);
-                    continue;
-                }
-                Event::Opened(channel) => {
-                    if let Some(socket) = self.sockets.get_mut(&channel) {
-                        if let Some(answered) = socket.answered.take() {
-                            answered(Ok(()));
-                        }
-                        socket.is_readable = true;
-                    }
-                    continue;
-                }
-                Event::Refused(channel, refusal) => {
-                    if let Some(mut socket) = self.sockets.remove(&channel) {
-                        if let Some(answered) = socket.answered.take() {
-                            answered(Err(refusal));
-                        }
-                    }
-                    continue;
-                }
-                Event::Reset(channel, reason) => {
-                    if let Some(socket) = self.sockets.remove(&channel) {
-                        refuse(socket, &reason.to_string());
-                    }
-                    continue;
-                }
-                Event::End(channel) => match self.sockets.get_mut(&channel) {
-                    Some(socket) => {
-                        socket.has_ended = true;
-                        (channel, Some(socket.flush()))
-                    }
-                    None => continue,
-                },
-                Event::Stopped(channel) => {
-                    if let Some(socket) = self.sockets.get_mut(&channel) {
-                        socket.stop_source();
-                    }
-                    (channel, None)
-                }
-            };
-            self.delivered(touched, taken);
+            }
         }
     }
 
     /// A socket has taken bytes, or will take none.
-    fn delivered(&mut self, id: ChannelId, taken: Option<Result<usize, Errno>>) {
+    fn delivered(&mut self, id: ChannelId, taken: Result<usize, Errno>) {
         match taken {
-            Some(Ok(count)) if count > 0 => self.link.consumed(id, count),
-            Some(Ok(_)) | None => {}
-            Some(Err(_)) => {
+            Ok(count) => self.link.consumed(id, count),
+            Err(_) => {
                 if let Some(socket) = self.sockets.get_mut(&id) {
                     socket.deafen();
                 }
@@ -405,10 +388,10 @@ impl Runner {
         socket.is_readable |= is_gone || flags.contains(PollFlags::IN);
         if is_gone && socket.is_source_over {
             // It has said all, and listens no more.
-            self.delivered(id, Some(Err(Errno::PIPE)));
+            self.delivered(id, Err(Errno::PIPE));
         } else if socket.has_pending() {
             let taken = socket.flush();
-            self.delivered(id, Some(taken));
+            self.delivered(id, taken);
         }
     }
 

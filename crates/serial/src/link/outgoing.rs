@@ -165,7 +165,7 @@ impl Outgoing {
         out.len() != before
     }
 
-    /// The peer expects this number next. False if it cannot; otherwise whether that is news.
+    /// The peer expects this number next: whether that is news. Nothing if it cannot.
     pub(super) fn acknowledge(&mut self, expected: u64) -> Option<bool> {
         if expected > self.furthest {
             return None;
@@ -173,9 +173,7 @@ impl Outgoing {
         let is_news = expected > self.first;
         while self.first < expected {
             // Only frames that were sent can be acknowledged, and these are kept until they are.
-            let Some(frame) = self.frames.pop_front() else {
-                return None;
-            };
+            let frame = self.frames.pop_front()?;
             self.kept_len -= frame.buffer.len();
             if self.first >= self.next {
                 // It was to be sent again, and arrived the first time.

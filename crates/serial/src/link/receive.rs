@@ -33,8 +33,8 @@ impl Link {
     }
 
     /// The next thing that the peer did.
-    pub fn next_event(&mut self, now: Instant) -> Option<Event<'_>> {
-        let channel = loop {
+    pub fn next_event(&mut self, now: Instant) -> Option<Event> {
+        loop {
             if let Some(event) = self.events.pop_front() {
                 return Some(event);
             }
@@ -43,12 +43,15 @@ impl Link {
                 return None;
             };
             if let Outcome::Data(channel) = self.take(&header, now) {
-                break channel;
+                self.counters.received_bytes += header.payload_len as u64;
+                return Some(Event::Data(channel));
             }
-        };
-        let bytes = self.decoder.payload();
-        self.counters.received_bytes += bytes.len() as u64;
-        Some(Event::Data { channel, bytes })
+        }
+    }
+
+    /// The bytes of the [`Event::Data`] that was given last, until the next event is asked for.
+    pub fn payload(&self) -> &[u8] {
+        self.decoder.payload()
     }
 
     /// Everything that arrived has been looked at.
@@ -297,7 +300,7 @@ impl Link {
 enum Taken {
     Nothing,
     Data,
-    Event(Event<'static>),
+    Event(Event),
 }
 
 fn take_on_channel(

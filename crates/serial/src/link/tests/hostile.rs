@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::serial::{HEADER_LEN, MAX_PAYLOAD_LEN};
+use wire::serial::{HEADER_LEN, Header, Kind, MAX_PAYLOAD_LEN, VERSION, checksum};
 
 use crate::link::*;
 
@@ -408,7 +408,7 @@ fn what_is_kept_for_a_peer_that_acknowledges_nothing_is_bounded() {
             hand.heard();
         }
     }
-    assert!(sent >= MAX_REPLAY_LEN && sent <= MAX_REPLAY_LEN + MAX_PAYLOAD_LEN);
+    assert!((MAX_REPLAY_LEN..=MAX_REPLAY_LEN + MAX_PAYLOAD_LEN).contains(&sent));
     // Small frames count as well.
     let mut hand = self::hand();
     let mut frames = 0;

@@ -52,6 +52,12 @@ pub(super) struct Half {
     is_gone: bool,
 }
 
+impl Half {
+    fn take_unconsumed(&mut self) -> usize {
+        std::mem::take(&mut self.unconsumed)
+    }
+}
+
 /// A channel, as both ends know it. Its number is the port that it was opened for.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
@@ -241,22 +247,10 @@ impl World {
                     conversation.halves[who].is_gone = true;
                     conversation.halves[1 - who].is_gone = true;
                 }
-                Event::Data { channel, bytes } => {
-                    let port = end.numbers.get(&channel).copied().expect("it was opened");
-                    let conversation = self.book.get_mut(&port).expect("it is in the book");
-                    let half = &mut conversation.halves[who];
-                    assert!(!half.saw_end && !half.has_stopped && !half.is_gone);
-                    for byte in bytes {
-                        assert_eq!(*byte, byte_at(port, 1 - who, half.received));
-                        half.received += 1;
-                    }
-                    self.bytes += bytes.len() as u64;
-                    half.unconsumed += bytes.len();
-                    assert!(half.unconsumed <= self.options.window as usize);
-                    assert!(half.received <= conversation.halves[1 - who].sent);
-                    if self.random.one_in(3) {
-                        let count = std::mem::take(&mut conversation.halves[who].unconsumed);
-                        consumed.push((channel, count));
+                Event::Data(id) => {
+                    let port = number(&id).expect("it was opened");
+                    if self.take_data(who, id, port) {
+                        consumed.push((id, self.book_half(who, port).take_unconsumed()));
                     }
                 }
                 Event::End(id) => {
@@ -284,6 +278,30 @@ impl World {
         for (channel, count) in consumed {
             self.ends[who].link.consumed(channel, count);
         }
+    }
+
+    /// Bytes that must be those that were sent: whether the program takes them out of the way at once.
+    fn take_data(&mut self, who: usize, id: ChannelId, port: u32) -> bool {
+        let conversation = self.book.get_mut(&port).expect("it is in the book");
+        let sent = conversation.halves[1 - who].sent;
+        let half = &mut conversation.halves[who];
+        assert_eq!(half.id, Some(id));
+        assert!(!half.saw_end && !half.has_stopped && !half.is_gone);
+        let bytes = self.ends[who].link.payload();
+        for byte in bytes {
+            assert_eq!(*byte, byte_at(port, 1 - who, half.received));
+            half.received += 1;
+        }
+        self.bytes += bytes.len() as u64;
+        half.unconsumed += bytes.len();
+        assert!(half.unconsumed <= self.options.window as usize);
+        assert!(half.received <= sent);
+        self.random.one_in(3)
+    }
+
+    fn book_half(&mut self, who: usize, port: u32) -> &mut Half {
+        let conversation = self.book.get_mut(&port).expect("it is in the book");
+        &mut conversation.halves[who]
     }
 
     /// No more will be sent, because the other side takes no more.
