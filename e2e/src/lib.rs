@@ -14,6 +14,7 @@
 
 pub mod accelerator;
 pub mod control;
+pub mod cutter;
 mod daemon;
 mod guest;
 pub mod host;
