@@ -1,0 +1,229 @@
+//! A proxy between the socket of QEMU's character device and the daemon, which cuts the connection when it is told to.
+//!
+//! What it has read and not written when it cuts, it drops, but for a part of it at random: so frames end anywhere. What is still in the
+//! buffers of its sockets is lost with them. When one side goes, it lets go of the other, as if both were connected directly.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use e2e::Meeting;
+
+use super::random::Random;
+
+/// The most that it holds of each direction, in bytes, besides what is in the sockets' buffers.
+const HELD_BYTES: u64 = 65_536;
+
+/// How long a cut waits for bytes to drop before it cuts an idle connection.
+const CUT_GRACE: Duration = Duration::from_millis(50);
+
+/// The wait between two looks for a side that is not there.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A running proxy. Dropping it ends the connection and its threads.
+pub(crate) struct Proxy {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What has gone through it.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) connections: AtomicU64,
+    pub(crate) to_guest_bytes: AtomicU64,
+    pub(crate) to_host_bytes: AtomicU64,
+    pub(crate) dropped_bytes: AtomicU64,
+}
+
+struct Shared {
+    vmm: Vmm,
+    daemon: PathBuf,
+    is_over: AtomicBool,
+    /// Whoever has bytes next drops some of them and ends the connection.
+    is_cutting: AtomicBool,
+    /// Both ends of the connection, while there is one.
+    connection: Mutex<Option<[UnixStream; 2]>>,
+    random: Mutex<Random>,
+    figures: Figures,
+}
+
+/// How QEMU is met.
+enum Vmm {
+    Listens(PathBuf),
+    Connects(UnixListener),
+}
+
+impl Proxy {
+    /// Stands between QEMU, which is met at `vmm`, and a daemon that listens at `daemon`.
+    pub(crate) fn start(
+        vmm: &Path,
+        meeting: Meeting,
+        daemon: PathBuf,
+        random: Random,
+    ) -> io::Result<Proxy> {
+        let vmm = match meeting {
+            Meeting::QemuListens => Vmm::Listens(vmm.to_path_buf()),
+            Meeting::QemuConnects => {
+                let listener = UnixListener::bind(vmm)?;
+                listener.set_nonblocking(true)?;
+                Vmm::Connects(listener)
+            }
+        };
+        let shared = Arc::new(Shared {
+            vmm,
+            daemon,
+            is_over: AtomicBool::new(false),
+            is_cutting: AtomicBool::new(false),
+            connection: Mutex::new(None),
+            random: Mutex::new(random),
+            figures: Figures::default(),
+        });
+        let for_thread = Arc::clone(&shared);
+        let thread = Some(thread::spawn(move || for_thread.run()));
+        Ok(Proxy { shared, thread })
+    }
+
+    /// What has gone through it so far.
+    pub(crate) fn figures(&self) -> &Figures {
+        &self.shared.figures
+    }
+
+    /// Bytes that went through it, both ways.
+    pub(crate) fn passed_bytes(&self) -> u64 {
+        let figures = self.figures();
+        figures.to_guest_bytes.load(Ordering::Relaxed)
+            + figures.to_host_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether QEMU and the daemon are connected through it.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.shared.connection().is_some()
+    }
+
+    /// Cuts the connection, if there is one, and returns when it is gone.
+    pub(crate) fn cut(&self) {
+        let shared = &self.shared;
+        let number = shared.figures.connections.load(Ordering::Acquire);
+        shared.is_cutting.store(true, Ordering::Release);
+        let until = Instant::now() + CUT_GRACE;
+        while self.is_connected() && shared.figures.connections.load(Ordering::Acquire) == number {
+            if Instant::now() > until {
+                shared.close();
+            }
+            thread::sleep(LOOK_INTERVAL);
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while !self.is_over.load(Ordering::Acquire) {
+            if let Some([vmm, daemon]) = self.meet() {
+                self.carry_both(&vmm, &daemon);
+            } else {
+                thread::sleep(LOOK_INTERVAL);
+            }
+        }
+    }
+
+    /// A connection to each side. A VMM that connects itself is taken first, and may speak before the daemon is there.
+    fn meet(&self) -> Option<[UnixStream; 2]> {
+        match &self.vmm {
+            Vmm::Listens(path) => {
+                let daemon = UnixStream::connect(&self.daemon).ok()?;
+                Some([UnixStream::connect(path).ok()?, daemon])
+            }
+            Vmm::Connects(listener) => {
+                let (vmm, _) = listener.accept().ok()?;
+                vmm.set_nonblocking(false).ok()?;
+                while !self.is_over.load(Ordering::Acquire) {
+                    if let Ok(daemon) = UnixStream::connect(&self.daemon) {
+                        return Some([vmm, daemon]);
+                    }
+                    thread::sleep(LOOK_INTERVAL);
+                }
+                None
+            }
+        }
+    }
+
+    fn carry_both(&self, vmm: &UnixStream, daemon: &UnixStream) {
+        let (Ok(vmm_too), Ok(daemon_too)) = (vmm.try_clone(), daemon.try_clone()) else {
+            return;
+        };
+        self.is_cutting.store(false, Ordering::Release);
+        self.figures.connections.fetch_add(1, Ordering::AcqRel);
+        *self.connection() = Some([vmm_too, daemon_too]);
+        if self.is_over.load(Ordering::Acquire) {
+            self.close();
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| self.carry(vmm, daemon, &self.figures.to_host_bytes));
+            self.carry(daemon, vmm, &self.figures.to_guest_bytes);
+        });
+        *self.connection() = None;
+    }
+
+    /// Carries one direction until it ends or is cut, and ends the other then.
+    fn carry(&self, mut from: &UnixStream, mut to: &UnixStream, passed: &AtomicU64) {
+        let mut buffer = vec![0; HELD_BYTES as usize];
+        loop {
+            let length = 1 + self.below(HELD_BYTES) as usize;
+            let count = match from.read(&mut buffer[..length]) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => count,
+            };
+            let is_cut = self.is_cutting.load(Ordering::Acquire);
+            let kept = if is_cut {
+                self.below(count as u64 + 1) as usize
+            } else {
+                count
+            };
+            if to.write_all(&buffer[..kept]).is_err() {
+                break;
+            }
+            passed.fetch_add(kept as u64, Ordering::Relaxed);
+            if is_cut {
+                let dropped = (count - kept) as u64;
+                self.figures
+                    .dropped_bytes
+                    .fetch_add(dropped, Ordering::Relaxed);
+                break;
+            }
+        }
+        self.close();
+    }
+
+    fn below(&self, limit: u64) -> u64 {
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        random.below(limit)
+    }
+
+    fn close(&self) {
+        for stream in self.connection().iter().flatten() {
+            // It may have ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Option<[UnixStream; 2]>> {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
