@@ -1,7 +1,7 @@
 //! A proxy between the socket of QEMU's character device and the daemon, which cuts the connection when it is told to.
 //!
-//! What it has read and not written when it cuts, it drops, but for a part of it at random: so frames end anywhere. What is still in the
-//! buffers of its sockets is lost with them. When one side goes, it lets go of the other, as if both were connected directly.
+//! Before it cuts, it passes on some of what it holds, at random, so that frames end anywhere, and drops the rest and all that still comes for a
+//! while. What is in the buffers of its sockets is lost with them. When one side goes, it lets go of the other, as if both were connected directly.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use e2e::Meeting;
 
@@ -19,8 +19,8 @@ use super::random::Random;
 /// The most that it holds of each direction, in bytes, besides what is in the sockets' buffers.
 const HELD_BYTES: u64 = 65_536;
 
-/// How long a cut waits for bytes to drop before it cuts an idle connection.
-const CUT_GRACE: Duration = Duration::from_millis(50);
+/// For how long it drops what comes before it cuts, at most, in milliseconds.
+const LONGEST_DROP_MS: u64 = 40;
 
 /// The wait between two looks for a side that is not there.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
@@ -44,7 +44,7 @@ struct Shared {
     vmm: Vmm,
     daemon: PathBuf,
     is_over: AtomicBool,
-    /// Whoever has bytes next drops some of them and ends the connection.
+    /// What comes is dropped.
     is_cutting: AtomicBool,
     /// Both ends of the connection, while there is one.
     connection: Mutex<Option<[UnixStream; 2]>>,
@@ -110,11 +110,9 @@ impl Proxy {
         let shared = &self.shared;
         let number = shared.figures.connections.load(Ordering::Acquire);
         shared.is_cutting.store(true, Ordering::Release);
-        let until = Instant::now() + CUT_GRACE;
+        thread::sleep(Duration::from_millis(shared.below(LONGEST_DROP_MS)));
+        shared.close();
         while self.is_connected() && shared.figures.connections.load(Ordering::Acquire) == number {
-            if Instant::now() > until {
-                shared.close();
-            }
             thread::sleep(LOOK_INTERVAL);
         }
     }
@@ -145,7 +143,9 @@ impl Shared {
     fn meet(&self) -> Option<[UnixStream; 2]> {
         match &self.vmm {
             Vmm::Listens(path) => {
-                let daemon = UnixStream::connect(&self.daemon).ok()?;
+                // While the guest is started nobody listens there yet, and the daemon is to see no connections that come and go for it.
+                let daemon = path.exists().then(|| UnixStream::connect(&self.daemon))?;
+                let daemon = daemon.ok()?;
                 Some([UnixStream::connect(path).ok()?, daemon])
             }
             Vmm::Connects(listener) => {
@@ -179,32 +179,30 @@ impl Shared {
         *self.connection() = None;
     }
 
-    /// Carries one direction until it ends or is cut, and ends the other then.
+    /// Carries one direction until it ends, and ends the other then.
     fn carry(&self, mut from: &UnixStream, mut to: &UnixStream, passed: &AtomicU64) {
         let mut buffer = vec![0; HELD_BYTES as usize];
+        let mut is_cut = false;
         loop {
             let length = 1 + self.below(HELD_BYTES) as usize;
             let count = match from.read(&mut buffer[..length]) {
                 Ok(0) | Err(_) => break,
                 Ok(count) => count,
             };
-            let is_cut = self.is_cutting.load(Ordering::Acquire);
-            let kept = if is_cut {
-                self.below(count as u64 + 1) as usize
-            } else {
-                count
+            let kept = match (is_cut, self.is_cutting.load(Ordering::Acquire)) {
+                (false, false) => count,
+                (false, true) => self.below(count as u64 + 1) as usize,
+                (true, _) => 0,
             };
+            is_cut |= kept < count;
             if to.write_all(&buffer[..kept]).is_err() {
                 break;
             }
             passed.fetch_add(kept as u64, Ordering::Relaxed);
-            if is_cut {
-                let dropped = (count - kept) as u64;
-                self.figures
-                    .dropped_bytes
-                    .fetch_add(dropped, Ordering::Relaxed);
-                break;
-            }
+            let dropped = (count - kept) as u64;
+            self.figures
+                .dropped_bytes
+                .fetch_add(dropped, Ordering::Relaxed);
         }
         self.close();
     }
