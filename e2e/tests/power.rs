@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use e2e::{BOOT_DEADLINE_S, DaemonSpec, GuestSpec, Kernel, Meeting, Scene};
-use serde_json::Value;
+use e2e::{BOOT_DEADLINE_S, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene};
+use serde_json::json;
 
 /// How long a guest may take to boot, to fall asleep, or to end.
 const DEADLINE: Duration = Duration::from_secs(BOOT_DEADLINE_S);
@@ -27,26 +28,12 @@ fn guests_sleep_start_again_and_end_as_their_host_asks() {
     let guests = guests.into_iter().map(GuestSpec::allow_reboot).collect();
     let scene = Scene::start_with(daemon, guests).unwrap();
 
-    for guest in &scene.guests {
-        let name = guest.name();
-        ringdown(&scene, &["exec", name, "--", "touch", "/tmp/kept"]);
-        ringdown(&scene, &["suspend", name, "--timeout", "100"]);
-        let status = guest.qmp().execute("query-status", Value::Null).unwrap();
-        assert_eq!(status["status"], "suspended", "{name}");
-        guest.qmp().execute("system_wakeup", Value::Null).unwrap();
-        ringdown(&scene, &["exec", name, "--", "cat", "/tmp/kept"]);
-    }
-
-    for guest in &scene.guests {
-        let name = guest.name();
-        ringdown(&scene, &["reboot", name]);
-        guest.wait_for_boots(2, DEADLINE).unwrap();
-        let output = scene
-            .daemon
-            .run(&["exec", name, "--", "cat", "/tmp/kept"])
-            .unwrap();
-        assert_eq!(output.status.code(), Some(1), "{name}: it has not rebooted");
-    }
+    // All at once, for each waits most of the time.
+    thread::scope(|threads| {
+        for guest in &scene.guests {
+            threads.spawn(|| sleep_and_reboot(&scene, guest));
+        }
+    });
 
     // One alone, the others together; one of all has no guest.
     ringdown(&scene, &["shutdown", "web"]);
@@ -56,6 +43,27 @@ fn guests_sleep_start_again_and_end_as_their_host_asks() {
         assert!(told.contains(name), "{told}");
         scene.guest(name).wait_for_exit(DEADLINE).unwrap();
     }
+}
+
+fn sleep_and_reboot(scene: &Scene, guest: &Guest) {
+    let name = guest.name();
+    let begun = Instant::now();
+    ringdown(scene, &["exec", name, "--", "touch", "/tmp/kept"]);
+    ringdown(scene, &["suspend", name, "--timeout", "100"]);
+    let status = guest.qmp().execute("query-status", json!({})).unwrap();
+    assert_eq!(status["status"], "suspended", "{name}");
+    guest.qmp().execute("system_wakeup", json!({})).unwrap();
+    ringdown(scene, &["exec", name, "--", "cat", "/tmp/kept"]);
+    eprintln!("{name}: asleep and awake after {:?}", begun.elapsed());
+
+    ringdown(scene, &["reboot", name]);
+    guest.wait_for_boots(2, DEADLINE).unwrap();
+    let output = scene
+        .daemon
+        .run(&["exec", name, "--", "cat", "/tmp/kept"])
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{name} has not rebooted");
+    eprintln!("{name}: rebooted after {:?}", begun.elapsed());
 }
 
 /// Runs `ringdown`, which must succeed, and gives its standard output.

@@ -54,11 +54,13 @@ const SOON_MS: u64 = 400;
 /// How many bytes a copy moves before anybody is killed: a command that cannot begin fails at once, as it should.
 const BEGUN_BYTES: u64 = MIB / 4;
 
-/// Writes numbered lines until it is told that it is enough, and then tells how many there are.
+/// Writes numbered lines until it is told that it is enough, and then tells how many there are. Now and then the file gets another name and a new
+/// one is begun, as logrotate does.
 const WRITER: &str = r#"
     i=1
     while [ ! -e /tmp/enough ]; do
         j=0; while [ $j -lt 25 ]; do echo "line $i"; i=$((i + 1)); j=$((j + 1)); done >> /tmp/torture.log
+        [ $((i % 5000)) = 1 ] && mv /tmp/torture.log /tmp/torture.log.1
         usleep 100000
     done
     echo $i"#;
@@ -144,6 +146,7 @@ fn torture(kernel: Kernel, meeting: Meeting, size: Size) {
 /// The guest, the line to it, and what has been done to them.
 struct Torture {
     size: Size,
+    meeting: Meeting,
     random: Random,
     /// The file that is copied, and its SHA-256.
     file: PathBuf,
@@ -167,9 +170,13 @@ impl Torture {
         let file = directory.join("file");
         write_pattern(&file, random.below(1000), size.file_bytes);
         let digest = digest(&file);
-        let daemon = start_daemon(&directory);
+        let daemon = start_daemon(&directory, meeting);
         let chardev = directory.join("chardev");
-        let proxy = Proxy::start(&chardev, meeting, daemon.serial_socket(VM), random.fork());
+        let (near, far) = match meeting {
+            Meeting::QemuListens => (daemon.serial_socket(VM), chardev.clone()),
+            Meeting::QemuConnects => (chardev.clone(), daemon.serial_socket(VM)),
+        };
+        let proxy = Proxy::start(&near, far, random.fork());
         // A file that has arrived, one that is arriving, and as much again as the guest's memory file system must leave free.
         let memory_mib = 256 + 3 * u32::try_from(size.file_bytes / MIB).unwrap();
         let spec = GuestSpec::new(VM, kernel)
@@ -177,6 +184,7 @@ impl Torture {
             .port(AGENT_PORT, chardev, meeting);
         Torture {
             size,
+            meeting,
             random,
             file,
             digest,
@@ -237,7 +245,7 @@ impl Torture {
                 self.add_counters();
                 self.daemon.kill().unwrap();
                 let directory = self.daemon.runtime_directory().to_path_buf();
-                self.daemon = start_daemon(&directory);
+                self.daemon = start_daemon(&directory, self.meeting);
             }
             Strike::Agent => self
                 .guest
@@ -303,7 +311,7 @@ impl Torture {
         let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
         eprintln!(
             "[torture] {:.1} s; strikes {:?}; {} copies of {} MiB in {:.1} s, gone on {} times; {} lines, gone on {} times; \
-             {} connections, {} bytes to the guest, {} to the host, {} dropped by the proxy alone; the daemons' side of the line: {:?}",
+             {} connections, {} bytes, {} dropped by the proxy alone; the daemons' side of the line: {:?}",
             self.started.elapsed().as_secs_f32(),
             self.strikes,
             self.copies,
@@ -313,8 +321,7 @@ impl Torture {
             log.lines,
             log.resumed(),
             count(&figures.connections),
-            count(&figures.to_guest_bytes),
-            count(&figures.to_host_bytes),
+            self.proxy.passed_bytes(),
             count(&figures.dropped_bytes),
             self.counters
         );
@@ -480,8 +487,8 @@ impl Drop for Log {
     }
 }
 
-fn start_daemon(directory: &Path) -> Daemon {
-    let mut spec = DaemonSpec::new().serial_vm(VM, Meeting::QemuConnects);
+fn start_daemon(directory: &Path, meeting: Meeting) -> Daemon {
+    let mut spec = DaemonSpec::new().serial_vm(VM, meeting);
     spec.runtime_directory = Some(directory.to_path_buf());
     Daemon::start(spec).unwrap()
 }

@@ -35,6 +35,10 @@ const JUMP: Duration = Duration::from_millis(500);
 /// How far the hardware's clock, which has whole seconds, may part from the kernel's.
 pub const RTC_JUMP: Duration = Duration::from_secs(3);
 
+/// For how long the agent leaves a clock alone that somebody in the guest has set: until the change of the generation that this makes, too,
+/// has passed.
+const HANDS_OFF: Duration = Duration::from_secs(60);
+
 /// Where the hardware's clock is read.
 const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
 
@@ -56,6 +60,8 @@ pub struct Generation {
     host: Mutex<String>,
     /// Counts how often the agent itself has set the clock, which is no sign of anything.
     steps: AtomicU64,
+    /// When somebody else in the guest last set it.
+    set_by_others: Mutex<Option<Instant>>,
 }
 
 impl Default for Generation {
@@ -67,6 +73,7 @@ impl Default for Generation {
             told: AtomicU64::new(0),
             host: Mutex::default(),
             steps: AtomicU64::new(0),
+            set_by_others: Mutex::default(),
         }
     }
 }
@@ -114,6 +121,11 @@ impl Generation {
         self.steps.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Whether somebody in the guest has just set the clock: it is theirs then, and not to be set back at once.
+    pub(crate) fn clock_is_of_others(&self) -> bool {
+        lock(&self.set_by_others).is_some_and(|then| then.elapsed() < HANDS_OFF)
+    }
+
     /// Watch for what gives a resumed guest away, for ever.
     pub(crate) fn watch(&self) -> ! {
         let uevents = match uevent_socket() {
@@ -127,6 +139,7 @@ impl Generation {
         };
         let mut clocks = Clocks::look(true);
         let mut steps = self.steps.load(Ordering::Acquire);
+        let mut looks = 0_u64;
         let mut next_rtc = Instant::now() + RTC_LOOK;
         loop {
             if wait_for_uevent(uevents.as_ref(), Instant::now() + LOOK) {
@@ -138,12 +151,17 @@ impl Generation {
             }
             let now = Clocks::look(with_rtc);
             let steps_now = self.steps.load(Ordering::Acquire);
-            if steps == steps_now {
+            looks = if steps == steps_now { looks + 1 } else { 0 };
+            steps = steps_now;
+            // A step is counted before it is made, so the look after the one that finds it counted may still see it happen.
+            if looks > 1 {
+                if clocks.wall_jumped(&now) && !clocks.slept(&now) {
+                    *lock(&self.set_by_others) = Some(Instant::now());
+                }
                 if let Some(why) = clocks.jumped(&now) {
                     self.renew(why);
                 }
             }
-            steps = steps_now;
             clocks = now.or_rtc_of(clocks);
         }
     }
@@ -211,11 +229,16 @@ impl Clocks {
         }
     }
 
+    fn slept(&self, now: &Clocks) -> bool {
+        is_apart(self.boot, now.boot, JUMP)
+    }
+
+    fn wall_jumped(&self, now: &Clocks) -> bool {
+        is_apart(self.wall, now.wall, JUMP)
+    }
+
     fn jumped(&self, now: &Clocks) -> Option<&'static str> {
-        let is_apart = |before: i128, after: i128, limit: Duration| {
-            (after - before).unsigned_abs() > limit.as_nanos()
-        };
-        if is_apart(self.boot, now.boot, JUMP) {
+        if self.slept(now) {
             return Some("it has slept");
         }
         if let (Some(before), Some(after)) = (self.rtc, now.rtc) {
@@ -223,8 +246,12 @@ impl Clocks {
                 return Some("the hardware's clock has jumped");
             }
         }
-        is_apart(self.wall, now.wall, JUMP).then_some("the clock has jumped")
+        self.wall_jumped(now).then_some("the clock was set")
     }
+}
+
+fn is_apart(before: i128, after: i128, limit: Duration) -> bool {
+    (after - before).unsigned_abs() > limit.as_nanos()
 }
 
 fn nanoseconds(time: Timespec) -> i128 {

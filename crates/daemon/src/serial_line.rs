@@ -18,6 +18,7 @@ use switch::Reason;
 use crate::chardev::Meeting;
 use crate::config::Chardev;
 use crate::line::{LineError, LineStatus};
+use crate::log_budget::LogBudget;
 use crate::worker::Orders;
 
 /// A running serial line. Dropping it resets its channels and waits for its thread, which the worker's thread must never do.
@@ -44,6 +45,7 @@ impl SerialLine {
         let port = VmPort {
             meeting: Meeting::prepare(chardev)?,
             guest: guest.clone(),
+            log: LogBudget::new(),
         };
         let name = format!("serial-{vm}");
         let handle = Driver::start(&name, Box::new(port), Options::default())?;
@@ -126,11 +128,18 @@ impl Guest {
 struct VmPort {
     meeting: Meeting,
     guest: Guest,
+    log: LogBudget,
 }
 
 impl Port for VmPort {
     fn open(&mut self, _now: Instant) -> io::Result<OwnedFd> {
-        self.meeting.meet()
+        self.meeting.meet().map_err(|error| match error.kind() {
+            // The VMM has yet to come, which is nothing to tell anybody.
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                io::ErrorKind::WouldBlock.into()
+            }
+            _ => error,
+        })
     }
 
     fn awaited(&self) -> Option<BorrowedFd<'_>> {
@@ -154,35 +163,47 @@ impl Port for VmPort {
     }
 
     fn on_peer(&mut self, event: PeerEvent) {
-        let vm = self.guest.vm.as_str();
+        let orders = &self.guest.orders;
         match event {
             PeerEvent::Came => {
-                tracing::info!(vm, "the guest answers at its serial port");
                 self.guest.answers.store(true, Ordering::Release);
-                self.guest.orders.order(self.guest.news());
+                orders.order(self.guest.news());
             }
-            PeerEvent::Disconnected => {
-                tracing::info!(
-                    vm,
-                    "the VMM has left the serial port; what is open waits for it"
-                );
-            }
-            PeerEvent::Resumed => {
-                tracing::info!(
-                    vm,
-                    "the VMM is back at the serial port, and nothing is lost"
-                );
-            }
-            PeerEvent::Ended(why) => {
-                // In quotes: it may repeat what the guest has sent.
-                tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+            PeerEvent::Ended(_) => {
                 self.guest.answers.store(false, Ordering::Release);
-                // Waited for, so that those at the other ends see a cut and not an end before the sockets are closed.
-                self.guest.orders.ask(self.guest.news());
+                // Waited for, so that nobody is put through to a guest that has gone.
+                orders.ask(self.guest.news());
             }
-            PeerEvent::NoPort(why) => {
-                tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
-            }
+            PeerEvent::Disconnected | PeerEvent::Resumed | PeerEvent::NoPort(_) => {}
+        }
+        let vm = self.guest.vm.as_str();
+        if self.log.admits(vm) {
+            tell(vm, &event);
+        }
+    }
+}
+
+/// Tells the log what has happened. What may repeat the guest's words is in quotes.
+fn tell(vm: &str, event: &PeerEvent) {
+    match event {
+        PeerEvent::Came => tracing::info!(vm, "the guest answers at its serial port"),
+        PeerEvent::Disconnected => {
+            tracing::info!(
+                vm,
+                "the VMM has left the serial port; what is open waits for it"
+            );
+        }
+        PeerEvent::Resumed => {
+            tracing::info!(
+                vm,
+                "the VMM is back at the serial port, and nothing is lost"
+            );
+        }
+        PeerEvent::Ended(why) => {
+            tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+        }
+        PeerEvent::NoPort(why) => {
+            tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
         }
     }
 }

@@ -101,7 +101,11 @@ fn sync_brings_what_differs_and_removes_what_is_too_much() {
         ringdown(&scene, &["sync", "--delete", "--checksum", &here, &there]);
         let back = directory.join(format!("synced-{}", guest.name()));
         ringdown(&scene, &["sync", &there, &format!("{}/", back.display())]);
-        assert_same(&tree, &back);
+        // Of the directories themselves the content counts.
+        assert_eq!(names(&tree), names(&back));
+        for name in names(&tree) {
+            assert_same(&tree.join(&name), &back.join(&name));
+        }
         guest.shell("rm -r /tmp/synced").unwrap();
     }
 }
@@ -118,10 +122,7 @@ fn a_disk_that_is_too_small_is_told_before_the_first_byte() {
             .unwrap();
         let there = format!("{}:/mnt/small/", guest.name());
         let words = refused(&scene, &["cp", here.to_str().unwrap(), &there]);
-        assert!(
-            words.contains("not enough room"),
-            "{words}"
-        );
+        assert!(words.contains("not enough room"), "{words}");
         assert_eq!(
             guest
                 .shell("ls -A /mnt/small; df /mnt/small | tail -1 | awk '{ print $3 }'")

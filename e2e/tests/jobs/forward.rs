@@ -19,7 +19,9 @@ fn ports_and_sockets_of_the_host_lead_into_the_guest() {
     let scene = scene();
     for guest in &scene.guests {
         // One connection after the other, each answered with its own bytes.
-        let server = guest.start("exec socat TCP-LISTEN:8000,fork,reuseaddr EXEC:cat").unwrap();
+        let server = guest
+            .start("exec socat TCP-LISTEN:8000,fork,reuseaddr EXEC:cat")
+            .unwrap();
         guest
             .wait_until("netstat -ltn | grep -q :8000", super::PATIENCE)
             .unwrap();
@@ -95,7 +97,9 @@ fn ports_of_the_guest_lead_to_the_host() {
                 0o600,
             )
             .unwrap();
-        let client = guest.start("socat -u OPEN:/tmp/forwarded TCP:127.0.0.1:9001").unwrap();
+        let client = guest
+            .start("socat -u OPEN:/tmp/forwarded TCP:127.0.0.1:9001")
+            .unwrap();
         let (mut stream, _) = listener.accept().unwrap();
         host::bound(&stream).unwrap();
         assert_eq!(
@@ -111,7 +115,9 @@ fn ports_of_the_guest_lead_to_the_host() {
 fn forwarding_goes_on_after_the_agent_was_killed() {
     let scene = scene_alone();
     for guest in &scene.guests {
-        let server = guest.start("exec socat TCP-LISTEN:8100,fork,reuseaddr EXEC:cat").unwrap();
+        let server = guest
+            .start("exec socat TCP-LISTEN:8100,fork,reuseaddr EXEC:cat")
+            .unwrap();
         guest
             .wait_until("netstat -ltn | grep -q :8100", super::PATIENCE)
             .unwrap();

@@ -150,11 +150,7 @@ fn the_clipboard_is_the_desktops_or_there_is_none() {
             .unwrap();
         let words = refused(&scene, &["clipboard", "get", name]);
         assert!(words.contains("desktop"), "{words}");
-        let line = "exec setuidgid 1000:1000 env XDG_RUNTIME_DIR=/run/user/1000 WAYLAND_DISPLAY=wayland-0 XDG_SESSION_ID=7 sleep 600";
-        let line = line.replace(
-            "setuidgid 1000:1000",
-            "setpriv --reuid 1000 --regid 1000 --clear-groups",
-        );
+        let line = "su user -c 'exec env XDG_RUNTIME_DIR=/run/user/1000 WAYLAND_DISPLAY=wayland-0 XDG_SESSION_ID=7 sleep 600'";
         let compositor = guest.start(&line).unwrap();
         eventually("the desktop is there", || {
             set(&scene.daemon, name, "copied\nwith care ✂")

@@ -12,8 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use e2e::Meeting;
-
 use super::random::Random;
 
 /// The most that it holds of each direction, in bytes, besides what is in the sockets' buffers.
@@ -35,14 +33,16 @@ pub(crate) struct Proxy {
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) connections: AtomicU64,
-    pub(crate) to_guest_bytes: AtomicU64,
-    pub(crate) to_host_bytes: AtomicU64,
+    pub(crate) to_near_bytes: AtomicU64,
+    pub(crate) to_far_bytes: AtomicU64,
     pub(crate) dropped_bytes: AtomicU64,
 }
 
 struct Shared {
-    vmm: Vmm,
-    daemon: PathBuf,
+    /// Where the one side comes to.
+    near: UnixListener,
+    /// Where the other listens.
+    far: PathBuf,
     is_over: AtomicBool,
     /// What comes is dropped.
     is_cutting: AtomicBool,
@@ -52,31 +52,14 @@ struct Shared {
     figures: Figures,
 }
 
-/// How QEMU is met.
-enum Vmm {
-    Listens(PathBuf),
-    Connects(UnixListener),
-}
-
 impl Proxy {
-    /// Stands between QEMU, which is met at `vmm`, and a daemon that listens at `daemon`.
-    pub(crate) fn start(
-        vmm: &Path,
-        meeting: Meeting,
-        daemon: PathBuf,
-        random: Random,
-    ) -> io::Result<Proxy> {
-        let vmm = match meeting {
-            Meeting::QemuListens => Vmm::Listens(vmm.to_path_buf()),
-            Meeting::QemuConnects => {
-                let listener = UnixListener::bind(vmm)?;
-                listener.set_nonblocking(true)?;
-                Vmm::Connects(listener)
-            }
-        };
+    /// Listens at `near` for the one side, and connects to the other at `far`.
+    pub(crate) fn start(near: &Path, far: PathBuf, random: Random) -> io::Result<Proxy> {
+        let near = UnixListener::bind(near)?;
+        near.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
-            vmm,
-            daemon,
+            near,
+            far,
             is_over: AtomicBool::new(false),
             is_cutting: AtomicBool::new(false),
             connection: Mutex::new(None),
@@ -96,8 +79,7 @@ impl Proxy {
     /// Bytes that went through it, both ways.
     pub(crate) fn passed_bytes(&self) -> u64 {
         let figures = self.figures();
-        figures.to_guest_bytes.load(Ordering::Relaxed)
-            + figures.to_host_bytes.load(Ordering::Relaxed)
+        figures.to_near_bytes.load(Ordering::Relaxed) + figures.to_far_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether QEMU and the daemon are connected through it.
@@ -131,50 +113,39 @@ impl Drop for Proxy {
 impl Shared {
     fn run(&self) {
         while !self.is_over.load(Ordering::Acquire) {
-            if let Some([vmm, daemon]) = self.meet() {
-                self.carry_both(&vmm, &daemon);
-            } else {
-                thread::sleep(LOOK_INTERVAL);
+            match self.meet() {
+                Some([near, far]) => self.carry_both(&near, &far),
+                None => thread::sleep(LOOK_INTERVAL),
             }
         }
     }
 
-    /// A connection to each side. A VMM that connects itself is taken first, and may speak before the daemon is there.
+    /// A connection to each side. What the one says before the other is there waits for it.
     fn meet(&self) -> Option<[UnixStream; 2]> {
-        match &self.vmm {
-            Vmm::Listens(path) => {
-                // While the guest is started nobody listens there yet, and the daemon is to see no connections that come and go for it.
-                let daemon = path.exists().then(|| UnixStream::connect(&self.daemon))?;
-                let daemon = daemon.ok()?;
-                Some([UnixStream::connect(path).ok()?, daemon])
+        let (near, _) = self.near.accept().ok()?;
+        near.set_nonblocking(false).ok()?;
+        while !self.is_over.load(Ordering::Acquire) {
+            if let Ok(far) = UnixStream::connect(&self.far) {
+                return Some([near, far]);
             }
-            Vmm::Connects(listener) => {
-                let (vmm, _) = listener.accept().ok()?;
-                vmm.set_nonblocking(false).ok()?;
-                while !self.is_over.load(Ordering::Acquire) {
-                    if let Ok(daemon) = UnixStream::connect(&self.daemon) {
-                        return Some([vmm, daemon]);
-                    }
-                    thread::sleep(LOOK_INTERVAL);
-                }
-                None
-            }
+            thread::sleep(LOOK_INTERVAL);
         }
+        None
     }
 
-    fn carry_both(&self, vmm: &UnixStream, daemon: &UnixStream) {
-        let (Ok(vmm_too), Ok(daemon_too)) = (vmm.try_clone(), daemon.try_clone()) else {
+    fn carry_both(&self, near: &UnixStream, far: &UnixStream) {
+        let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else {
             return;
         };
         self.is_cutting.store(false, Ordering::Release);
         self.figures.connections.fetch_add(1, Ordering::AcqRel);
-        *self.connection() = Some([vmm_too, daemon_too]);
+        *self.connection() = Some([near_too, far_too]);
         if self.is_over.load(Ordering::Acquire) {
             self.close();
         }
         thread::scope(|scope| {
-            scope.spawn(|| self.carry(vmm, daemon, &self.figures.to_host_bytes));
-            self.carry(daemon, vmm, &self.figures.to_guest_bytes);
+            scope.spawn(|| self.carry(near, far, &self.figures.to_far_bytes));
+            self.carry(far, near, &self.figures.to_near_bytes);
         });
         *self.connection() = None;
     }
