@@ -73,7 +73,7 @@ hybrid: build images ## run the scenarios with a VMM that has its own vsock devi
 	@$(BENCH) peer install
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_PEER=$(PEER) $(CARGO) test --package ringdown-e2e --test hybrid -- --ignored
 
-serial-torture: build images ## 600 blows to the host and the agent of guests without vsock while 256 MiB are copied and a log is followed
+serial-torture: build images ## cut the serial line and kill the daemon and the agent some 500 times, during copies of 256 MiB and a log
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e --test serial_torture -- --nocapture
 
 kernel-tests: build images ## run Linux's own tests of vsock between guests

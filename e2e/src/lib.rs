@@ -14,7 +14,6 @@
 
 pub mod accelerator;
 pub mod control;
-pub mod cutter;
 mod daemon;
 mod guest;
 pub mod host;
