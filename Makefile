@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid bench bench-quick sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -73,6 +73,9 @@ hybrid: build images ## run the scenarios with a VMM that has its own vsock devi
 	@$(BENCH) peer install
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_PEER=$(PEER) $(CARGO) test --package ringdown-e2e --test hybrid -- --ignored
 
+serial-torture: build images ## cut the serial line and kill the daemon and the agent some 500 times, during copies of 256 MiB and a log
+	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e --test serial_torture -- --nocapture
+
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
 
@@ -108,6 +111,10 @@ bench: build ## measure beside a peer and the machine's limits, in about 12 minu
 
 bench-quick: ## measure only what goals are about, and keep nothing
 	@$(MAKE) --no-print-directory bench BENCH_QUICK=1
+
+bench-copies: build ## measure cp and exec beside scp, ssh and QEMU's guest agent, in one guest; keeps the run in bench/runs
+	@$(CARGO) xtask images --layer tools --layer jobs
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask copies --output bench/runs
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::ports::Meeting;
 use crate::shared::ShowLogs;
 use crate::{LOG_TAIL_LINES, log_tail, spawn};
 
@@ -23,6 +24,8 @@ const DEADLINE_S: u64 = 20;
 pub struct DaemonSpec {
     /// The VMs: name and CID. Their sockets are `<name>.vhost` and `<name>.sock` in the runtime directory.
     pub vms: Vec<(String, u64)>,
+    /// The VMs without vsock, and how the daemon and their VMMs meet at `<name>.serial` in the runtime directory.
+    pub serial_vms: Vec<(String, Meeting)>,
     /// Further arguments of `ringdown serve`.
     pub arguments: Vec<String>,
     /// Environment variables, `RUST_LOG` for instance.
@@ -41,6 +44,13 @@ impl DaemonSpec {
     #[must_use]
     pub fn vm(mut self, name: &str, cid: u64) -> DaemonSpec {
         self.vms.push((name.to_owned(), cid));
+        self
+    }
+
+    /// Adds a VM that has no vsock device but a virtio-serial port for its agent.
+    #[must_use]
+    pub fn serial_vm(mut self, name: &str, meeting: Meeting) -> DaemonSpec {
+        self.serial_vms.push((name.to_owned(), meeting));
         self
     }
 
@@ -113,6 +123,18 @@ impl Daemon {
                 host_path(&runtime_directory, name).display()
             ));
         }
+        for (name, meeting) in &spec.serial_vms {
+            let key = match meeting {
+                Meeting::QemuConnects => "serial",
+                Meeting::QemuListens => "serial-connect",
+            };
+            arguments.push("--vm".to_owned());
+            arguments.push(format!(
+                "name={name},{key}={},host={}",
+                serial_path(&runtime_directory, name).display(),
+                host_path(&runtime_directory, name).display()
+            ));
+        }
         arguments.extend(spec.arguments);
         let log_file = fs::OpenOptions::new()
             .create(true)
@@ -153,6 +175,11 @@ impl Daemon {
     /// The socket that a VM's VMM connects to.
     pub fn vhost_socket(&self, name: &str) -> PathBuf {
         vhost_path(&self.runtime_directory, name)
+    }
+
+    /// The socket where the daemon and the VMM of a VM without vsock meet.
+    pub fn serial_socket(&self, name: &str) -> PathBuf {
+        serial_path(&self.runtime_directory, name)
     }
 
     /// The socket where host programs say `CONNECT <port>`.
@@ -325,6 +352,10 @@ impl ShowLogs for Daemon {
 
 fn vhost_path(runtime_directory: &Path, name: &str) -> PathBuf {
     runtime_directory.join(format!("{name}.vhost"))
+}
+
+fn serial_path(runtime_directory: &Path, name: &str) -> PathBuf {
+    runtime_directory.join(format!("{name}.serial"))
 }
 
 fn host_path(runtime_directory: &Path, name: &str) -> PathBuf {

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::accelerator::{self, Accelerator};
 use crate::control::{CommandSpec, Control, Output, Running};
 use crate::images::{Images, Kernel};
+use crate::ports::{Meeting, Port};
 use crate::protocol::PORT_NAME;
 use crate::qmp::Qmp;
 use crate::{LOG_TAIL_LINES, log_tail, spawn};
@@ -34,6 +35,10 @@ pub struct GuestSpec {
     pub kernel: Kernel,
     /// The socket of a vhost-user-vsock back end that listens already; without it the guest has no vsock device.
     pub vhost_socket: Option<PathBuf>,
+    /// If the guest is to have no vsock device: how its agent's port and the daemon meet. The scene makes the port of it.
+    pub serial: Option<Meeting>,
+    /// Its virtio-serial ports, besides that of the control program.
+    pub ports: Vec<Port>,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// Virtual processors.
@@ -61,6 +66,8 @@ impl GuestSpec {
             name: name.into(),
             kernel,
             vhost_socket: None,
+            serial: None,
+            ports: Vec::new(),
             memory_mib: 256,
             processors: 1,
             layers: Vec::new(),
@@ -80,11 +87,35 @@ impl GuestSpec {
         self
     }
 
+    /// Has it reached by a virtio-serial port instead of a vsock device.
+    #[must_use]
+    pub fn serial(mut self, meeting: Meeting) -> GuestSpec {
+        self.serial = Some(meeting);
+        self
+    }
+
+    /// Adds a virtio-serial port.
+    #[must_use]
+    pub fn port(mut self, name: &str, socket: impl Into<PathBuf>, meeting: Meeting) -> GuestSpec {
+        self.ports.push(Port {
+            name: name.to_owned(),
+            socket: socket.into(),
+            meeting,
+        });
+        self
+    }
+
+    /// Adds a layer of foreign programs: `tools`, `net`, `nbd` or `jobs`.
+    #[must_use]
+    pub fn layer(mut self, name: &str) -> GuestSpec {
+        self.layers.push(name.to_owned());
+        self
+    }
+
     /// Adds the layer with socat, ncat and OpenSSH.
     #[must_use]
-    pub fn with_tools(mut self) -> GuestSpec {
-        self.layers.push("tools".to_owned());
-        self
+    pub fn with_tools(self) -> GuestSpec {
+        self.layer("tools")
     }
 
     /// Keeps Ringdown's agent from starting.
@@ -517,6 +548,9 @@ fn qemu_arguments(
             format!("virtserialport,chardev=control,name={PORT_NAME}"),
         ),
     ];
+    for (number, port) in spec.ports.iter().enumerate() {
+        options.extend(port.options(number));
+    }
     if let Some(socket) = &spec.vhost_socket {
         options.push((
             "-chardev",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::control::Running;
+use crate::ports::AGENT_PORT;
 use crate::probe::PROGRAM;
 use crate::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Output, ShowLogs};
 
@@ -43,6 +44,10 @@ impl Scene {
         let specs = guests
             .into_iter()
             .map(|spec| {
+                if let Some(meeting) = spec.serial {
+                    let socket = daemon.serial_socket(&spec.name);
+                    return spec.port(AGENT_PORT, socket, meeting);
+                }
                 let socket = daemon.vhost_socket(&spec.name);
                 spec.vhost_socket(socket)
             })

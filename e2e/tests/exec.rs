@@ -1,18 +1,18 @@
-//! `ringdown exec` against real guests: streams apart, exit codes, terminals, bulk, and waiting for a guest to be ready.
+//! `ringdown exec` against real guests, over vsock and over virtio-serial alone: streams apart, exit codes, terminals, bulk, and waiting for
+//! a guest to be ready.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::process::{Child, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use e2e::host;
 use e2e::pattern::Pattern;
-use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard};
-use rustix::event::{PollFd, PollFlags, poll};
+use e2e::terminal::{read_until, terminal};
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene, Shared, SharedGuard};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{Winsize, tcsetwinsize};
 
@@ -21,17 +21,22 @@ static SCENE: Shared<Scene> = Shared::new();
 /// How much passes through `exec` each way, in bytes.
 const BULK_BYTES: u64 = 100 * 1024 * 1024;
 
-/// How long a guest may take to show what a test waits for.
-const SHOW_DEADLINE: Duration = Duration::from_secs(60);
-
 fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
         let daemon = DaemonSpec::new()
             .vm("web", 3)
             .vm("db", 4)
             .vm("late", 5)
-            .vm("never", 6);
-        Scene::start(daemon, &[("web", Kernel::V6_1), ("db", Kernel::V6_12)]).unwrap()
+            .vm("never", 6)
+            .serial_vm("attic", Meeting::QemuConnects)
+            .serial_vm("cellar", Meeting::QemuListens);
+        let guests = vec![
+            GuestSpec::new("web", Kernel::V6_1),
+            GuestSpec::new("db", Kernel::V6_12),
+            GuestSpec::new("attic", Kernel::V6_1).serial(Meeting::QemuConnects),
+            GuestSpec::new("cellar", Kernel::V6_12).serial(Meeting::QemuListens),
+        ];
+        Scene::start_with(daemon, guests).unwrap()
     })
 }
 
@@ -126,7 +131,7 @@ fn a_terminal_has_the_size_of_the_users_and_follows_it() {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        let (mut screen, terminal) = terminal();
+        let (mut screen, terminal) = terminal().unwrap();
         tcsetwinsize(&terminal, size(33, 101)).unwrap();
         let line =
             "stty size; trap 'stty size; exit 5' WINCH; echo armed; while :; do sleep 1; done";
@@ -140,12 +145,12 @@ fn a_terminal_has_the_size_of_the_users_and_follows_it() {
             .spawn()
             .unwrap();
         let mut shown = String::new();
-        read_until(&mut screen, &mut shown, "armed");
+        read_until(&mut screen, &mut shown, "armed").unwrap();
         assert!(shown.contains("33 101"), "{shown:?}");
         tcsetwinsize(&terminal, size(44, 122)).unwrap();
         let process = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
         kill_process(process, Signal::WINCH).unwrap();
-        read_until(&mut screen, &mut shown, "44 122");
+        read_until(&mut screen, &mut shown, "44 122").unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(5));
     }
 }
@@ -154,7 +159,7 @@ fn a_terminal_has_the_size_of_the_users_and_follows_it() {
 fn keys_at_a_terminal_are_the_commands_own() {
     let scene = scene();
     for guest in &scene.guests {
-        let (mut screen, terminal) = terminal();
+        let (mut screen, terminal) = terminal().unwrap();
         let line = "trap 'echo interrupted; exit 9' INT; echo armed; while :; do sleep 1; done";
         let mut child = scene
             .daemon
@@ -166,10 +171,10 @@ fn keys_at_a_terminal_are_the_commands_own() {
             .spawn()
             .unwrap();
         let mut shown = String::new();
-        read_until(&mut screen, &mut shown, "armed");
+        read_until(&mut screen, &mut shown, "armed").unwrap();
         // Ctrl-C: a byte for the guest's terminal, no signal for the client.
         screen.write_all(b"\x03").unwrap();
-        read_until(&mut screen, &mut shown, "interrupted");
+        read_until(&mut screen, &mut shown, "interrupted").unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(9));
     }
 }
@@ -185,10 +190,10 @@ fn a_signal_to_the_client_reaches_the_command() {
         );
         let mut stdout = child.stdout.take().unwrap();
         let mut shown = String::new();
-        read_until(&mut stdout, &mut shown, "armed");
+        read_until(&mut stdout, &mut shown, "armed").unwrap();
         let process = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
         kill_process(process, Signal::TERM).unwrap();
-        read_until(&mut stdout, &mut shown, "got it");
+        read_until(&mut stdout, &mut shown, "got it").unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(4));
     }
 }
@@ -226,37 +231,4 @@ fn exec_waits_for_a_guest_that_has_yet_to_boot() {
         .read_to_string(&mut said)
         .unwrap();
     assert!(said.contains("never"), "{said}");
-}
-
-/// Both ends of a new terminal: the screen with its keyboard, and what programs open.
-fn terminal() -> (File, File) {
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-    let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&screen).unwrap();
-    unlockpt(&screen).unwrap();
-    let path = ptsname(&screen, Vec::new()).unwrap();
-    let terminal = rustix::fs::open(
-        path.as_c_str(),
-        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .unwrap();
-    (File::from(screen), File::from(terminal))
-}
-
-/// Reads until `text` has been seen, at most [`SHOW_DEADLINE`].
-fn read_until(source: &mut (impl Read + AsFd), shown: &mut String, text: &str) {
-    let until = Instant::now() + SHOW_DEADLINE;
-    let mut buffer = [0; 4096];
-    while !shown.contains(text) {
-        let patience = until.saturating_duration_since(Instant::now());
-        let ready = poll(
-            &mut [PollFd::new(source, PollFlags::IN)],
-            Some(&patience.try_into().unwrap()),
-        );
-        assert_eq!(ready, Ok(1), "it shows {shown:?} and not {text:?}");
-        let count = source.read(&mut buffer).unwrap();
-        assert!(count > 0, "it ended with {shown:?}");
-        shown.push_str(&String::from_utf8_lossy(&buffer[..count]));
-    }
 }

@@ -1,5 +1,6 @@
 //! Tasks of the project: guest images, tidy checks, the demonstration.
 
+mod copies;
 mod demo;
 mod images;
 mod kernel_tests;
@@ -29,6 +30,8 @@ enum Task {
     Demo(demo::DemoArguments),
     /// Show examples/three-vms with real guests.
     ThreeVms,
+    /// Measure how fast files and commands get into a guest, beside scp, ssh and QEMU's guest agent.
+    Copies(copies::CopiesArguments),
     /// Run Linux's own tests of vsock between two guests.
     KernelTests(kernel_tests::KernelTestsArguments),
     /// Check the rules of the house that the compiler does not know.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Accelerator => e2e::accelerator::choose().map(|choice| println!("{choice}")),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::ThreeVms => three_vms::run(),
+        Task::Copies(arguments) => copies::run(&arguments),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
         Task::Tidy => tidy::run(),
     };

@@ -86,6 +86,9 @@ pub(crate) fn follow(options: &Options, host_unix_ns: u64, begun: Instant) {
     let Ok(host_ns) = i64::try_from(host_unix_ns) else {
         return;
     };
+    if options.generation.clock_is_of_others() {
+        return;
+    }
     if !time.sync || host_ns == 0 || options.config.allow("time").is_err() {
         return;
     }

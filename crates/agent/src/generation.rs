@@ -26,6 +26,10 @@ use crate::stream::until;
 /// How often the clocks are compared.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long it may take to ask the clocks once, so that they are comparable, and how often it is tried.
+const MAX_LOOK: Duration = Duration::from_millis(100);
+const LOOK_ATTEMPTS: usize = 3;
+
 /// How often the hardware's clock is read: that costs an exit to the host or several.
 const RTC_LOOK: Duration = Duration::from_secs(5);
 
@@ -34,6 +38,10 @@ const JUMP: Duration = Duration::from_millis(500);
 
 /// How far the hardware's clock, which has whole seconds, may part from the kernel's.
 pub const RTC_JUMP: Duration = Duration::from_secs(3);
+
+/// For how long the agent leaves a clock alone that somebody in the guest has set: until the change of the generation that this makes, too,
+/// has passed.
+const HANDS_OFF: Duration = Duration::from_secs(60);
 
 /// Where the hardware's clock is read.
 const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
@@ -56,6 +64,8 @@ pub struct Generation {
     host: Mutex<String>,
     /// Counts how often the agent itself has set the clock, which is no sign of anything.
     steps: AtomicU64,
+    /// When somebody else in the guest last set it.
+    set_by_others: Mutex<Option<Instant>>,
 }
 
 impl Default for Generation {
@@ -67,6 +77,7 @@ impl Default for Generation {
             told: AtomicU64::new(0),
             host: Mutex::default(),
             steps: AtomicU64::new(0),
+            set_by_others: Mutex::default(),
         }
     }
 }
@@ -114,6 +125,11 @@ impl Generation {
         self.steps.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Whether somebody in the guest has just set the clock: it is theirs then, and not to be set back at once.
+    pub(crate) fn clock_is_of_others(&self) -> bool {
+        lock(&self.set_by_others).is_some_and(|then| then.elapsed() < HANDS_OFF)
+    }
+
     /// Watch for what gives a resumed guest away, for ever.
     pub(crate) fn watch(&self) -> ! {
         let uevents = match uevent_socket() {
@@ -127,6 +143,7 @@ impl Generation {
         };
         let mut clocks = Clocks::look(true);
         let mut steps = self.steps.load(Ordering::Acquire);
+        let mut looks = 0_u64;
         let mut next_rtc = Instant::now() + RTC_LOOK;
         loop {
             if wait_for_uevent(uevents.as_ref(), Instant::now() + LOOK) {
@@ -138,13 +155,18 @@ impl Generation {
             }
             let now = Clocks::look(with_rtc);
             let steps_now = self.steps.load(Ordering::Acquire);
-            if steps == steps_now {
+            looks = if steps == steps_now { looks + 1 } else { 0 };
+            steps = steps_now;
+            // A step is counted before it is made, so the look after the one that finds it counted may still see it happen.
+            if looks > 1 {
+                if clocks.wall_jumped(&now) && !clocks.slept(&now) {
+                    *lock(&self.set_by_others) = Some(Instant::now());
+                }
                 if let Some(why) = clocks.jumped(&now) {
                     self.renew(why);
                 }
             }
-            steps = steps_now;
-            clocks = now.or_rtc_of(clocks);
+            clocks = now.or_those_of(clocks);
         }
     }
 }
@@ -182,49 +204,75 @@ fn random_identifier() -> String {
 /// What clocks say beyond the one that only counts while the guest runs, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Clocks {
-    wall: i128,
-    boot: i128,
+    wall: Option<i128>,
+    boot: Option<i128>,
     rtc: Option<i128>,
 }
 
 impl Clocks {
     fn look(with_rtc: bool) -> Clocks {
+        let mut looks = (0..LOOK_ATTEMPTS).map(|_| Clocks::look_once(with_rtc));
+        // Of one that took long (the agent, or its processor, had to wait meanwhile) nothing could be concluded.
+        let quick = looks.find(|(_, took)| *took <= MAX_LOOK.as_nanos() as i128);
+        quick.map_or_else(
+            || Clocks {
+                wall: None,
+                boot: None,
+                rtc: None,
+            },
+            |(clocks, _)| clocks,
+        )
+    }
+
+    /// What the clocks say, and how long it took to ask them.
+    fn look_once(with_rtc: bool) -> (Clocks, i128) {
         let clock = |id| nanoseconds(rustix::time::clock_gettime(id));
+        let begun = clock(ClockId::Monotonic);
         let rtc = with_rtc
             .then(|| std::fs::read_to_string(RTC).ok())
-            .flatten();
-        let monotonic = clock(ClockId::Monotonic);
+            .flatten()
+            .and_then(|text| text.trim().parse::<i128>().ok());
+        let (wall, boot) = (clock(ClockId::Realtime), clock(ClockId::Boottime));
+        let ended = clock(ClockId::Monotonic);
+        let clocks = Clocks {
+            wall: Some(wall - ended),
+            boot: Some(boot - ended),
+            rtc: rtc.map(|seconds| seconds * 1_000_000_000 - ended),
+        };
+        (clocks, ended - begun)
+    }
+
+    /// What was not seen this time stays as it was: the hardware's clock is read less often.
+    fn or_those_of(self, earlier: Clocks) -> Clocks {
         Clocks {
-            wall: clock(ClockId::Realtime) - monotonic,
-            boot: clock(ClockId::Boottime) - monotonic,
-            rtc: rtc
-                .and_then(|text| text.trim().parse::<i128>().ok())
-                .map(|seconds| seconds * 1_000_000_000 - monotonic),
+            wall: self.wall.or(earlier.wall),
+            boot: self.boot.or(earlier.boot),
+            rtc: self.rtc.or(earlier.rtc),
         }
     }
 
-    /// The hardware's clock is read less often: what it said last stays.
-    fn or_rtc_of(self, earlier: Clocks) -> Clocks {
-        Clocks {
-            rtc: self.rtc.or(earlier.rtc),
-            ..self
-        }
+    fn slept(&self, now: &Clocks) -> bool {
+        is_apart(self.boot, now.boot, JUMP)
+    }
+
+    fn wall_jumped(&self, now: &Clocks) -> bool {
+        is_apart(self.wall, now.wall, JUMP)
     }
 
     fn jumped(&self, now: &Clocks) -> Option<&'static str> {
-        let is_apart = |before: i128, after: i128, limit: Duration| {
-            (after - before).unsigned_abs() > limit.as_nanos()
-        };
-        if is_apart(self.boot, now.boot, JUMP) {
+        if self.slept(now) {
             return Some("it has slept");
         }
-        if let (Some(before), Some(after)) = (self.rtc, now.rtc) {
-            if is_apart(before, after, RTC_JUMP) {
-                return Some("the hardware's clock has jumped");
-            }
+        if is_apart(self.rtc, now.rtc, RTC_JUMP) {
+            return Some("the hardware's clock has jumped");
         }
-        is_apart(self.wall, now.wall, JUMP).then_some("the clock has jumped")
+        self.wall_jumped(now).then_some("the clock was set")
     }
+}
+
+fn is_apart(before: Option<i128>, after: Option<i128>, limit: Duration) -> bool {
+    let both = before.zip(after);
+    both.is_some_and(|(before, after)| (after - before).unsigned_abs() > limit.as_nanos())
 }
 
 fn nanoseconds(time: Timespec) -> i128 {
@@ -316,7 +364,11 @@ mod tests {
 
     #[test]
     fn clocks_that_part_give_a_resumed_guest_away() {
-        let clocks = |wall, boot, rtc| Clocks { wall, boot, rtc };
+        let clocks = |wall, boot, rtc| Clocks {
+            wall: Some(wall),
+            boot: Some(boot),
+            rtc,
+        };
         let before = clocks(100 * SECOND, 0, Some(100 * SECOND));
         let jumped = |now: Clocks| before.jumped(&now).is_some();
         assert!(!jumped(before));
@@ -332,12 +384,12 @@ mod tests {
     #[test]
     fn the_clock_of_the_hardware_is_kept_between_two_looks() {
         let with = Clocks {
-            wall: 1,
-            boot: 2,
+            wall: Some(1),
+            boot: Some(2),
             rtc: Some(3),
         };
         let without = Clocks { rtc: None, ..with };
-        assert_eq!(without.or_rtc_of(with), with);
+        assert_eq!(without.or_those_of(with), with);
         assert!(!Clocks::look(false).jumped(&Clocks::look(false)).is_some());
     }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use serial::{Answered, Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind};
+use serial::{Answered, Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
 
 use crate::host_socket;
 use crate::log::say;
@@ -98,7 +98,7 @@ impl SerialHost {
     /// Connects a socket to a port of the host.
     pub(crate) fn hand_over(&self, port: u32, socket: OwnedFd, answered: Answered) {
         match self.driver.get() {
-            Some(driver) => driver.dial(port, socket, answered),
+            Some(driver) => driver.dial(port, socket.into(), answered),
             None => {
                 let words = "the serial port is not open yet";
                 answered(Err(Refusal::new(RefusalKind::NotConnected, words)));
@@ -152,7 +152,7 @@ impl Port for GuestPort {
         self.finder.awaited()
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         if port != wire::agent::PORT {
             let words = format!("nothing listens at port {port} of this guest's serial port");
             return Err(Refusal::new(RefusalKind::NobodyListens, words));
@@ -160,7 +160,7 @@ impl Port for GuestPort {
         let failed = |error: io::Error| Refusal::new(RefusalKind::Failed, error.to_string());
         let (ours, theirs) = pair().map_err(failed)?;
         (self.take)(ours);
-        Ok(theirs)
+        Ok(theirs.into())
     }
 
     fn on_peer(&mut self, event: PeerEvent) {

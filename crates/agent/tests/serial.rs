@@ -38,7 +38,7 @@ impl Port for HostPort {
         self.lines.try_recv().map_err(none)
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<serial::Stream, Refusal> {
         let (theirs, mut ours) = UnixStream::pair().unwrap();
         match port {
             wire::agent::PORT => self.uplinks.send(ours).unwrap(),

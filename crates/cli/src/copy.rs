@@ -25,6 +25,10 @@ pub use report::Report;
 /// The wait between attempts to reach the guest again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long a guest that is said to be ready may turn a transfer away that has not begun. Its agent may just have ended and be started again, of
+/// which the daemon learns when the new one says hello.
+const BEGIN_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long the daemon is asked at a time whether the guest is ready, so that an interruption is noticed.
 const REACH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -85,6 +89,8 @@ struct Copy<'a> {
     id: [u8; 16],
     cancelled: &'a Arc<AtomicBool>,
     report: &'a mut Report,
+    /// Until when it is tried again although it has not begun.
+    begins_by: Instant,
     /// Whether both sides have agreed on the transfer.
     has_begun: bool,
     arrived: Arrived,
@@ -118,6 +124,7 @@ pub fn run(
         id: new_id()?,
         cancelled,
         report,
+        begins_by: Instant::now() + BEGIN_PATIENCE.min(retry),
         has_begun: false,
         arrived: Arrived::default(),
         left: None,
@@ -260,14 +267,14 @@ impl Copy<'_> {
 
     fn not_reached(&self, error: GuestError) -> Ended {
         let may_come_back = match &error {
-            GuestError::Connect { .. }
-            | GuestError::Refused { .. }
-            | GuestError::NoAnswer { .. }
-            | GuestError::Broken(_) => true,
-            GuestError::Agent(report) => report.kind == ErrorKind::Busy,
+            GuestError::Refused { .. } | GuestError::Broken(_) => {
+                self.has_begun || Instant::now() < self.begins_by
+            }
+            GuestError::Connect { .. } | GuestError::NoAnswer { .. } => self.has_begun,
+            GuestError::Agent(report) => report.kind == ErrorKind::Busy && self.has_begun,
             _ => false,
         };
-        if may_come_back && self.has_begun {
+        if may_come_back {
             Ended::Broken(error.to_string())
         } else {
             Ended::Final(error.into())

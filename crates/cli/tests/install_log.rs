@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use program::{assert_refused, ringdown, run_with};
+use program::{assert_refused, ringdown, run, run_with};
 
 /// A process that is killed when the test ends.
 struct Running(Child);
@@ -46,6 +46,7 @@ fn an_installation_is_shown_as_it_happens() {
         1,
         "with install-log = true below its [[vm]]",
     );
+    assert_refused(&run(&["install-log"]), 2, "<NAME>");
     assert_refused(&show(&["nobody"]), 1, "there is no VM named \"nobody\"");
     let nothing = show(&["web"]);
     assert_eq!((nothing.code, nothing.out.as_str()), (Some(0), ""));

@@ -14,6 +14,7 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
+mod log_budget;
 pub mod metrics;
 pub mod offers;
 pub mod policy;

@@ -206,11 +206,12 @@ fn guest_figures(page: &mut Page, vm: &str, stats: &Stats) {
             bytes as f64,
         );
     }
-    listed(page, vm, stats);
+    file_systems(page, vm, stats);
+    disks(page, vm, stats);
+    links(page, vm, stats);
 }
 
-/// What there may be several of. Each name once.
-fn listed(page: &mut Page, vm: &str, stats: &Stats) {
+fn file_systems(page: &mut Page, vm: &str, stats: &Stats) {
     for fs in stats.file_systems.iter().take(MAX_LISTED) {
         let labels = [
             ("vm", vm),
@@ -249,6 +250,9 @@ fn listed(page: &mut Page, vm: &str, stats: &Stats) {
             page.gauge(name, help, &labels, value as f64);
         }
     }
+}
+
+fn disks(page: &mut Page, vm: &str, stats: &Stats) {
     for disk in stats.disks.iter().take(MAX_LISTED) {
         let labels = [("vm", vm), ("device", disk.name.as_str())];
         let figures = [
@@ -282,6 +286,9 @@ fn listed(page: &mut Page, vm: &str, stats: &Stats) {
             page.counter(name, help, &labels, value);
         }
     }
+}
+
+fn links(page: &mut Page, vm: &str, stats: &Stats) {
     for link in stats.links.iter().take(MAX_LISTED) {
         let labels = [("vm", vm), ("interface", link.name.as_str())];
         let figures = [

@@ -20,7 +20,7 @@ pub mod identity;
 pub mod publish;
 pub mod resolver;
 
-mod bucket;
+pub(crate) mod bucket;
 mod counter;
 pub(crate) mod datagram;
 pub(crate) mod program;

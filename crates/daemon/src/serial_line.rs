@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use device::{Carrier, Fabric, Reply};
-use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status};
+use device::{Carrier, Connected, Fabric, Reply};
+use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status, Stream};
 use switch::Reason;
 
 use crate::chardev::Meeting;
 use crate::config::Chardev;
 use crate::line::{LineError, LineStatus};
+use crate::log_budget::LogBudget;
 use crate::worker::Orders;
 
 /// A running serial line. Dropping it resets its channels and waits for its thread, which the worker's thread must never do.
@@ -44,6 +45,7 @@ impl SerialLine {
         let port = VmPort {
             meeting: Meeting::prepare(chardev)?,
             guest: guest.clone(),
+            log: LogBudget::new(),
         };
         let name = format!("serial-{vm}");
         let handle = Driver::start(&name, Box::new(port), Options::default())?;
@@ -93,14 +95,18 @@ fn dial(handle: &Weak<Handle>, port: u32, reply: Reply) {
     let Ok((ours, carried)) = pair() else {
         return reply.failed(Reason::HostFailed);
     };
+    let cut = carried.cut.clone();
     let answered = move |answer: Result<(), Refusal>| match answer {
-        Ok(()) => reply.connected(ours, None),
+        Ok(()) => reply.put_through(Connected {
+            cut: Some(cut),
+            ..Connected::new(ours, None)
+        }),
         Err(refusal) => reply.failed(reason(&refusal)),
     };
     handle.dial(port, carried, Box::new(answered));
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+fn pair() -> io::Result<(OwnedFd, Stream)> {
     let (ours, carried) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((ours.into(), carried.into()))
@@ -126,26 +132,33 @@ impl Guest {
 struct VmPort {
     meeting: Meeting,
     guest: Guest,
+    log: LogBudget,
 }
 
 impl Port for VmPort {
     fn open(&mut self, _now: Instant) -> io::Result<OwnedFd> {
-        self.meeting.meet()
+        self.meeting.meet().map_err(|error| match error.kind() {
+            // The VMM has yet to come, which is nothing to tell anybody.
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                io::ErrorKind::WouldBlock.into()
+            }
+            _ => error,
+        })
     }
 
     fn awaited(&self) -> Option<BorrowedFd<'_>> {
         self.meeting.awaited()
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         let failed = |what: &str| Refusal::new(RefusalKind::Failed, what);
         let (ours, carried) = pair().map_err(|_| failed("the host has no descriptors left"))?;
-        let vm = self.guest.vm.clone();
+        let (vm, cut) = (self.guest.vm.clone(), carried.cut.clone());
         // The worker is asked and answers in its next turn: it never waits for this thread.
         let asked = self
             .guest
             .orders
-            .ask(move |fabric| fabric.guest_calls(&vm, port, ours));
+            .ask(move |fabric| fabric.guest_calls(&vm, port, ours, cut));
         match asked {
             Some(Ok(())) => Ok(carried),
             Some(Err(reason)) => Err(refusal(reason)),
@@ -154,35 +167,47 @@ impl Port for VmPort {
     }
 
     fn on_peer(&mut self, event: PeerEvent) {
-        let vm = self.guest.vm.as_str();
+        let orders = &self.guest.orders;
         match event {
             PeerEvent::Came => {
-                tracing::info!(vm, "the guest answers at its serial port");
                 self.guest.answers.store(true, Ordering::Release);
-                self.guest.orders.order(self.guest.news());
+                orders.order(self.guest.news());
             }
-            PeerEvent::Disconnected => {
-                tracing::info!(
-                    vm,
-                    "the VMM has left the serial port; what is open waits for it"
-                );
-            }
-            PeerEvent::Resumed => {
-                tracing::info!(
-                    vm,
-                    "the VMM is back at the serial port, and nothing is lost"
-                );
-            }
-            PeerEvent::Ended(why) => {
-                // In quotes: it may repeat what the guest has sent.
-                tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+            PeerEvent::Ended(_) => {
                 self.guest.answers.store(false, Ordering::Release);
-                // Waited for, so that those at the other ends see a cut and not an end before the sockets are closed.
-                self.guest.orders.ask(self.guest.news());
+                // Waited for, so that nobody is put through to a guest that has gone.
+                orders.ask(self.guest.news());
             }
-            PeerEvent::NoPort(why) => {
-                tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
-            }
+            PeerEvent::Disconnected | PeerEvent::Resumed | PeerEvent::NoPort(_) => {}
+        }
+        let vm = self.guest.vm.as_str();
+        if self.log.admits(vm) {
+            tell(vm, &event);
+        }
+    }
+}
+
+/// Tells the log what has happened. What may repeat the guest's words is in quotes.
+fn tell(vm: &str, event: &PeerEvent) {
+    match event {
+        PeerEvent::Came => tracing::info!(vm, "the guest answers at its serial port"),
+        PeerEvent::Disconnected => {
+            tracing::info!(
+                vm,
+                "the VMM has left the serial port; what is open waits for it"
+            );
+        }
+        PeerEvent::Resumed => {
+            tracing::info!(
+                vm,
+                "the VMM is back at the serial port, and nothing is lost"
+            );
+        }
+        PeerEvent::Ended(why) => {
+            tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+        }
+        PeerEvent::NoPort(why) => {
+            tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
         }
     }
 }

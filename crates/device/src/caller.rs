@@ -11,6 +11,7 @@ use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
 use crate::Credentials;
+use crate::dialer::Cut;
 
 /// Who it is that calls.
 #[derive(Debug, Clone)]
@@ -21,8 +22,13 @@ pub(crate) enum Who {
     Published(Arc<str>),
     /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
     Vmm,
-    /// A guest that has opened a channel of its serial port. Why it was refused is kept here, for whoever has brought the call.
-    Channel(Arc<OnceLock<Reason>>),
+    /// A guest that has opened a channel of its serial port.
+    Channel {
+        /// Why it was refused, for whoever has brought the call.
+        refusal: Arc<OnceLock<Reason>>,
+        /// Whether an end of the channel is one.
+        cut: Cut,
+    },
 }
 
 impl Who {
@@ -33,7 +39,7 @@ impl Who {
 
     /// Takes note of a refusal, if it can be told otherwise than in words on the socket.
     pub(crate) fn refused(&self, reason: Reason) {
-        if let Who::Channel(refusal) = self {
+        if let Who::Channel { refusal, .. } = self {
             // The first reason is the one that counts.
             let _ = refusal.set(reason);
         }

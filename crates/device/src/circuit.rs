@@ -8,7 +8,7 @@ use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
-use crate::dialer::{Connected, Hold};
+use crate::dialer::{Connected, Cut, Hold};
 use crate::kept::Kept;
 use crate::relay::Relay;
 
@@ -51,6 +51,8 @@ pub(crate) struct HostSocket {
     pub(crate) request_len: usize,
     /// What is to last as long as the socket.
     pub(crate) hold: Option<Hold>,
+    /// Whether an end of the socket is one, if it can be told.
+    pub(crate) cut: Option<Cut>,
 }
 
 /// What a program has sent behind its request.
@@ -132,6 +134,7 @@ impl HostSocket {
             short_of_room: false,
             request_len: 0,
             hold: None,
+            cut: None,
         }
     }
 }

@@ -6,6 +6,8 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use switch::{Address, Reason, RuleId, ServiceId};
 use wire::vsock::SocketType;
@@ -53,6 +55,35 @@ pub struct Connected {
     pub socket: OwnedFd,
     /// It is dropped with the socket.
     pub hold: Option<Hold>,
+    /// For whoever shares it: whether an end of the socket is one.
+    pub cut: Option<Cut>,
+}
+
+/// Whether a socket was closed before its time, which a UNIX socket has no way to say. Both of its sides have it, and set it before they
+/// close the socket.
+pub type Cut = Arc<AtomicBool>;
+
+impl Connected {
+    /// A socket whose every end is one.
+    pub fn new(socket: OwnedFd, hold: Option<Hold>) -> Connected {
+        Connected {
+            socket,
+            hold,
+            cut: None,
+        }
+    }
+}
+
+/// Says to the other side that the end which follows is none.
+pub(crate) fn mark(cut: Option<&Cut>) {
+    if let Some(cut) = cut {
+        cut.store(true, Ordering::Release);
+    }
+}
+
+/// Whether the other side has said so.
+pub(crate) fn is_cut(cut: Option<&Cut>) -> bool {
+    cut.is_some_and(|cut| cut.load(Ordering::Acquire))
 }
 
 /// The way back to the guest. To drop it is to say that the call has failed.
@@ -66,7 +97,12 @@ impl Reply {
 
     /// The call is put through. If the guest has hung up in the meantime, the socket is closed.
     pub fn connected(self, socket: OwnedFd, hold: Option<Hold>) {
-        self.answer(Ok(Connected { socket, hold }));
+        self.put_through(Connected::new(socket, hold));
+    }
+
+    /// The same, for a socket with more to it.
+    pub fn put_through(self, connected: Connected) {
+        self.answer(Ok(connected));
     }
 
     /// The call cannot be put through.

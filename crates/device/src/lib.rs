@@ -38,7 +38,7 @@ mod spin;
 mod tally;
 
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
-pub use dialer::{Answer, Called, Connected, Dialer, Hold, Reply, ServiceCall};
+pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
     Arrival, ArrivalSink, Carrier, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
     PublishedCall, SerialConfig,

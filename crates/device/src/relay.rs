@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use switch::Side;
 
-use crate::dialer::{Connected, Hold};
+use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
 use crate::reactor::EventFlags;
 
 /// What is taken from a socket at once, and so the most that is in our keeping of one direction, in bytes. As much as a UNIX
@@ -37,6 +37,8 @@ struct Leg {
     taken: usize,
     /// Nothing more passes from this socket to the other: it has ended and the other has been told, or the other is gone.
     over: bool,
+    /// Whether an end of the socket is one, if it can be told.
+    cut: Option<Cut>,
 }
 
 /// How a look at one direction has ended.
@@ -51,17 +53,18 @@ pub(crate) enum Step {
 }
 
 impl Relay {
-    pub(crate) fn new(caller: OwnedFd, callee: Connected) -> Relay {
-        let leg = |socket| Leg {
+    pub(crate) fn new(caller: OwnedFd, cut: Option<Cut>, callee: Connected) -> Relay {
+        let leg = |socket, cut| Leg {
             socket,
             readable: true,
             writable: true,
             kept: Vec::new(),
             taken: 0,
             over: false,
+            cut,
         };
         Relay {
-            legs: [leg(caller), leg(callee.socket)],
+            legs: [leg(caller, cut), leg(callee.socket, callee.cut)],
             _hold: callee.hold,
             scheduled: false,
             resting: false,
@@ -70,6 +73,13 @@ impl Relay {
 
     pub(crate) fn socket(&self, side: Side) -> &OwnedFd {
         &self.legs[side.index()].socket
+    }
+
+    /// Both sockets are about to be closed before their time.
+    pub(crate) fn mark_cut(&self) {
+        for leg in &self.legs {
+            mark(leg.cut.as_ref());
+        }
     }
 
     /// Whether both directions are over.
@@ -123,6 +133,7 @@ impl Relay {
             return Step::Waits;
         }
         let len = match recv(&sender.socket, &mut *room, RecvFlags::DONTWAIT) {
+            Ok((0, _)) if is_cut(sender.cut.as_ref()) => return Step::Broken,
             Ok((0, _)) => {
                 sender.over = true;
                 // It fails only when the receiver is gone, and then nobody waits for the end.

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, eventfd};
 use wire::serial::{Refusal, RefusalKind};
 
-use crate::port::{Options, Port, Status};
+use crate::port::{Options, Port, Status, Stream};
 use runner::Runner;
 
 /// Called once from the driver's thread when the peer has answered. If it accepted, nothing has been written to the socket yet, and nothing is read
@@ -84,7 +84,7 @@ impl Shared {
 /// A channel to be opened.
 struct Dial {
     port: u32,
-    socket: OwnedFd,
+    stream: Stream,
     answered: Answered,
 }
 
@@ -104,9 +104,9 @@ impl fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Opens a channel to a port of the peer for this connected stream socket, which the driver makes non-blocking, and owns from here on. If
-    /// the channel is refused the socket is closed after `answered` was called. Where there is no peer, that is at once.
-    pub fn dial(&self, port: u32, socket: OwnedFd, answered: Answered) {
+    /// Opens a channel to a port of the peer for this stream, which the driver owns from here on. If the channel is refused the socket is
+    /// closed after `answered` was called. Where there is no peer, that is at once.
+    pub fn dial(&self, port: u32, stream: Stream, answered: Answered) {
         let mut dials = self
             .shared
             .dials
@@ -115,7 +115,7 @@ impl Handle {
         if dials.len() < MAX_DIALS_WAITING {
             dials.push(Dial {
                 port,
-                socket,
+                stream,
                 answered,
             });
             drop(dials);

@@ -5,5 +5,5 @@ pub mod link;
 mod port;
 
 pub use driver::{Answered, Driver, Handle};
-pub use port::{Counters, Options, PeerEvent, Port, Status};
+pub use port::{Counters, Cut, Options, PeerEvent, Port, Status, Stream};
 pub use wire::serial::{PORT_NAME, Refusal, RefusalKind};

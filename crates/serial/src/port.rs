@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use wire::serial::Refusal;
@@ -22,15 +24,37 @@ pub trait Port: Send {
         None
     }
 
-    /// What is behind this port, for a channel that the peer opens: a connected stream socket, which the driver makes non-blocking.
+    /// What is behind this port, for a channel that the peer opens.
     ///
     /// # Errors
     /// The reason that the peer is told.
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal>;
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal>;
 
     /// Something happened to the other side of the link.
     fn on_peer(&mut self, event: PeerEvent) {
         let _ = event;
+    }
+}
+
+/// A connected stream socket, which the driver makes non-blocking, and what a UNIX socket cannot say about its end.
+#[derive(Debug)]
+pub struct Stream {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Set before the socket is closed by whichever side had more to say or has lost the rest: what the other then reads is no end.
+    pub cut: Cut,
+}
+
+/// Whether a socket was closed before its time. Both of its sides have it.
+pub type Cut = Arc<AtomicBool>;
+
+impl<S: Into<OwnedFd>> From<S> for Stream {
+    /// A socket whose other side does not know that word, to which every end is one.
+    fn from(socket: S) -> Stream {
+        Stream {
+            socket: socket.into(),
+            cut: Cut::default(),
+        }
     }
 }
 

@@ -62,8 +62,8 @@ impl Switch {
     }
 
     /// Adds a line for a VM whose guest is reached by streams of another kind than vsock's, such as those over a serial port. It is a hybrid
-    /// line without a VMM that decides anything: it is up between [`Event::LineUp`](crate::Event::LineUp) and
-    /// [`Event::LineDown`](crate::Event::LineDown), and its guest reaches listeners of the host by us alone.
+    /// line without a VMM that decides anything: its guest can be called between [`Event::LineUp`](crate::Event::LineUp) and
+    /// [`Event::LineDown`](crate::Event::LineDown), and reaches listeners of the host by us alone.
     ///
     /// # Errors
     /// As [`Switch::add_line_at`].
@@ -80,10 +80,12 @@ impl Switch {
         Ok(id)
     }
 
-    /// Whether nothing is known of its guest's comings and goings.
-    pub(crate) fn is_always_up(&self, line: LineId) -> bool {
-        let line = self.lines.get(line.0 as usize);
-        line.is_some_and(|line| line.hybrid && !line.serial)
+    /// The guest of a serial line has come or gone. Its circuits are the carrier's to end: it knows which of them have all that they
+    /// will ever have. Of other hybrid lines nothing is known, and they are taken to be up.
+    pub(crate) fn guest_seen(&mut self, line: LineId, up: bool) {
+        if let Some(line) = self.line_mut(line).filter(|line| line.serial) {
+            line.up = up;
+        }
     }
 
     pub(crate) fn is_hybrid(&self, line: LineId) -> bool {

@@ -158,8 +158,10 @@ impl Switch {
     /// Takes note of an event. What is to be done is appended to `actions`.
     pub fn handle(&mut self, now: Time, event: Event, actions: &mut Actions) {
         match event {
+            Event::LineUp { line, .. } | Event::LineDown { line } if self.is_hybrid(line) => {
+                self.guest_seen(line, matches!(event, Event::LineUp { .. }));
+            }
             Event::LineUp { line, seqpacket } => self.line_up(now, line, seqpacket, actions),
-            Event::LineDown { line } if self.is_always_up(line) => {}
             Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, actions),
             Event::Packet { line, header } => self.packet(now, line, header, actions),
             Event::HostDial {
@@ -467,13 +469,10 @@ impl Switch {
     // ---- Lines ----
 
     fn line_up(&mut self, now: Time, id: LineId, seqpacket: bool, actions: &mut Actions) {
-        if self.is_always_up(id) {
-            return;
-        }
         self.line_down(now, id, Reason::LineDown, actions);
         if let Some(line) = self.line_mut(id) {
             line.up = true;
-            line.seqpacket = seqpacket && !line.hybrid;
+            line.seqpacket = seqpacket;
         }
     }
 

@@ -91,6 +91,21 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         ],
         own_files: &[],
     },
+    ForeignLayer {
+        name: "jobs",
+        title: "qemu-ga, systemd's journal",
+        packages: &["qemu-guest-agent", "systemd"],
+        paths: &[
+            "usr/sbin/qemu-ga",
+            "bin/journalctl",
+            "lib/systemd/systemd-journald",
+        ],
+        own_files: &[(
+            "usr/bin/start-journal",
+            0o755,
+            include_bytes!("../../guest/start-journal"),
+        )],
+    },
 ];
 
 const INIT: &[u8] = include_bytes!("../../guest/init");

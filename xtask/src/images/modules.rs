@@ -20,6 +20,7 @@ const AVAILABLE: &[&str] = &[
     "dax_pmem",
     "device_dax",
     "inet_diag",
+    "loop",
     "nd_pmem",
     "tun",
     "uio_pci_generic",

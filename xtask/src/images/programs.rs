@@ -13,6 +13,7 @@ use super::files;
 
 const LIBRARY_DIRECTORIES: &[&str] = &[
     "usr/lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/systemd",
     "lib/x86_64-linux-gnu",
     "usr/lib",
     "lib",

@@ -23,18 +23,19 @@ const TOOL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the host may take from one piece of the text to the next.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Tools and their arguments: to read and to write, on Wayland and on X11.
-const WAYLAND: [(&str, &[&str], &[&str]); 1] = [("wl-", &["paste", "--no-newline"], &["copy"])];
-const X11: [(&str, &[&str], &[&str]); 2] = [
+/// A program and its arguments.
+type Call = (&'static str, &'static [&'static str]);
+
+/// How to read and how to write the clipboard: on Wayland, and on X11 in one of two ways.
+const WAYLAND: [(Call, Call); 1] = [(("wl-paste", &["--no-newline"]), ("wl-copy", &[]))];
+const X11: [(Call, Call); 2] = [
     (
-        "xclip",
-        &["-selection", "clipboard", "-out"],
-        &["-selection", "clipboard", "-in"],
+        ("xclip", &["-selection", "clipboard", "-out"]),
+        ("xclip", &["-selection", "clipboard", "-in"]),
     ),
     (
-        "xsel",
-        &["--clipboard", "--output"],
-        &["--clipboard", "--input"],
+        ("xsel", &["--clipboard", "--output"]),
+        ("xsel", &["--clipboard", "--input"]),
     ),
 ];
 
@@ -42,7 +43,7 @@ pub(super) fn get(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
     let desktop = Desktop::find(options).map_err(unavailable)?;
     let (program, arguments) = tool(options, &desktop, false).map_err(unavailable)?;
     let output = as_user(&program, &desktop)
-        .arguments(&arguments)
+        .arguments(arguments)
         .max_output(MAX_CLIPBOARD_LEN as usize)
         .run(Instant::now() + TOOL_TIMEOUT)
         .map_err(|error| unavailable(format!("{}: {error}", program.display())))?;
@@ -91,7 +92,7 @@ pub(super) fn set(host: &mut Host<'_>, options: &Options, len: u32) -> Result<()
     let (program, arguments) = tool(options, &desktop, true).map_err(unavailable)?;
     // Whoever sets the clipboard has it, and gives it to whoever pastes: these tools stay for that.
     let output = as_user(&program, &desktop)
-        .arguments(&arguments)
+        .arguments(arguments)
         .input(&text)
         .leaves_child()
         .run(Instant::now() + TOOL_TIMEOUT)
@@ -165,23 +166,17 @@ fn tool(
     options: &Options,
     desktop: &Desktop,
     writes: bool,
-) -> Result<(PathBuf, Vec<&'static str>), String> {
-    let tools: &[(&str, &'static [&'static str], &'static [&'static str])] = match desktop.display {
+) -> Result<(PathBuf, &'static [&'static str]), String> {
+    let tools: &[(Call, Call)] = match desktop.display {
         Display::Wayland => &WAYLAND,
         Display::X11 => &X11,
     };
-    for (name, read, write) in tools {
-        let arguments: &'static [&'static str] = if writes { write } else { read };
-        // `wl-clipboard` has a program for each way, the others an argument.
-        let (name, arguments) = match name.strip_suffix('-') {
-            Some(_) => (format!("{name}{}", arguments[0]), &arguments[1..]),
-            None => ((*name).to_owned(), arguments),
-        };
-        if let Some(program) = find(&options.config.search_path, &name) {
-            return Ok((program, arguments.to_vec()));
-        }
-    }
-    Err(match desktop.display {
+    let mut calls = tools
+        .iter()
+        .map(|(read, write)| if writes { write } else { read });
+    let found = calls
+        .find_map(|(name, arguments)| Some((find(&options.config.search_path, name)?, *arguments)));
+    found.ok_or_else(|| match desktop.display {
         Display::Wayland => {
             "there is no wl-copy and wl-paste in this guest: install wl-clipboard".to_owned()
         }

@@ -138,6 +138,7 @@ fn send_files(host: &mut Host<'_>, files: &[FileLog], request: &Logs) -> Result<
         );
         tails.push(tail.map_err(unavailable)?);
     }
+    host.answer(Answer::Begin(tails.iter().map(Tail::place).collect()))?;
     let mut batch = Batch::default();
     loop {
         let mut is_idle = true;

@@ -164,6 +164,8 @@ pub(crate) fn mounts(text: &str) -> Vec<FileSystem> {
         let is_long = [&device, &mounted_at]
             .iter()
             .any(|text| text.len() > MAX_STATS_TEXT_LEN);
+        // What was mounted there before cannot be seen any more.
+        mounts.retain(|other| other.mounted_at != mounted_at);
         if is_known && !is_repeated && !is_long {
             mounts.push(FileSystem {
                 mounted_at,

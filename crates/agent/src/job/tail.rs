@@ -96,6 +96,11 @@ impl Tail {
         Ok(tail)
     }
 
+    /// Where it begins.
+    pub(super) fn place(&self) -> FileCursor {
+        self.queue.front().map(Open::place).unwrap_or_default()
+    }
+
     /// What there is to say since the last time.
     pub(super) fn notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)

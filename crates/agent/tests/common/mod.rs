@@ -234,6 +234,7 @@ impl Client {
                     Frame::Error(report) => return Some(Frame::Error(report)),
                     Frame::Started { pid } => return Some(Frame::Started { pid }),
                     Frame::Exit(status) => return Some(Frame::Exit(status)),
+                    Frame::Answer(answer) => return Some(Frame::Answer(answer)),
                     other => panic!("an agent does not send {other:?}"),
                 }
             }

@@ -96,7 +96,8 @@ pub struct TimeArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The guest shuts down its own way: by systemd, or by the command poweroff of its init system. Its agent being gone does not count; its driver, or
-its VMM, has to let go of the line. Of a VM with --hybrid only its agent and its VMM's socket are seen.
+its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its agent and its VMM are seen: without its agent for ten seconds, it
+counts as off.
 
 With --all, VMs whose agent is not ready are left alone, and said to be. Exit codes: 0 done, or off already; 1 not within the time, or refused,
 for the reason given; 2 the words were wrong.")]

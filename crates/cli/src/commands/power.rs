@@ -1,15 +1,15 @@
 //! `ringdown shutdown`, `reboot` and `suspend`: asks the guest, and waits until the VM's line says that it was done.
 //!
 //! That its agent is gone does not mean that a guest is off: an agent ends early in a shutdown, databases late. What counts is that the
-//! guest's driver has let go of the line, or its VMM has. Of a VM whose VMM has a vsock device of its own only the agent can be seen, and
-//! whether the VMM's socket is served.
+//! guest's driver has let go of the line, or its VMM has. Of a VM with a serial port only its agent and its VMM can be seen, and of one whose
+//! VMM has a vsock device of its own its agent, and whether the VMM's socket is served: there an agent that stays away counts.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use daemon::api::types::{VmState, VmStatus};
+use daemon::api::types::{LineKind, VmState, VmStatus};
 use wire::agent::job::Power;
 
 use super::print;
@@ -183,14 +183,14 @@ impl Order {
     fn is_done(&self, before: &VmStatus, now: &VmStatus, away_since: Option<Instant>) -> bool {
         let boot = |vm: &VmStatus| vm.agent.as_ref().map(|agent| agent.boot_id.clone());
         let is_another_boot = now.state == VmState::Ready && boot(before) != boot(now);
+        let is_long_away = away_since.is_some_and(|since| since.elapsed() >= AWAY);
         match (self.action, now.state) {
             // A VMM that starts its guest again at once has shut it down all the same.
             (Power::Shutdown, VmState::Ready) | (Power::Reboot, _) => is_another_boot,
-            (_, VmState::Waiting | VmState::Attached) => true,
-            (_, VmState::Joined) => {
-                UnixStream::connect(&now.host).is_err()
-                    || away_since.is_some_and(|since| since.elapsed() >= AWAY)
-            }
+            (_, VmState::Waiting) => true,
+            // Of a guest with a serial port only, nothing but its agent answers there.
+            (_, VmState::Attached) => now.kind != LineKind::Serial || is_long_away,
+            (_, VmState::Joined) => UnixStream::connect(&now.host).is_err() || is_long_away,
             (_, VmState::Booted | VmState::Ready) => false,
         }
     }
@@ -227,5 +227,66 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
         0 => printed.into_inner().unwrap_or(Ok(())),
         1 => Err(Failure::failed("one guest did not do it")),
         count => Err(Failure::failed(format!("{count} guests did not do it"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn vm(kind: &str, state: &str, boot: Option<&str>) -> VmStatus {
+        let agent = boot.map(|boot| json!({ "software": "a", "hostname": "h", "boot_id": boot }));
+        serde_json::from_value(json!({
+            "name": "web", "cid": 3, "kind": kind, "state": state, "host": "/nowhere/web.sock", "circuits": 0, "agent": agent
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_counts_as_done_depends_on_what_can_be_seen() {
+        let just_now = Some(Instant::now());
+        let long_ago = Instant::now().checked_sub(AWAY);
+        let is_done = |action, kind: &str, state: &str, boot, away_since| {
+            let order = Order {
+                action,
+                force: false,
+                timeout: Duration::from_secs(1),
+            };
+            let before = vm(kind, "ready", Some("first"));
+            order.is_done(&before, &vm(kind, state, boot), away_since)
+        };
+        let shut =
+            |kind, state, away_since| is_done(Power::Shutdown, kind, state, None, away_since);
+        for kind in ["vsock", "serial", "hybrid"] {
+            assert!(shut(kind, "waiting", just_now), "{kind}");
+            assert!(!is_done(
+                Power::Shutdown,
+                kind,
+                "ready",
+                Some("first"),
+                None
+            ));
+            assert!(is_done(
+                Power::Shutdown,
+                kind,
+                "ready",
+                Some("second"),
+                None
+            ));
+            assert!(is_done(Power::Reboot, kind, "ready", Some("second"), None));
+            assert!(!is_done(Power::Reboot, kind, "ready", Some("first"), None));
+            assert!(!is_done(Power::Reboot, kind, "waiting", None, long_ago));
+        }
+        assert!(
+            !shut("vsock", "booted", long_ago),
+            "its agent is gone, and the guest is not"
+        );
+        assert!(shut("vsock", "attached", just_now));
+        assert!(!shut("serial", "attached", just_now));
+        assert!(shut("serial", "attached", long_ago));
+        // Nobody serves the socket of its VMM.
+        assert!(shut("hybrid", "joined", just_now));
     }
 }

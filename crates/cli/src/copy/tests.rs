@@ -303,6 +303,21 @@ fn a_transfer_goes_on_after_each_cut() {
 }
 
 #[test]
+fn a_transfer_begins_although_its_first_connection_broke_during_the_hello() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, copied) = (
+        directory.path().join("source"),
+        directory.path().join("there"),
+    );
+    fs::write(&source, noise(100_000, 1)).unwrap();
+    let guest = Guest::with_cuts(vec![10]);
+    let (result, _) = guest.run(&to_guest(&[&source], &copied), options());
+    result.unwrap();
+    assert_eq!(guest.connections.load(Ordering::SeqCst), 2);
+    assert_eq!(fs::read(&copied).unwrap(), noise(100_000, 1));
+}
+
+#[test]
 fn a_file_to_standard_output_goes_on_without_a_gap_or_a_doubled_byte() {
     let guest = Guest::with_cuts(vec![300_000, 700_000, 40_000, 900_000]);
     let directory = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use wire::agent::ErrorKind;
-use wire::agent::job::{Answer, Ask, FileLog, JournalLog, LogEntry, LogSource, Logs};
+use wire::agent::job::{Answer, Ask, FileCursor, FileLog, JournalLog, LogEntry, LogSource, Logs};
 
 use super::{Job, unexpected};
 use crate::guest::{GuestError, printable};
@@ -124,21 +124,34 @@ fn follow(
     if std::mem::take(is_broken) {
         notes("the guest is back; going on");
     }
+    let result = receive(&mut job, request, printer, out, notes);
+    if result.is_err() {
+        begin_journal(request, job.connection.hello.unix_ns);
+    }
+    result.map_err(|error| (error, true))
+}
+
+/// Write out what comes.
+fn receive(
+    job: &mut Job,
+    request: &mut Logs,
+    printer: &mut Printer,
+    out: &mut impl Write,
+    notes: &mut impl FnMut(&str),
+) -> Result<(), LogError> {
     loop {
-        match job.answer().map_err(|error| (error.into(), true))? {
+        match job.answer()? {
             Answer::Log(entries) => {
                 for entry in &entries {
-                    printer
-                        .print(entry, out)
-                        .map_err(|error| (LogError::Output(error), true))?;
+                    printer.print(entry, out).map_err(LogError::Output)?;
                     remember(request, entry);
                 }
-                out.flush()
-                    .map_err(|error| (LogError::Output(error), true))?;
+                out.flush().map_err(LogError::Output)?;
             }
+            Answer::Begin(places) => begin(request, &places),
             Answer::Note(words) => notes(&printable(&words)),
             Answer::Done => return Ok(()),
-            other => return Err((unexpected(&other).into(), true)),
+            other => return Err(unexpected(&other).into()),
         }
     }
 }
@@ -161,6 +174,25 @@ fn request(options: &LogOptions) -> Logs {
         source,
         lines: options.lines,
         follow: options.follow,
+    }
+}
+
+/// The next request begins here, where no entry was seen before.
+fn begin(request: &mut Logs, places: &[FileCursor]) {
+    if let LogSource::Files(files) = &mut request.source {
+        for (file, place) in files.iter_mut().zip(places) {
+            file.cursor.get_or_insert(*place);
+        }
+    }
+}
+
+/// The next request for a journal of which nothing was seen begins when the guest was first asked, by its clock.
+fn begin_journal(request: &mut Logs, guest_unix_ns: u64) {
+    if let LogSource::Journal(journal) = &mut request.source {
+        if journal.cursor.is_empty() && request.lines.is_some() && guest_unix_ns > 0 {
+            journal.since = format!("@{}", guest_unix_ns / 1_000_000_000);
+            request.lines = None;
+        }
     }
 }
 

@@ -46,7 +46,6 @@ pub fn watch(
 /// The figures for a person. What the guest calls its things is made harmless.
 pub fn report(name: &str, before: &Stats, now: &Stats) -> String {
     let mut text = String::new();
-    let seconds = now.uptime_ms.saturating_sub(before.uptime_ms).max(1) as f64 / 1000.0;
     let [one, five, fifteen] = now.load.map(|hundredths| f64::from(hundredths) / 100.0);
     // Writing to a string does not fail.
     let _ = writeln!(
@@ -78,6 +77,14 @@ pub fn report(name: &str, before: &Stats, now: &Stats) -> String {
             percent(used, used.saturating_add(fs.available))
         );
     }
+    text.push_str(&rates(before, now));
+    text
+}
+
+/// What disks and network links did in between.
+fn rates(before: &Stats, now: &Stats) -> String {
+    let mut text = String::new();
+    let seconds = now.uptime_ms.saturating_sub(before.uptime_ms).max(1) as f64 / 1000.0;
     for disk in &now.disks {
         let unknown = Disk::default();
         let old = before

@@ -161,6 +161,33 @@ fn a_log_that_is_followed_through_cuts_and_rotations_loses_and_doubles_nothing()
 }
 
 #[test]
+fn what_is_written_before_anything_was_seen_is_not_lost_either() {
+    let guest = Guest::new(Config::default());
+    let log = guest.path("log");
+    append(&log, "old\n");
+    let options = LogOptions {
+        lines: Some(0),
+        ..following(vec![log.clone(), guest.path("later")])
+    };
+    let (output, socket) = (Output::default(), guest.socket());
+    let (mut out, (told, notes)) = (output.clone(), std::sync::mpsc::channel());
+    thread::spawn(move || {
+        write(&socket, &options, &mut out, &mut |words| {
+            let _ = told.send(words.to_owned());
+        })
+    });
+    // The second file is said to be missing once both have been looked at.
+    let words = notes.recv_timeout(PATIENCE).unwrap();
+    assert!(words.contains("waiting for it"), "{words}");
+    guest.cut();
+    append(&log, "new\n");
+    append(&guest.path("later"), "first\n");
+    output.wait_for("new\n");
+    output.wait_for("first\n");
+    assert!(!output.text().contains("old"), "{}", output.text());
+}
+
+#[test]
 fn a_log_ends_with_its_file_and_is_resumed_too() {
     let guest = Guest::new(Config::default());
     let log = guest.path("log");

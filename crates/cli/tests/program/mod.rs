@@ -1,5 +1,7 @@
 //! The program, and what becomes of a run of it.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};

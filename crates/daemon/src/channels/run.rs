@@ -15,6 +15,7 @@ use super::file::GrowingFile;
 use super::pass::{Device, End, Kept, Taker, pass};
 use crate::chardev::{Meeting, PrivateListener, connect};
 use crate::line::LineError;
+use crate::log_budget::LogBudget;
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::{self, Purpose};
 
@@ -56,6 +57,17 @@ enum Way {
     Listen(UnixListener),
     Connect(PathBuf),
     Start(Vec<String>),
+}
+
+impl Way {
+    /// Where it is, for the log.
+    fn words(&self) -> String {
+        match self {
+            Way::Listen(_) => "our own socket".to_owned(),
+            Way::Connect(path) => path.display().to_string(),
+            Way::Start(words) => words.join(" "),
+        }
+    }
 }
 
 /// A channel that is served.
@@ -129,16 +141,21 @@ impl Run {
 
     async fn serve(&mut self) {
         let mut backoff = Backoff::new();
+        let mut log = LogBudget::new();
         loop {
             let device = self.reach_near(&mut backoff).await;
             let (vm, channel) = (self.purpose.vm.as_str(), self.purpose.name.as_str());
-            tracing::info!(vm, channel, "the VMM has connected");
+            if log.admits(vm) {
+                tracing::info!(vm, channel, "the VMM has connected");
+            }
             self.counts.set_attached(true);
             self.counts.connections.add(1);
             self.attend(&device).await;
             self.counts.set_attached(false);
             let (vm, channel) = (self.purpose.vm.as_str(), self.purpose.name.as_str());
-            tracing::info!(vm, channel, "the VMM has disconnected");
+            if log.admits(vm) {
+                tracing::info!(vm, channel, "the VMM has disconnected");
+            }
             drop(device);
             sleep(REST).await;
         }
@@ -146,7 +163,8 @@ impl Run {
 
     async fn reach_near(&self, backoff: &mut Backoff) -> Device {
         loop {
-            if let Some(device) = reach(&self.near, backoff).await.and_then(Device::new) {
+            let stream = reach(&self.near, backoff, &self.purpose).await;
+            if let Some(device) = stream.and_then(Device::new) {
                 return device;
             }
         }
@@ -230,7 +248,8 @@ async fn reach_far(
     running: &watch::Sender<usize>,
 ) -> Option<Taker> {
     let Way::Start(words) = way else {
-        return reach(way, backoff).await.and_then(Taker::new);
+        let stream = reach(way, backoff, purpose).await;
+        return stream.and_then(Taker::new);
     };
     // Why it could not be started is in the log.
     let Ok((socket, program)) = program::start(words, purpose, SocketType::Stream).await else {
@@ -248,7 +267,7 @@ async fn reach_far(
 }
 
 /// Somebody at the other end, or nobody after a rest.
-async fn reach(way: &Way, backoff: &mut Backoff) -> Option<UnixStream> {
+async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<UnixStream> {
     let reached = match way {
         Way::Listen(listener) => listener.accept().await.map(|(stream, _)| stream),
         Way::Connect(path) => connect(path).and_then(from_descriptor),
@@ -259,7 +278,14 @@ async fn reach(way: &Way, backoff: &mut Backoff) -> Option<UnixStream> {
             backoff.begun();
             Some(stream)
         }
-        Err(_) => {
+        Err(error) => {
+            // That nobody is there yet is nothing to tell; of the rest, each time that it begins.
+            let awaited = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+            if backoff.is_fresh() && !awaited.contains(&error.kind()) {
+                let (vm, channel) = (purpose.vm.as_str(), purpose.name.as_str());
+                let at = way.words();
+                tracing::warn!(vm, channel, %at, %error, "nobody can be had there; trying again");
+            }
             backoff.rest().await;
             None
         }
@@ -273,24 +299,34 @@ fn from_descriptor(descriptor: std::os::fd::OwnedFd) -> io::Result<UnixStream> {
 /// A wait that doubles as long as nothing works.
 struct Backoff {
     wait: Duration,
-    begun: Instant,
+    /// Since when somebody has been there.
+    begun: Option<Instant>,
 }
 
 impl Backoff {
     fn new() -> Backoff {
         Backoff {
             wait: BACKOFF.0,
-            begun: Instant::now(),
+            begun: None,
         }
+    }
+
+    /// Whether nothing has failed since it last worked.
+    fn is_fresh(&self) -> bool {
+        self.wait == BACKOFF.0
     }
 
     /// Somebody is there: whether that lasts is yet to be seen.
     fn begun(&mut self) {
-        self.begun = Instant::now();
+        self.begun = Some(Instant::now());
     }
 
     async fn rest(&mut self) {
-        if self.begun.elapsed() > WORKED && self.wait < BACKOFF.1 {
+        if self
+            .begun
+            .take()
+            .is_some_and(|begun| begun.elapsed() > WORKED)
+        {
             self.wait = BACKOFF.0;
         }
         sleep(self.wait).await;

@@ -14,7 +14,7 @@ use daemon::config::{Config, read_file};
 use daemon::runtime::control_socket;
 use daemon::serve::{Daemon, ServeError};
 use serde_json::Value;
-use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind};
+use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -251,7 +251,7 @@ impl Port for GuestPort {
         }
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         // One port where nobody listens.
         if port == 404 {
             return Err(Refusal::new(RefusalKind::NobodyListens, "nobody listens"));

@@ -1,6 +1,6 @@
 //! Serial lines: names, policy, services, published ports and readiness as with any other VM.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use serial::{PeerEvent, RefusalKind};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Hello};
 
-use crate::house::{Guest, House, converse, line, patient, pattern};
+use crate::house::{Guest, House, PATIENCE, converse, line, patient, pattern};
 
 const SERIAL: &str = "[[vm]]\nname = \"old\"\nserial = true\n";
 
@@ -107,6 +107,53 @@ fn a_guest_that_starts_anew_finds_a_line_without_a_past() {
     let near = house.dial("old", 22).unwrap();
     let (_, far) = again.accept();
     converse(near, far, 100_000, |_| ());
+}
+
+#[test]
+fn a_connection_that_is_cut_does_not_look_like_one_that_has_ended() {
+    let published = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = published.local_addr().unwrap();
+    drop(published);
+    let house = House::new(&format!(
+        "{SERIAL}
+        [[publish]]
+        listen = \"tcp:{listen}\"
+        to = \"old:80\""
+    ));
+    let guest = Guest::connecting(&house.run("old.serial"));
+    guest.wait_until_met();
+    house.wait_for_state("old", "booted");
+    let call = |guest: &Guest| {
+        let mut client = TcpStream::connect(listen).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (_, mut far) = guest.accept();
+        far.write_all(b"half of it\n").unwrap();
+        assert_eq!(line(&mut client), "half of it");
+        (client, far)
+    };
+    // The guest starts anew.
+    let (mut client, _far) = call(&guest);
+    drop(guest);
+    let guest = Guest::connecting(&house.run("old.serial"));
+    guest.wait_until_met();
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    house.wait_for_state("old", "booted");
+    // The client is gone in the middle.
+    let resets = || house.vm("old")["counters"]["serial_reset_channels"].as_u64();
+    let before = resets();
+    let (client, mut far) = call(&guest);
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    assert!(matches!(far.read(&mut [0]), Ok(0) | Err(_)));
+    house.wait_for("old", "a reset", |_| resets() > before);
+    // An end is an end.
+    let before = resets();
+    let client = TcpStream::connect(listen).unwrap();
+    let (_, far) = guest.accept();
+    converse(client, far, 10_000, |_| ());
+    house.wait_for("old", "no circuits", |vm| vm["circuits"] == 0);
+    assert_eq!(resets(), before);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::Fabric;
 use super::dial::HostCall;
 use crate::caller::{Who, answer, reset};
 use crate::circuit::CircuitIo;
+use crate::dialer::mark;
 
 impl Fabric {
     /// Does everything that the switch wants done, and what follows from that.
@@ -77,7 +78,10 @@ impl Fabric {
                     who.refused(reason);
                 }
                 match circuit.host.take() {
-                    Some(host) if !speaks => reset(&host.socket),
+                    Some(host) if !speaks => {
+                        mark(host.cut.as_ref());
+                        reset(&host.socket);
+                    }
                     Some(mut host) => {
                         host.take_request();
                         answer(&host.socket, &connect::refused(reason));
@@ -165,14 +169,20 @@ impl Fabric {
             return;
         };
         circuit.ringing = None;
-        circuit.answered_by = None;
+        if let Some(answered_by) = circuit.answered_by.take() {
+            mark(answered_by.cut.as_ref());
+        }
         if let Some(relay) = circuit.relay.take().filter(|_| cut_short) {
+            relay.mark_cut();
             for side in [Side::Caller, Side::Callee] {
                 reset(relay.socket(side));
             }
         }
         match circuit.host.take() {
-            Some(host) if cut_short => reset(&host.socket),
+            Some(host) if cut_short => {
+                mark(host.cut.as_ref());
+                reset(&host.socket);
+            }
             Some(mut host) => host.take_request(),
             None => {}
         }

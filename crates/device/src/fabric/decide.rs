@@ -46,7 +46,7 @@ impl Fabric {
         match who {
             Some(Who::Program(credentials)) => DecisionCaller::Program(*credentials),
             Some(Who::Published(name)) => DecisionCaller::Published { name },
-            Some(Who::Vmm | Who::Channel(_)) | None => DecisionCaller::Unknown,
+            Some(Who::Vmm | Who::Channel { .. }) | None => DecisionCaller::Unknown,
         }
     }
 

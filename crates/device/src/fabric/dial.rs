@@ -1,6 +1,5 @@
 //! Programs and services of the host that guests call.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use wire::vsock::SocketType;
 use super::host::SOCKET_EVENTS;
 use super::{Arrival, Fabric};
 use crate::circuit::HostSocket;
-use crate::dialer::{Called, Connected, Hold, Reply, ServiceCall};
+use crate::dialer::{Called, Connected, Reply, ServiceCall};
 use crate::reactor::Token;
 use crate::socket::{Dial, dial, port_path};
 
@@ -137,7 +136,7 @@ impl Fabric {
     pub(super) fn take_dialled(&mut self) {
         while let Ok((circuit, result)) = self.dialled.try_recv() {
             match result {
-                Ok(Connected { socket, hold }) => self.host_reached(circuit, socket, hold),
+                Ok(connected) => self.host_reached(circuit, connected),
                 Err(reason) => self.tell(Event::HostDialed {
                     circuit,
                     result: Err(reason),
@@ -157,7 +156,7 @@ impl Fabric {
         };
         match dial(&path, redial.socket_type) {
             Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, redial.port),
-            Dial::Reached(socket) => self.host_reached(circuit, socket, None),
+            Dial::Reached(socket) => self.host_reached(circuit, Connected::new(socket, None)),
             Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(Reason::NotRunning),
@@ -212,7 +211,7 @@ impl Fabric {
             stream: theirs,
         };
         if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, OwnedFd::from(ours), None);
+            self.host_reached(circuit, Connected::new(ours.into(), None));
         } else {
             self.tell(Event::HostDialed {
                 circuit,
@@ -221,20 +220,21 @@ impl Fabric {
         }
     }
 
-    pub(super) fn host_reached(&mut self, id: CircuitId, socket: OwnedFd, hold: Option<Hold>) {
+    pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
         if circuit.who.is_some() {
             // The caller is a socket too: the two wait to be joined.
-            circuit.answered_by = Some(Connected { socket, hold });
+            circuit.answered_by = Some(connected);
             return self.tell(Event::HostDialed {
                 circuit: id,
                 result: Ok(()),
             });
         }
-        let mut host = HostSocket::new(socket, false);
-        host.hold = hold;
+        let mut host = HostSocket::new(connected.socket, false);
+        host.hold = connected.hold;
+        host.cut = connected.cut;
         circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()

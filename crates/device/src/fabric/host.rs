@@ -203,7 +203,7 @@ impl Fabric {
         let (line, socket_type) = (caller.line, caller.socket_type);
         let program = match caller.who {
             Who::Published(_) => Some(HostCaller::Published),
-            Who::Vmm | Who::Channel(_) => {
+            Who::Vmm | Who::Channel { .. } => {
                 return self.tell(Event::HybridDial {
                     line,
                     port,
@@ -256,6 +256,9 @@ impl Fabric {
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
         let mut host = HostSocket::new(caller.socket, true);
         host.request_len = caller.request_len;
+        if let Who::Channel { cut, .. } = &caller.who {
+            host.cut = Some(cut.clone());
+        }
         if !circuit.is_stream() {
             // Messages cannot be looked at beyond the first.
             host.take_request();

@@ -13,6 +13,7 @@ use wire::vsock::SocketType;
 use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
 use super::{Fabric, OpenLineError};
 use crate::caller::{Caller, Who, answer, take_request};
+use crate::dialer::Connected;
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::{listen_at, port_path};
@@ -201,7 +202,7 @@ impl Fabric {
         if joins {
             take_request(&socket, answer_len);
         }
-        self.host_reached(id, socket, None);
+        self.host_reached(id, Connected::new(socket, None));
         let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
             return;
         };

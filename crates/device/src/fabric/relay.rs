@@ -38,7 +38,7 @@ impl Fabric {
                     .add(&callee.socket, token(Side::Callee), SOCKET_EVENTS)
             });
         if let Some(circuit) = self.circuit(id) {
-            circuit.relay = Some(Box::new(Relay::new(caller.socket, callee)));
+            circuit.relay = Some(Box::new(Relay::new(caller.socket, caller.cut, callee)));
         }
         match watched {
             Ok(()) => self.schedule_relay(id),

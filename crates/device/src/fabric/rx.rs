@@ -11,6 +11,7 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
 use crate::circuit::BehindRequest;
+use crate::dialer::is_cut;
 use crate::frontend::{RX, TX};
 use crate::kept::Parcel;
 
@@ -190,9 +191,7 @@ impl Fabric {
             return 0;
         };
         match self.receive_into(turn, &memory, buffers, room) {
-            Ok(received) if received.len == 0 => self.tell(Event::HostFinished {
-                circuit: turn.circuit,
-            }),
+            Ok(received) if received.len == 0 => self.host_ended(turn.circuit),
             Ok(received) => {
                 let len = received.len;
                 let packets = self.hand_over(turn, &memory, len);
@@ -226,6 +225,19 @@ impl Fabric {
             }),
         }
         0
+    }
+
+    /// The host program says no more, or its circuit was cut before it could.
+    fn host_ended(&mut self, id: CircuitId) {
+        let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
+        let event = match host.is_some_and(|host| is_cut(host.cut.as_ref())) {
+            true => Event::Kill {
+                circuit: id,
+                reason: Reason::PeerReset,
+            },
+            false => Event::HostFinished { circuit: id },
+        };
+        self.tell(event);
     }
 
     /// Whether the host program has sent something behind its request. What follows from it if not has been done.

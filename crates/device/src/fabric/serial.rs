@@ -17,7 +17,7 @@ use wire::vsock::SocketType;
 use super::host::CALLER_PATIENCE;
 use super::{Fabric, OpenLineError};
 use crate::caller::{Caller, Who};
-use crate::dialer::Reply;
+use crate::dialer::{Cut, Reply};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::listen_at;
@@ -83,7 +83,7 @@ impl Fabric {
         })
     }
 
-    /// Says whether the guest of a serial line answers. When it is gone, all that was between it and others is cut short.
+    /// Says whether the guest of a serial line answers. When it does not, calls to it are refused; what is open is the carrier's to end.
     pub fn set_guest(&mut self, vm: &str, answers: bool) {
         let Some(id) = self.line_named(vm) else {
             return;
@@ -102,17 +102,26 @@ impl Fabric {
         }
     }
 
-    /// The guest of a serial line calls a port of the host; `socket` is the stream, which does not block. A service may yet turn out not to
-    /// answer: the stream is closed then.
+    /// The guest of a serial line calls a port of the host; `socket` is the stream, which does not block, and `cut` what is said of its end. A
+    /// service may yet turn out not to answer: the stream is cut then.
     ///
     /// # Errors
     /// Why the guest is refused, as far as that is known at once. The socket is closed.
-    pub fn guest_calls(&mut self, vm: &str, port: u32, socket: OwnedFd) -> Result<(), Reason> {
+    pub fn guest_calls(
+        &mut self,
+        vm: &str,
+        port: u32,
+        socket: OwnedFd,
+        cut: Cut,
+    ) -> Result<(), Reason> {
         let id = self.line_named(vm).ok_or(Reason::UnknownCid)?;
         let refusal = Arc::new(OnceLock::new());
         let caller = Caller {
             line: id,
-            who: Who::Channel(refusal.clone()),
+            who: Who::Channel {
+                refusal: refusal.clone(),
+                cut,
+            },
             socket,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,

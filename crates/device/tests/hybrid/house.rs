@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::{
-    Arrival, Called, Carrier, DecisionCallee, DecisionCaller, Fabric, HybridConfig, PublishedCall,
-    Reply, SerialConfig, Waker,
+    Arrival, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, HybridConfig,
+    PublishedCall, Reply, SerialConfig, Waker,
 };
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
@@ -147,11 +147,16 @@ impl House {
 
     /// The guest of a serial line calls a port of the host.
     pub fn guest_calls(&self, name: &str, port: u32) -> Result<UnixStream, Reason> {
+        self.guest_calls_with(name, port, &Cut::default())
+    }
+
+    /// The same, over a stream that may be cut.
+    pub fn guest_calls_with(&self, name: &str, port: u32, cut: &Cut) -> Result<UnixStream, Reason> {
         let (guest, socket) = UnixStream::pair().unwrap();
         guest.set_read_timeout(Some(PATIENCE)).unwrap();
         socket.set_nonblocking(true).unwrap();
-        let name = name.to_owned();
-        self.ask(move |fabric| fabric.guest_calls(&name, port, socket.into()))
+        let (name, cut) = (name.to_owned(), cut.clone());
+        self.ask(move |fabric| fabric.guest_calls(&name, port, socket.into(), cut))
             .map(|()| guest)
     }
 

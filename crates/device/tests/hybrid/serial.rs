@@ -1,11 +1,13 @@
 //! Serial lines: the host's programs and the guest meet by streams that a carrier brings.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use device::Reply;
+use device::{Cut, Reply};
 use switch::{CalleePattern, Reason, ServiceId, Verdict};
 
 use crate::PATIENCE;
@@ -135,7 +137,7 @@ fn a_rule_keeps_the_guest_from_listeners_of_the_host() {
 }
 
 #[test]
-fn when_the_guest_goes_its_circuits_end_and_it_may_come_again() {
+fn when_the_guest_goes_it_cannot_be_called_until_it_comes_again() {
     let house = House::new(HashMap::new());
     let dials = house.add_serial("old", 3);
     house.set_guest("old", true);
@@ -143,14 +145,56 @@ fn when_the_guest_goes_its_circuits_end_and_it_may_come_again() {
     let mut far = accept(dials.recv_timeout(PATIENCE).unwrap().1);
     assert!(line(&mut near).starts_with("OK "));
     house.set_guest("old", false);
-    assert_eq!(far.read(&mut [0]).unwrap(), 0);
-    assert!(matches!(near.read(&mut [0]), Ok(0) | Err(_)));
+    let refused = line(&mut program(&house, b"CONNECT 23\n"));
+    assert_eq!(refused, format!("ERR {}", Reason::NotRunning));
+    // What was said before is the carrier's to deliver.
+    far.write_all(b"goodbye\n").unwrap();
+    drop(far);
+    assert_eq!(line(&mut near), "goodbye");
+    drop(near);
     house.wait_for_circuits(0);
     house.set_guest("old", true);
     let mut near = program(&house, b"CONNECT 22\n");
     let far = accept(dials.recv_timeout(PATIENCE).unwrap().1);
     assert!(line(&mut near).starts_with("OK "));
     converse(near, far, 1000);
+}
+
+#[test]
+fn a_stream_that_is_cut_is_no_end_on_either_side() {
+    let registry = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = registry.local_addr().unwrap();
+    let house = House::new(HashMap::from([(ServiceId(0), address)]));
+    house.add_serial("old", 3);
+    house.set_guest("old", true);
+    house.offer(&[(0, "registry", 5000)]);
+    house.set_rules(vec![calls_services("old")], false);
+    let call = |cut: &Cut| {
+        let guest = house.guest_calls_with("old", 5000, cut).unwrap();
+        let (far, _) = registry.accept().unwrap();
+        far.set_read_timeout(Some(PATIENCE)).unwrap();
+        (guest, far)
+    };
+    // Whoever carries the stream cuts it.
+    let cut = Cut::default();
+    let (guest, mut far) = call(&cut);
+    cut.store(true, Ordering::Release);
+    drop(guest);
+    let error = far.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    // The other end is cut off.
+    let cut = Cut::default();
+    let (mut guest, far) = call(&cut);
+    rustix::net::sockopt::set_socket_linger(&far, Some(Duration::ZERO)).unwrap();
+    drop(far);
+    assert_eq!(guest.read(&mut [0]).unwrap(), 0);
+    assert!(cut.load(Ordering::Acquire));
+    // An end is an end.
+    let cut = Cut::default();
+    let (guest, far) = call(&cut);
+    converse(guest, far, 1000);
+    house.wait_for_circuits(0);
+    assert!(!cut.load(Ordering::Acquire));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -118,13 +117,13 @@ impl Runner {
 
     fn dial(&mut self, dial: Dial) {
         let opened = self.check_room().and_then(|()| {
-            rustix::io::ioctl_fionbio(&dial.socket, true)
+            rustix::io::ioctl_fionbio(&dial.stream.socket, true)
                 .map_err(|error| Refusal::new(RefusalKind::Failed, error.to_string()))?;
             self.link.open(dial.port)
         });
         match opened {
             Ok(id) => {
-                let socket = Socket::new(dial.socket, Some(dial.answered));
+                let socket = Socket::new(dial.stream, Some(dial.answered));
                 self.sockets.insert(id, socket);
             }
             Err(refusal) => (dial.answered)(Err(refusal)),
@@ -259,14 +258,14 @@ impl Runner {
 
     fn accept(&mut self, id: ChannelId, port: u32) {
         let accepted = self.check_room().and_then(|()| {
-            let socket: OwnedFd = self.port.accept(port)?;
-            rustix::io::ioctl_fionbio(&socket, true)
+            let stream = self.port.accept(port)?;
+            rustix::io::ioctl_fionbio(&stream.socket, true)
                 .map_err(|error| Refusal::new(RefusalKind::Failed, error.to_string()))?;
-            Ok(socket)
+            Ok(stream)
         });
         match accepted {
-            Ok(descriptor) => {
-                let mut socket = Socket::new(descriptor, None);
+            Ok(stream) => {
+                let mut socket = Socket::new(stream, None);
                 socket.is_readable = true;
                 self.sockets.insert(id, socket);
                 self.link.accept(id);
@@ -349,6 +348,11 @@ impl Runner {
         match self.link.send_with(id, |space| socket.read(space)) {
             // No credit: what gives it wakes the thread.
             Ok(None) => return false,
+            // An end that is none.
+            Ok(Some(0)) if socket.was_cut() => {
+                self.sockets.remove(&id);
+                self.link.reset(id, ResetReason::Aborted);
+            }
             Ok(Some(0)) => {
                 socket.is_source_over = true;
                 self.link.end(id);
@@ -464,6 +468,7 @@ impl Runner {
 
 /// Closes a socket whose channel is over before its time.
 fn refuse(mut socket: Socket, words: &str) {
+    socket.cut();
     if let Some(answered) = socket.answered.take() {
         answered(Err(Refusal::new(RefusalKind::NotConnected, words)));
     }

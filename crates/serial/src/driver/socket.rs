@@ -2,16 +2,19 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::Answered;
+use crate::port::{Cut, Stream};
 
 /// A channel's socket.
 pub(super) struct Socket {
     descriptor: OwnedFd,
+    cut: Cut,
     /// What the socket did not take yet: at most a channel's window.
     pending: VecDeque<u8>,
     /// Whom to tell when the channel is open. Nothing is read or written before.
@@ -29,9 +32,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) fn new(descriptor: OwnedFd, answered: Option<Answered>) -> Socket {
+    pub(super) fn new(stream: Stream, answered: Option<Answered>) -> Socket {
         Socket {
-            descriptor,
+            descriptor: stream.socket,
+            cut: stream.cut,
             pending: VecDeque::new(),
             answered,
             has_ended: false,
@@ -58,6 +62,16 @@ impl Socket {
         // Otherwise only that the program is gone matters, and only when it can be acted upon at once.
         let watches_end = is_opening || (self.is_source_over && !self.is_deaf && !self.is_shut);
         (!flags.is_empty() || watches_end).then_some(flags)
+    }
+
+    /// Says to the program that the end which follows is none.
+    pub(super) fn cut(&self) {
+        self.cut.store(true, Ordering::Release);
+    }
+
+    /// Whether the program has closed the socket before its time.
+    pub(super) fn was_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
     }
 
     pub(super) fn has_pending(&self) -> bool {

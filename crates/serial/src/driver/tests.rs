@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::port::PeerEvent;
+use crate::port::{PeerEvent, Stream};
 
 /// No test takes that long, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -27,7 +27,7 @@ impl Port for TestPort {
         self.descriptors.try_recv().map_err(none)
     }
 
-    fn accept(&mut self, port: u32) -> Result<OwnedFd, Refusal> {
+    fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         let (theirs, mut ours) = UnixStream::pair().expect("two sockets");
         match port {
             7 => drop(thread::spawn(move || {

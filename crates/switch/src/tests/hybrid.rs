@@ -662,3 +662,61 @@ fn no_rule_makes_a_line_listen_everywhere() {
     assert_eq!(endless.ports.len(), MAX_OFFERED_PORTS);
     assert!(endless.incomplete);
 }
+
+#[test]
+fn a_serial_line_comes_and_goes_and_its_guest_reaches_listeners() {
+    let mut scene = Scene::new(Vec::new());
+    let added = scene
+        .switch
+        .add_serial_line(Address::new("old", 5), Limits::default());
+    let line = added.unwrap();
+    let dial = Event::HostDial {
+        line,
+        port: 22,
+        socket_type: SocketType::Stream,
+        caller: HostCaller::Published,
+        token: 1,
+    };
+    let refused = |actions: &[Action]| {
+        actions
+            .iter()
+            .any(|action| matches!(action, Action::HostDialRefused { reason, .. } if *reason == Reason::NotRunning))
+    };
+    let dialled = |actions: &[Action]| {
+        actions
+            .iter()
+            .any(|action| matches!(action, Action::DialHybrid { .. }))
+    };
+    assert!(refused(&scene.tell(dial)));
+    let seqpacket = true;
+    scene.tell(Event::LineUp { line, seqpacket });
+    assert!(dialled(&scene.tell(dial)));
+    // Programs of the host listen for it as for a guest with rings.
+    let (port, token) = (9000, 2);
+    let actions = scene.tell(Event::HybridDial { line, port, token });
+    let reaches = |action: &Action| {
+        matches!(
+            action,
+            Action::DialHost {
+                port: 9000,
+                service: None,
+                ..
+            }
+        )
+    };
+    assert!(actions.iter().any(reaches), "{actions:?}");
+    // What is open when it goes is for whoever carries it to end.
+    assert_eq!(scene.circuits_of(line), 2);
+    assert!(scene.tell(Event::LineDown { line }).is_empty());
+    assert_eq!(scene.circuits_of(line), 2);
+    assert!(refused(&scene.tell(dial)));
+    // A hybrid line that is no serial one is always up.
+    let line = scene.hybrid;
+    scene.tell(Event::LineDown { line });
+    assert!(
+        scene
+            .switch
+            .lines()
+            .any(|report| report.id == line && report.up)
+    );
+}

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! Stats            Answer::Stats, once or at each interval                          then Answer::Done
-//! Logs             Answer::Log, batches of entries; Answer::Note between them       then Answer::Done, or never (follow)
+//! Logs             Answer::Begin (of files), Answer::Log, batches of entries; Answer::Note between them       then Answer::Done, or never (follow)
 //! Power            Answer::Power as soon as it is under way                         then the guest is on its way out
 //! Freeze, Thaw     Answer::FileSystems
 //! Time             Answer::Time; the host may ask again on the same connection
@@ -135,6 +135,9 @@ pub enum Answer {
     Stats(Box<Stats>),
     /// Entries of a log, in their order; at least one.
     Log(Vec<LogEntry>),
+    /// Where the files of a log begin for this reader, each in turn, before the first of its entries: whoever has seen none of them yet goes
+    /// on from here.
+    Begin(Vec<FileCursor>),
     /// Something about a log that is not in it: that a file was truncated, or a gap.
     Note(String),
     /// It is under way; the guest may be gone at any moment.
@@ -211,6 +214,7 @@ impl Answer {
         match self {
             Answer::Stats(stats) => stats.check(),
             Answer::Log(entries) => logs::check_entries(entries),
+            Answer::Begin(places) => check_count("files", places.len(), MAX_FILES),
             Answer::Note(words) => check_len("a note", words.as_bytes(), MAX_ERROR_MESSAGE_LEN),
             Answer::Power { way } => {
                 check_len("the way to power", way.as_bytes(), MAX_ERROR_MESSAGE_LEN)

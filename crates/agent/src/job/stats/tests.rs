@@ -51,7 +51,7 @@ fn memory_is_in_bytes() {
 fn each_file_system_is_listed_once_and_foreign_ones_never() {
     let text = "proc /proc proc rw 0 0\n/dev/vda1 / ext4 rw 0 0\n/dev/vda1 /var/bind ext4 rw 0 0\n\
                 server:/x /mnt nfs4 rw 0 0\ntmpfs /run tmpfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n\
-                /dev/vdb /with\\040space\\134x xfs rw 0 0\nbroken\n";
+                tmpfs /tmp tmpfs rw,size=1m 0 0\n/dev/vdb /with\\040space\\134x xfs rw 0 0\nbroken\n";
     let mounts = mounts(text);
     let places: Vec<&str> = mounts
         .iter()

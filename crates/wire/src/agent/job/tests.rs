@@ -104,6 +104,7 @@ pub(in crate::agent) fn any_answer() -> impl Strategy<Value = Answer> {
             }))
         }),
         prop::collection::vec(entry, 1..6).prop_map(Answer::Log),
+        prop::collection::vec(any_place(), 0..=MAX_FILES).prop_map(Answer::Begin),
         "\\PC{0,200}".prop_map(Answer::Note),
         "\\PC{0,60}".prop_map(|way| Answer::Power { way }),
         prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..6)
@@ -208,6 +209,17 @@ fn entries_have_limits() {
     ] {
         assert!(!answer(vec![wrong]));
     }
+}
+
+#[test]
+fn there_is_a_beginning_for_each_file() {
+    let begin = |count| {
+        is_allowed(&Frame::Answer(Answer::Begin(vec![
+            FileCursor::default();
+            count
+        ])))
+    };
+    assert!(begin(MAX_FILES) && !begin(MAX_FILES + 1));
 }
 
 /// What the agent may put into one batch fits into a frame.
