@@ -1,5 +1,7 @@
 //! The everyday jobs of the agent's binary: its configuration, hosts that break the rules, and the process that thaws by itself.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
