@@ -151,7 +151,7 @@ fn the_clipboard_is_the_desktops_or_there_is_none() {
         let words = refused(&scene, &["clipboard", "get", name]);
         assert!(words.contains("desktop"), "{words}");
         let line = "su user -c 'exec env XDG_RUNTIME_DIR=/run/user/1000 WAYLAND_DISPLAY=wayland-0 XDG_SESSION_ID=7 sleep 600'";
-        let compositor = guest.start(&line).unwrap();
+        let compositor = guest.start(line).unwrap();
         eventually("the desktop is there", || {
             set(&scene.daemon, name, "copied\nwith care ✂")
         });
