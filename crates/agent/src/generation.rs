@@ -390,7 +390,7 @@ mod tests {
         };
         let without = Clocks { rtc: None, ..with };
         assert_eq!(without.or_those_of(with), with);
-        assert!(!Clocks::look(false).jumped(&Clocks::look(false)).is_some());
+        assert!(Clocks::look(false).jumped(&Clocks::look(false)).is_none());
     }
 
     #[test]

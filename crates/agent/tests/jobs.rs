@@ -1,9 +1,6 @@
 //! The everyday jobs of the agent's binary: its configuration, hosts that break the rules, and the process that thaws by itself.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "these are tests, though not marked as such one by one"
-)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
