@@ -81,8 +81,12 @@ impl Transfers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins on a connection. If an earlier one of the same transfer is still there, it is ended first: two must not write one file.
-    fn begin(&self, id: [u8; 16], socket: &OwnedFd) -> io::Result<UnderWay<'_>> {
+    /// Begins on a connection, with what an earlier one has left. If that is still there, it is ended first: two must not write one file.
+    fn begin(
+        &self,
+        id: [u8; 16],
+        socket: &OwnedFd,
+    ) -> io::Result<(UnderWay<'_>, Option<LeftOver>)> {
         let socket = socket.try_clone()?;
         let deadline = Instant::now() + SUCCESSION_TIMEOUT;
         let mut state = self.lock();
@@ -97,13 +101,14 @@ impl Transfers {
                 .wait_timeout(state, left)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
-        // From here on the connection looks after what an earlier one has left.
-        state.kept.retain(|kept| kept.id != id);
         state.active.push(Active { id, socket });
-        Ok(UnderWay {
+        let kept = state.kept.iter().position(|kept| kept.id == id);
+        let left = kept.map(|place| state.kept.swap_remove(place).left);
+        let under_way = UnderWay {
             transfers: self,
             id,
-        })
+        };
+        Ok((under_way, left))
     }
 
     /// Keeps what a broken connection has left, for a while.
@@ -154,7 +159,7 @@ pub(crate) fn run(
     transfers: &Arc<Transfers>,
     start: &Start,
 ) -> Result<(), Stop> {
-    let _under_way = transfers.begin(start.id, socket).map_err(|error| {
+    let (_under_way, earlier) = transfers.begin(start.id, socket).map_err(|error| {
         let message = format!("an earlier connection of this transfer does not end: {error}");
         Stop::Report(ErrorReport::new(ErrorKind::Busy, message))
     })?;
@@ -200,12 +205,17 @@ pub(crate) fn run(
             };
             let (result, left) =
                 receive(&mut channel, &request, &mut Arrived::default(), &mut Silent);
+            // It may have broken before it came to what an earlier one has left. If it did not break, nobody will come to that any more.
+            let left = match &result {
+                Err(::transfer::Stop::Broken(_)) => left.or(earlier),
+                _ => {
+                    earlier.into_iter().for_each(LeftOver::remove);
+                    left
+                }
+            };
             if let Some(left) = left {
-                transfers.keep(
-                    start.id,
-                    left,
-                    Duration::from_secs(start.options.keep_s.into()),
-                );
+                let time = Duration::from_secs(start.options.keep_s.into());
+                transfers.keep(start.id, left, time);
             }
             result
         }
