@@ -187,37 +187,12 @@ pub(crate) fn run(
             into_directory,
         } => {
             let is_sync = start.options.sync.is_some();
-            let place = Destination::open(
-                &resolve(destination),
-                *sources as usize,
-                is_sync,
-                *into_directory,
-            )
-            .map_err(|message| {
+            let path = resolve(destination);
+            let place = Destination::open(&path, *sources as usize, is_sync, *into_directory);
+            let place = place.map_err(|message| {
                 Stop::Report(ErrorReport::new(ErrorKind::InvalidRequest, message))
             })?;
-            let request = Receive {
-                target: &Target::Place(place),
-                id: start.id,
-                options: start.options,
-                expected: None,
-                resumed: start.resumed,
-            };
-            let (result, left) =
-                receive(&mut channel, &request, &mut Arrived::default(), &mut Silent);
-            // It may have broken before it came to what an earlier one has left. If it did not break, nobody will come to that any more.
-            let left = match &result {
-                Err(::transfer::Stop::Broken(_)) => left.or(earlier),
-                _ => {
-                    earlier.into_iter().for_each(LeftOver::remove);
-                    left
-                }
-            };
-            if let Some(left) = left {
-                let time = Duration::from_secs(start.options.keep_s.into());
-                transfers.keep(start.id, left, time);
-            }
-            result
+            receive_into(place, &mut channel, transfers, start, earlier)
         }
     };
     result.map_err(|stop| match stop {
@@ -225,6 +200,37 @@ pub(crate) fn run(
         ::transfer::Stop::Failed(report) => Stop::Report(report),
         other => Stop::HostGone(io::Error::other(other.to_string())),
     })
+}
+
+/// Receives, after what an earlier connection has left.
+fn receive_into(
+    place: Destination,
+    channel: &mut Channel,
+    transfers: &Arc<Transfers>,
+    start: &Start,
+    earlier: Option<LeftOver>,
+) -> Result<(), ::transfer::Stop> {
+    let request = Receive {
+        target: &Target::Place(place),
+        id: start.id,
+        options: start.options,
+        expected: None,
+        resumed: start.resumed,
+    };
+    let (result, left) = receive(channel, &request, &mut Arrived::default(), &mut Silent);
+    // It may have broken before it came to what an earlier one has left. If it did not break, nobody will come to that any more.
+    let left = match &result {
+        Err(::transfer::Stop::Broken(_)) => left.or(earlier),
+        _ => {
+            earlier.into_iter().for_each(LeftOver::remove);
+            left
+        }
+    };
+    if let Some(left) = left {
+        let time = Duration::from_secs(start.options.keep_s.into());
+        transfers.keep(start.id, left, time);
+    }
+    result
 }
 
 /// A path of the host's words: a relative one begins at the home directory.
