@@ -81,8 +81,12 @@ impl Transfers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins on a connection. If an earlier one of the same transfer is still there, it is ended first: two must not write one file.
-    fn begin(&self, id: [u8; 16], socket: &OwnedFd) -> io::Result<UnderWay<'_>> {
+    /// Begins on a connection, with what an earlier one has left. If that is still there, it is ended first: two must not write one file.
+    fn begin(
+        &self,
+        id: [u8; 16],
+        socket: &OwnedFd,
+    ) -> io::Result<(UnderWay<'_>, Option<LeftOver>)> {
         let socket = socket.try_clone()?;
         let deadline = Instant::now() + SUCCESSION_TIMEOUT;
         let mut state = self.lock();
@@ -97,13 +101,14 @@ impl Transfers {
                 .wait_timeout(state, left)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
-        // From here on the connection looks after what an earlier one has left.
-        state.kept.retain(|kept| kept.id != id);
         state.active.push(Active { id, socket });
-        Ok(UnderWay {
+        let kept = state.kept.iter().position(|kept| kept.id == id);
+        let left = kept.map(|place| state.kept.swap_remove(place).left);
+        let under_way = UnderWay {
             transfers: self,
             id,
-        })
+        };
+        Ok((under_way, left))
     }
 
     /// Keeps what a broken connection has left, for a while.
@@ -154,7 +159,7 @@ pub(crate) fn run(
     transfers: &Arc<Transfers>,
     start: &Start,
 ) -> Result<(), Stop> {
-    let _under_way = transfers.begin(start.id, socket).map_err(|error| {
+    let (_under_way, earlier) = transfers.begin(start.id, socket).map_err(|error| {
         let message = format!("an earlier connection of this transfer does not end: {error}");
         Stop::Report(ErrorReport::new(ErrorKind::Busy, message))
     })?;
@@ -182,32 +187,12 @@ pub(crate) fn run(
             into_directory,
         } => {
             let is_sync = start.options.sync.is_some();
-            let place = Destination::open(
-                &resolve(destination),
-                *sources as usize,
-                is_sync,
-                *into_directory,
-            )
-            .map_err(|message| {
+            let path = resolve(destination);
+            let place = Destination::open(&path, *sources as usize, is_sync, *into_directory);
+            let place = place.map_err(|message| {
                 Stop::Report(ErrorReport::new(ErrorKind::InvalidRequest, message))
             })?;
-            let request = Receive {
-                target: &Target::Place(place),
-                id: start.id,
-                options: start.options,
-                expected: None,
-                resumed: start.resumed,
-            };
-            let (result, left) =
-                receive(&mut channel, &request, &mut Arrived::default(), &mut Silent);
-            if let Some(left) = left {
-                transfers.keep(
-                    start.id,
-                    left,
-                    Duration::from_secs(start.options.keep_s.into()),
-                );
-            }
-            result
+            receive_into(place, &mut channel, transfers, start, earlier)
         }
     };
     result.map_err(|stop| match stop {
@@ -215,6 +200,37 @@ pub(crate) fn run(
         ::transfer::Stop::Failed(report) => Stop::Report(report),
         other => Stop::HostGone(io::Error::other(other.to_string())),
     })
+}
+
+/// Receives, after what an earlier connection has left.
+fn receive_into(
+    place: Destination,
+    channel: &mut Channel,
+    transfers: &Arc<Transfers>,
+    start: &Start,
+    earlier: Option<LeftOver>,
+) -> Result<(), ::transfer::Stop> {
+    let request = Receive {
+        target: &Target::Place(place),
+        id: start.id,
+        options: start.options,
+        expected: None,
+        resumed: start.resumed,
+    };
+    let (result, left) = receive(channel, &request, &mut Arrived::default(), &mut Silent);
+    // It may have broken before it came to what an earlier one has left. If it did not break, nobody will come to that any more.
+    let left = match &result {
+        Err(::transfer::Stop::Broken(_)) => left.or(earlier),
+        _ => {
+            earlier.into_iter().for_each(LeftOver::remove);
+            left
+        }
+    };
+    if let Some(left) = left {
+        let time = Duration::from_secs(start.options.keep_s.into());
+        transfers.keep(start.id, left, time);
+    }
+    result
 }
 
 /// A path of the host's words: a relative one begins at the home directory.

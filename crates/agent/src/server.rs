@@ -18,7 +18,7 @@ use crate::share::Share;
 use crate::transport::{self, Endpoint, Listener};
 use crate::uplink;
 
-/// The most operations at a time. Each has a thread and, at worst, about half a MiB of buffers. The streams of benchmarks have
+/// The most operations at a time. Each has a thread and, at worst, about a MiB of buffers. The streams of benchmarks have
 /// places of their own, [`wire::agent::bench::MAX_STREAMS`], once they have asked.
 pub const MAX_OPERATIONS: usize = 64;
 

@@ -208,7 +208,8 @@ impl Copy<'_> {
                 };
                 let (result, left) =
                     receive(&mut channel, &request, &mut self.arrived, self.report);
-                self.left = left;
+                // It may have broken before it came to what an earlier one has left.
+                self.left = left.or(self.left.take());
                 self.has_begun |= self.arrived.has_begun();
                 result
             }

@@ -278,6 +278,17 @@ impl Receiver<'_> {
         }
     }
 
+    /// Who asked for certain sources is sent files, or directories if these were asked for, too: what links lead to, and never links.
+    fn check_top(&self, is_wanted: bool) -> Result<(), Stop> {
+        let is_top = self.levels.is_empty() && self.lost.is_empty();
+        if is_top && !is_wanted && self.request.expected.is_some() {
+            return Err(Stop::protocol(
+                "it sends something of a kind that was not asked for",
+            ));
+        }
+        Ok(())
+    }
+
     /// An entry is in place.
     fn arrive(&mut self, name: Option<&[u8]>, arrival: Option<Arrival>, complete: bool) {
         let below = self.levels.iter().skip(1).map(|level| level.name.clone());

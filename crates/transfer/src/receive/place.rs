@@ -12,12 +12,13 @@ use crate::error::Stop;
 use crate::observer::Arrival;
 use crate::partial::{Trouble, apply, other_name, owner, rename, times};
 use crate::remove;
-use crate::walk::open_directory;
+use crate::walk::{metadata, open_directory};
 
 impl Receiver<'_> {
     /// Enters a directory, which is made if it is not there.
     pub(super) fn enter(&mut self, name: Vec<u8>, metadata: Metadata) -> Result<(), Stop> {
         let is_sync = self.options.sync.is_some();
+        self.check_top(self.options.recursive)?;
         if !self.lost.is_empty() {
             self.check_depth()?;
             self.refuse(&name, IN_NOTHING)?;
@@ -62,17 +63,22 @@ impl Receiver<'_> {
             .ok_or_else(|| Trouble::Entry(NO_STREAM.to_owned()))?;
         // Nobody else may look into it before it has its mode.
         let mode = if self.options.preserve { 0o700 } else { 0o777 };
-        match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
-            Ok(()) | Err(Errno::EXIST) => {}
+        let is_new = match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
-        }
-        open_directory(parent, name).map_err(|error| match error {
+        };
+        let directory = open_directory(parent, name).map_err(|error| match error {
             Errno::NOTDIR | Errno::LOOP => Trouble::Entry(
                 "there is something in its place that is no directory, or a symbolic link"
                     .to_owned(),
             ),
-            error => error.into(),
-        })
+            error => Trouble::from(error),
+        })?;
+        if !is_new && self.options.preserve {
+            open_up(&directory)?;
+        }
+        Ok(directory)
     }
 
     /// A directory is complete: it gets its mode and its times.
@@ -112,6 +118,7 @@ impl Receiver<'_> {
         metadata: &Metadata,
         target: &[u8],
     ) -> Result<(), Stop> {
+        self.check_top(false)?;
         if !self.lost.is_empty() {
             return self.refuse(&name, IN_NOTHING);
         }
@@ -188,6 +195,17 @@ impl Receiver<'_> {
         self.arrive(None, arrival, false);
         Ok(())
     }
+}
+
+/// Lets us write into a directory of ours that is there, as one that was complete when a connection broke may forbid it. It gets its mode when it
+/// is complete.
+fn open_up(directory: &OwnedFd) -> Result<(), Trouble> {
+    let stat = rustix::fs::fstat(directory)?;
+    let mode = metadata(&stat).mode;
+    if mode & 0o700 != 0o700 && stat.st_uid == rustix::process::geteuid().as_raw() {
+        rustix::fs::fchmod(directory, Mode::from_raw_mode(mode | 0o700))?;
+    }
+    Ok(())
 }
 
 /// Why nothing can be put into a directory that is not there.

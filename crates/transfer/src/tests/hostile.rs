@@ -306,6 +306,21 @@ fn only_what_was_asked_for_is_taken() {
         );
         assert_eq!((notes.files, snapshot(&jail).len()), (1, 1));
     }
+    // Nor the right name for the wrong thing: a link, or a directory that nobody asked for.
+    let flat = Options {
+        recursive: false,
+        ..options()
+    };
+    for (entry, how) in [
+        (link("asked", "/etc/passwd"), options()),
+        (link("asked", "x"), flat),
+        (directory("asked"), flat),
+    ] {
+        let (_root, jail, _) = place();
+        let (result, _) = receive_from([announce(), entry].concat(), &jail, how, Some(&["asked"]));
+        assert!(matches!(result, Err(Stop::Failed(_))));
+        assert_eq!(snapshot(&jail).len(), 0);
+    }
     // More than was announced, in many small lies.
     let (_root, jail, _) = place();
     let mut bytes = [announce(), file_of("asked", None)].concat();
