@@ -103,11 +103,9 @@ fn goes_on(scene: &Scene, kernel: Kernel) {
     assert!(output.status.success());
     assert!(fs::read(&back).unwrap() == fs::read(&here).unwrap());
     if kernel == Kernel::V6_12 {
-        assert_ne!(
-            generation(&scene.daemon),
-            before,
-            "the agent has not noticed"
-        );
+        wait_for("the agent has noticed", || {
+            generation(&scene.daemon) != before
+        });
     }
     drop(restored);
 }
@@ -127,8 +125,9 @@ fn save(qmp: &Qmp, path: &Path) {
 /// A guest in another QEMU than that in which it began. The harness cannot ask it for anything, as its hello was said before.
 struct Restored {
     qemu: Child,
-    // QEMU goes on without them, and would not start without them.
-    _sockets: [UnixListener; 2],
+    // QEMU would not start without it.
+    _control: UnixListener,
+    _qmp: Qmp,
 }
 
 impl Restored {
@@ -148,7 +147,7 @@ impl Restored {
         images
             .write_initramfs(kernel, true, &[], &directory.join("initramfs"))
             .unwrap();
-        let sockets = ["control", "qmp"].map(|name| {
+        let [control, qmp] = ["control", "qmp"].map(|name| {
             let path = directory.join(name);
             let _ = fs::remove_file(&path);
             UnixListener::bind(path).unwrap()
@@ -161,9 +160,17 @@ impl Restored {
         let qemu = spawn::spawn(program, arguments, |command| {
             command.stdin(Stdio::null());
         });
+        let qmp = Qmp::new(qmp.accept().unwrap().0).unwrap();
+        // It was stopped when it was saved, and so it is now.
+        wait_for("the state is back", || {
+            let state = qmp.execute("query-status", json!({})).unwrap();
+            state["status"] == "paused"
+        });
+        qmp.cont().unwrap();
         Restored {
             qemu: qemu.unwrap(),
-            _sockets: sockets,
+            _control: control,
+            _qmp: qmp,
         }
     }
 }
@@ -178,7 +185,9 @@ impl Drop for Restored {
 fn generation(daemon: &Daemon) -> String {
     let output = daemon.run(&["vm", "ls", "--json"]).unwrap();
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let vms = list.as_array().unwrap_or_else(|| panic!("no list: {list}"));
+    let vms = list["vms"]
+        .as_array()
+        .unwrap_or_else(|| panic!("no list: {list}"));
     let vm = vms.iter().find(|vm| vm["name"] == "box");
     vm.map(|vm| vm["agent"]["generation"].to_string())
         .unwrap_or_else(|| panic!("no VM in {list}"))

@@ -1,8 +1,9 @@
 //! The guest's generation: an identifier that changes when the guest was seen to go on from a state that it was in before, or elsewhere.
 //!
 //! A guest that is resumed from a snapshot believes that nothing has happened. What gives it away:
-//! - Linux (6.8 and later) tells with a uevent that the VM generation identifier has changed, which VMMs change when they restore a VM
-//!   (QEMU with `-device vmgenid`, Firecracker, Cloud Hypervisor, Hyper-V, VMware).
+//! - Linux (5.18 and later, with its driver `vmgenid`) says in its log that the VM generation identifier has changed, which VMMs change
+//!   when they restore a VM (QEMU with `-device vmgenid`, Firecracker, Cloud Hypervisor, Hyper-V, VMware). No release of it tells programs in
+//!   another way: the uevent that was to do so was taken out again before one had it.
 //! - The wall clock or the clock that counts sleep jumps against the clock that does not: somebody set the time, or the guest slept.
 //! - The hardware's clock jumps against the guest's: the guest was stopped, and the host's time went on.
 //! - The host says another boot identifier than the last time: the guest was moved, or kept over a reboot of the host.
@@ -10,14 +11,16 @@
 //! What is not seen: a snapshot that is resumed within [`RTC_JUMP`], by a VMM without a generation identifier, on the same host. And a
 //! jump of the clock is no proof: a change of the generation means "perhaps", and whoever acts on it must be able to do so in vain.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType};
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec};
 
 use crate::log::say;
@@ -46,11 +49,11 @@ const HANDS_OFF: Duration = Duration::from_secs(60);
 /// Where the hardware's clock is read.
 const RTC: &str = "/sys/class/rtc/rtc0/since_epoch";
 
-/// The longest uevent that is looked at, in bytes: the kernel's own limit is 2 KiB for the variables.
-const MAX_UEVENT_LEN: usize = 4096;
+/// Where the kernel's log is read.
+const KERNEL_LOG: &str = "/dev/kmsg";
 
-/// The uevents of the kernel itself.
-const KERNEL_UEVENTS: u32 = 1;
+/// The longest record of it, in bytes: the kernel's own limit.
+const MAX_RECORD_LEN: usize = 8192;
 
 /// The current generation, for everybody who says hello.
 #[derive(Debug)]
@@ -132,11 +135,11 @@ impl Generation {
 
     /// Watch for what gives a resumed guest away, for ever.
     pub(crate) fn watch(&self) -> ! {
-        let uevents = match uevent_socket() {
-            Ok(socket) => Some(socket),
+        let log = match kernel_log() {
+            Ok(log) => Some(log),
             Err(error) => {
                 say!(
-                    "cannot listen to the kernel's events, so a VM generation identifier is not noticed: {error}"
+                    "cannot read {KERNEL_LOG}, so a new VM generation identifier is not noticed: {error}"
                 );
                 None
             }
@@ -146,7 +149,7 @@ impl Generation {
         let mut looks = 0_u64;
         let mut next_rtc = Instant::now() + RTC_LOOK;
         loop {
-            if wait_for_uevent(uevents.as_ref(), Instant::now() + LOOK) {
+            if wait_for_kernel(log.as_ref(), Instant::now() + LOOK) {
                 self.renew("the VM generation identifier has changed");
             }
             let with_rtc = Instant::now() >= next_rtc;
@@ -279,50 +282,56 @@ fn nanoseconds(time: Timespec) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
-fn uevent_socket() -> io::Result<OwnedFd> {
-    let socket = nix::sys::socket::socket(
-        AddressFamily::Netlink,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        SockProtocol::NetlinkKObjectUEvent,
-    )?;
-    nix::sys::socket::bind(socket.as_raw_fd(), &NetlinkAddr::new(0, KERNEL_UEVENTS))?;
-    Ok(socket)
+/// The kernel's log, from now on.
+fn kernel_log() -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut log = File::from(rustix::fs::open(KERNEL_LOG, flags, Mode::empty())?);
+    log.seek(SeekFrom::End(0))?;
+    Ok(log)
 }
 
-/// Wait until `deadline`, or until an event says that the generation has changed: whether one did.
-fn wait_for_uevent(socket: Option<&OwnedFd>, deadline: Instant) -> bool {
-    let Some(socket) = socket else {
+/// Wait until `deadline`, or until the kernel says that the generation has changed: whether it did.
+fn wait_for_kernel(log: Option<&File>, deadline: Instant) -> bool {
+    let Some(log) = log else {
         std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
         return false;
     };
-    loop {
-        let mut poll = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+    while Instant::now() < deadline {
+        let mut poll = [PollFd::new(log, PollFlags::IN)];
         match rustix::event::poll(&mut poll, Some(&until(deadline))) {
             Ok(0) => return false,
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(_) => {
                 std::thread::sleep(LOOK);
                 return false;
             }
         }
-        let mut event = [0; MAX_UEVENT_LEN];
-        // A burst that overflows the socket (ENOBUFS) may hide an event, but not for long: the clocks are looked at as well.
-        let len = rustix::io::read(socket, &mut event).unwrap_or(0);
-        if tells_of_generation(&event[..len]) {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
+        // One record at a time.
+        let mut record = [0; MAX_RECORD_LEN];
+        match rustix::io::read(log, &mut record) {
+            Ok(len) if tells_of_generation(&record[..len]) => return true,
+            // PIPE says that records were overwritten before they were read: the next read gives what is left.
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::PIPE) => {}
+            Err(_) => {
+                std::thread::sleep(LOOK);
+                return false;
+            }
         }
     }
+    false
 }
 
-/// Whether a uevent, `ACTION@PATH` and variables with zero bytes between them, says that the generation identifier has changed.
-fn tells_of_generation(event: &[u8]) -> bool {
-    event
-        .split(|byte| *byte == 0)
-        .any(|variable| variable == b"NEW_VMGENID=1")
+/// Whether a record, `PRIORITY,SEQUENCE,TIME,FLAGS;MESSAGE`, says that the generation identifier has changed. What programs write into
+/// the kernel's log has another facility than the kernel's own, which is 0.
+fn tells_of_generation(record: &[u8]) -> bool {
+    let record = String::from_utf8_lossy(record);
+    let Some((prefix, message)) = record.split_once(';') else {
+        return false;
+    };
+    let priority = prefix.split(',').next().and_then(|text| text.parse().ok());
+    priority.is_some_and(|priority: u32| priority < 8)
+        && message.starts_with("random: ")
+        && message.contains("virtual machine fork")
 }
 
 #[cfg(test)]
@@ -394,11 +403,20 @@ mod tests {
     }
 
     #[test]
-    fn the_event_is_known_by_its_variable() {
-        let event =
-            b"change@/devices/LNXSYSTM:00/QEMUVGID:00\0ACTION=change\0NEW_VMGENID=1\0SEQNUM=9\0";
-        assert!(tells_of_generation(event));
-        assert!(!tells_of_generation(b"add@/devices/x\0NEW_VMGENID=10\0"));
-        assert!(!tells_of_generation(b""));
+    fn the_kernel_is_believed_and_nobody_else_in_its_log() {
+        let words = "random: crng reseeded due to virtual machine fork\n";
+        let tells = |record: String| tells_of_generation(record.as_bytes());
+        assert!(tells(format!("5,1234,4603949,-;{words}")));
+        assert!(tells(format!("5,1234,4603949,-,caller=T1;{words}")));
+        assert!(
+            !tells(format!("13,1234,4603949,-;{words}")),
+            "a program said it"
+        );
+        assert!(!tells(format!("5,1234,4603949,-;somebody: {words}")));
+        assert!(!tells(
+            "5,1234,4603949,-;random: crng init done\n".to_owned()
+        ));
+        assert!(!tells(words.to_owned()));
+        assert!(!tells(String::new()));
     }
 }
