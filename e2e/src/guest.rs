@@ -556,10 +556,8 @@ fn qemu_arguments(
             "-chardev",
             format!("socket,id=vsock,path={}", socket.display()),
         ));
-        options.push((
-            "-device",
-            "vhost-user-vsock-pci,chardev=vsock,id=vsock0".to_owned(),
-        ));
+        let device = "vhost-user-vsock-pci,chardev=vsock,id=vsock0";
+        options.push(("-device", device.to_owned()));
     }
     let mut arguments = vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()];
     arguments.extend(

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const FILE_BYTES: usize = 48 * 1024 * 1024;
 
 /// How many lines the guest's log gets.
-const LINES: usize = 1500;
+const LINES: usize = 600;
 
 /// Tells guests since Linux 6.8 that they are another one now.
 const GENERATION_DEVICE: [&str; 2] = ["-device", "vmgenid,guid=auto"];
