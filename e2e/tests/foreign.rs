@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -37,22 +38,67 @@ fn wait_for_listener(scene: &Scene, guest: &Guest, port: u32) {
     drop(host::dial_when_open(&socket, port, Duration::from_secs(60)).unwrap());
 }
 
-/// Runs a command through `ssh root@vsock-mux/PATH` with systemd's own proxy, as the ssh configuration that systemd installs does.
-fn ssh(scene: &Scene, guest: &Guest, key: &str, stdin: Stdio, command: &str) -> Output {
-    let proxy = newer::systemd_ssh_proxy().unwrap();
+/// What makes ssh use systemd's own proxy with this key, as the ssh configuration that systemd installs does.
+fn ssh_options(key: &str) -> Vec<String> {
+    let proxy = format!("ProxyCommand={} %h %p", newer::systemd_ssh_proxy().unwrap());
+    let options = [
+        proxy.as_str(),
+        "ProxyUseFdpass=yes",
+        "CheckHostIP=no",
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "BatchMode=yes",
+    ];
+    ["-F", "none", "-i", key]
+        .into_iter()
+        .chain(options.into_iter().flat_map(|option| ["-o", option]))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The guest as ssh is told of it.
+fn ssh_destination(scene: &Scene, guest: &Guest) -> String {
     let socket = scene.daemon.host_socket(guest.name());
+    format!("root@vsock-mux{}", socket.display())
+}
+
+/// Runs a command through `ssh root@vsock-mux/PATH`.
+fn ssh(scene: &Scene, guest: &Guest, key: &str, stdin: Stdio, command: &str) -> Output {
     Command::new("ssh")
-        .args(["-F", "none", "-i", key, "-o"])
-        .arg(format!("ProxyCommand={proxy} %h %p"))
-        .args(["-o", "ProxyUseFdpass=yes", "-o", "CheckHostIP=no"])
-        .args(["-o", "StrictHostKeyChecking=no"])
-        .args(["-o", "UserKnownHostsFile=/dev/null"])
-        .args(["-o", "LogLevel=ERROR", "-o", "BatchMode=yes"])
-        .arg(format!("root@vsock-mux{}", socket.display()))
+        .args(ssh_options(key))
+        .arg(ssh_destination(scene, guest))
         .arg(command)
         .stdin(stdin)
         .output()
         .unwrap()
+}
+
+/// Puts the guest's own agent into it once more, at the place for those that a person installs.
+fn install_agent(scene: &Scene, guest: &Guest, key: &str, directory: &Path) {
+    let binary = directory.join("ringdown-agent").display().to_string();
+    let source = format!("{}:/usr/bin/ringdown-agent", guest.name());
+    let copied = scene.daemon.run(&["cp", &source, &binary]).unwrap();
+    assert!(copied.status.success(), "{copied:?}");
+    let mut command = scene
+        .daemon
+        .command(&["agent", "install", guest.name()])
+        .unwrap();
+    let output = command
+        .args(["--to", &ssh_destination(scene, guest), "--binary", &binary])
+        .args(
+            ssh_options(key)
+                .iter()
+                .map(|option| format!("--ssh-option={option}")),
+        )
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    // The guest's init is busybox's.
+    assert!(said.contains("neither systemd nor OpenRC"), "{said}");
+    let compared = guest.shell("cmp /usr/bin/ringdown-agent /usr/local/sbin/ringdown-agent && ls -l /usr/local/sbin/ringdown-agent");
+    assert!(compared.unwrap().starts_with("-rwxr-xr-x"));
 }
 
 #[test]
@@ -95,6 +141,7 @@ fn ssh_reaches_a_real_sshd_through_systemds_proxy() {
         let output = ssh(&scene, guest, &key, file.into(), "cat");
         assert!(output.status.success());
         assert!(output.stdout == input, "{} bytes", output.stdout.len());
+        install_agent(&scene, guest, &key, &directory);
         server.kill();
     }
 }

@@ -200,11 +200,13 @@ impl Torture {
         }
     }
 
-    /// Copies the file there and back until it has struck `count` times, each time with one of these.
+    /// Copies the file there and back until it has struck `count` times, with these in any order and then again.
     fn strike_while_copying(&mut self, kinds: &[Strike], count: u64) {
         // Strikes that come soon need few bytes, the others twice the half of this on average: so one copy each way is about enough.
         let bytes_between = 2 * self.size.file_bytes / count;
         let mut struck = 0;
+        let mut ahead = kinds.to_vec();
+        let mut kind = self.random.take_from(&mut ahead);
         let mut copy = Copy::to_guest(self);
         let mut pace = Pace::draw(self, bytes_between);
         loop {
@@ -220,12 +222,15 @@ impl Torture {
                 };
             }
             if struck < count && pace.is_over(self) {
-                let kind = kinds[self.random.below(kinds.len() as u64) as usize];
                 let has_begun = self.proxy.passed_bytes() > copy.begun_at + BEGUN_BYTES;
                 if kind == Strike::Cut || has_begun {
                     self.strike(kind);
                     struck += 1;
                     self.show(struck, count);
+                    if ahead.is_empty() {
+                        ahead = kinds.to_vec();
+                    }
+                    kind = self.random.take_from(&mut ahead);
                     pace = Pace::draw(self, bytes_between);
                 }
             }

@@ -33,8 +33,8 @@ pub(crate) struct Proxy {
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) connections: AtomicU64,
-    pub(crate) to_near_bytes: AtomicU64,
-    pub(crate) to_far_bytes: AtomicU64,
+    /// Both ways.
+    pub(crate) passed_bytes: AtomicU64,
     pub(crate) dropped_bytes: AtomicU64,
 }
 
@@ -78,8 +78,7 @@ impl Proxy {
 
     /// Bytes that went through it, both ways.
     pub(crate) fn passed_bytes(&self) -> u64 {
-        let figures = self.figures();
-        figures.to_near_bytes.load(Ordering::Relaxed) + figures.to_far_bytes.load(Ordering::Relaxed)
+        self.figures().passed_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether QEMU and the daemon are connected through it.
@@ -144,14 +143,14 @@ impl Shared {
             self.close();
         }
         thread::scope(|scope| {
-            scope.spawn(|| self.carry(near, far, &self.figures.to_far_bytes));
-            self.carry(far, near, &self.figures.to_near_bytes);
+            scope.spawn(|| self.carry(near, far));
+            self.carry(far, near);
         });
         *self.connection() = None;
     }
 
     /// Carries one direction until it ends, and ends the other then.
-    fn carry(&self, mut from: &UnixStream, mut to: &UnixStream, passed: &AtomicU64) {
+    fn carry(&self, mut from: &UnixStream, mut to: &UnixStream) {
         let mut buffer = vec![0; HELD_BYTES as usize];
         let mut is_cut = false;
         loop {
@@ -169,7 +168,9 @@ impl Shared {
             if to.write_all(&buffer[..kept]).is_err() {
                 break;
             }
-            passed.fetch_add(kept as u64, Ordering::Relaxed);
+            self.figures
+                .passed_bytes
+                .fetch_add(kept as u64, Ordering::Relaxed);
             let dropped = (count - kept) as u64;
             self.figures
                 .dropped_bytes

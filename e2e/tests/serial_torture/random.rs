@@ -19,6 +19,12 @@ impl Random {
         self.next() % limit
     }
 
+    /// Takes one of these, of which there must be some.
+    pub(crate) fn take_from<T>(&mut self, things: &mut Vec<T>) -> T {
+        let place = self.below(things.len() as u64) as usize;
+        things.swap_remove(place)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -97,13 +97,6 @@ fn what_is_no_agent_or_does_not_run_replaces_nothing() {
 }
 
 #[test]
-fn the_checksum_is_the_one_of_posix() {
-    // `printf '' | cksum` and `printf 123456789 | cksum`
-    assert_eq!(posix_cksum(b""), 4_294_967_295);
-    assert_eq!(posix_cksum(b"123456789"), 930_766_865);
-}
-
-#[test]
 fn no_file_contains_the_mark_of_its_end() {
     assert!(!SYSTEMD_UNIT.contains(END_OF_FILE) && !OPENRC_SCRIPT.contains(END_OF_FILE));
 }
