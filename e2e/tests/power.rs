@@ -47,6 +47,7 @@ fn guests_sleep_start_again_and_end_as_their_host_asks() {
 
 fn sleep_and_reboot(scene: &Scene, guest: &Guest) {
     let name = guest.name();
+    let begun = Instant::now();
     ringdown(scene, &["exec", name, "--", "touch", "/tmp/kept"]);
     ringdown(scene, &["suspend", name, "--timeout", "100"]);
     let status = guest.qmp().execute("query-status", json!({})).unwrap();
