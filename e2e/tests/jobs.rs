@@ -57,7 +57,12 @@ fn start() -> Scene {
         .map(|spec| channels::with_ports(spec, daemon.runtime_directory()))
         .collect();
     let guests = Guest::boot_all(specs).unwrap();
-    Scene { guests, daemon }
+    let scene = Scene { guests, daemon };
+    for guest in &scene.guests {
+        // Waits until its agent has called.
+        ringdown(&scene, &["exec", guest.name(), "--", "true"]);
+    }
+    scene
 }
 
 /// The scene for a test that leaves the agents alone. Such tests run side by side.

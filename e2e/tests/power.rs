@@ -69,7 +69,8 @@ fn sleep_and_reboot(scene: &Scene, guest: &Guest) {
 /// Runs `ringdown`, which must succeed, and gives its standard output.
 fn ringdown(scene: &Scene, arguments: &[&str]) -> String {
     let output = scene.daemon.run(arguments).unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{arguments:?}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {told}{said}");
+    told
 }

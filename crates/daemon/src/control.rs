@@ -244,6 +244,7 @@ impl Control {
                 () => LineKind::Vsock,
             },
             state,
+            attached: line.is_some_and(|line| line.attached),
             vhost_user: spec.vhost_user.clone(),
             serial: spec.serial.as_ref().map(chardev),
             host: spec.host.clone(),

@@ -27,6 +27,9 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// For how long the agent of a VM has to be away until it counts as off, if nothing else can be seen of it.
 const AWAY: Duration = Duration::from_secs(10);
 
+/// For how long a VMM has to be away from a serial port until its guest counts as off. QEMU that was only cut off is back within a second.
+const UNPLUGGED: Duration = Duration::from_secs(3);
+
 /// How many guests are waited for at once.
 const MAX_THREADS: usize = 64;
 
@@ -149,7 +152,7 @@ impl Order {
         begun: Instant,
     ) -> Result<bool, String> {
         let name = before.full_name();
-        let (mut away_since, mut silent) = (None, 0);
+        let (mut away_since, mut unplugged_since, mut silent) = (None, None, 0);
         while begun.elapsed() < self.timeout {
             underway.listen(LOOK).map_err(|error| error.to_string())?;
             if self.action == Power::Suspend {
@@ -173,7 +176,16 @@ impl Order {
             } else {
                 away_since.get_or_insert_with(Instant::now);
             }
-            if self.is_done(before, &now, away_since) {
+            if now.attached {
+                unplugged_since = None;
+            } else {
+                unplugged_since.get_or_insert_with(Instant::now);
+            }
+            // Behind a serial port the agent counts as being there until the VMM has been away for a minute.
+            let is_unplugged = now.kind == LineKind::Serial
+                && unplugged_since.is_some_and(|since| since.elapsed() >= UNPLUGGED);
+            let is_off = self.action == Power::Shutdown && is_unplugged;
+            if is_off || self.is_done(before, &now, away_since) {
                 return Ok(true);
             }
         }

@@ -16,28 +16,21 @@ pub struct Underway {
     job: Option<Job>,
 }
 
-/// Ask. A connection that breaks once the agent was asked is what a guest that goes away looks like.
+/// Ask. What comes of it is heard by [`Underway::listen`]: a guest may be gone before its answer is here, and behind a serial port it takes a
+/// minute until its connection ends.
 ///
 /// # Errors
 /// [`GuestError`]: nothing has happened.
 pub fn ask(host_socket: &Path, action: Power, force: bool) -> Result<Underway, GuestError> {
-    let mut job = Job::ask(host_socket, Ask::Power { action, force })?;
-    match job.answer() {
-        Ok(Answer::Power { way }) => Ok(Underway {
-            way: Some(printable(&way)),
-            job: Some(job),
-        }),
-        Ok(other) => Err(unexpected(&other)),
-        Err(GuestError::Broken(_)) => Ok(Underway {
-            way: None,
-            job: None,
-        }),
-        Err(error) => Err(error),
-    }
+    let job = Job::ask(host_socket, Ask::Power { action, force })?;
+    Ok(Underway {
+        way: None,
+        job: Some(job),
+    })
 }
 
 impl Underway {
-    /// Wait for so long, and hear whether it failed after all.
+    /// Wait for so long, and hear how the guest does it, or why it does not.
     ///
     /// # Errors
     /// What the agent says about it.
@@ -51,6 +44,11 @@ impl Underway {
             return Ok(());
         }
         match job.answer() {
+            Ok(Answer::Power { way }) => {
+                self.way = Some(printable(&way));
+                Ok(())
+            }
+            Ok(other) => Err(unexpected(&other)),
             Err(GuestError::NoAnswer { .. }) => Ok(()),
             Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
             // The agent has nothing more to say, or it is gone.

@@ -209,6 +209,9 @@ pub struct VmStatus {
     pub kind: LineKind,
     /// How far it has come.
     pub state: VmState,
+    /// Whether its VMM is at the line now. An agent behind a serial port counts as being there for a minute longer, as the VMM may come back.
+    #[serde(default)]
+    pub attached: bool,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<PathBuf>,
