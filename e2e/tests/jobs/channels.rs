@@ -9,7 +9,7 @@ use std::thread;
 use e2e::pattern::Pattern;
 use e2e::{Guest, GuestSpec, Meeting, host};
 
-use super::{Background, eventually, ringdown, scene};
+use super::{Background, PATIENCE, eventually, ringdown, scene};
 
 const ECHO: &str = "org.example.echo";
 const PIPE: &str = "org.example.pipe";
@@ -127,6 +127,8 @@ fn a_guest_without_vsock_is_told_who_it_is_and_calls_services() {
     let scene = scene();
     for name in ["attic", "cellar"] {
         let guest = scene.guest(name);
+        // A scenario before may have left it with an agent that is just starting again.
+        guest.wait_until("ringdown-agent whoami", PATIENCE).unwrap();
         let told = guest.shell("ringdown-agent whoami").unwrap();
         assert!(told.contains(name), "{told}");
     }

@@ -174,7 +174,7 @@ mod tests {
             cid: 3,
             kind: LineKind::Vsock,
             state,
-            attached: false,
+            attached: true,
             vhost_user: Some("/r/v".into()),
             serial: None,
             host: "/r/h".into(),
