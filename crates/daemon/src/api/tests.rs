@@ -56,7 +56,8 @@ fn a_vm_is_added_shown_listed_and_removed() {
     assert_eq!(status, 201, "{body}");
     let directory = daemon.runtime_dir().display();
     let expected = json!({
-        "name": "db", "domain": "default", "aliases": [], "groups": [], "cid": 9, "kind": "vsock", "state": "waiting", "attached": false, "circuits": 0, "counters": {"circuits_opened": 0},
+        "name": "db", "domain": "default", "aliases": [], "groups": [], "cid": 9, "kind": "vsock", "state": "waiting",
+        "attached": false, "circuits": 0, "counters": {"circuits_opened": 0},
         "limits": {
             "circuits": 8, "half_open_circuits": 2048, "buffered_bytes": 268_435_456, "buffered_messages": 65536,
             "connects_per_second": 50_000, "host_connects_per_second": 0, "control_messages_per_second": 500_000,

@@ -101,8 +101,9 @@ fn a_guest_that_starts_anew_finds_a_line_without_a_past() {
     let mut rest = Vec::new();
     let _ = near.read_to_end(&mut rest);
     assert!(rest.is_empty());
-    house.wait_for("old", "no circuits", |vm| {
-        vm["circuits"] == 0 && vm["state"] == "booted"
+    house.wait_for("old", "another session and no circuits", |vm| {
+        let is_another = vm["counters"]["serial_sessions"] == 2;
+        is_another && vm["circuits"] == 0 && vm["state"] == "booted"
     });
     let near = house.dial("old", 22).unwrap();
     let (_, far) = again.accept();
