@@ -30,6 +30,9 @@ const AWAY: Duration = Duration::from_secs(10);
 /// For how long a VMM has to be away from a serial port until its guest counts as off. QEMU that was only cut off is back within a second.
 const UNPLUGGED: Duration = Duration::from_secs(3);
 
+/// For how long the agent of a VM that runs is waited for.
+const CALL_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How many guests are waited for at once.
 const MAX_THREADS: usize = 64;
 
@@ -96,7 +99,12 @@ enum Outcome {
 impl Order {
     /// Give it to one VM, and say what became of it.
     fn give(&self, client: &Client, name: &str) -> Result<(), Failure> {
-        let vm = client.show(name)?;
+        let mut vm = client.show(name)?;
+        if !matches!(vm.state, VmState::Waiting | VmState::Ready) {
+            // It may have been asleep a moment ago, or its agent may be starting again. If it does not come, the state is the answer.
+            let patience = CALL_PATIENCE.min(self.timeout);
+            vm = client.wait_ready(name, patience).unwrap_or(vm);
+        }
         match self.carry_out(client, &vm) {
             Outcome::Done(words) => print(&format!("{}: {words}\n", vm.full_name())),
             Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
