@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::pump::carry;
+use crate::pump::{carry, reset_on_close};
 use crate::transport;
 
 /// The most connections at a time. Each has a thread and two buffers of [`crate::pump::BUFFER_LEN`] bytes.
@@ -145,8 +145,7 @@ fn connect(client: TcpStream, dial: &impl Fn() -> io::Result<OwnedFd>) -> io::Re
     rustix::io::ioctl_fionbio(&client, true)?;
     let carried = dial().and_then(|host| carry(&client, &host));
     if carried.is_err() {
-        // The next close resets: the client must not take what it got for all there was.
-        let _ = rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO));
+        reset_on_close(&client);
     }
     carried
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use wire::agent::forward::{Key, MAX_CONNECTIONS, Message, Place};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
-use crate::pump::carry;
+use crate::pump::{carry, reset_on_close};
 use crate::session::{Options, Stop};
 use crate::share::Share;
 use crate::stream::send_all;
@@ -72,10 +72,8 @@ pub(crate) fn run(
     drop(decoder);
     let carried = send_early(&program, &early).and_then(|()| carry(host, &program));
     carried.map_err(|error| {
-        // The next close resets, where the system knows resets: nobody is to take what it got for all there was.
-        for socket in [host, &program] {
-            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
-        }
+        reset_on_close(host);
+        reset_on_close(&program);
         Stop::HostGone(error)
     })
 }
@@ -87,10 +85,7 @@ fn send_early(program: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
 
 fn dial(to: &Place) -> Result<OwnedFd, Stop> {
     place::connect(to).map_err(|error| {
-        let message = format!(
-            "cannot connect to {} in the guest: {error}",
-            place::words(to)
-        );
+        let message = format!("cannot connect to {to} in the guest: {error}");
         refusal(ErrorKind::Unreachable, message)
     })
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -9,6 +10,11 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 
 /// What is on its way in one direction is at most this, in bytes.
 pub(crate) const BUFFER_LEN: usize = 64 * 1024;
+
+/// Lets the close of a socket be a reset, where the system knows resets: nobody is to take what it got for all there was.
+pub(crate) fn reset_on_close(socket: &OwnedFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
 
 /// Carries bytes both ways between two non-blocking sockets until both directions have ended, each for itself.
 ///

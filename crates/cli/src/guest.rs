@@ -140,16 +140,19 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Send frames that have been encoded, and wait for the frame that answers them. If the agent refused at once, writing fails and
-    /// what it said is still there to be read.
+    /// Send frames that have been encoded, and wait for the frame that answers them.
     pub(crate) fn ask(&mut self, request: &[u8]) -> Result<Frame<'_>, GuestError> {
-        match self.stream.write_all(request) {
-            Ok(()) => self.next_frame(),
-            Err(error) => match self.next_frame() {
-                Err(GuestError::Agent(report)) => Err(GuestError::Agent(report)),
-                _ => Err(GuestError::Broken(error.to_string())),
-            },
-        }
+        self.say(request)?;
+        self.next_frame()
+    }
+
+    /// Send frames that have been encoded. If the agent refused before, what it said is the failure.
+    pub(crate) fn say(&mut self, frames: &[u8]) -> Result<(), GuestError> {
+        let written = self.stream.write_all(frames);
+        written.map_err(|error| match self.next_frame() {
+            Err(GuestError::Agent(report)) => GuestError::Agent(report),
+            _ => GuestError::Broken(error.to_string()),
+        })
     }
 
     /// The next frame. What the agent says about a failure is the failure.

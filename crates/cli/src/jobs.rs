@@ -33,14 +33,8 @@ impl Job {
 
     /// Ask once more.
     pub(crate) fn say(&mut self, ask: Ask) -> Result<(), GuestError> {
-        use std::io::Write;
         let bytes = Frame::Ask(ask).to_bytes(OPERATION_CHANNEL)?;
-        let written = self.connection.stream.write_all(&bytes);
-        // If the agent refused at once, what it said is still there to be read.
-        written.map_err(|error| match self.connection.next_frame() {
-            Err(GuestError::Agent(report)) => GuestError::Agent(report),
-            _ => GuestError::Broken(error.to_string()),
-        })
+        self.connection.say(&bytes)
     }
 
     /// The next answer.

@@ -18,6 +18,7 @@ mod install_log;
 pub mod jobs;
 mod libvirt;
 mod qemu;
+mod size;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

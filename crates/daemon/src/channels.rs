@@ -21,12 +21,10 @@ mod run;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use self::counts::Counts;
 use self::file::GrowingFile;
@@ -36,15 +34,16 @@ use crate::config::{Channel, ChannelTarget, Chardev};
 use crate::line::{ChannelState, LineError, LineSpec};
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::Purpose;
+use crate::runtime_thread::RuntimeThread;
 
 /// Threads that write files and start programs.
 const MAX_BLOCKING_THREADS: usize = 16;
 
 /// The thread that serves channels. Dropping it ends them, and waits for their programs as long as those are given.
 pub(crate) struct Channels {
-    runtime: Handle,
+    /// Before the count, which its end waits for.
+    thread: RuntimeThread,
     running: watch::Sender<usize>,
-    thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
 /// The channels of one VM. Dropping them removes their sockets and ends them soon.
@@ -68,33 +67,21 @@ impl Channels {
     /// # Errors
     /// When the system has no threads or descriptors left.
     pub(crate) fn start() -> io::Result<Channels> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(MAX_BLOCKING_THREADS)
-            .thread_name("channels-wait")
-            .build()?;
-        let handle = runtime.handle().clone();
         let running = watch::Sender::new(0);
         let mut left = running.subscribe();
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("channels".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    // A sender that was dropped says the same.
-                    let _ = stopped.await;
-                    // A program that has been killed is gone: more than twice the grace is not needed.
-                    let patience = 2 * PROGRAM_GRACE + Duration::from_secs(1);
-                    let ended = left.wait_for(|running| *running == 0);
-                    let _ = tokio::time::timeout(patience, ended).await;
-                });
-                runtime.shutdown_background();
-            })?;
-        Ok(Channels {
-            runtime: handle,
-            running,
-            thread: Mutex::new(Some((stop, thread))),
-        })
+        let thread = RuntimeThread::start(
+            "channels",
+            MAX_BLOCKING_THREADS,
+            move |stopped| async move {
+                // A sender that was dropped says the same.
+                let _ = stopped.await;
+                // A program that has been killed is gone: more than twice the grace is not needed.
+                let patience = 2 * PROGRAM_GRACE + Duration::from_secs(1);
+                let ended = left.wait_for(|running| *running == 0);
+                let _ = tokio::time::timeout(patience, ended).await;
+            },
+        )?;
+        Ok(Channels { thread, running })
     }
 
     /// Begins to serve the channels of a VM. `state_dir` is where its install log is kept.
@@ -115,7 +102,7 @@ impl Channels {
         for run in runs {
             let running = self.running.clone();
             running.send_modify(|count| *count += 1);
-            self.runtime.spawn(async move {
+            self.thread.runtime().spawn(async move {
                 run.run().await;
                 running.send_modify(|count| *count -= 1);
             });
@@ -169,30 +156,10 @@ impl Channels {
             listener,
         };
         // The sockets are watched by the channels' thread.
-        let _entered = self.runtime.enter();
+        let _entered = self.thread.runtime().enter();
         let running = self.running.clone();
         let run = Run::new(purpose, &meeting, far, counts, stop, running)?;
         Ok((opened, run))
-    }
-
-    /// Waits until the channels have ended, which they are told by dropping their VMs'.
-    pub(crate) fn stop(&self) {
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some((stop, thread)) = thread {
-            // It may have ended by itself; if it panicked, that has been printed.
-            let _ = stop.send(());
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Channels {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

@@ -22,6 +22,7 @@ pub mod proxy;
 pub mod readiness;
 pub mod reload;
 pub mod runtime;
+mod runtime_thread;
 mod serial_line;
 pub mod serve;
 pub mod worker;

@@ -35,9 +35,8 @@ mod unix;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{Dialer, ServiceCall};
@@ -53,6 +52,7 @@ pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
 pub use self::shared::AuditSink;
 use self::shared::{Shared, count};
 use crate::config::{Publish, Service};
+use crate::runtime_thread::RuntimeThread;
 
 /// Calls that wait for the proxy's thread. Further ones are refused at once.
 pub const MAX_WAITING_CALLS: usize = 1024;
@@ -113,7 +113,7 @@ pub struct Proxy {
     shared: Arc<Shared>,
     published: Published,
     calls: mpsc::Sender<ServiceCall>,
-    thread: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+    thread: RuntimeThread,
 }
 
 impl Proxy {
@@ -122,12 +122,6 @@ impl Proxy {
     /// # Errors
     /// When the system has no threads or descriptors left.
     pub fn start(options: Options) -> io::Result<Proxy> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(MAX_BLOCKING_THREADS)
-            .thread_name("proxy-waits")
-            .build()?;
-        let handle = runtime.handle().clone();
         let shared = Arc::new(Shared::new(
             options.policy,
             Names::new(options.resolver),
@@ -135,20 +129,15 @@ impl Proxy {
             options.program_grace,
         ));
         let (calls, waiting) = mpsc::channel(MAX_WAITING_CALLS);
-        let (stop, stopped) = oneshot::channel();
         let served = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("proxy".to_owned())
-            .spawn(move || {
-                runtime.block_on(serve(served, waiting, stopped));
-                // Names that are still looked up would be waited for otherwise.
-                runtime.shutdown_background();
-            })?;
+        let thread = RuntimeThread::start("proxy", MAX_BLOCKING_THREADS, move |stopped| {
+            serve(served, waiting, stopped)
+        })?;
         Ok(Proxy {
-            published: Published::new(shared.clone(), handle),
+            published: Published::new(shared.clone(), thread.runtime().clone()),
             shared,
             calls,
-            thread: Mutex::new(Some((stop, thread))),
+            thread,
         })
     }
 
@@ -226,16 +215,7 @@ impl Proxy {
     pub fn stop(&self) {
         self.published.close();
         self.shared.stop.send_replace(true);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some((stop, thread)) = thread {
-            // It may have ended by itself; if it panicked, that has been printed.
-            let _ = stop.send(());
-            let _ = thread.join();
-        }
+        self.thread.stop();
     }
 }
 

@@ -14,6 +14,7 @@ use wire::agent::{Decoder, ErrorKind, Frame};
 
 use super::place::{self, SocketFile};
 use super::{Forwarding, refusal, say};
+use crate::pump::reset_on_close;
 use crate::session::Stop;
 use crate::stream::{try_receive, until};
 
@@ -57,7 +58,7 @@ impl Listeners {
             return false;
         };
         if callers.len() >= MAX_WAITING {
-            reset(&caller.socket);
+            reset_on_close(&caller.socket);
             return false;
         }
         callers.push_back(caller);
@@ -70,16 +71,11 @@ impl Listeners {
         let callers = waiting.get_mut(key)?;
         while callers.front().is_some_and(|caller| caller.deadline <= now) {
             if let Some(caller) = callers.pop_front() {
-                reset(&caller.socket);
+                reset_on_close(&caller.socket);
             }
         }
         callers.front().map(|caller| caller.deadline)
     }
-}
-
-/// Let the close of a socket be a reset, where the system knows resets.
-fn reset(socket: &OwnedFd) {
-    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 /// A key's place among the listeners, given back at the end.
@@ -111,7 +107,7 @@ impl Drop for Registered<'_> {
         callers
             .iter()
             .flatten()
-            .for_each(|caller| reset(&caller.socket));
+            .for_each(|caller| reset_on_close(&caller.socket));
     }
 }
 
@@ -123,10 +119,7 @@ pub(super) fn listen(
     at: &Place,
 ) -> Result<(), Stop> {
     let (listener, place) = place::listen(at).map_err(|error| {
-        let message = format!(
-            "cannot listen at {} in the guest: {error}",
-            place::words(at)
-        );
+        let message = format!("cannot listen at {at} in the guest: {error}");
         refusal(ErrorKind::Unavailable, message)
     })?;
     let _file = SocketFile::of(&place);
@@ -141,7 +134,7 @@ pub(super) fn listen(
         {
             match frame {
                 Frame::Forward(Message::Leave { number }) => {
-                    listeners.take(&key, number).iter().for_each(reset);
+                    listeners.take(&key, number).iter().for_each(reset_on_close);
                 }
                 _ => {
                     let message = "a frame that has no place while the agent listens";

@@ -23,15 +23,6 @@ const MAX_HOSTS_LEN: u64 = 1024 * 1024;
 /// The most addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
 
-/// A place as people write it.
-pub(super) fn words(place: &Place) -> String {
-    match place {
-        Place::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-        Place::Tcp { host, port } => format!("{host}:{port}"),
-        Place::Unix { path } => String::from_utf8_lossy(path).into_owned(),
-    }
-}
-
 /// Connect: a socket that does not block.
 pub(super) fn connect(place: &Place) -> io::Result<OwnedFd> {
     let socket: OwnedFd = match place {
@@ -144,15 +135,5 @@ mod tests {
         assert!(named(hosts, "nonsense").is_empty());
         let many = "10.0.0.1 a\n".repeat(MAX_ADDRESSES + 1);
         assert_eq!(named(&many, "a").len(), MAX_ADDRESSES);
-    }
-
-    #[test]
-    fn places_are_written_as_people_do() {
-        let tcp = |host: &str| Place::Tcp {
-            host: host.to_owned(),
-            port: 80,
-        };
-        assert_eq!(words(&tcp("web")), "web:80");
-        assert_eq!(words(&tcp("::1")), "[::1]:80");
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use wire::agent::bench::{Latency, Outcome};
 
 use super::{Kind, Plan};
+use crate::size::show_bytes;
 
 /// The document that `--json` prints.
 #[derive(Debug, Serialize)]
@@ -271,20 +272,5 @@ fn show_us(us: f64) -> String {
         us if us >= 1e6 => format!("{:.2} s", us / 1e6),
         us if us >= 1e4 => format!("{:.1} ms", us / 1e3),
         us => format!("{us:.1} us"),
-    }
-}
-
-/// A number of bytes in the largest unit that leaves at least 1.
-pub(super) fn show_bytes(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if value.fract() == 0.0 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
     }
 }

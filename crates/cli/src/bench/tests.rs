@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use wire::agent::bench::{Arrival, Message, Outcome, Received};
 use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL};
 
-use super::report::show_bytes;
 use super::*;
+use crate::size::show_bytes;
 
 struct HostSocket {
     directory: TempDir,

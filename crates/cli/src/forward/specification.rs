@@ -1,7 +1,5 @@
 //! What to forward, as people write it: as for `ssh -L` and `-R`, or just ports.
 
-use std::fmt;
-
 use wire::agent::forward::{MAX_HOST_LEN, MAX_PATH_LEN, Place};
 
 /// Who calls whom.
@@ -72,21 +70,9 @@ impl Forward {
     }
 }
 
-/// A place as people write it.
+/// A place as people write it, which may be a guest's word.
 pub(super) fn words(place: &Place) -> String {
-    struct Words<'a>(&'a Place);
-    impl fmt::Display for Words<'_> {
-        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            match self.0 {
-                Place::Tcp { host, port } if host.contains(':') => {
-                    write!(formatter, "[{host}]:{port}")
-                }
-                Place::Tcp { host, port } => write!(formatter, "{host}:{port}"),
-                Place::Unix { path } => write!(formatter, "{}", String::from_utf8_lossy(path)),
-            }
-        }
-    }
-    crate::guest::printable(&Words(place).to_string())
+    crate::guest::printable(&place.to_string())
 }
 
 fn tcp(host: &str, port: u16) -> Place {

@@ -8,6 +8,7 @@ use wire::agent::job::{Answer, Ask, Disk, NetworkLink, Stats};
 
 use super::{Job, unexpected};
 use crate::guest::{GuestError, printable};
+use crate::size::show_bytes as bytes;
 
 /// Give `each` so many pairs of figures, each with those before it; 0 goes on without end. It says whether to go on.
 ///
@@ -85,6 +86,7 @@ pub fn report(name: &str, before: &Stats, now: &Stats) -> String {
 fn rates(before: &Stats, now: &Stats) -> String {
     let mut text = String::new();
     let seconds = now.uptime_ms.saturating_sub(before.uptime_ms).max(1) as f64 / 1000.0;
+    let rate = |now: u64, old: u64| bytes((now.saturating_sub(old) as f64 / seconds) as u64);
     for disk in &now.disks {
         let unknown = Disk::default();
         let old = before
@@ -92,7 +94,6 @@ fn rates(before: &Stats, now: &Stats) -> String {
             .iter()
             .find(|old| old.name == disk.name)
             .unwrap_or(&unknown);
-        let rate = |now: u64, old: u64| bytes((now.saturating_sub(old) as f64 / seconds) as u64);
         let _ = writeln!(
             text,
             "  disk  {}: reads {}/s, writes {}/s, busy {:.0} %",
@@ -109,7 +110,6 @@ fn rates(before: &Stats, now: &Stats) -> String {
             .iter()
             .find(|old| old.name == link.name)
             .unwrap_or(&unknown);
-        let rate = |now: u64, old: u64| bytes((now.saturating_sub(old) as f64 / seconds) as u64);
         let _ = writeln!(
             text,
             "  net   {}: receives {}/s, sends {}/s, {} errors, {} drops",
@@ -160,24 +160,6 @@ fn uptime(ms: u64) -> String {
     }
 }
 
-/// A size with three digits or four.
-pub(crate) fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter();
-    let mut unit = units.next().unwrap_or_default();
-    for next in units {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    match unit {
-        "B" => format!("{count} B"),
-        unit => format!("{value:.1} {unit}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +170,7 @@ mod tests {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+        assert_eq!(bytes(u64::MAX), "16777216 TiB");
         assert_eq!(uptime(59_999), "0:00");
         assert_eq!(uptime(90_060_000), "1 d 1:01");
     }
@@ -239,9 +221,9 @@ mod tests {
         for expected in [
             "web  up 0:00, load 0.00 0.00 0.00, 0 tasks\n",
             "  cpu   25.0 % of 2: user 25.0,",
-            "  mem   3.0 KiB of 4.0 KiB used",
+            "  mem   3 KiB of 4 KiB used",
             "  fs    / (ext4): 500 B of 1000 B used, 62 %\n",
-            "  disk  v\u{fffd}da: reads 0 B/s, writes 2.0 KiB/s, busy 50 %\n",
+            "  disk  v\u{fffd}da: reads 0 B/s, writes 2 KiB/s, busy 50 %\n",
         ] {
             assert!(text.contains(expected), "{text}");
         }

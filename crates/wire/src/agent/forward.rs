@@ -28,6 +28,8 @@
 //! Behind [`Message::Connected`] there are no frames any more: the bytes are those of the two programs, each direction with an end of its
 //! own, as on any stream socket.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Invalid;
@@ -63,6 +65,17 @@ pub enum Place {
         /// The path, absolute.
         path: Vec<u8>,
     },
+}
+
+/// As people write it. What a guest says is to be shown without control characters.
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp { host, port } if host.contains(':') => write!(formatter, "[{host}]:{port}"),
+            Place::Tcp { host, port } => write!(formatter, "{host}:{port}"),
+            Place::Unix { path } => write!(formatter, "{}", String::from_utf8_lossy(path)),
+        }
+    }
 }
 
 /// What listens, for as long as the agent keeps it: nobody else can guess it.
@@ -189,6 +202,13 @@ mod tests {
             let expected = Ok(Some((OPERATION_CHANNEL, Frame::Forward(message))));
             assert_eq!(decoder.next_frame(), expected);
         }
+    }
+
+    #[test]
+    fn places_are_written_as_people_do() {
+        assert_eq!(tcp("web", 80).to_string(), "web:80");
+        assert_eq!(tcp("::1", 80).to_string(), "[::1]:80");
+        assert_eq!(unix("/run/db").to_string(), "/run/db");
     }
 
     #[test]
