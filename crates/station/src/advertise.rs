@@ -37,7 +37,7 @@ pub(crate) fn message(config: &StationConfig, address: Ipv6Addr) -> Vec<u8> {
         router_lifetime: Duration::ZERO,
         reachable_time: Duration::ZERO,
         retrans_time: Duration::ZERO,
-        lladdr: Some(RawHardwareAddress::from_bytes(&config.mac)),
+        lladdr: Some(RawHardwareAddress::from_bytes(&config.mac.0)),
         mtu: Some(config.mtu.into()),
         prefix_info: Some(NdiscPrefixInformation {
             prefix_len: PREFIX_LEN,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use smoltcp::wire::Ipv4Cidr;
 
 use crate::dhcp::MAX_POOL_ADDRESSES;
-use crate::frame::MacAddress;
 use crate::hosts::MAX_HOSTS;
+use wire::ethernet::MacAddress;
 
 /// The longest search domain: with it the longest answer to a question of DNS, about a host with a name of 63 characters, still fits into the
 /// 512 bytes that every resolver takes.
@@ -75,7 +75,7 @@ pub struct StationConfig {
 
 impl StationConfig {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if self.mac[0] & 1 != 0 || self.mac == [0; 6] {
+        if !self.mac.is_assignable() {
             return Err(ConfigError::Mac);
         }
         if let Some(ipv4) = self.ipv4 {
@@ -159,8 +159,7 @@ pub struct Host {
 /// The address that a guest makes for itself from a prefix of 64 bits and its MAC address (RFC 4291, appendix A).
 pub fn slaac_address(prefix: Ipv6Addr, mac: MacAddress) -> Ipv6Addr {
     let mut octets = prefix.octets();
-    let [a, b, c, d, e, f] = mac;
-    octets[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    octets[8..].copy_from_slice(&mac.interface_identifier());
     Ipv6Addr::from(octets)
 }
 

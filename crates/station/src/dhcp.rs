@@ -24,10 +24,10 @@ pub(crate) use message::Request;
 pub use pool::{Lease, MAX_POOL_ADDRESSES};
 
 use crate::config::{Host, Ipv4Settings, StationConfig};
-use crate::frame::MacAddress;
 use crate::hosts::Hosts;
 use message::Facts;
 use pool::Pool;
+use wire::ethernet::MacAddress;
 
 pub(crate) const SERVER_PORT: u16 = smoltcp::wire::DHCP_SERVER_PORT;
 pub(crate) const CLIENT_PORT: u16 = smoltcp::wire::DHCP_CLIENT_PORT;

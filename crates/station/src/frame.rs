@@ -2,14 +2,13 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use wire::ethernet::MacAddress;
+
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, Icmpv6Packet, IpProtocol, Ipv4Packet,
     Ipv4Repr, Ipv6Packet, Ipv6Repr, UdpPacket, UdpRepr,
 };
-
-/// A MAC address.
-pub type MacAddress = [u8; 6];
 
 pub(crate) const HEADER_LEN: usize = 14;
 const IPV4_HEADER_LEN: usize = 20;
@@ -30,8 +29,8 @@ pub(crate) struct Path {
 pub(crate) fn ethernet(path: Path, protocol: EthernetProtocol, packet: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_LEN + packet.len()];
     let mut frame = EthernetFrame::new_unchecked(&mut bytes[..]);
-    frame.set_dst_addr(EthernetAddress(path.destination));
-    frame.set_src_addr(EthernetAddress(path.source));
+    frame.set_dst_addr(EthernetAddress(path.destination.0));
+    frame.set_src_addr(EthernetAddress(path.source.0));
     frame.set_ethertype(protocol);
     frame.payload_mut().copy_from_slice(packet);
     bytes

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::config::{Host, HostError, StationConfig, is_label, is_unicast};
-use crate::frame::MacAddress;
+use wire::ethernet::MacAddress;
 
 /// How many hosts a network has at most.
 pub const MAX_HOSTS: usize = 16_384;

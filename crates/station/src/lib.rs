@@ -45,6 +45,5 @@ mod station;
 
 pub use config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, slaac_address};
 pub use dhcp::{Lease, MAX_POOL_ADDRESSES};
-pub use frame::MacAddress;
 pub use hosts::MAX_HOSTS;
 pub use station::{Counters, MAX_QUEUED_FRAMES, Station};

@@ -10,6 +10,8 @@ use smoltcp::wire::{
     Icmpv6Packet, Ipv6Packet, NdiscNeighborFlags, NdiscRepr, RawHardwareAddress,
 };
 
+use wire::ethernet::MacAddress;
+
 use crate::frame::{self, Path};
 
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -28,13 +30,13 @@ pub(crate) fn answer_arp(packet: &[u8], path: Path, own: Ipv4Addr) -> Option<Vec
         return None;
     };
     // The answer goes to who sent the frame; an ARP packet that says it is from another is a lie, or a proxy's, which nobody needs here.
-    let is_honest = source_hardware_addr.0 == path.destination && source_protocol_addr != own;
+    let is_honest = source_hardware_addr.0 == path.destination.0 && source_protocol_addr != own;
     if operation != ArpOperation::Request || target_protocol_addr != own || !is_honest {
         return None;
     }
     let reply = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
-        source_hardware_addr: EthernetAddress(path.source),
+        source_hardware_addr: EthernetAddress(path.source.0),
         source_protocol_addr: own,
         target_hardware_addr: source_hardware_addr,
         target_protocol_addr: source_protocol_addr,
@@ -112,7 +114,7 @@ pub(crate) fn advertise(
     let advertisement = NdiscRepr::NeighborAdvert {
         flags,
         target_addr: target,
-        lladdr: Some(RawHardwareAddress::from_bytes(&path.source)),
+        lladdr: Some(RawHardwareAddress::from_bytes(&path.source.0)),
     };
     let mut bytes = vec![0; advertisement.buffer_len()];
     advertisement.emit(&mut Icmpv6Packet::new_unchecked(&mut bytes[..]));
@@ -137,7 +139,7 @@ pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 }
 
 /// The MAC address of a group.
-pub(crate) fn group_mac(group: Ipv6Addr) -> [u8; 6] {
+pub(crate) fn group_mac(group: Ipv6Addr) -> MacAddress {
     let [.., a, b, c, d] = group.octets();
-    [0x33, 0x33, a, b, c, d]
+    MacAddress([0x33, 0x33, a, b, c, d])
 }

@@ -19,8 +19,8 @@ use smoltcp::socket::{tcp, udp};
 use smoltcp::wire::{HardwareAddress, IpCidr, IpVersion, Ipv4Packet, Ipv6Cidr, Ipv6Packet};
 
 use crate::config::StationConfig;
-use crate::frame::MacAddress;
 use crate::station::Names;
+use wire::ethernet::MacAddress;
 
 const DNS_PORT: u16 = 53;
 

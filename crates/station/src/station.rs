@@ -6,19 +6,19 @@ use std::time::Instant;
 
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 
+use wire::ethernet::MacAddress;
+
 use crate::advertise;
 use crate::config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, is_unicast};
 use crate::dhcp::{self, Lease};
 use crate::dns::Resolver;
-use crate::frame::{self, MAX_FRAME_LEN, MacAddress, Path};
+use crate::frame::{self, MAX_FRAME_LEN, Path};
 use crate::hosts::Hosts;
 use crate::neighbour::{self, ALL_NODES, ALL_ROUTERS, Solicitation, solicited_node};
 use crate::stack::Stack;
 
 /// How many frames wait for [`Station::transmit`] at most. A frame costs one answer, so that only who calls `receive` and never `transmit` comes near.
 pub const MAX_QUEUED_FRAMES: usize = 256;
-
-const BROADCAST: MacAddress = [0xff; 6];
 
 /// The addresses at which a network itself answers. The crate's first page says how.
 pub struct Station {
@@ -141,18 +141,17 @@ impl Station {
     /// `None` if nobody was interested in the frame.
     fn sort(&mut self, now: Instant, bytes: &[u8]) -> Option<()> {
         let frame = EthernetFrame::new_checked(bytes).ok()?;
+        let (source, destination) = (
+            MacAddress(frame.src_addr().0),
+            MacAddress(frame.dst_addr().0),
+        );
         let path = Path {
             source: self.config.mac,
-            destination: frame.src_addr().0,
+            destination: source,
         };
-        let is_for_station = frame.dst_addr().0 == self.config.mac
-            || frame.dst_addr().is_multicast()
-            || frame.dst_addr().0 == BROADCAST;
-        if bytes.len() > MAX_FRAME_LEN
-            || !is_for_station
-            || !frame.src_addr().is_unicast()
-            || path.destination == self.config.mac
-        {
+        let is_for_station = destination == self.config.mac || destination.is_multicast();
+        let is_from_guest = source.is_assignable() && source != self.config.mac;
+        if bytes.len() > MAX_FRAME_LEN || !is_for_station || !is_from_guest {
             return None;
         }
         match frame.ethertype() {

@@ -12,7 +12,7 @@ use smoltcp::wire::{
 use super::{CLIENT_PORT, SERVER_PORT};
 use crate::advertise::encoded_domain;
 use crate::config::{Host, Ipv4Settings, StationConfig};
-use crate::frame::MacAddress;
+use wire::ethernet::MacAddress;
 
 const MAGIC: u32 = 0x6382_5363;
 const BOOT_REQUEST: u8 = 1;
@@ -122,7 +122,7 @@ impl Request {
             seconds: message.secs(),
             wants_broadcast: message.flags().contains(DhcpFlags::BROADCAST),
             is_relayed: !message.relay_agent_ip().is_unspecified(),
-            mac: message.client_hardware_address().0,
+            mac: MacAddress(message.client_hardware_address().0),
             client: Some(message.client_ip()).filter(|address| !address.is_unspecified()),
             wanted: address(code::REQUESTED_ADDRESS).filter(|address| !address.is_unspecified()),
             server: address(code::SERVER_IDENTIFIER),
@@ -226,7 +226,7 @@ impl Facts {
             message_type: kind,
             transaction_id: request.transaction,
             secs: request.seconds,
-            client_hardware_address: EthernetAddress(request.mac),
+            client_hardware_address: EthernetAddress(request.mac.0),
             client_ip: request
                 .client
                 .filter(|_| !is_refusal)

@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use crate::frame::MacAddress;
+use wire::ethernet::MacAddress;
 
 /// How many addresses a pool has at most.
 pub const MAX_POOL_ADDRESSES: usize = 4096;
@@ -228,7 +228,7 @@ impl Pool {
 
 /// Where the search for a guest's address begins: FNV-1a, of which only matters that it is the same tomorrow.
 fn place(mac: MacAddress) -> usize {
-    let hash = mac.iter().fold(0x811c_9dc5_u32, |hash, byte| {
+    let hash = mac.0.iter().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     });
     hash as usize
