@@ -36,6 +36,7 @@ mod ring;
 mod socket;
 mod spin;
 mod tally;
+mod vsock;
 
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};

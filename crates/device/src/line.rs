@@ -7,11 +7,12 @@ use memory::queue::Queue;
 use switch::{CircuitId, Time};
 
 use crate::fabric::Carrier;
-use crate::frontend::{Frontend, RINGS, RX, TX};
+use crate::frontend::Frontend;
 use crate::reports::Reports;
 use crate::ring::Ring;
 use crate::socket::Listener;
 use crate::tally::Tally;
+use crate::vsock::{RINGS, RX, TX};
 
 #[derive(Debug)]
 pub(crate) struct LineIo {

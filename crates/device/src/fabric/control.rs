@@ -8,10 +8,11 @@ use memory::queue::{Chain, Queue};
 use switch::{Event, LineId};
 
 use super::Fabric;
-use crate::frontend::{Answer, EVENT, Message, RINGS, RX, Request, RingStart, TX};
+use crate::frontend::{Answer, Message, Request, RingStart};
 use crate::line::StoppedRing;
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Ring;
+use crate::vsock::{EVENT, FEATURE_SEQPACKET, RINGS, RX, TX};
 
 /// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;
@@ -22,11 +23,12 @@ const STOPPED_INTERVAL: Duration = Duration::from_millis(250);
 impl Fabric {
     /// Does what a line's VMM asks, and answers.
     pub(super) fn answer(&mut self, message: Message) {
+        let id = LineId(message.device);
         let known = self
-            .line(message.line)
-            .is_some_and(|line| line.generation == message.line_generation);
+            .line(id)
+            .is_some_and(|line| line.generation == message.generation);
         let answer = match known {
-            true => self.obey(message.line, message.request),
+            true => self.obey(id, message.request),
             false => Err("the line is closed".to_owned()),
         };
         // The thread that asked may have gone.
@@ -127,7 +129,7 @@ impl Fabric {
             return Ok(0);
         };
         line.rings[index] = Some(ring);
-        line.seqpacket = start.seqpacket;
+        line.seqpacket = start.features & FEATURE_SEQPACKET != 0;
         if !resumes && index != EVENT {
             line.starts_anew = true;
             line.owes_reset |= used_before;

@@ -7,9 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 use switch::LineId;
 
 use super::Fabric;
-use crate::frontend::TX;
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Ring;
+use crate::vsock::TX;
 
 /// How long a guest may have to wait until it hears that packets it sent have left, unless it is so many that it may want the
 /// descriptors.
