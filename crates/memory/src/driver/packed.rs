@@ -105,8 +105,10 @@ impl PackedDriver {
                 .store_u64(offset, round.used_flags(), Ordering::Relaxed);
         }
         self.wish_for_interrupt();
-        self.device_event
-            .store_u32(0, EVENT_AT << EVENT_FLAGS_SHIFT | bits, Ordering::Relaxed);
+        if self.setup.event_index {
+            let event = EVENT_AT << EVENT_FLAGS_SHIFT | bits;
+            self.device_event.store_u32(0, event, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add(
