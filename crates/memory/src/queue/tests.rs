@@ -5,6 +5,7 @@ use crate::driver::{Arena, DriverQueue, RawDescriptor};
 mod clauses;
 mod hostile;
 mod model;
+mod packed;
 mod places;
 mod threads;
 

@@ -11,7 +11,7 @@ const WRITE: u16 = RawDescriptor::WRITE;
 const INDIRECT: u16 = RawDescriptor::INDIRECT;
 
 /// Sequences of `len` digits below `base`, all of them.
-fn sequences(base: usize, len: u32) -> impl Iterator<Item = Vec<usize>> {
+pub(super) fn sequences(base: usize, len: u32) -> impl Iterator<Item = Vec<usize>> {
     (0..base.pow(len)).map(move |mut number| {
         (0..len)
             .map(|_| {
@@ -55,7 +55,7 @@ fn range(descriptor: &RawDescriptor) -> Range {
 }
 
 /// What a chain of these descriptors, in this order, has for the device to read and to write; nothing if a readable one follows a writable.
-fn split(chain: &[RawDescriptor]) -> Option<(Vec<Range>, Vec<Range>)> {
+pub(super) fn split(chain: &[RawDescriptor]) -> Option<(Vec<Range>, Vec<Range>)> {
     let (mut readable, mut writable) = (Vec::new(), Vec::new());
     for descriptor in chain.iter().filter(|descriptor| descriptor.len > 0) {
         if descriptor.flags & WRITE != 0 {

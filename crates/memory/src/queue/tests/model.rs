@@ -304,7 +304,7 @@ impl Model {
             return taken;
         }
         let size = u32::from(setup.size);
-        let bits = |place: u32| place % size | u32::from(place < size) << 15;
+        let bits = |place: u32| (place % size) | (u32::from(place < size) << 15);
         bits(taken) | bits((self.used + self.given_back) % self.modulus) << 16
     }
 
