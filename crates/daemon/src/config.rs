@@ -76,6 +76,7 @@ mod plan;
 mod rule;
 mod services;
 mod source;
+mod state;
 mod users;
 mod vm;
 mod whole;
@@ -91,7 +92,7 @@ pub use channel::{
     AGENT_PORT, Channel, ChannelTarget, Chardev, ChardevRequest, DEFAULT_MAX_BYTES,
     INSTALL_LOG_PORT, MAX_CHANNELS,
 };
-pub use cids::{CidError, Cids, MAX_REMEMBERED};
+pub use cids::{Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, MAX_HOSTS};
 pub use option::{parse_allow_option, parse_vm_option};
@@ -109,6 +110,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule};
 use crate::input::InputError;
 
 pub use source::MAX_LIST_LEN;
+pub use state::StateError;
 pub use users::{groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
 

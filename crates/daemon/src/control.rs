@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus};
-use crate::config::{Channel, Chardev, CidError, VmRequest};
+use crate::config::{Channel, Chardev, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
@@ -31,9 +31,9 @@ pub enum ControlError {
     /// The worker could not open or close the line.
     #[error(transparent)]
     Line(#[from] LineError),
-    /// The memory of context identifiers cannot be written.
+    /// What is remembered of VMs cannot be written.
     #[error(transparent)]
-    State(#[from] CidError),
+    State(#[from] StateError),
     /// What is offered does not hold any more.
     #[error(transparent)]
     Offer(#[from] OfferError),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::api::types::Reloaded;
 use crate::audit::Audit;
 use crate::config::{
-    CidError, Config, ConfigError, DEFAULT_SPIN, PlanChange, default_runtime_dir, default_state_dir,
+    StateError, Config, ConfigError, DEFAULT_SPIN, PlanChange, default_runtime_dir, default_state_dir,
 };
 use crate::control::{Control, ControlError, open_line};
 use crate::input::InputError;
@@ -28,9 +28,9 @@ pub enum ReloadError {
     /// The configuration cannot be meant, or would change what cannot change.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The memory of context identifiers cannot be written.
+    /// What is remembered of VMs cannot be written.
     #[error(transparent)]
-    State(#[from] CidError),
+    State(#[from] StateError),
     /// Something cannot be offered.
     #[error(transparent)]
     Offer(#[from] OfferError),
@@ -262,8 +262,8 @@ impl Parts {
     /// Writes down which context identifiers belong to which names, if that has changed.
     ///
     /// # Errors
-    /// [`CidError::Unwritable`].
-    pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), CidError> {
+    /// [`StateError::Unwritable`].
+    pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), StateError> {
         if current.plan.cids() == next.plan.cids() {
             return Ok(());
         }

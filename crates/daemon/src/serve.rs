@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::api;
 use crate::api::types::Finding;
 use crate::audit::{Audit, AuditWriter};
-use crate::config::{CidError, Cids, Config, ConfigError, Plan};
+use crate::config::{StateError, Cids, Config, ConfigError, Plan};
 use crate::control::{Control, ControlError, open_line};
 use crate::input::check_socket_path;
 use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
@@ -51,9 +51,9 @@ pub enum ServeError {
         /// What stands in the way.
         error: ControlError,
     },
-    /// The memory of context identifiers is broken, or cannot be kept.
+    /// What is remembered of VMs is broken, or cannot be kept.
     #[error(transparent)]
-    State(#[from] CidError),
+    State(#[from] StateError),
     /// Something cannot be offered.
     #[error(transparent)]
     Offer(#[from] OfferError),
