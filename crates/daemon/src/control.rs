@@ -13,6 +13,7 @@ use crate::config::{Channel, Chardev, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::net::{NetChange, NetError, NetFault};
 use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
@@ -31,6 +32,20 @@ pub enum ControlError {
     /// The worker could not open or close the line.
     #[error(transparent)]
     Line(#[from] LineError),
+    /// A port in a network could not be opened.
+    #[error(transparent)]
+    Port(#[from] NetFault),
+    /// The worker could not do something with a network.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// No network has this name.
+    #[error(
+        "there is no network named {name:?}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one"
+    )]
+    UnknownNetwork {
+        /// The name.
+        name: String,
+    },
     /// What is remembered of VMs cannot be written.
     #[error(transparent)]
     State(#[from] StateError),
@@ -103,9 +118,18 @@ impl Control {
             let opened = tokio::task::spawn_blocking(move || {
                 parts.remember(&current, &planned)?;
                 open_line(parts.worker.as_ref(), to_open.clone())?;
-                let set = parts.set_policy(&current, &planned);
-                if set.is_err() {
-                    parts.worker.remove_line(&to_open.full_name())?;
+                let networks = NetChange::between(&current.plan, &planned.plan);
+                let opened = networks.open(parts.net.as_ref());
+                let set = match opened {
+                    Ok(()) => parts.set_policy(&current, &planned),
+                    Err(fault) => Err(fault.into()),
+                };
+                match &set {
+                    Ok(()) => networks.settle(parts.net.as_ref()),
+                    Err(_) => {
+                        networks.undo(parts.net.as_ref());
+                        parts.worker.remove_line(&to_open.full_name())?;
+                    }
                 }
                 set
             });
@@ -138,6 +162,9 @@ impl Control {
             let (current, planned) = (in_force.book.clone(), next.clone());
             let closed = tokio::task::spawn_blocking(move || {
                 parts.worker.remove_line(&to_close)?;
+                let networks = NetChange::between(&current.plan, &planned.plan);
+                networks.settle(parts.net.as_ref());
+                networks.close(parts.net.as_ref());
                 parts.set_policy(&current, &planned)
             });
             closed.await.map_err(|_| ControlError::Lost)??;

@@ -18,7 +18,7 @@ use wire::ethernet::MacAddress;
 use crate::config::full_name;
 use crate::line::Counters;
 
-pub use change::{NetChange, NetFault};
+pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 
 /// The VLAN of everything that says nothing about VLANs, and of the network's own answers.
@@ -320,7 +320,9 @@ pub enum NetError {
         network: String,
     },
     /// The VM has no port there.
-    #[error("VM {vm:?} has no port in the network {network:?}: `ringdown net show {network}` shows who has")]
+    #[error(
+        "VM {vm:?} has no port in the network {network:?}: `ringdown net show {network}` shows who has"
+    )]
     UnknownPort {
         /// Full name of the network.
         network: String,

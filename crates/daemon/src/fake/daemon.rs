@@ -201,6 +201,7 @@ fn start_reading(
         *kept.lock().expect("nobody panics with the slot") = Some(worker.clone());
         Ok(Started {
             worker,
+            net: Arc::new(crate::net::NoNetworks),
             offers: offered,
         })
     });
@@ -229,6 +230,7 @@ pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
     let worker: Arc<dyn LineWorker> = Arc::new(FakeWorker::new(sender));
     let parts = Parts {
         worker,
+        net: Arc::new(crate::net::NoNetworks),
         offers: Arc::new(NoOffers),
         audit,
         settings,
