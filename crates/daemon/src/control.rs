@@ -1,5 +1,7 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
+mod networks;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -9,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus};
-use crate::config::{Channel, Chardev, StateError, VmRequest};
+use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
@@ -136,7 +138,8 @@ impl Control {
             opened.await.map_err(|_| ControlError::Lost)??;
             in_force.book = next;
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
-            Ok(control.status(&spec, &control.parts.worker.lines()))
+            let lines = control.parts.worker.lines();
+            Ok(control.status(&in_force.book.plan, &spec, &lines))
         });
         task.await.map_err(|_| ControlError::Lost)?
     }
@@ -180,8 +183,9 @@ impl Control {
     pub async fn list(&self) -> Vec<VmStatus> {
         let in_force = self.in_force.lock().await;
         let lines = self.parts.worker.lines();
-        let specs = in_force.book.plan.lines();
-        specs.map(|spec| self.status(spec, &lines)).collect()
+        let plan = &in_force.book.plan;
+        let specs = plan.lines();
+        specs.map(|spec| self.status(plan, spec, &lines)).collect()
     }
 
     /// One VM, by its full name or an alias.
@@ -190,14 +194,11 @@ impl Control {
     /// [`ControlError::Unknown`] when there is none of this name.
     pub async fn get(&self, name: &str) -> Result<VmStatus, ControlError> {
         let in_force = self.in_force.lock().await;
-        let spec = in_force
-            .book
-            .plan
-            .get(name)
-            .ok_or_else(|| ControlError::Unknown {
-                name: name.to_owned(),
-            })?;
-        Ok(self.status(spec, &self.parts.worker.lines()))
+        let plan = &in_force.book.plan;
+        let spec = plan.get(name).ok_or_else(|| ControlError::Unknown {
+            name: name.to_owned(),
+        })?;
+        Ok(self.status(plan, spec, &self.parts.worker.lines()))
     }
 
     /// What is in force at the moment, to be asked questions.
@@ -249,7 +250,7 @@ impl Control {
         }
     }
 
-    fn status(&self, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
+    fn status(&self, plan: &Plan, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
         let line = lines.iter().find(|line| line.name == spec.full_name());
         let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
@@ -276,6 +277,7 @@ impl Control {
             serial: spec.serial.as_ref().map(chardev),
             host: spec.host.clone(),
             channels: channels(spec, line),
+            nets: networks::ports_of(plan, spec),
             agent,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
             limits: members(&spec.limits),
