@@ -16,6 +16,7 @@ pub mod limits;
 pub mod line;
 mod log_budget;
 pub mod metrics;
+pub mod net;
 pub mod offers;
 pub mod policy;
 pub mod proxy;

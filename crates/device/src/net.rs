@@ -28,6 +28,7 @@ mod moderation;
 mod notify;
 mod port;
 mod snapshot;
+mod station;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -49,6 +50,7 @@ pub use self::port::PortCounters;
 use self::deliver::Scratch;
 use self::drain::Batch;
 use self::port::{Port, is_transmit};
+use self::station::NetStation;
 use crate::Waker;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
@@ -104,6 +106,15 @@ pub enum NetError {
     /// The bridge refuses the port.
     #[error(transparent)]
     Bridge(#[from] AddPortError),
+    /// The network answers nothing.
+    #[error("network {0:?} has no station")]
+    NoStation(String),
+    /// What the network is to answer contradicts itself.
+    #[error(transparent)]
+    Station(#[from] ::station::ConfigError),
+    /// The hosts that the network is to know contradict each other.
+    #[error(transparent)]
+    Hosts(#[from] ::station::HostError),
     /// The port's socket cannot be listened on.
     #[error("cannot listen at {path}: {error}")]
     Socket {
@@ -115,12 +126,13 @@ pub enum NetError {
 }
 
 /// One network.
-#[derive(Debug)]
 struct Network {
     name: String,
     bridge: Bridge,
     /// What is behind each of the bridge's ports, by its number.
     behind: Vec<Option<Behind>>,
+    /// Who answers for the network itself.
+    station: Option<NetStation>,
 }
 
 /// What is behind a port of a bridge.
@@ -128,6 +140,8 @@ struct Network {
 enum Behind {
     /// A guest: the port's place in the table of ports.
     Guest(usize),
+    /// The network itself.
+    Station,
 }
 
 /// A port as it stands.
@@ -180,6 +194,10 @@ pub struct NetFabric {
     owed: BTreeSet<(Time, usize, usize)>,
     /// Rings whose frames are left where they are until then, as their port has sent more than its rate allows.
     resting: BTreeSet<(Time, usize, usize)>,
+    /// Networks whose stations may have something to say.
+    answering: BTreeSet<usize>,
+    /// When a station is to be looked after.
+    station_timer: Option<Time>,
     batch: Batch,
     scratch: Scratch,
     spin: Spin,
@@ -215,6 +233,8 @@ impl NetFabric {
             unarmed: Vec::new(),
             owed: BTreeSet::new(),
             resting: BTreeSet::new(),
+            answering: BTreeSet::new(),
+            station_timer: None,
             batch: Batch::default(),
             scratch: Scratch::default(),
             spin: Spin::new(Duration::ZERO),
@@ -256,6 +276,7 @@ impl NetFabric {
             name: name.to_owned(),
             bridge: Bridge::new(limits, seed),
             behind: Vec::new(),
+            station: None,
         });
         Ok(())
     }
@@ -429,6 +450,7 @@ impl NetFabric {
                 self.drain(number, ring);
             }
         }
+        self.answer_guests();
         Ok(())
     }
 

@@ -88,14 +88,14 @@ impl NetFabric {
     }
 
     /// Stops a ring, and says how many chains have been taken from it.
-    fn stop_ring(&mut self, number: usize, index: usize) -> u16 {
+    fn stop_ring(&mut self, number: usize, index: usize) -> u32 {
         let rings = &mut self.ports[number].rings;
         let Some(mut ring) = rings.get_mut(index).and_then(Option::take) else {
             return 0;
         };
         ring.ring.publish();
         self.reactor.remove(&ring.ring.kick);
-        ring.ring.queue.next_available()
+        ring.ring.queue.ring_base()
     }
 
     pub(super) fn forget_rings(&mut self, number: usize) {

@@ -7,7 +7,7 @@ use wire::net_header::{Finish, NET_HEADER_LEN, Offload};
 use wire::offload::{self, WrongFrame};
 
 use super::NetFabric;
-use super::drain::Routed;
+use super::drain::{Batch, Routed};
 use super::port::Port;
 use super::snapshot::Frame;
 use crate::ring::Ring;
@@ -26,8 +26,22 @@ pub(super) enum Source<'a> {
     Private(&'a [Vec<u8>]),
 }
 
+impl<'a> Source<'a> {
+    /// What of a frame has not been copied out.
+    pub(super) fn rest(&self, chains: &'a [Chain], index: usize, frame: &Frame) -> Rest<'a> {
+        match *self {
+            Source::Guest(memory) => Rest::Guest {
+                memory,
+                ranges: &chains[index].readable,
+                offset: NET_HEADER_LEN + frame.rest_from(),
+            },
+            Source::Private(frames) => Rest::Private(&frames[index][frame.rest_from()..]),
+        }
+    }
+}
+
 /// What of a frame comes behind what has been copied out.
-enum Rest<'a> {
+pub(super) enum Rest<'a> {
     Guest {
         memory: &'a GuestMemory,
         ranges: &'a [Range],
@@ -96,21 +110,13 @@ impl NetFabric {
         let mut failure = None;
         for routed in list {
             let mut retagged;
-            let mut frame = &mut self.batch.frames[routed.frame];
+            let Batch { frames, chains, .. } = &mut self.batch;
+            let mut frame = &mut frames[routed.frame];
             if routed.tagging != switch::bridge::Tagging::Keep {
                 retagged = frame.retagged(routed.tagging);
                 frame = &mut retagged;
             }
-            let rest = match source {
-                Source::Guest(memory) => Rest::Guest {
-                    memory,
-                    ranges: &self.batch.chains[routed.frame].readable,
-                    offset: NET_HEADER_LEN + frame.rest_from(),
-                },
-                Source::Private(frames) => {
-                    Rest::Private(&frames[routed.frame][frame.rest_from()..])
-                }
-            };
+            let rest = source.rest(chains, routed.frame, frame);
             match give(port, index, frame, &rest, &mut self.scratch) {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
@@ -217,7 +223,11 @@ fn finish_and_give(
 }
 
 /// Copies a frame as a whole.
-fn gather(frame: &mut Frame, rest: &Rest<'_>, whole: &mut Vec<u8>) -> Result<(), MemoryError> {
+pub(super) fn gather(
+    frame: &Frame,
+    rest: &Rest<'_>,
+    whole: &mut Vec<u8>,
+) -> Result<(), MemoryError> {
     whole.clear();
     whole.extend_from_slice(frame.head());
     match rest {

@@ -33,6 +33,8 @@ pub(super) struct Batch {
     lists: Vec<Vec<Routed>>,
     /// Destinations whose list is not empty.
     touched: Vec<usize>,
+    /// Which frames are for the network itself.
+    asked: Vec<Routed>,
 }
 
 /// A frame that goes to a destination.
@@ -51,6 +53,7 @@ impl Default for Batch {
             count: 0,
             lists: Vec::new(),
             touched: Vec::new(),
+            asked: Vec::new(),
         }
     }
 }
@@ -130,8 +133,11 @@ impl Batch {
     }
 
     fn append(&mut self, behind: Option<Behind>, frame: usize, tagging: Tagging) {
-        let Some(Behind::Guest(number)) = behind else {
-            return;
+        let routed = Routed { frame, tagging };
+        let number = match behind {
+            Some(Behind::Guest(number)) => number,
+            Some(Behind::Station) => return self.asked.push(routed),
+            None => return,
         };
         if self.lists.len() <= number {
             self.lists.resize_with(number + 1, Vec::new);
@@ -140,13 +146,24 @@ impl Batch {
         if list.is_empty() {
             self.touched.push(number);
         }
-        list.push(Routed { frame, tagging });
+        list.push(routed);
     }
 
     /// The next destination with its list, which is to be given back.
     pub(super) fn next_destination(&mut self) -> Option<(usize, Vec<Routed>)> {
         let number = self.touched.pop()?;
         Some((number, std::mem::take(&mut self.lists[number])))
+    }
+
+    /// The frames that are for the network itself; the list is to be given back.
+    pub(super) fn take_asked(&mut self) -> Vec<Routed> {
+        std::mem::take(&mut self.asked)
+    }
+
+    /// Keeps that list's memory for use again.
+    pub(super) fn give_back_asked(&mut self, mut list: Vec<Routed>) {
+        list.clear();
+        self.asked = list;
     }
 
     /// Keeps a list's memory for use again.
@@ -163,6 +180,15 @@ fn frame_len(chain: &Chain) -> Option<usize> {
 }
 
 impl NetFabric {
+    /// Copies the frames of the batch to where they go, one destination after the other: each ring is touched once.
+    pub(super) fn pass_on(&mut self, network: usize, source: &Source<'_>) {
+        while let Some((destination, list)) = self.batch.next_destination() {
+            self.deliver(destination, &list, source);
+            self.batch.give_back(destination, list);
+        }
+        self.ask_station(network, source);
+    }
+
     /// Passes on a batch of what a guest has sent on this ring. If there may be more, the ring has another turn.
     pub(super) fn drain(&mut self, number: usize, index: usize) {
         let Some(port) = self.ports.get_mut(number) else {
@@ -196,11 +222,8 @@ impl NetFabric {
                 port.steering.learn(frame.flow(), pair_of(index));
             }
         }
-        // Whoever takes its time to copy keeps others from their buffers, so one destination after the other.
-        while let Some((destination, list)) = self.batch.next_destination() {
-            self.deliver(destination, &list, &Source::Guest(&memory));
-            self.batch.give_back(destination, list);
-        }
+        let network = port.network;
+        self.pass_on(network, &Source::Guest(&memory));
         let Some(ring) = self.ports[number].ring(index) else {
             return;
         };

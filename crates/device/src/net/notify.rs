@@ -43,6 +43,9 @@ impl NetFabric {
         limit: Option<Duration>,
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
+        if !self.answering.is_empty() {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
         if !self.ready.is_empty() {
             // Those who keep us at work must not keep the others, who were not asked to notify, waiting.
             self.look_at_unarmed();
@@ -146,7 +149,8 @@ impl NetFabric {
         let now = self.start.elapsed();
         let timers = [self.owed.first(), self.resting.first()];
         let timers = timers.map(|first| first.map(|(at, ..)| *at));
-        let until_timer = timers.into_iter().flatten().min();
+        let timers = timers.into_iter().chain([self.station_timer]);
+        let until_timer = timers.flatten().min();
         let until_timer = until_timer.map(|at| at.saturating_sub(now));
         [until_timer, limit].into_iter().flatten().min()
     }

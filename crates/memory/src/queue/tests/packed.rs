@@ -160,7 +160,10 @@ fn spec_2_8_7_indirect_tables_are_used_in_order() {
             .iter()
             .enumerate()
             .map(|(index, flags)| {
-                stretch(index as u16, (*flags as u16) | (0x8080 * (index as u16 % 2)))
+                stretch(
+                    index as u16,
+                    (*flags as u16) | (0x8080 * (index as u16 % 2)),
+                )
             })
             .collect();
         for (index, descriptor) in inner.iter().enumerate() {
