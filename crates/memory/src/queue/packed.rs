@@ -31,7 +31,9 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use self::fields::*;
-use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE};
+use super::chain::{
+    DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
+};
 use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, area};
 use crate::area::Area;
 use crate::guest::GuestMemory;
@@ -105,7 +107,15 @@ impl Packed {
         if !self.next_available.is_available(word) {
             return Ok(false);
         }
-        let after = self.read_chain(memory, chain, word)?;
+        let (position, size) = (self.next_available, self.setup.size);
+        let first = Descriptor::from_packed_words(self.load_address(position.index), word);
+        let is_free = self.in_flight.descriptors < size;
+        let after = if is_free && take_only(memory, chain, first) {
+            chain.head = first.identifier();
+            position.plus(1, size)
+        } else {
+            self.read_chain(memory, chain, first)?
+        };
         if self.in_flight.contains(chain.head) {
             return Err(QueueError::HeadInFlight { head: chain.head });
         }
@@ -207,23 +217,22 @@ impl Packed {
         digest.finish()
     }
 
-    /// Fills `chain` with the chain whose first descriptor has this second word, and says where the next one is.
-    #[inline]
+    /// Fills `chain` with the chain that begins with this descriptor, and says where the next one is.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
     fn read_chain(
         &self,
         memory: &GuestMemory,
         chain: &mut Chain,
-        first_word: u64,
+        first: Descriptor,
     ) -> Result<Position, QueueError> {
         let size = self.setup.size;
         let head = self.next_available.index;
         let free = size - self.in_flight.descriptors;
         let mut reader = Reader::new(memory, chain, head);
-        let (mut position, mut word) = (self.next_available, first_word);
+        let (mut position, mut descriptor) = (self.next_available, first);
         for entries in 1..=free {
             let index = position.index;
-            let address = self.load_address(index);
-            let descriptor = Descriptor::from_packed_words(address, word);
             position = position.plus(1, size);
             if descriptor.flags & INDIRECT != 0 {
                 if !self.setup.indirect {
@@ -240,12 +249,13 @@ impl Packed {
                 reader.add(index, descriptor)?;
             }
             if descriptor.flags & NEXT == 0 {
-                chain.head = (word >> IDENTIFIER_SHIFT) as u16;
+                chain.head = descriptor.identifier();
                 chain.entries = entries;
                 return Ok(position);
             }
             // The first descriptor was published last, so this one is there; and if it is not, it is the driver's own loss.
-            word = self.load_word(position.index, Ordering::Relaxed);
+            let word = self.load_word(position.index, Ordering::Relaxed);
+            descriptor = Descriptor::from_packed_words(self.load_address(position.index), word);
         }
         Err(QueueError::TooManyOut { head, free, size })
     }

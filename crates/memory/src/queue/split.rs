@@ -15,7 +15,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder};
+use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only};
 use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, area, needs_event};
 use crate::area::Area;
 use crate::guest::GuestMemory;
@@ -99,7 +99,10 @@ impl Split {
             return Err(QueueError::HeadInFlight { head });
         }
         chain.head = head;
-        self.read_chain(memory, chain)?;
+        let first = self.descriptor(head);
+        if !take_only(memory, chain, first) {
+            self.read_chain(memory, chain, first)?;
+        }
         self.in_flight.insert(head, slot);
         self.next_available = self.next_available.wrapping_add(1);
         self.fresh = false;
@@ -211,16 +214,21 @@ impl Split {
         digest.finish()
     }
 
-    /// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table.
-    #[inline]
-    fn read_chain(&self, memory: &GuestMemory, chain: &mut Chain) -> Result<(), QueueError> {
+    /// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table, with this descriptor.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
+    fn read_chain(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        first: Descriptor,
+    ) -> Result<(), QueueError> {
         let (head, size) = (chain.head, self.setup.size);
         let mut reader = Reader::new(memory, chain, head);
-        let mut index = head;
+        let (mut index, mut descriptor) = (head, first);
         // A chain with more descriptors than the table has visits one of them twice.
         for entries in 1..=size {
             reader.set_entries(entries);
-            let descriptor = self.descriptor(index);
             if descriptor.flags & INDIRECT != 0 {
                 if !self.setup.indirect {
                     return Err(QueueError::IndirectNotNegotiated { head, index });
@@ -244,6 +252,7 @@ impl Split {
                 });
             }
             index = next;
+            descriptor = self.descriptor(index);
         }
         Err(QueueError::Loop {
             head,
@@ -254,12 +263,8 @@ impl Split {
     #[inline]
     fn descriptor(&self, index: u16) -> Descriptor {
         let offset = DESCRIPTOR_LEN * usize::from(index);
-        Descriptor::from_words(
-            self.areas.descriptors.load_u64(offset, Ordering::Relaxed),
-            self.areas
-                .descriptors
-                .load_u64(offset + 8, Ordering::Relaxed),
-        )
+        let [address, word] = self.areas.descriptors.load_pair(offset, Ordering::Relaxed);
+        Descriptor::from_words(address, word)
     }
 
     fn load_available_index(&self) -> Result<u16, QueueError> {
@@ -357,8 +362,8 @@ impl Areas {
 /// Which chains are out, and which head each entry of the available ring had when it was taken.
 #[derive(Debug)]
 struct InFlight {
-    /// One bit per head.
-    heads: Box<[u64]>,
+    /// By head. Not as bits: one after the other would then wait for the word that the last one wrote.
+    is_out: Box<[bool]>,
     taken: Box<[u16]>,
     count: u16,
 }
@@ -366,7 +371,7 @@ struct InFlight {
 impl InFlight {
     fn new(size: u16) -> InFlight {
         InFlight {
-            heads: vec![0; usize::from(size).div_ceil(64)].into(),
+            is_out: vec![false; usize::from(size)].into(),
             taken: vec![0; usize::from(size)].into(),
             count: 0,
         }
@@ -374,26 +379,26 @@ impl InFlight {
 
     #[inline]
     fn contains(&self, head: u16) -> bool {
-        self.heads
-            .get(usize::from(head) / 64)
-            .is_some_and(|word| word & (1 << (head % 64)) != 0)
+        self.is_out
+            .get(usize::from(head))
+            .is_some_and(|is_out| *is_out)
     }
 
     #[inline]
     fn insert(&mut self, head: u16, slot: usize) {
-        self.heads[usize::from(head) / 64] |= 1 << (head % 64);
+        self.is_out[usize::from(head)] = true;
         self.taken[slot] = head;
         self.count += 1;
     }
 
     #[inline]
     fn remove(&mut self, head: u16) -> bool {
-        let is_out = self.contains(head);
-        if is_out {
-            self.heads[usize::from(head) / 64] &= !(1 << (head % 64));
-            self.count -= 1;
+        match self.is_out.get_mut(usize::from(head)) {
+            Some(is_out) if *is_out => *is_out = false,
+            _ => return false,
         }
-        is_out
+        self.count -= 1;
+        true
     }
 
     fn remove_at(&mut self, slot: usize) -> bool {
