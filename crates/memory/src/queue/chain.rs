@@ -62,13 +62,13 @@ impl Descriptor {
 /// Fills `chain` with a descriptor that is all of it and lies in one region, as nearly all are. `false` if it is another one, and then
 /// [`Reader`] is to be asked.
 #[inline]
-pub(super) fn take_only(memory: &GuestMemory, chain: &mut Chain, descriptor: Descriptor) -> bool {
-    let Descriptor {
-        address,
-        len,
-        flags,
-        ..
-    } = descriptor;
+pub(super) fn take_only(
+    memory: &GuestMemory,
+    chain: &mut Chain,
+    address: u64,
+    len: u32,
+    flags: u16,
+) -> bool {
     if flags & (NEXT | INDIRECT) != 0 || len == 0 {
         return false;
     }
