@@ -52,5 +52,6 @@ pub mod queue;
 
 #[cfg_attr(loom, path = "area/modelled.rs")]
 mod area;
+mod prefetch;
 mod region;
 mod sync;

@@ -2,6 +2,7 @@
 
 use super::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, QueueError};
 use crate::guest::{GuestMemory, Range};
+use crate::prefetch;
 
 /// Size of a descriptor (virtio 1.2, sections 2.7.5 and 2.8.13), in bytes.
 pub(crate) const DESCRIPTOR_LEN: usize = 16;
@@ -73,7 +74,9 @@ pub(super) fn take_only(
         return false;
     }
     match memory.locate(address) {
-        Some((_, room)) if room >= len as usize => {}
+        Some((place, room)) if room >= len as usize => {
+            prefetch::beginning(place.as_ptr(), len as usize);
+        }
         _ => return false,
     }
     chain.entries = 1;
