@@ -60,6 +60,14 @@ impl Descriptor {
     }
 }
 
+/// Asks for the beginning of what a descriptor stands for, whatever it is: nothing is concluded from it.
+#[inline]
+pub(super) fn prefetch(memory: &GuestMemory, address: u64, len: u32) {
+    if let Some((place, room)) = memory.locate(address) {
+        prefetch::beginning(place.as_ptr(), room.min(len as usize));
+    }
+}
+
 /// Fills `chain` with a descriptor that is all of it and lies in one region, as nearly all are. `false` if it is another one, and then
 /// [`Reader`] is to be asked.
 #[inline]
