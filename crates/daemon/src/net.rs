@@ -5,6 +5,7 @@
 
 mod change;
 mod subnet;
+mod worker;
 
 use std::fmt;
 use std::io;
@@ -20,6 +21,7 @@ use crate::line::Counters;
 
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
+pub use worker::NetThread;
 
 /// The VLAN of everything that says nothing about VLANs, and of the network's own answers.
 pub const DEFAULT_VLAN: u16 = 1;

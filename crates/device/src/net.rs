@@ -168,10 +168,23 @@ pub struct NetPortSnapshot {
 pub struct NetworkSnapshot {
     /// Its full name.
     pub name: String,
-    /// Its ports, by the names of their VMs.
+    /// Its VMs' ports, by their names.
     pub ports: Vec<NetPortSnapshot>,
+    /// The network's own port, if it answers anything.
+    pub station: Option<StationSnapshot>,
     /// The addresses that it knows.
     pub macs: Vec<MacEntry>,
+}
+
+/// A network's own port as it stands.
+#[derive(Debug, Clone)]
+pub struct StationSnapshot {
+    /// Its number in the bridge.
+    pub id: PortId,
+    /// What the station has done.
+    pub counters: ::station::Counters,
+    /// What the bridge has counted.
+    pub bridge: switch::bridge::PortCounters,
 }
 
 /// The networks with everything they decide about. One thread owns and runs it.
@@ -396,18 +409,20 @@ impl NetFabric {
                             driver_ready: port.receiving_ring(0).is_some(),
                             link: port.frontend.is_some(),
                             counters: port.counters,
-                            bridge: network
-                                .bridge
-                                .counters(port.id)
-                                .cloned()
-                                .unwrap_or_default(),
+                            bridge: network.bridge_counters(port.id),
                         }
                     })
                     .collect();
                 ports.sort_by(|a, b| a.vm.cmp(&b.vm));
+                let station = network.station.as_ref().map(|known| StationSnapshot {
+                    id: known.id,
+                    counters: known.station.counters(),
+                    bridge: network.bridge_counters(known.id),
+                });
                 NetworkSnapshot {
                     name: network.name.clone(),
                     ports,
+                    station,
                     macs: network.bridge.macs(self.now).collect(),
                 }
             })
@@ -561,6 +576,10 @@ impl NetFabric {
 mod tests;
 
 impl Network {
+    fn bridge_counters(&self, id: PortId) -> switch::bridge::PortCounters {
+        self.bridge.counters(id).cloned().unwrap_or_default()
+    }
+
     fn behind(&self, id: PortId) -> Option<Behind> {
         self.behind.get(usize::from(id.0)).copied().flatten()
     }

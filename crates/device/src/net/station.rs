@@ -17,7 +17,7 @@ const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {
     pub(super) station: Station,
-    id: PortId,
+    pub(super) id: PortId,
 }
 
 impl NetFabric {
