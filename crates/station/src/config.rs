@@ -259,4 +259,4 @@ fn is_reserved(address: Ipv6Addr) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

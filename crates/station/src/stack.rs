@@ -273,6 +273,9 @@ impl Slot {
     fn new(sockets: &mut SocketSet<'static>) -> Self {
         let buffer = |len| tcp::SocketBuffer::new(vec![0; len]);
         let mut socket = tcp::Socket::new(buffer(RECEIVE_BUFFER_LEN), buffer(SEND_BUFFER_LEN));
+        // Everything is said at once: what would be saved by waiting is not worth a timer.
+        socket.set_ack_delay(None);
+        socket.set_nagle_enabled(false);
         socket
             .listen(DNS_PORT)
             .expect("a new socket, and a port that is not zero");

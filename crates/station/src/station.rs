@@ -221,7 +221,8 @@ impl Station {
         }
         // Of what goes to a group, only pings are answered. Anything else would have each guest's chatter answered with an error.
         let is_ping = is_icmp && packet.payload().first() == Some(&128);
-        if !is_own(destination) && !(destination == ALL_NODES && is_ping) {
+        let is_group_ping = destination == ALL_NODES && is_ping;
+        if !is_own(destination) && !is_group_ping {
             return None;
         }
         if source.is_unspecified()
