@@ -153,8 +153,9 @@ pub struct MacList {
 pub struct MacInfo {
     /// The address.
     pub mac: MacAddress,
-    /// Its VLAN.
-    pub vlan: u16,
+    /// The VLAN in which it was learned; one that was given is its port's in every one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
     /// What the port is behind which it is.
     pub kind: PortKind,
     /// Full name of that port's VM.

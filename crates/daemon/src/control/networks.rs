@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Control, ControlError, owned};
+use switch::bridge::VlanId;
+
 use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 use crate::config::Plan;
 use crate::line::LineSpec;
 use crate::net::{
-    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus,
+    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
 };
 
 impl Control {
@@ -209,7 +211,7 @@ fn vm_port(port: &PortSpec, network: &NetworkSpec) -> VmPort {
         ipv6: port.ipv6,
         mtu: network.mtu,
         queue_pairs: port.queue_pairs,
-        vlan: port.vlan.to_string(),
+        vlan: vlan_in_words(&port.vlan),
         isolated: port.isolated,
         learn: port.learn,
         moderation: port.moderation.to_string(),
@@ -225,7 +227,7 @@ fn mac(status: MacStatus) -> MacInfo {
     let millis = |age: std::time::Duration| u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
     MacInfo {
         mac: status.mac,
-        vlan: status.vlan,
+        vlan: status.vlan.map(VlanId::get),
         kind,
         vm,
         fixed: status.age.is_none(),

@@ -228,7 +228,7 @@ impl NetWorker for FakeNet {
         self.with(network, |network| {
             let given = network.ports.values().map(|port| MacStatus {
                 mac: port.spec.mac,
-                vlan: crate::net::DEFAULT_VLAN,
+                vlan: None,
                 owner: PortOwner::Vm(port.spec.vm.clone()),
                 age: None,
             });
