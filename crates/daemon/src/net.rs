@@ -21,6 +21,7 @@ use wire::ethernet::MacAddress;
 use crate::config::full_name;
 use crate::line::Counters;
 
+pub use bridge::{refused_counters, switch_counters};
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 pub use worker::NetThread;
@@ -224,8 +225,12 @@ pub struct PortStatus {
     pub attached: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
-    /// What has happened at it since it was added.
+    /// What has happened at it since it was added: what [`switch_counters`] names, and of a VM's port `dropped_frames` (that were for the
+    /// guest, which had no room for them), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was
+    /// needed).
     pub counters: Counters,
+    /// Frames that came from it and went nowhere, by the name of the reason. Reasons that never came up may be left out.
+    pub refused: Counters,
 }
 
 /// An address that a network knows.

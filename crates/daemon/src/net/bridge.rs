@@ -2,8 +2,12 @@
 
 use std::net::Ipv6Addr;
 
-use switch::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Vlan};
+use switch::bridge::{
+    BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortCounters, PortKind, Refusal, Vlan,
+};
 use wire::ethernet::MacAddress;
+
+use crate::line::Counters;
 
 use super::{NetworkSpec, PortSpec, hears_station};
 
@@ -70,6 +74,25 @@ impl PortSpec {
             ..PortConfig::guest(self.mac)
         }
     }
+}
+
+/// What the switch counts of a port, by name.
+pub fn switch_counters(counters: &PortCounters) -> Counters {
+    Counters::from([
+        ("received_frames", counters.received_frames),
+        ("received_bytes", counters.received_bytes),
+        ("sent_frames", counters.sent_frames),
+        ("sent_bytes", counters.sent_bytes),
+        ("flooded_frames", counters.flooded_frames),
+        ("refused_frames", counters.refused_total()),
+    ])
+}
+
+/// Why the switch has refused frames of a port, by name. What never came up is left out.
+pub fn refused_counters(counters: &PortCounters) -> Counters {
+    let count = |refusal: Refusal| (refusal.name(), counters.refused(refusal));
+    let counts = Refusal::ALL.into_iter().map(count);
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 /// The link-local address that is made of a MAC address.
