@@ -6,6 +6,7 @@
 mod bridge;
 mod change;
 mod subnet;
+mod worker;
 
 use std::fmt;
 use std::io;
@@ -23,6 +24,7 @@ use crate::line::Counters;
 pub use bridge::{refused_counters, switch_counters};
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
+pub use worker::NetThread;
 
 /// A network: one switch, the station that answers for it, and its way out if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
