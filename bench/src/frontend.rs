@@ -4,8 +4,10 @@ pub mod raw;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use memory::driver::StreamQueue;
 use memory::guest::RegionSpec;
 use memory::queue::QueueSetup;
 use vhost::vhost_user::message::{
@@ -50,9 +52,11 @@ pub enum FrontendError {
         /// What came of it.
         error: vhost::Error,
     },
-    /// The device did not take an event descriptor.
-    #[error("a kick or call descriptor was answered with {answer:?}")]
-    Descriptor {
+    /// The device did not confirm a message about a ring.
+    #[error("request {request} about a ring was answered with {answer:?}")]
+    Unconfirmed {
+        /// Its number.
+        request: u32,
         /// The answer's payload.
         answer: Vec<u8>,
     },
@@ -75,8 +79,27 @@ impl Vmm {
     /// # Errors
     /// When nobody listens, or the device does not answer as it should.
     pub fn connect(path: &Path) -> Result<Vmm, FrontendError> {
-        let raw = RawVmm::connect(path)?;
-        let frontend = Frontend::from_stream(raw.stream().try_clone()?, 3);
+        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
+        let mut vmm = Vmm::on(RawVmm::connect(path)?, 3, needed)?;
+        vmm.read_cid()?;
+        Ok(vmm)
+    }
+
+    /// Takes over a connection with a network device, which has a pair of queues.
+    ///
+    /// # Errors
+    /// When the device does not answer as it should.
+    pub fn on_net(stream: UnixStream) -> Result<Vmm, FrontendError> {
+        let raw = RawVmm::from_stream(stream)?;
+        Vmm::on(raw, 2, VhostUserProtocolFeatures::MQ)
+    }
+
+    fn on(
+        raw: RawVmm,
+        queues: u64,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<Vmm, FrontendError> {
+        let frontend = Frontend::from_stream(raw.stream().try_clone()?, queues);
         let mut vmm = Vmm {
             frontend,
             raw,
@@ -84,11 +107,14 @@ impl Vmm {
             offered: 0,
             confirms: false,
         };
-        vmm.negotiate_protocol()?;
+        vmm.negotiate_protocol(needed)?;
         Ok(vmm)
     }
 
-    fn negotiate_protocol(&mut self) -> Result<(), FrontendError> {
+    fn negotiate_protocol(
+        &mut self,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<(), FrontendError> {
         ask("SET_OWNER", self.frontend.set_owner())?;
         let offered = ask("GET_FEATURES", self.frontend.get_features())?;
         assert_ne!(
@@ -103,7 +129,6 @@ impl Vmm {
             "GET_PROTOCOL_FEATURES",
             self.frontend.get_protocol_features(),
         )?;
-        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
         assert!(protocol.contains(needed), "the device offers {protocol:?}");
         let wanted = needed
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -120,6 +145,10 @@ impl Vmm {
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         ask("GET_QUEUE_NUM", self.frontend.get_queue_num())?;
+        Ok(())
+    }
+
+    fn read_cid(&mut self) -> Result<(), FrontendError> {
         let flags = VhostUserConfigFlags::empty();
         let (_, config) = ask("GET_CONFIG", self.frontend.get_config(0, 8, flags, &[0; 8]))?;
         let mut cid = [0; 8];
@@ -205,29 +234,65 @@ impl Vmm {
             "SET_VRING_BASE",
             frontend.set_vring_base(index, setup.next_available),
         )?;
-        self.set_descriptor(request::SET_VRING_CALL, index, call)?;
-        self.set_descriptor(request::SET_VRING_KICK, index, kick)?;
+        self.tell(request::SET_VRING_CALL, index, 0, Some(call))?;
+        self.tell(request::SET_VRING_KICK, index, 0, Some(kick))?;
         self.enable_ring(index, true)
     }
 
-    /// The library wants its own type of event descriptor here.
-    fn set_descriptor(
+    /// Starts a stream's ring from its beginning.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn start_stream(
+        &mut self,
+        index: usize,
+        queue: &StreamQueue,
+        kick: &OwnedFd,
+        call: &OwnedFd,
+    ) -> Result<(), FrontendError> {
+        let places = queue.addresses();
+        let addresses = VringConfigData {
+            queue_max_size: queue.size(),
+            queue_size: queue.size(),
+            flags: 0,
+            desc_table_addr: places.descriptors,
+            used_ring_addr: places.used,
+            avail_ring_addr: places.available,
+            log_addr: None,
+        };
+        let frontend = &mut self.frontend;
+        ask(
+            "SET_VRING_NUM",
+            frontend.set_vring_num(index, queue.size()),
+        )?;
+        ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
+        // The library has room for half of a packed ring's base.
+        self.tell(request::SET_VRING_BASE, index, queue.base(), None)?;
+        self.tell(request::SET_VRING_CALL, index, 0, Some(call))?;
+        self.tell(request::SET_VRING_KICK, index, 0, Some(kick))?;
+        self.enable_ring(index, true)
+    }
+
+    /// A message about a ring that the library has no word for, or wants its own type of event descriptor with.
+    fn tell(
         &self,
         request: u32,
         index: usize,
-        descriptor: &OwnedFd,
+        number: u32,
+        descriptor: Option<&OwnedFd>,
     ) -> Result<(), FrontendError> {
-        let payload = (index as u64).to_le_bytes();
+        let payload = (index as u64 | u64::from(number) << 32).to_le_bytes();
         let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
+        let descriptors: Vec<_> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
         self.raw
-            .send_header(request, flags, 8, &payload, &[descriptor.as_fd()])?;
+            .send_header(request, flags, 8, &payload, &descriptors)?;
         if !self.confirms {
             return Ok(());
         }
         let (_, _, answer) = self.raw.receive()?;
         match answer == 0_u64.to_le_bytes() {
             true => Ok(()),
-            false => Err(FrontendError::Descriptor { answer }),
+            false => Err(FrontendError::Unconfirmed { request, answer }),
         }
     }
 

@@ -46,7 +46,7 @@ impl RawDescriptor {
         bytes
     }
 
-    fn words(self) -> [u64; 2] {
+    pub(super) fn words(self) -> [u64; 2] {
         [
             self.address,
             u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48,
