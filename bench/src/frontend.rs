@@ -261,10 +261,7 @@ impl Vmm {
             log_addr: None,
         };
         let frontend = &mut self.frontend;
-        ask(
-            "SET_VRING_NUM",
-            frontend.set_vring_num(index, queue.size()),
-        )?;
+        ask("SET_VRING_NUM", frontend.set_vring_num(index, queue.size()))?;
         ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
         // The library has room for half of a packed ring's base.
         self.tell(request::SET_VRING_BASE, index, queue.base(), None)?;
@@ -283,7 +280,10 @@ impl Vmm {
     ) -> Result<(), FrontendError> {
         let payload = (index as u64 | u64::from(number) << 32).to_le_bytes();
         let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
-        let descriptors: Vec<_> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
+        let descriptors: Vec<_> = descriptor
+            .iter()
+            .map(|descriptor| descriptor.as_fd())
+            .collect();
         self.raw
             .send_header(request, flags, 8, &payload, &descriptors)?;
         if !self.confirms {

@@ -112,8 +112,9 @@ impl Address {
     }
 }
 
-/// The frame of a slot, with the number zero.
-pub fn frame(kind: Kind, from: Address, to: Address, flow: u16, slot: u16) -> Vec<u8> {
+/// The frame of a slot, with the number zero, when slots take turns with so many flows.
+pub fn frame(kind: Kind, from: Address, to: Address, flows: u16, slot: u16) -> Vec<u8> {
+    let flow = slot % flows;
     let mut frame = Vec::with_capacity(kind.len());
     frame.extend_from_slice(&to.mac);
     frame.extend_from_slice(&from.mac);
@@ -170,7 +171,9 @@ pub fn frame(kind: Kind, from: Address, to: Address, flow: u16, slot: u16) -> Ve
 /// The sum of 16-bit words in ones' complement (RFC 1071) of an even number of bytes.
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks_exact(2);
-    let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    let mut sum: u32 = words
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
+        .sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

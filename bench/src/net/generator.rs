@@ -8,6 +8,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 use super::meters::Meters;
 use super::port::Port;
@@ -41,7 +42,7 @@ impl Card for Port {
 }
 
 /// What happened in the window.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Span {
     /// In seconds.
     pub seconds: f64,

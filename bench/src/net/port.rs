@@ -9,9 +9,8 @@ use memory::driver::{Arena, StreamOptions, StreamQueue};
 use memory::guest::Range;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::frame::{
-    Address, HEAD_LEN, Kind, NET_HEADER_LEN, TCP_CHECKSUM_PLACE, frame, number_of, slot_of,
-};
+use super::examiner::{Examiner, SAMPLE};
+use super::frame::{Address, Kind, NET_HEADER_LEN, frame};
 use super::meters::Meters;
 use crate::frontend::{
     FEATURE_EVENT_INDEX, FEATURE_INDIRECT, FEATURE_PROTOCOL, FEATURE_VERSION_1, FrontendError, Vmm,
@@ -32,9 +31,6 @@ const FEATURE_PACKED: u64 = 1 << 34;
 
 /// Where the guest sees its memory.
 const GUEST_BASE: u64 = 0x4000_0000;
-
-/// One frame in so many is looked at.
-const SAMPLE: u64 = 64;
 
 /// A receive buffer for ordinary frames: what Linux posts for them.
 const BUFFER_LEN: usize = 1536 + NET_HEADER_LEN;
@@ -78,11 +74,10 @@ pub struct Port {
     options: PortOptions,
     arena: Arc<Arena>,
     rings: [Ring; 2],
-    /// The frames that its partner sends, by slot; only their heads unless everything is checked.
-    expected: Vec<Vec<u8>>,
+    examiner: Examiner,
     meters: Meters,
-    /// The number of the last frame that was looked at.
-    last_number: u64,
+    /// The most frames that are under way.
+    depth: u16,
     /// Keeps the device.
     _vmm: Vmm,
 }
@@ -174,21 +169,10 @@ impl Port {
         let rings = [rx.map_err(io)?, tx.map_err(io)?];
         for (slot, buffer) in rings[TX].buffers.iter().enumerate() {
             let slot = slot as u16;
-            let bytes = frame(options.kind, own, partner, slot % options.flows, slot);
+            let bytes = frame(options.kind, own, partner, options.flows, slot);
             arena.write(*buffer, &options.kind.net_header());
             arena.write(buffer + NET_HEADER_LEN, &bytes);
         }
-        let expected = (0..options.ring_size).map(|slot| {
-            let mut bytes = frame(options.kind, partner, own, slot % options.flows, slot);
-            if options.kind == Kind::Segmented {
-                bytes[TCP_CHECKSUM_PLACE].fill(0);
-            }
-            if !options.checked {
-                bytes.truncate(HEAD_LEN);
-            }
-            bytes
-        });
-        let expected = expected.collect();
         vmm.set_features(features).map_err(words)?;
         vmm.set_memory(&[arena.region(GUEST_BASE).map_err(io)?])
             .map_err(words)?;
@@ -200,9 +184,9 @@ impl Port {
             options,
             arena,
             rings,
-            expected,
+            examiner: Examiner::new(options.kind, options.flows, own, partner, options.checked),
             meters: Meters::default(),
-            last_number: 0,
+            depth: depth(&options),
             _vmm: vmm,
         };
         for ring in &mut port.rings {
@@ -264,7 +248,7 @@ impl Port {
     fn send(&mut self) -> bool {
         let ring = &mut self.rings[TX];
         ring.queue.take();
-        let room = ring.queue.size() - ring.queue.out();
+        let room = self.depth - ring.queue.out();
         if room == 0 {
             return self.options.interrupts && !ring.arm();
         }
@@ -332,32 +316,25 @@ impl Port {
     /// A frame of another length: from the switch itself, or damaged.
     #[cold]
     fn foreign(&mut self, slot: u16, len: usize) -> Result<(), String> {
-        let mut head = [0; 14];
+        let mut head = [0; 12];
         let buffer = self.rings[RX].buffers[usize::from(slot)];
         self.arena.read(buffer + NET_HEADER_LEN, &mut head);
-        if head[..12] == self.expected[0][..12] {
-            return Err(format!(
-                "a frame of {len} bytes came where {} were sent",
-                self.options.kind.len()
-            ));
-        }
         self.meters.foreign += 1;
-        Ok(())
+        self.examiner.examine_foreign(&head, len)
     }
 
     #[cold]
     fn examine(&mut self, slot: u16, buffers: u16) -> Result<(), String> {
         let kind = self.options.kind;
-        let mut bytes = vec![0; if self.options.checked { kind.len() } else { HEAD_LEN.min(kind.len()) }];
+        let mut bytes = vec![0; self.examiner.len()];
         let mut header = [0; NET_HEADER_LEN];
         let mask = self.options.ring_size - 1;
         let mut done = 0;
         for step in 0..buffers {
             let slot = usize::from(slot.wrapping_add(step) & mask);
-            let (buffer, mut len) = (self.rings[RX].buffers[slot], receive_len(kind));
-            let mut start = buffer;
+            let (mut start, mut len) = (self.rings[RX].buffers[slot], receive_len(kind));
             if step == 0 {
-                self.arena.read(buffer, &mut header);
+                self.arena.read(start, &mut header);
                 start += NET_HEADER_LEN;
                 len -= NET_HEADER_LEN;
             }
@@ -365,29 +342,16 @@ impl Port {
             self.arena.read(start, &mut bytes[done..done + len]);
             done += len;
         }
-        let place = kind.number_place();
-        let (from, number) = (slot_of(kind, &bytes), number_of(kind, &bytes));
-        bytes[place..place + 8].fill(0);
-        if kind == Kind::Segmented {
-            // DPDK writes the sum over the pseudo-header anew, without the length.
-            bytes[TCP_CHECKSUM_PLACE].fill(0);
-        }
-        let expected = self.expected.get(usize::from(from));
-        if expected.is_none_or(|expected| expected[..bytes.len()] != bytes) {
-            return Err(format!("frame {number} did not come as it was sent: {bytes:02x?}"));
-        }
-        // The checksum is still to be completed, and the frame to be cut.
-        if kind == Kind::Segmented && header[..2] != [1, 1] {
-            return Err(format!("a frame to be cut came with the header {header:02x?}"));
-        }
-        if number <= self.last_number {
-            return Err(format!(
-                "frame {number} came after frame {}",
-                self.last_number
-            ));
-        }
-        self.last_number = number;
-        Ok(())
+        self.examiner.examine(&header, &mut bytes)
+    }
+}
+
+/// All that the ring has room for; of long frames what fits twice into the receiver's ring, as a window of TCP would have it.
+fn depth(options: &PortOptions) -> u16 {
+    let long = options.kind.len() + NET_HEADER_LEN;
+    match long.div_ceil(receive_len(options.kind)) as u16 {
+        1 => options.ring_size,
+        buffers => (options.ring_size / buffers / 2).max(1),
     }
 }
 
@@ -398,7 +362,11 @@ fn negotiate(options: PortOptions, offered: u64) -> Result<(u64, PortOptions), S
         needed |= FEATURE_PACKED;
     }
     if options.kind == Kind::Segmented {
-        needed |= FEATURE_CSUM | FEATURE_GUEST_CSUM | FEATURE_GUEST_TSO4 | FEATURE_HOST_TSO4 | FEATURE_INDIRECT;
+        needed |= FEATURE_CSUM
+            | FEATURE_GUEST_CSUM
+            | FEATURE_GUEST_TSO4
+            | FEATURE_HOST_TSO4
+            | FEATURE_INDIRECT;
     }
     if needed & !offered != 0 {
         return Err(format!(
@@ -412,7 +380,13 @@ fn negotiate(options: PortOptions, offered: u64) -> Result<(u64, PortOptions), S
     }
     let features = needed | wanted & offered;
     let event_index = features & FEATURE_EVENT_INDEX != 0;
-    Ok((features, PortOptions { event_index, ..options }))
+    Ok((
+        features,
+        PortOptions {
+            event_index,
+            ..options
+        },
+    ))
 }
 
 /// Length of a receive buffer, its header included.

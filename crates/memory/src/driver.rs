@@ -10,10 +10,14 @@ mod arena;
 mod queue;
 mod stream;
 #[cfg(not(miri))]
+mod tap;
+#[cfg(not(miri))]
 mod window;
 
 pub use arena::Arena;
 pub use queue::{DriverQueue, Full, RawDescriptor};
 pub use stream::{Returned, StreamAddresses, StreamOptions, StreamQueue};
+#[cfg(not(miri))]
+pub use tap::open_tap;
 #[cfg(not(miri))]
 pub use window::Window;

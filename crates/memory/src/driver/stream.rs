@@ -382,9 +382,8 @@ impl StreamQueue {
             let offset = DESCRIPTOR_LEN * usize::from(slot);
             self.descriptors
                 .store_u64(offset, template.address, Ordering::Relaxed);
-            let rest = u64::from(template.len)
-                | u64::from(slot) << 32
-                | u64::from(template.flags) << 48;
+            let rest =
+                u64::from(template.len) | u64::from(slot) << 32 | u64::from(template.flags) << 48;
             self.descriptors
                 .store_u64(offset + 8, rest, Ordering::Release);
         }
