@@ -3,11 +3,10 @@
 pub mod raw;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use memory::driver::StreamQueue;
 use memory::guest::RegionSpec;
 use memory::queue::QueueSetup;
 use vhost::vhost_user::message::{
@@ -52,11 +51,9 @@ pub enum FrontendError {
         /// What came of it.
         error: vhost::Error,
     },
-    /// The device did not confirm a message about a ring.
-    #[error("request {request} about a ring was answered with {answer:?}")]
-    Unconfirmed {
-        /// Its number.
-        request: u32,
+    /// The device did not take a ring's base or one of its event descriptors.
+    #[error("a base, kick or call descriptor was answered with {answer:?}")]
+    Descriptor {
         /// The answer's payload.
         answer: Vec<u8>,
     },
@@ -207,7 +204,7 @@ impl Vmm {
         )
     }
 
-    /// Starts a ring, from `setup.next_available` on.
+    /// Starts a ring, from `setup.ring_base` on.
     ///
     /// # Errors
     /// When the device refuses.
@@ -230,69 +227,32 @@ impl Vmm {
         let frontend = &mut self.frontend;
         ask("SET_VRING_NUM", frontend.set_vring_num(index, setup.size))?;
         ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
-        ask(
-            "SET_VRING_BASE",
-            frontend.set_vring_base(index, setup.next_available),
-        )?;
-        self.tell(request::SET_VRING_CALL, index, 0, Some(call))?;
-        self.tell(request::SET_VRING_KICK, index, 0, Some(kick))?;
+        // The library knows the split queues' bases only, of 16 bits.
+        let base = index as u64 | u64::from(setup.ring_base) << 32;
+        self.set_raw(request::SET_VRING_BASE, base, &[])?;
+        self.set_raw(request::SET_VRING_CALL, index as u64, &[call.as_fd()])?;
+        self.set_raw(request::SET_VRING_KICK, index as u64, &[kick.as_fd()])?;
         self.enable_ring(index, true)
     }
 
-    /// Starts a stream's ring from its beginning.
-    ///
-    /// # Errors
-    /// When the device refuses.
-    pub fn start_stream(
-        &mut self,
-        index: usize,
-        queue: &StreamQueue,
-        kick: &OwnedFd,
-        call: &OwnedFd,
-    ) -> Result<(), FrontendError> {
-        let places = queue.addresses();
-        let addresses = VringConfigData {
-            queue_max_size: queue.size(),
-            queue_size: queue.size(),
-            flags: 0,
-            desc_table_addr: places.descriptors,
-            used_ring_addr: places.used,
-            avail_ring_addr: places.available,
-            log_addr: None,
-        };
-        let frontend = &mut self.frontend;
-        ask("SET_VRING_NUM", frontend.set_vring_num(index, queue.size()))?;
-        ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
-        // The library has room for half of a packed ring's base.
-        self.tell(request::SET_VRING_BASE, index, queue.base(), None)?;
-        self.tell(request::SET_VRING_CALL, index, 0, Some(call))?;
-        self.tell(request::SET_VRING_KICK, index, 0, Some(kick))?;
-        self.enable_ring(index, true)
-    }
-
-    /// A message about a ring that the library has no word for, or wants its own type of event descriptor with.
-    fn tell(
+    /// What the library has no words for; it also wants its own type of event descriptor.
+    fn set_raw(
         &self,
         request: u32,
-        index: usize,
-        number: u32,
-        descriptor: Option<&OwnedFd>,
+        payload: u64,
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), FrontendError> {
-        let payload = (index as u64 | u64::from(number) << 32).to_le_bytes();
+        let payload = payload.to_le_bytes();
         let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
-        let descriptors: Vec<_> = descriptor
-            .iter()
-            .map(|descriptor| descriptor.as_fd())
-            .collect();
         self.raw
-            .send_header(request, flags, 8, &payload, &descriptors)?;
+            .send_header(request, flags, 8, &payload, descriptors)?;
         if !self.confirms {
             return Ok(());
         }
         let (_, _, answer) = self.raw.receive()?;
         match answer == 0_u64.to_le_bytes() {
             true => Ok(()),
-            false => Err(FrontendError::Unconfirmed { request, answer }),
+            false => Err(FrontendError::Descriptor { answer }),
         }
     }
 
@@ -307,13 +267,12 @@ impl Vmm {
         )
     }
 
-    /// Stops a ring. Returns how many chains the device has taken from it, modulo 65536.
+    /// Stops a ring. Returns where the device would go on, as [`QueueSetup::ring_base`] has it.
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn stop_ring(&mut self, index: usize) -> Result<u16, FrontendError> {
-        let base = ask("GET_VRING_BASE", self.frontend.get_vring_base(index))?;
-        Ok(base as u16)
+    pub fn stop_ring(&mut self, index: usize) -> Result<u32, FrontendError> {
+        ask("GET_VRING_BASE", self.frontend.get_vring_base(index))
     }
 
     /// Resets the device.

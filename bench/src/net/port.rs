@@ -177,7 +177,7 @@ impl Port {
         vmm.set_memory(&[arena.region(GUEST_BASE).map_err(io)?])
             .map_err(words)?;
         for (index, ring) in rings.iter().enumerate() {
-            vmm.start_stream(index, &ring.queue, &ring.kick, &ring.call)
+            vmm.start_ring(index, &ring.queue.setup(), &ring.kick, &ring.call)
                 .map_err(words)?;
         }
         let mut port = Port {

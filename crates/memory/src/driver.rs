@@ -7,8 +7,11 @@
 //! It is no part of what faces a guest. Misuse panics, as it should in a test.
 
 mod arena;
+mod packed;
 mod queue;
+mod split;
 mod stream;
+mod tables;
 #[cfg(not(miri))]
 mod tap;
 #[cfg(not(miri))]
@@ -16,7 +19,7 @@ mod window;
 
 pub use arena::Arena;
 pub use queue::{DriverQueue, Full, RawDescriptor};
-pub use stream::{Returned, StreamAddresses, StreamOptions, StreamQueue};
+pub use stream::{Returned, StreamOptions, StreamQueue};
 #[cfg(not(miri))]
 pub use tap::open_tap;
 #[cfg(not(miri))]

@@ -16,27 +16,25 @@ use std::sync::Arc;
 use super::{Arena, RawDescriptor};
 use crate::area::Area;
 use crate::guest::Range;
+use crate::queue::packed_fields::{
+    AVAILABLE, EVENT_ALWAYS, EVENT_AT, EVENT_FLAGS, EVENT_FLAGS_SHIFT, EVENT_LEN, EVENT_NEVER,
+    IDENTIFIER_SHIFT, Position, USED, is_passed,
+};
+use crate::queue::split_fields::{
+    AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, NO_INTERRUPT, NO_NOTIFY, USED_FLAGS,
+    USED_INDEX, USED_RING,
+};
 use crate::queue::{
-    AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, DESCRIPTOR_LEN, NO_INTERRUPT, NO_NOTIFY,
-    USED_FLAGS, USED_INDEX, USED_RING, needs_event,
+    DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event,
 };
 use crate::sync::{Ordering, fence};
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
-/// Flags of a descriptor of a packed ring: made available, and used, in an odd round (virtio 1.2, section 2.8.1).
-const PACKED_AVAILABLE: u16 = 1 << 7;
-const PACKED_USED: u16 = 1 << 15;
-
-/// Fields of the event suppression structures of a packed ring (section 2.8.14), and values of the second.
-const EVENT_PLACE: usize = 0;
-const EVENT_FLAGS: usize = 2;
-const EVENT_ENABLE: u16 = 0;
-const EVENT_DISABLE: u16 = 1;
-const EVENT_AT_PLACE: u16 = 2;
-/// In a place: the round.
-const EVENT_ROUND: u16 = 1 << 15;
+/// Both parties write beside each other as rarely as can be: each part has its own pair of cache lines.
+const PART_ALIGNMENT: usize = 128;
 
 /// What a stream's queue is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,17 +47,6 @@ pub struct StreamOptions {
     pub writable: bool,
     /// Where the guest sees the arena's start.
     pub guest_base: u64,
-}
-
-/// Where the parts of a queue are, as front-end addresses: what SET_VRING_ADDR says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamAddresses {
-    /// The descriptor table, or the packed ring.
-    pub descriptors: u64,
-    /// The available ring, or the driver's event suppression.
-    pub available: u64,
-    /// The used ring, or the device's event suppression.
-    pub used: u64,
 }
 
 /// Slots that the device has just given back, in order.
@@ -92,9 +79,8 @@ pub struct Returned {
 /// ```
 #[derive(Debug)]
 pub struct StreamQueue {
-    size: u16,
     options: StreamOptions,
-    addresses: StreamAddresses,
+    setup: QueueSetup,
     /// Descriptor table or packed ring.
     descriptors: Area,
     /// Available ring, or the driver's event suppression.
@@ -108,9 +94,9 @@ pub struct StreamQueue {
     /// Chains posted, and chains taken back, modulo 65536.
     posted: u16,
     taken: u16,
-    /// The rounds of a packed ring that the next chain is posted and taken in.
-    posting_round: bool,
-    taking_round: bool,
+    /// Where that is in a packed ring.
+    post_position: Position,
+    take_position: Position,
 }
 
 impl StreamQueue {
@@ -122,25 +108,33 @@ impl StreamQueue {
         let size = u16::try_from(chains.len()).expect("a queue has at most 32768 slots");
         assert!(size.is_power_of_two(), "a queue of {size}");
         let entries = chains.len();
-        // An area of its own cache lines for each, since two parties write them.
         let lens = match options.packed {
             false => [
                 DESCRIPTOR_LEN * entries,
                 AVAILABLE_RING + 2 * entries + 2,
                 USED_RING + 8 * entries + 2,
             ],
-            true => [DESCRIPTOR_LEN * entries, 4, 4],
+            true => [DESCRIPTOR_LEN * entries, EVENT_LEN, EVENT_LEN],
         };
-        let [descriptors, available, used] = lens.map(|len| arena.allocate(len, 128));
+        let [descriptors, available, used] = lens.map(|len| arena.allocate(len, PART_ALIGNMENT));
         let base = arena.base();
-        let mut queue = StreamQueue {
+        let setup = QueueSetup {
             size,
-            options,
-            addresses: StreamAddresses {
-                descriptors: base + descriptors as u64,
-                available: base + available as u64,
-                used: base + used as u64,
+            descriptors: base + descriptors as u64,
+            available: base + available as u64,
+            used: base + used as u64,
+            ring_base: match options.packed {
+                false => FIRST_SPLIT_BASE,
+                true => FIRST_PACKED_BASE,
             },
+            event_index: options.event_index,
+            indirect: true,
+            packed: options.packed,
+        };
+        let start = Position::from_bits(FIRST_PACKED_BASE as u16);
+        let mut queue = StreamQueue {
+            options,
+            setup,
             descriptors: arena.area(descriptors, lens[0]),
             available: arena.area(available, lens[1]),
             used: arena.area(used, lens[2]),
@@ -148,11 +142,11 @@ impl StreamQueue {
             written: vec![0; entries],
             posted: 0,
             taken: 0,
-            posting_round: true,
-            taking_round: true,
+            post_position: start,
+            take_position: start,
         };
         for (slot, chain) in chains.iter().enumerate() {
-            let template = queue.template(arena, chain);
+            let template = queue.template(arena, chain, slot as u16);
             queue.templates.push(template);
             if !options.packed {
                 queue.write_split(slot as u16, template);
@@ -163,20 +157,12 @@ impl StreamQueue {
 
     /// Number of slots.
     pub fn size(&self) -> u16 {
-        self.size
+        self.setup.size
     }
 
-    /// Where it is.
-    pub fn addresses(&self) -> StreamAddresses {
-        self.addresses
-    }
-
-    /// What SET_VRING_BASE says: a packed ring begins in the odd round, on both sides.
-    pub fn base(&self) -> u32 {
-        match self.options.packed {
-            false => 0,
-            true => u32::from(EVENT_ROUND) << 16 | u32::from(EVENT_ROUND),
-        }
+    /// What a device needs to know, with the addresses of this process as the front end's.
+    pub fn setup(&self) -> QueueSetup {
+        self.setup
     }
 
     /// How many chains the device has.
@@ -226,40 +212,35 @@ impl StreamQueue {
             return false;
         }
         assert!(
-            count <= self.size - self.out(),
+            count <= self.setup.size - self.out(),
             "{count} more chains for a device that has {} of {}",
             self.out(),
-            self.size
+            self.setup.size
         );
-        let old = self.posted;
+        let (old, old_position) = (self.posted, self.post_position);
         self.posted = old.wrapping_add(count);
         match self.options.packed {
             false => {
                 self.available
                     .store_u16(AVAILABLE_INDEX, self.posted, Ordering::Release);
             }
-            true => self.post_packed(old, count),
+            true => self.post_packed(count),
         }
         // Publish first, look for the device's wish second: the device does it the other way round.
         fence(Ordering::SeqCst);
         match self.options.packed {
             false => self.split_wants_kick(old),
-            true => self.packed_wants_kick(count),
+            true => self.packed_wants_kick(old_position),
         }
     }
 
     /// Asks for an interrupt when the next chain comes back. `true`: one came back already, take it.
     pub fn enable_interrupts(&mut self) -> bool {
         if self.options.packed {
-            let place = self.slot(self.taken) | if self.taking_round { EVENT_ROUND } else { 0 };
-            let flags = match self.options.event_index {
-                true => EVENT_AT_PLACE,
-                false => EVENT_ENABLE,
-            };
-            self.available
-                .store_u16(EVENT_PLACE, place, Ordering::Relaxed);
-            self.available
-                .store_u16(EVENT_FLAGS, flags, Ordering::Release);
+            self.wish_packed(match self.options.event_index {
+                true => EVENT_AT,
+                false => EVENT_ALWAYS,
+            });
         } else if self.options.event_index {
             self.set_used_event(self.taken);
         } else {
@@ -269,15 +250,14 @@ impl StreamQueue {
         fence(Ordering::SeqCst);
         match self.options.packed {
             false => self.used.load_u16(USED_INDEX, Ordering::Acquire) != self.taken,
-            true => self.out() > 0 && self.is_back(self.slot(self.taken), self.taking_round),
+            true => self.out() > 0 && self.is_back(self.second_word(self.take_position.index)),
         }
     }
 
     /// Asks for no interrupts. One may still come.
     pub fn disable_interrupts(&mut self) {
         if self.options.packed {
-            self.available
-                .store_u16(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
+            self.wish_packed(EVENT_NEVER);
         } else if self.options.event_index {
             // As far away as can be.
             self.set_used_event(self.taken.wrapping_sub(1));
@@ -287,36 +267,55 @@ impl StreamQueue {
         }
     }
 
-    fn template(&self, arena: &Arena, chain: &[Range]) -> RawDescriptor {
+    fn template(&self, arena: &Arena, chain: &[Range], slot: u16) -> RawDescriptor {
         let write = match self.options.writable {
             true => RawDescriptor::WRITE,
             false => 0,
         };
+        // In a packed ring this is the chain's name, in a split one nothing.
+        let next = if self.options.packed { slot } else { 0 };
         match chain {
             [] => panic!("an empty chain"),
             [range] => RawDescriptor {
                 address: range.address,
                 len: range.len,
                 flags: write,
-                next: 0,
+                next,
             },
             ranges => {
                 let len = DESCRIPTOR_LEN * ranges.len();
                 let table = arena.allocate(len, 16);
                 for (position, range) in ranges.iter().enumerate() {
-                    let next = Some(position + 1).filter(|next| *next < ranges.len());
-                    let next = next.map(|next| next as u16);
-                    let entry = table_entry(self.options.packed, range, write, next);
+                    let is_last = position + 1 == ranges.len();
+                    let entry = self.table_entry(range, write, position as u16, is_last);
                     arena.write(table + DESCRIPTOR_LEN * position, &entry);
                 }
                 RawDescriptor {
                     address: self.options.guest_base + table as u64,
                     len: len as u32,
                     flags: RawDescriptor::INDIRECT,
-                    next: 0,
+                    next,
                 }
             }
         }
+    }
+
+    /// In the table of a packed ring the order says what is next.
+    fn table_entry(&self, range: &Range, write: u16, position: u16, is_last: bool) -> [u8; 16] {
+        let mut entry = RawDescriptor {
+            address: range.address,
+            len: range.len,
+            flags: write,
+            next: 0,
+        };
+        if self.options.packed {
+            return entry.to_packed_bytes();
+        }
+        if !is_last {
+            entry.flags |= RawDescriptor::NEXT;
+            entry.next = position + 1;
+        }
+        entry.to_bytes()
     }
 
     fn write_split(&self, slot: u16, template: RawDescriptor) {
@@ -353,48 +352,39 @@ impl StreamQueue {
     fn take_packed(&mut self) -> u16 {
         let (limit, mut count) = (self.out(), 0);
         while count < limit {
-            let slot = self.slot(self.taken.wrapping_add(count));
-            let rest = self.second_word(slot);
-            if !is_used((rest >> 48) as u16, self.taking_round) {
+            let slot = self.take_position.index;
+            let word = self.second_word(slot);
+            if !self.is_back(word) {
                 break;
             }
-            assert_in_order(u32::from((rest >> 32) as u16), slot);
-            self.written[usize::from(slot)] = rest as u32;
+            assert_in_order(u32::from((word >> IDENTIFIER_SHIFT) as u16), slot);
+            self.written[usize::from(slot)] = word as u32;
+            self.take_position = self.take_position.plus(1, self.setup.size);
             count += 1;
-            if slot + 1 == self.size {
-                self.taking_round = !self.taking_round;
-            }
         }
         count
     }
 
     /// From the last slot to the first, so that a device that looks all the time finds the whole batch at once, and does not take
     /// the cache line away after each of its descriptors.
-    fn post_packed(&mut self, start: u16, count: u16) {
-        let first = self.slot(start);
-        let wraps = usize::from(first) + usize::from(count) >= usize::from(self.size);
+    fn post_packed(&mut self, count: u16) {
+        let start = self.post_position;
         for step in (0..count).rev() {
-            let slot = self.slot(start.wrapping_add(step));
-            // A slot below the first lies behind the ring's end.
-            let round = self.posting_round == (slot >= first);
-            let mut template = self.templates[usize::from(slot)];
-            template.flags |= if round { PACKED_AVAILABLE } else { PACKED_USED };
-            let offset = DESCRIPTOR_LEN * usize::from(slot);
+            let position = start.plus(step, self.setup.size);
+            let [address, word] = self.templates[usize::from(position.index)].packed_words();
+            let offset = DESCRIPTOR_LEN * usize::from(position.index);
             self.descriptors
-                .store_u64(offset, template.address, Ordering::Relaxed);
-            let rest =
-                u64::from(template.len) | u64::from(slot) << 32 | u64::from(template.flags) << 48;
+                .store_u64(offset, address, Ordering::Relaxed);
+            let word = word | position.available_flags();
             self.descriptors
-                .store_u64(offset + 8, rest, Ordering::Release);
+                .store_u64(offset + 8, word, Ordering::Release);
         }
-        if wraps {
-            self.posting_round = !self.posting_round;
-        }
+        self.post_position = start.plus(count, self.setup.size);
     }
 
     fn split_wants_kick(&self, old: u16) -> bool {
         if self.options.event_index {
-            let offset = USED_RING + 8 * usize::from(self.size);
+            let offset = USED_RING + 8 * usize::from(self.setup.size);
             let wanted = self.used.load_u16(offset, Ordering::Relaxed);
             needs_event(wanted, old, self.posted)
         } else {
@@ -402,22 +392,26 @@ impl StreamQueue {
         }
     }
 
-    fn packed_wants_kick(&self, count: u16) -> bool {
-        let flags = self.used.load_u16(EVENT_FLAGS, Ordering::Acquire);
-        if flags != EVENT_AT_PLACE {
-            return flags != EVENT_DISABLE;
+    fn packed_wants_kick(&self, old: Position) -> bool {
+        let event = self.used.load_u32(0, Ordering::Relaxed);
+        match event >> EVENT_FLAGS_SHIFT & EVENT_FLAGS {
+            EVENT_NEVER => false,
+            EVENT_AT => is_passed(event as u16, old, self.post_position, self.setup.size),
+            _ => true,
         }
-        let place = self.used.load_u16(EVENT_PLACE, Ordering::Relaxed);
-        let (mut wanted, new) = (place & !EVENT_ROUND, self.slot(self.posted));
-        if (place & EVENT_ROUND != 0) != self.posting_round {
-            // It is a place of the round before.
-            wanted = wanted.wrapping_sub(self.size);
-        }
-        needs_event(wanted, new.wrapping_sub(count), new)
     }
 
-    fn is_back(&self, slot: u16, round: bool) -> bool {
-        is_used((self.second_word(slot) >> 48) as u16, round)
+    /// What of interrupts is wanted; where that matters, when the next chain comes back.
+    fn wish_packed(&self, flags: u32) {
+        let place = u32::from(self.take_position.to_bits());
+        self.available
+            .store_u32(0, place | flags << EVENT_FLAGS_SHIFT, Ordering::Relaxed);
+    }
+
+    /// Whether the descriptor that comes back next has done so; this is its second word.
+    #[inline]
+    fn is_back(&self, word: u64) -> bool {
+        word & (AVAILABLE | USED) == self.take_position.used_flags()
     }
 
     /// Length, name and flags.
@@ -428,37 +422,14 @@ impl StreamQueue {
     }
 
     fn set_used_event(&self, index: u16) {
-        let offset = AVAILABLE_RING + 2 * usize::from(self.size);
+        let offset = AVAILABLE_RING + 2 * usize::from(self.setup.size);
         self.available.store_u16(offset, index, Ordering::Relaxed);
     }
 
     #[inline]
     fn slot(&self, index: u16) -> u16 {
-        index & (self.size - 1)
+        index & (self.setup.size - 1)
     }
-}
-
-/// An entry of an indirect table. In that of a packed ring the order says what is next, and the flags are the last field.
-fn table_entry(packed: bool, range: &Range, write: u16, next: Option<u16>) -> [u8; 16] {
-    let mut entry = RawDescriptor {
-        address: range.address,
-        len: range.len,
-        flags: write,
-        next: 0,
-    };
-    if packed {
-        (entry.flags, entry.next) = (0, write);
-    } else if let Some(next) = next {
-        (entry.flags, entry.next) = (write | RawDescriptor::NEXT, next);
-    }
-    entry.to_bytes()
-}
-
-/// Whether both marks are those of the round.
-#[inline]
-fn is_used(flags: u16, round: bool) -> bool {
-    let (available, used) = (flags & PACKED_AVAILABLE != 0, flags & PACKED_USED != 0);
-    available == round && used == round
 }
 
 #[inline]

@@ -1,0 +1,106 @@
+//! Neighbour discovery for IPv6, as far as a guard needs it (RFC 4861).
+
+use std::net::Ipv6Addr;
+
+use super::{Head, Ipv6, MacAddress, Transport};
+
+/// Which message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NeighbourMessage {
+    /// A host asks for routers.
+    RouterSolicitation,
+    /// A router says that it is one.
+    RouterAdvertisement,
+    /// Somebody asks who has the target, or whether anybody has.
+    Solicitation,
+    /// The sender says that it has the target.
+    Advertisement,
+    /// A router says who has a better way.
+    Redirect,
+}
+
+/// A message of neighbour discovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Which one.
+    pub message: NeighbourMessage,
+    /// What it is about, in solicitations, advertisements and redirects.
+    pub target: Option<Ipv6Addr>,
+    /// The link-layer address that its options name: of the source, or of the target in an advertisement.
+    pub link_layer: Option<MacAddress>,
+    /// Whether all of its options could be read. If not, `link_layer` may be missing or contradicted.
+    pub complete: bool,
+}
+
+impl Neighbour {
+    /// Options in one message that are read.
+    pub const MAX_OPTIONS: usize = 8;
+
+    /// Whether the type of an ICMPv6 message is one of these.
+    pub fn has_type(kind: u8) -> bool {
+        (133..=137).contains(&kind)
+    }
+
+    /// Reads the message in a frame, if it is one of these; nothing also for one whose fixed part is not in the snapshot.
+    pub fn parse(head: &Head, ip: &Ipv6, snapshot: &[u8]) -> Option<Neighbour> {
+        let Transport::Icmpv6 { kind, .. } = ip.transport else {
+            return None;
+        };
+        let start = head.layer3 + ip.header_len;
+        let end = head.layer3 + ip.total_len;
+        let (message, options) = match kind {
+            133 => (NeighbourMessage::RouterSolicitation, 8),
+            134 => (NeighbourMessage::RouterAdvertisement, 16),
+            135 => (NeighbourMessage::Solicitation, 24),
+            136 => (NeighbourMessage::Advertisement, 24),
+            137 => (NeighbourMessage::Redirect, 40),
+            _ => return None,
+        };
+        let visible = &snapshot[..end.min(snapshot.len())];
+        let target = match options {
+            24 | 40 => {
+                let octets = visible.get(start + 8..)?.first_chunk::<16>()?;
+                Some(Ipv6Addr::from(*octets))
+            }
+            _ => None,
+        };
+        let mut neighbour = Neighbour {
+            message,
+            target,
+            link_layer: None,
+            complete: false,
+        };
+        neighbour.read_options(visible, start + options, end);
+        Some(neighbour)
+    }
+
+    fn read_options(&mut self, visible: &[u8], mut at: usize, end: usize) {
+        for _ in 0..Neighbour::MAX_OPTIONS {
+            if at == end {
+                self.complete = true;
+                return;
+            }
+            let Some([kind, units, ..]) = visible.get(at..) else {
+                return;
+            };
+            let len = usize::from(*units) * 8;
+            if len == 0 || at + len > end {
+                return;
+            }
+            // 1 is the source's address, 2 the target's.
+            if matches!(kind, 1 | 2) {
+                let address = visible.get(at + 2..).and_then(<[u8]>::first_chunk);
+                let Some(address) = address.copied().map(MacAddress) else {
+                    return;
+                };
+                // Two that differ are a contradiction, which no honest message has.
+                if self.link_layer.is_some_and(|other| other != address) {
+                    return;
+                }
+                self.link_layer = Some(address);
+            }
+            at += len;
+        }
+        self.complete = at == end;
+    }
+}
