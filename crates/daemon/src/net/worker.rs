@@ -11,23 +11,17 @@ use device::net::{
     ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot, NetworkSnapshot, PortCounters,
 };
 use station::{Host, Ipv4Settings, StationConfig};
-use switch::bridge::{
-    self, BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortId, PortKind, Rates, Refusal, Vlan,
-    VlanId, VlanSet,
-};
+use switch::bridge::{self, PortId};
 
 use super::{
-    Ipv6Subnet, MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus,
-    PortOwner, PortSpec, PortStatus, VlanSpec,
+    MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
+    PortSpec, PortStatus, refused_counters, switch_counters,
 };
 use crate::line::Counters;
 use crate::orders::Orders;
 
 /// How long a guest may use an address before it asks again. It gets the same one each time; the renewals tell it of other changes.
 const LEASE: Duration = Duration::from_secs(12 * 3600);
-
-/// How many addresses may be learned behind a guest with guests.
-const LEARNED_MAX: u16 = 64;
 
 /// Switches frames, on a thread that begins with the first network.
 pub struct NetThread {
@@ -38,15 +32,8 @@ pub struct NetThread {
 struct Running {
     orders: Orders<NetFabric>,
     thread: JoinHandle<()>,
-    /// What ports need to know of their networks, by full name.
-    networks: BTreeMap<String, Surroundings>,
-}
-
-/// What a port needs to know of its network.
-#[derive(Clone, Copy)]
-struct Surroundings {
-    mtu: u16,
-    ipv6: Option<Ipv6Subnet>,
+    /// By full name: ports depend on their networks.
+    networks: BTreeMap<String, NetworkSpec>,
 }
 
 impl NetThread {
@@ -67,7 +54,7 @@ impl NetThread {
     fn tell<T: Send + 'static>(
         &self,
         network: &str,
-        job: impl FnOnce(&mut NetFabric, Surroundings) -> Result<T, device::net::NetError>
+        job: impl FnOnce(&mut NetFabric, &NetworkSpec) -> Result<T, device::net::NetError>
         + Send
         + 'static,
     ) -> Result<T, NetError> {
@@ -76,8 +63,8 @@ impl NetThread {
             network: network.to_owned(),
         };
         let running = running.as_ref().ok_or_else(unknown)?;
-        let surroundings = *running.networks.get(network).ok_or_else(unknown)?;
-        let done = running.orders.ask(move |fabric| job(fabric, surroundings));
+        let spec = running.networks.get(network).ok_or_else(unknown)?.clone();
+        let done = running.orders.ask(move |fabric| job(fabric, &spec));
         done.ok_or_else(stopped)?.map_err(net_error)
     }
 }
@@ -96,20 +83,17 @@ impl Running {
 
     fn add_network(&mut self, spec: NetworkSpec) -> Result<(), NetError> {
         let name = spec.full_name();
-        let limits = BridgeLimits {
-            mtu: spec.mtu,
-            ..BridgeLimits::default()
-        };
-        let (network, station) = (name.clone(), station_config(&spec));
+        let (network, wanted) = (name.clone(), spec.clone());
         let added = self.orders.ask(move |fabric| {
-            fabric.add_network(&network, limits)?;
+            fabric.add_network(&network, wanted.bridge_limits())?;
+            let station = (wanted.station_port(), station_config(&wanted));
             fabric.set_station(&network, station).inspect_err(|_| {
                 // It was added a moment ago.
                 let _ = fabric.remove_network(&network);
             })
         });
         added.ok_or_else(stopped)?.map_err(net_error)?;
-        self.networks.insert(name, surroundings(&spec));
+        self.networks.insert(name, spec);
         Ok(())
     }
 }
@@ -124,14 +108,13 @@ impl NetWorker for NetThread {
     }
 
     fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
-        let (name, station) = (spec.full_name(), station_config(&spec));
-        self.tell(&spec.full_name(), move |fabric, _| {
-            fabric.set_station(&name, station)
+        let name = spec.full_name();
+        let (network, station) = (name.clone(), (spec.station_port(), station_config(&spec)));
+        self.tell(&name, move |fabric, _| {
+            fabric.set_station(&network, station)
         })?;
         if let Some(running) = &mut *self.running() {
-            running
-                .networks
-                .insert(spec.full_name(), surroundings(&spec));
+            running.networks.insert(name, spec);
         }
         Ok(())
     }
@@ -158,10 +141,10 @@ impl NetWorker for NetThread {
     }
 
     fn add_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        self.tell(&spec.network.clone(), move |fabric, surroundings| {
+        self.tell(&spec.network.clone(), move |fabric, network| {
             fabric.add_port(NetPortConfig {
-                bridge: port_config(&spec, surroundings),
-                mtu: surroundings.mtu,
+                bridge: spec.bridge_port(network),
+                mtu: network.mtu,
                 mac: Some(spec.mac),
                 queue_pairs: spec.queue_pairs,
                 moderation: moderation(spec.moderation),
@@ -173,8 +156,8 @@ impl NetWorker for NetThread {
     }
 
     fn configure_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        self.tell(&spec.network.clone(), move |fabric, surroundings| {
-            let config = port_config(&spec, surroundings);
+        self.tell(&spec.network.clone(), move |fabric, network| {
+            let config = spec.bridge_port(network);
             fabric.configure_port(&spec.network, &spec.vm, config, moderation(spec.moderation))
         })
     }
@@ -207,7 +190,7 @@ impl NetWorker for NetThread {
         })?;
         let macs = snapshot.macs.iter().map(|entry| MacStatus {
             mac: entry.mac,
-            vlan: entry.vlan.unwrap_or(VlanId::DEFAULT).get(),
+            vlan: entry.vlan,
             owner: owner(&snapshot, entry.port),
             age: entry.age,
         });
@@ -230,13 +213,6 @@ impl Drop for NetThread {
     }
 }
 
-fn surroundings(spec: &NetworkSpec) -> Surroundings {
-    Surroundings {
-        mtu: spec.mtu,
-        ipv6: spec.station.ipv6,
-    }
-}
-
 fn station_config(spec: &NetworkSpec) -> StationConfig {
     let station = spec.station.clone();
     StationConfig {
@@ -255,59 +231,6 @@ fn station_config(spec: &NetworkSpec) -> StationConfig {
         gateway: station.gateway,
         pool: station.pool,
         seed: RandomState::new().hash_one(spec.full_name()),
-    }
-}
-
-fn port_config(spec: &PortSpec, surroundings: Surroundings) -> PortConfig {
-    let defaults = Rates::guest();
-    let of_network = surroundings.ipv6.map(|ipv6| Ipv6Prefix {
-        address: ipv6.own,
-        len: 64,
-    });
-    let guard = Ipv6Guard {
-        prefixes: of_network.into_iter().collect(),
-        ..Ipv6Guard::default()
-    };
-    let is_access = matches!(spec.vlan, VlanSpec::Access(_));
-    PortConfig {
-        kind: PortKind::Guest,
-        mac: (!spec.learn).then_some(spec.mac),
-        learned_max: if spec.learn { LEARNED_MAX } else { 0 },
-        vlan: vlan(&spec.vlan),
-        isolated: spec.isolated,
-        ipv4: spec.guarded_ipv4(),
-        ipv6: spec
-            .ipv6
-            .filter(|_| is_access && !spec.learn)
-            .into_iter()
-            .collect(),
-        ipv6_guard: (is_access && !spec.learn).then_some(guard),
-        rates: Rates {
-            frames_per_second: spec.rates.frames_per_second,
-            bytes_per_second: spec.rates.bytes_per_second,
-            broadcasts_per_second: spec
-                .rates
-                .broadcasts_per_second
-                .unwrap_or(defaults.broadcasts_per_second),
-            ..defaults
-        },
-    }
-}
-
-fn vlan(spec: &VlanSpec) -> Vlan {
-    // The specification has been validated; a number that were none would be no VLAN of the port.
-    match spec {
-        VlanSpec::Access(vlan) => Vlan::Access(VlanId::new(*vlan).unwrap_or(VlanId::DEFAULT)),
-        VlanSpec::Trunk { native, allowed } => {
-            let mut set = VlanSet::none();
-            for vlan in allowed.iter().filter_map(|vlan| VlanId::new(*vlan)) {
-                set.insert(vlan);
-            }
-            Vlan::Trunk {
-                native: native.and_then(VlanId::new),
-                allowed: set,
-            }
-        }
     }
 }
 
@@ -339,10 +262,8 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
             link_up: true,
             attached: true,
             driver_ready: true,
-            counters: Counters::from([
-                ("frames_from_guest", counted.frames_sent),
-                ("frames_to_guest", counted.frames_received),
-            ]),
+            counters: switch_counters(&station.bridge),
+            refused: refused_counters(&station.bridge),
         });
     }
     NetworkStatus {
@@ -359,40 +280,37 @@ fn port_status(port: &NetPortSnapshot) -> PortStatus {
         attached: port.attached,
         driver_ready: port.driver_ready,
         counters: port_counters(&port.counters, &port.bridge),
+        refused: refused(&port.counters, &port.bridge),
     }
 }
 
 fn port_counters(counted: &PortCounters, bridge: &bridge::PortCounters) -> Counters {
-    let mut counters = Counters::from([
-        ("frames_from_guest", counted.frames_from_guest),
-        ("bytes_from_guest", counted.bytes_from_guest),
-        ("frames_to_guest", counted.frames_to_guest),
-        ("bytes_to_guest", counted.bytes_to_guest),
-        ("frames_flooded", bridge.flooded_frames),
-        ("dropped_no_buffers", counted.dropped_without_buffers),
-        ("dropped_no_driver", counted.dropped_without_driver),
-        ("malformed_header", counted.malformed_headers),
-        ("segmented", counted.segmented),
-        ("checksummed", counted.checksummed),
+    let mut counters = switch_counters(bridge);
+    let dropped = counted.dropped_without_buffers + counted.dropped_without_driver;
+    // A frame that passes unannounced has saved its announcement.
+    let kicks_saved = counted.frames_from_guest.saturating_sub(counted.kicks);
+    let interrupts_saved = counted.frames_to_guest.saturating_sub(counted.interrupts);
+    counters.extend([
+        // What has arrived, rather than what was to go there.
+        ("sent_frames", counted.frames_to_guest),
+        ("sent_bytes", counted.bytes_to_guest),
+        ("dropped_frames", dropped),
+        ("segmented_frames", counted.segmented),
+        ("checksummed_frames", counted.checksummed),
         ("kicks", counted.kicks),
-        // Each frame might have been announced, and was not.
-        (
-            "kicks_saved",
-            counted.frames_from_guest.saturating_sub(counted.kicks),
-        ),
+        ("kicks_saved", kicks_saved),
         ("interrupts", counted.interrupts),
-        (
-            "interrupts_saved",
-            counted.frames_to_guest.saturating_sub(counted.interrupts),
-        ),
+        ("interrupts_saved", interrupts_saved),
     ]);
-    for refusal in Refusal::ALL {
-        let count = bridge.refused(refusal);
-        if count > 0 {
-            counters.insert(refusal.name(), count);
-        }
-    }
     counters
+}
+
+fn refused(counted: &PortCounters, bridge: &bridge::PortCounters) -> Counters {
+    let mut refused = refused_counters(bridge);
+    if counted.malformed_headers > 0 {
+        refused.insert("malformed_header", counted.malformed_headers);
+    }
+    refused
 }
 
 fn owner(snapshot: &NetworkSnapshot, id: PortId) -> PortOwner {

@@ -1,8 +1,6 @@
 //! The port behind which the network itself answers.
 
-use std::net::Ipv6Addr;
-
-use station::{Host, Station, StationConfig, slaac_address};
+use station::{Host, Station, StationConfig};
 use switch::bridge::{PortConfig, PortId};
 use wire::net_header::{Finish, Offload};
 use wire::offload;
@@ -11,9 +9,6 @@ use super::deliver::{Source, gather};
 use super::snapshot::Frame;
 use super::{Behind, NetError, NetFabric};
 
-/// The prefix of addresses on the link itself (RFC 4291, section 2.5.6).
-const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
-
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {
     pub(super) station: Station,
@@ -21,19 +16,16 @@ pub(super) struct NetStation {
 }
 
 impl NetFabric {
-    /// Has a network answer as this says from now on. Hosts have to be named again; addresses of a pool are given anew.
+    /// Has a network answer as this says from now on, from this port. Hosts have to be named again; addresses of a pool are given anew.
     ///
     /// # Errors
     /// When there is no such network, or the configuration contradicts itself or what ports were given.
-    pub fn set_station(&mut self, network: &str, config: StationConfig) -> Result<(), NetError> {
+    pub fn set_station(
+        &mut self,
+        network: &str,
+        (port, config): (PortConfig, StationConfig),
+    ) -> Result<(), NetError> {
         let index = self.network_named(network)?;
-        let ipv4 = config.ipv4.map(|ipv4| ipv4.address);
-        let link_local = slaac_address(LINK_LOCAL, config.mac);
-        let port = PortConfig {
-            ipv4,
-            ipv6: config.ipv6.into_iter().chain([link_local]).collect(),
-            ..PortConfig::station(config.mac)
-        };
         let station = Station::new(config)?;
         let network = &mut self.networks[index];
         let id = match &network.station {
