@@ -351,9 +351,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The answer to a message of DNS, of `max_len` bytes at most if the question does not say more.
-    pub fn answer(&mut self, message: &[u8], is_datagram: bool) -> Option<Vec<u8>> {
-        let answer = self.resolver?.answer(message, is_datagram, self.hosts)?;
+    /// The answer to a message of DNS.
+    pub fn answer(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let answer = self.resolver?.answer(message, self.hosts)?;
         self.counters.dns_answers += 1;
         Some(answer)
     }
