@@ -4,7 +4,7 @@ use crate::config::tests::{OWN, OWN_IPV6, OWN_MAC, config, guest_mac, host};
 fn refused(change: impl FnOnce(&mut Vec<Host>)) -> HostError {
     let mut list = vec![host(2), host(3)];
     change(&mut list);
-    Hosts::new(list, &config()).err().expect("a refusal")
+    Hosts::new(list, &config()).expect_err("a refusal")
 }
 
 #[test]

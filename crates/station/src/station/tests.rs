@@ -1,5 +1,6 @@
 //! Guests whose stacks and clients share nothing with the servers, and frames by hand where such a guest never says what has to be tested.
 
+mod captured;
 mod guest;
 
 use std::time::Duration;
