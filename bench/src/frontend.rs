@@ -3,7 +3,7 @@
 pub mod raw;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use memory::guest::RegionSpec;
@@ -50,8 +50,8 @@ pub enum FrontendError {
         /// What came of it.
         error: vhost::Error,
     },
-    /// The device did not take an event descriptor.
-    #[error("a kick or call descriptor was answered with {answer:?}")]
+    /// The device did not take a ring's base or one of its event descriptors.
+    #[error("a base, kick or call descriptor was answered with {answer:?}")]
     Descriptor {
         /// The answer's payload.
         answer: Vec<u8>,
@@ -178,7 +178,7 @@ impl Vmm {
         )
     }
 
-    /// Starts a ring, from `setup.next_available` on.
+    /// Starts a ring, from `setup.ring_base` on.
     ///
     /// # Errors
     /// When the device refuses.
@@ -201,26 +201,25 @@ impl Vmm {
         let frontend = &mut self.frontend;
         ask("SET_VRING_NUM", frontend.set_vring_num(index, setup.size))?;
         ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
-        ask(
-            "SET_VRING_BASE",
-            frontend.set_vring_base(index, setup.next_available),
-        )?;
-        self.set_descriptor(request::SET_VRING_CALL, index, call)?;
-        self.set_descriptor(request::SET_VRING_KICK, index, kick)?;
+        // The library knows the split queues' bases only, of 16 bits.
+        let base = index as u64 | u64::from(setup.ring_base) << 32;
+        self.set_raw(request::SET_VRING_BASE, base, &[])?;
+        self.set_raw(request::SET_VRING_CALL, index as u64, &[call.as_fd()])?;
+        self.set_raw(request::SET_VRING_KICK, index as u64, &[kick.as_fd()])?;
         self.enable_ring(index, true)
     }
 
-    /// The library wants its own type of event descriptor here.
-    fn set_descriptor(
+    /// What the library has no words for; it also wants its own type of event descriptor.
+    fn set_raw(
         &self,
         request: u32,
-        index: usize,
-        descriptor: &OwnedFd,
+        payload: u64,
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), FrontendError> {
-        let payload = (index as u64).to_le_bytes();
+        let payload = payload.to_le_bytes();
         let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
         self.raw
-            .send_header(request, flags, 8, &payload, &[descriptor.as_fd()])?;
+            .send_header(request, flags, 8, &payload, descriptors)?;
         if !self.confirms {
             return Ok(());
         }
@@ -242,13 +241,12 @@ impl Vmm {
         )
     }
 
-    /// Stops a ring. Returns how many chains the device has taken from it, modulo 65536.
+    /// Stops a ring. Returns where the device would go on, as [`QueueSetup::ring_base`] has it.
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn stop_ring(&mut self, index: usize) -> Result<u16, FrontendError> {
-        let base = ask("GET_VRING_BASE", self.frontend.get_vring_base(index))?;
-        Ok(base as u16)
+    pub fn stop_ring(&mut self, index: usize) -> Result<u32, FrontendError> {
+        ask("GET_VRING_BASE", self.frontend.get_vring_base(index))
     }
 
     /// Resets the device.

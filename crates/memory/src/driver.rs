@@ -7,7 +7,10 @@
 //! It is no part of what faces a guest. Misuse panics, as it should in a test.
 
 mod arena;
+mod packed;
 mod queue;
+mod split;
+mod tables;
 #[cfg(not(miri))]
 mod window;
 
