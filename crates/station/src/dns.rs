@@ -135,7 +135,7 @@ impl Resolver {
                     is_authoritative: true,
                 };
             }
-            Subject::Host(host) => addresses(host.ipv4, host.ipv6),
+            Subject::Host(host) => addresses(host.ipv4, hosts.ipv6_of(host)),
             Subject::Station => addresses(self.ipv4.map(|own| own.address), self.ipv6),
             Subject::Domain => vec![
                 self.authority().into(),
@@ -242,7 +242,10 @@ impl Resolver {
         {
             return Some(self.own_name.clone());
         }
-        let host = hosts.with_address(address)?;
+        let host = hosts.with_address(address).or_else(|| match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => hosts.heard_from(address),
+        })?;
         Some(name(&format!("{}.{}", host.name, self.domain)))
     }
 }

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::advertise::encoded_domain;
 use crate::config::tests::{OWN, OWN_IPV6, config, host};
+use crate::hosts::Use;
 
 const A: u16 = 1;
 const NS: u16 = 2;
@@ -42,9 +43,11 @@ impl House {
         web.aliases = vec!["www".into(), "Git".into()];
         let mut old = host(3);
         old.ipv6 = None;
+        let mut hosts = Hosts::new(vec![web, old], &config).unwrap();
+        hosts.hear(host(2).mac, host(2).ipv6.unwrap(), Use::Speaks, OWN_IPV6);
         Self {
             resolver: Resolver::new(&config),
-            hosts: Hosts::new(vec![web, old], &config).unwrap(),
+            hosts,
         }
     }
 
