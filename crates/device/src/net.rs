@@ -522,8 +522,7 @@ impl NetFabric {
 
     /// Lets VMMs connect to a port.
     fn listen(&mut self, number: usize) -> Result<(), NetError> {
-        let generation = self.next_generation;
-        self.next_generation += 1;
+        let generation = self.take_generation();
         let port = &mut self.ports[number];
         let refused = |error| NetError::Socket {
             path: port.path.clone(),
@@ -547,6 +546,9 @@ impl NetFabric {
     /// Lets go of a port's VMM, and listens for none.
     fn hang_up(&mut self, number: usize) {
         let frontend = self.ports[number].frontend.take();
+        // What the thread still asks, also what waits for an answer now, comes too late.
+        self.ports[number].generation = self.take_generation();
+        self.ports[number].attached = false;
         self.forget_rings(number);
         let Some(thread) = frontend.and_then(|mut frontend| frontend.stop()) else {
             return;
@@ -560,7 +562,11 @@ impl NetFabric {
         }
         // If it panicked, that has been printed.
         let _ = thread.join();
-        self.ports[number].attached = false;
+    }
+
+    fn take_generation(&mut self) -> u64 {
+        self.next_generation += 1;
+        self.next_generation
     }
 
     fn close_port(&mut self, number: usize) {
