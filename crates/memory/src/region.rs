@@ -10,7 +10,7 @@ use crate::guest::MemoryError;
 mod mapping;
 
 #[cfg(not(any(miri, loom)))]
-pub(crate) use self::mapping::{Span, page_len};
+pub(crate) use self::mapping::{AddressSpan, page_len};
 
 /// What a VMM says about a region (vhost-user, "Memory region description"), with the file that came along.
 #[derive(Debug)]
