@@ -619,7 +619,7 @@ mod tests;
 
 impl Network {
     fn bridge_counters(&self, id: PortId) -> switch::bridge::PortCounters {
-        self.bridge.counters(id).cloned().unwrap_or_default()
+        self.bridge.counters(id).unwrap_or_default()
     }
 
     fn behind(&self, id: PortId) -> Option<Behind> {
