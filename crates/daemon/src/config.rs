@@ -103,7 +103,7 @@ pub use network::{
     AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,
     check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
 };
-pub use option::{parse_allow_option, parse_vm_option};
+pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
 pub use port::{

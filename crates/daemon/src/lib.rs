@@ -18,6 +18,7 @@ mod log_budget;
 pub mod metrics;
 pub mod net;
 pub mod offers;
+mod orders;
 pub mod policy;
 pub mod proxy;
 pub mod readiness;

@@ -3,8 +3,10 @@
 //! As with lines, the control plane knows it only through a trait, [`NetWorker`]. Everything that a specification says has been
 //! validated, and is complete: defaults are filled in.
 
+mod bridge;
 mod change;
 mod subnet;
+mod worker;
 
 use std::fmt;
 use std::io;
@@ -13,16 +15,16 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use switch::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
 use crate::config::full_name;
 use crate::line::Counters;
 
+pub use bridge::{refused_counters, switch_counters};
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
-
-/// The VLAN of everything that says nothing about VLANs, and of the network's own answers.
-pub const DEFAULT_VLAN: u16 = 1;
+pub use worker::NetThread;
 
 /// A network: one switch, the station that answers for it, and its way out if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +77,7 @@ pub struct UplinkSpec {
     /// What it is on the host.
     pub device: UplinkDevice,
     /// The VLANs that go out of it.
-    pub vlan: VlanSpec,
+    pub vlan: Vlan,
 }
 
 /// What an uplink is on the host.
@@ -96,47 +98,21 @@ impl fmt::Display for UplinkDevice {
     }
 }
 
-/// The VLANs of a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum VlanSpec {
-    /// One, whose frames have no tag at the port.
-    Access(u16),
-    /// Several, whose frames have their tag at the port.
-    Trunk {
-        /// The one whose frames have none nevertheless.
-        native: Option<u16>,
-        /// The others, in ascending order, each once.
-        allowed: Vec<u16>,
-    },
-}
-
-impl VlanSpec {
-    /// Whether frames without a tag are of the VLAN in which the network itself answers.
-    pub fn hears_station(&self) -> bool {
-        match self {
-            VlanSpec::Access(vlan) => *vlan == DEFAULT_VLAN,
-            VlanSpec::Trunk { native, .. } => *native == Some(DEFAULT_VLAN),
+/// The VLANs of a port in words: `1`, or `trunk 10,20 native 1`.
+pub fn vlan_in_words(vlan: &Vlan) -> String {
+    match vlan {
+        Vlan::Access(vlan) => vlan.to_string(),
+        Vlan::Trunk { native, allowed } => {
+            let allowed: Vec<String> = allowed.iter().map(|vlan| vlan.to_string()).collect();
+            let native = native.map(|vlan| format!(" native {vlan}"));
+            format!("trunk {}{}", allowed.join(","), native.unwrap_or_default())
         }
     }
 }
 
-impl fmt::Display for VlanSpec {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            VlanSpec::Access(vlan) => write!(formatter, "{vlan}"),
-            VlanSpec::Trunk { native, allowed } => {
-                formatter.write_str("trunk ")?;
-                for (index, vlan) in allowed.iter().enumerate() {
-                    let comma = if index == 0 { "" } else { "," };
-                    write!(formatter, "{comma}{vlan}")?;
-                }
-                match native {
-                    Some(native) => write!(formatter, " native {native}"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
+/// Whether frames of a port without a tag are of the VLAN in which the network itself answers.
+pub fn hears_station(vlan: &Vlan) -> bool {
+    vlan.untagged() == Some(VlanId::DEFAULT)
 }
 
 /// When a guest is interrupted for frames that came for it.
@@ -161,17 +137,6 @@ impl fmt::Display for Moderation {
     }
 }
 
-/// How much a port's guest may send in a second. What is beyond is dropped. `None` is as the switch has it by default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PortRates {
-    /// Frames of any kind.
-    pub frames_per_second: Option<u32>,
-    /// Bytes of frames of any kind.
-    pub bytes_per_second: Option<u64>,
-    /// Frames for everybody.
-    pub broadcasts_per_second: Option<u32>,
-}
-
 /// A VM's port in a network, of which it has one at most.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortSpec {
@@ -189,26 +154,17 @@ pub struct PortSpec {
     /// The IPv6 address that the guest makes for itself, if it does so by the common rule.
     pub ipv6: Option<Ipv6Addr>,
     /// Its VLANs.
-    pub vlan: VlanSpec,
+    pub vlan: Vlan,
     /// It reaches the uplink and the station only.
     pub isolated: bool,
     /// It may send from other addresses than its own, which the switch learns: for guests with guests.
     pub learn: bool,
     /// How much it may send.
-    pub rates: PortRates,
+    pub rates: Rates,
     /// How many pairs of queues the guest may use.
     pub queue_pairs: u16,
     /// When it is interrupted.
     pub moderation: Moderation,
-}
-
-impl PortSpec {
-    /// The only IPv4 address from which the guest may send, if there is one: not where other machines may be behind it, or where its
-    /// frames are of several VLANs with addresses of their own.
-    pub fn guarded_ipv4(&self) -> Option<Ipv4Addr> {
-        let is_alone = !self.learn && matches!(self.vlan, VlanSpec::Access(_));
-        self.ipv4.filter(|_| is_alone)
-    }
 }
 
 /// A guest as the station knows it.
@@ -269,8 +225,12 @@ pub struct PortStatus {
     pub attached: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
-    /// What has happened at it since it was added.
+    /// What has happened at it since it was added: what [`switch_counters`] names, and of a VM's port `dropped_frames` (that were for the
+    /// guest, which had no room for them), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was
+    /// needed).
     pub counters: Counters,
+    /// Frames that came from it and went nowhere, by the name of the reason. Reasons that never came up may be left out.
+    pub refused: Counters,
 }
 
 /// An address that a network knows.
@@ -278,8 +238,8 @@ pub struct PortStatus {
 pub struct MacStatus {
     /// The address.
     pub mac: MacAddress,
-    /// Its VLAN.
-    pub vlan: u16,
+    /// The VLAN in which it was learned; one that the operator gave is its port's in every one.
+    pub vlan: Option<VlanId>,
     /// The port behind which it is.
     pub owner: PortOwner,
     /// How long ago it was last heard of; none for one that the operator gave and that stays.

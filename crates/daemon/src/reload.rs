@@ -189,6 +189,7 @@ impl Control {
             added: names(&change.added),
             removed: names(&change.removed),
             vms: in_force.book.plan.lines().count(),
+            networks: in_force.book.plan.networks().count(),
             rules,
             services,
             publishes,

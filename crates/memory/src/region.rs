@@ -9,6 +9,9 @@ use crate::guest::MemoryError;
 #[cfg_attr(miri, path = "region/simulated.rs")]
 mod mapping;
 
+#[cfg(not(any(miri, loom)))]
+pub(crate) use self::mapping::{AddressSpan, page_len};
+
 /// What a VMM says about a region (vhost-user, "Memory region description"), with the file that came along.
 #[derive(Debug)]
 pub struct RegionSpec {

@@ -49,9 +49,12 @@ pub struct NetworkInfo {
     pub vms: usize,
     /// Of how many of them a VMM is connected.
     pub attached: usize,
-    /// What has happened in it, by name: at all ports together, and what is no port's.
+    /// What has happened in it, by name: at the ports of all VMs together, and what is no port's.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+    /// Frames of VMs that went nowhere, by the name of the reason.
+    #[serde(default)]
+    pub refused: BTreeMap<String, u64>,
 }
 
 impl NetworkInfo {
@@ -110,6 +113,9 @@ pub struct NetworkPort {
     /// What has happened at it, by name.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+    /// Frames that came from it and went nowhere, by the name of the reason.
+    #[serde(default)]
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// A VM's port in a network.
@@ -153,8 +159,9 @@ pub struct MacList {
 pub struct MacInfo {
     /// The address.
     pub mac: MacAddress,
-    /// Its VLAN.
-    pub vlan: u16,
+    /// The VLAN in which it was learned; one that was given is its port's in every one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
     /// What the port is behind which it is.
     pub kind: PortKind,
     /// Full name of that port's VM.

@@ -11,7 +11,7 @@ use super::pattern::malformed;
 use super::port::{parse_moderation, vlan_of};
 use super::source::{Source, Table, Value};
 use crate::input::InputError;
-use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, UplinkDevice, UplinkSpec, VlanSpec};
+use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, UplinkDevice, UplinkSpec};
 
 /// The most networks of one daemon.
 pub const MAX_NETWORKS: usize = 64;
@@ -250,7 +250,7 @@ impl Source<'_> {
         };
         let device = devices.pop().filter(|_| devices.is_empty());
         let device = self.refuse(value.span(), device.ok_or(one))?;
-        let vlan: VlanSpec = self.refuse(value.span(), vlan_of(vlan, trunk, native))?;
+        let vlan = self.refuse(value.span(), vlan_of(vlan, trunk, native))?;
         Ok((UplinkSpec { device, vlan }, gateway))
     }
 

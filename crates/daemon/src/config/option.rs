@@ -6,10 +6,12 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
 
 use super::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
 use super::{
-    ChardevRequest, ConfigError, MAX_LIST_LEN, NewPort, VmRequest, Written, check_ports, refuse,
+    ChardevRequest, ConfigError, MAX_LIST_LEN, NetworkRequest, NewPort, VmRequest, Written,
+    check_ports, refuse,
 };
 use crate::input::{
-    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path, parse_cid,
+    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path,
+    parse_cid, parse_full_name,
 };
 use crate::limits::{LIMIT_KEYS, set_in_words};
 
@@ -23,6 +25,18 @@ const ALLOW_EXAMPLE: &str = "--allow from=web,to=db,port=*";
 pub fn parse_vm_option(text: &str, directory: &Path) -> Result<Written<VmRequest>, ConfigError> {
     let place = format!("--vm {text}");
     let value = refuse(&place, vm(text, directory))?;
+    Ok(Written { place, value })
+}
+
+/// Reads the value of `--network`: a name, or `DOMAIN/NAME`.
+///
+/// # Errors
+/// [`ConfigError::Input`] when it is no name.
+pub fn parse_network_option(text: &str) -> Result<Written<NetworkRequest>, ConfigError> {
+    let place = format!("--network {text}");
+    let (domain, name) = refuse(&place, parse_full_name("a network", text))?;
+    let mut value = NetworkRequest::named(name);
+    value.domain = domain.to_owned();
     Ok(Written { place, value })
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use switch::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
 use super::ConfigError;
@@ -15,7 +16,7 @@ use super::network::parse_ipv4;
 use super::pattern::malformed;
 use super::source::{MAX_LIST_LEN, Source, Table, Value};
 use crate::input::{InputError, check_name_of, check_socket_path};
-use crate::net::{DEFAULT_VLAN, Moderation, PortRates, VlanSpec};
+use crate::net::Moderation;
 
 /// The most networks that one VM can be in.
 pub const MAX_NETS: usize = 8;
@@ -110,13 +111,13 @@ pub struct PortRequest {
     /// Where the VMM connects.
     pub vhost_user: Option<PathBuf>,
     /// Its VLANs.
-    pub vlan: VlanSpec,
+    pub vlan: Vlan,
     /// It reaches the uplink and the station only.
     pub isolated: Option<bool>,
     /// It may send from other addresses than its own.
     pub learn: bool,
     /// How much it may send.
-    pub rates: PortRates,
+    pub rates: Rates,
     /// How many pairs of queues it has.
     pub queue_pairs: u16,
     /// When it is interrupted.
@@ -163,10 +164,12 @@ impl NewPort {
             isolated: self.isolated,
             learn,
             // The bounds fit.
-            rates: PortRates {
+            rates: Rates {
                 frames_per_second: frames.map(|number| number as u32),
                 bytes_per_second: bytes,
-                broadcasts_per_second: broadcasts.map(|number| number as u32),
+                broadcasts_per_second: broadcasts
+                    .map_or(Rates::guest().broadcasts_per_second, |number| number as u32),
+                ..Rates::guest()
             },
             queue_pairs: pairs.unwrap_or(1) as u16,
             moderation: moderation.map(parse_moderation).transpose()?,
@@ -332,16 +335,15 @@ pub(super) fn vlan_of(
     vlan: Option<u64>,
     trunk: Option<Vec<u64>>,
     native: Option<u64>,
-) -> Result<VlanSpec, InputError> {
-    let checked = |key, vlan| Ok(check_number(key, vlan, VLAN_BOUNDS)? as u16);
-    let native = native.map(|vlan| checked("native", vlan)).transpose()?;
+) -> Result<Vlan, InputError> {
+    let native = native.map(|vlan| vlan_id("native", vlan)).transpose()?;
     let Some(trunk) = trunk else {
         if native.is_some() {
             let (key, beside) = ("native", "without \"trunk\"");
             return Err(InputError::Pointless { key, beside });
         }
-        let vlan = vlan.unwrap_or(DEFAULT_VLAN.into());
-        return Ok(VlanSpec::Access(checked("vlan", vlan)?));
+        let vlan = vlan.map(|vlan| vlan_id("vlan", vlan)).transpose()?;
+        return Ok(Vlan::Access(vlan.unwrap_or(VlanId::DEFAULT)));
     };
     if vlan.is_some() {
         let (key, beside) = ("vlan", "beside \"trunk\": a port has one VLAN or several");
@@ -354,12 +356,14 @@ pub(super) fn vlan_of(
         let (what, limit) = ("entries of one list", MAX_LIST_LEN);
         return Err(InputError::TooMany { what, limit });
     }
-    let allowed = trunk.into_iter().map(|vlan| checked("trunk", vlan));
-    let mut allowed = allowed.collect::<Result<Vec<u16>, InputError>>()?;
-    allowed.sort_unstable();
-    allowed.dedup();
-    allowed.retain(|vlan| Some(*vlan) != native);
-    Ok(VlanSpec::Trunk { native, allowed })
+    let allowed = trunk.into_iter().map(|vlan| vlan_id("trunk", vlan));
+    let allowed = allowed.collect::<Result<_, InputError>>()?;
+    Ok(Vlan::Trunk { native, allowed })
+}
+
+fn vlan_id(key: &'static str, number: u64) -> Result<VlanId, InputError> {
+    let vlan = u16::try_from(number).ok().and_then(VlanId::new);
+    vlan.ok_or_else(|| out_of_bounds(key, number.to_string(), &VLAN_BOUNDS))
 }
 
 /// Reads `adaptive`, `off`, `50us` or `1ms`.

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Control, ControlError, owned};
+use switch::bridge::VlanId;
+
 use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 use crate::config::Plan;
-use crate::line::LineSpec;
+use crate::line::{Counters, LineSpec};
 use crate::net::{
-    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus,
+    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
 };
 
 impl Control {
@@ -130,14 +132,10 @@ fn network(plan: &Plan, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> N
     let ports = status
         .map(|status| status.ports.as_slice())
         .unwrap_or_default();
-    let mut counters: BTreeMap<String, u64> = BTreeMap::new();
+    let is_vm = |port: &&PortStatus| matches!(port.owner, PortOwner::Vm(_));
+    let of_vms = || ports.iter().filter(is_vm);
     let of_network = status.map(|status| &status.counters);
-    let of_ports = ports.iter().map(|port| &port.counters);
-    for (name, count) in of_network.into_iter().chain(of_ports).flatten() {
-        let sum = counters.entry((*name).to_owned()).or_default();
-        *sum = sum.saturating_add(*count);
-    }
-    let is_attached = |port: &&PortStatus| port.attached && matches!(port.owner, PortOwner::Vm(_));
+    let of_ports = of_vms().map(|port| &port.counters);
     let range = |pool: &std::ops::RangeInclusive<_>| format!("{}-{}", pool.start(), pool.end());
     NetworkInfo {
         name: spec.name.clone(),
@@ -154,9 +152,20 @@ fn network(plan: &Plan, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> N
         gateway: station.gateway,
         uplink: spec.uplink.as_ref().map(|uplink| uplink.device.to_string()),
         vms: members(plan, spec).count(),
-        attached: ports.iter().filter(is_attached).count(),
-        counters,
+        attached: of_vms().filter(|port| port.attached).count(),
+        counters: sums(of_network.into_iter().chain(of_ports)),
+        refused: sums(of_vms().map(|port| &port.refused)),
     }
+}
+
+/// Counts of the same name, added up.
+fn sums<'a>(counters: impl Iterator<Item = &'a Counters>) -> BTreeMap<String, u64> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, count) in counters.flatten() {
+        let sum = sums.entry((*name).to_owned()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+    sums
 }
 
 /// The ports of the VMs that have one, whatever the worker knows of them, and then the others that it has.
@@ -174,6 +183,9 @@ fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<Ne
             counters: status
                 .map(|status| owned(&status.counters))
                 .unwrap_or_default(),
+            refused: status
+                .map(|status| owned(&status.refused))
+                .unwrap_or_default(),
         }
     });
     let others = statuses.iter().filter_map(|status| {
@@ -189,6 +201,7 @@ fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<Ne
             driver_ready: status.driver_ready,
             link_up: status.link_up,
             counters: owned(&status.counters),
+            refused: owned(&status.refused),
         })
     });
     of_vms.chain(others).collect()
@@ -209,7 +222,7 @@ fn vm_port(port: &PortSpec, network: &NetworkSpec) -> VmPort {
         ipv6: port.ipv6,
         mtu: network.mtu,
         queue_pairs: port.queue_pairs,
-        vlan: port.vlan.to_string(),
+        vlan: vlan_in_words(&port.vlan),
         isolated: port.isolated,
         learn: port.learn,
         moderation: port.moderation.to_string(),
@@ -225,7 +238,7 @@ fn mac(status: MacStatus) -> MacInfo {
     let millis = |age: std::time::Duration| u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
     MacInfo {
         mac: status.mac,
-        vlan: status.vlan,
+        vlan: status.vlan.map(VlanId::get),
         kind,
         vm,
         fixed: status.age.is_none(),

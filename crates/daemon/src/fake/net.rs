@@ -57,14 +57,15 @@ impl FakeNet {
         ports.map(|port| port.spec.clone()).collect()
     }
 
-    /// Lets a VMM be at a port, and the guest's driver run, and so many frames have come.
+    /// Lets a VMM be at a port, and the guest's driver run, and so many frames have come, of which every other was refused.
     pub fn set_state(&self, network: &str, vm: &str, attached: bool, frames: u64) {
         let mut networks = self.lock();
         let network = networks.get_mut(network);
         if let Some(port) = network.and_then(|network| network.ports.get_mut(vm)) {
             port.status.attached = attached;
             port.status.driver_ready = attached;
-            port.status.counters.insert("frames_from_guest", frames);
+            port.status.counters.insert("received_frames", frames);
+            port.status.refused.insert("other_source", frames / 2);
         }
     }
 
@@ -161,7 +162,8 @@ impl NetWorker for FakeNet {
                     link_up: true,
                     attached: false,
                     driver_ready: false,
-                    counters: Counters::from([("frames_from_guest", 0), ("frames_to_guest", 0)]),
+                    counters: Counters::from([("received_frames", 0), ("sent_frames", 0)]),
+                    refused: Counters::new(),
                 },
                 spec,
                 listener: None,
@@ -212,7 +214,8 @@ impl NetWorker for FakeNet {
                 link_up: true,
                 attached: true,
                 driver_ready: true,
-                counters: Counters::from([("frames_from_guest", 0)]),
+                counters: Counters::from([("received_frames", 0)]),
+                refused: Counters::new(),
             };
             let ports = network.ports.values().map(|port| port.status.clone());
             NetworkStatus {
@@ -228,7 +231,7 @@ impl NetWorker for FakeNet {
         self.with(network, |network| {
             let given = network.ports.values().map(|port| MacStatus {
                 mac: port.spec.mac,
-                vlan: crate::net::DEFAULT_VLAN,
+                vlan: None,
                 owner: PortOwner::Vm(port.spec.vm.clone()),
                 age: None,
             });

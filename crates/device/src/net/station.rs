@@ -1,39 +1,30 @@
 //! The port behind which the network itself answers.
 
-use std::net::Ipv6Addr;
-
-use station::{Host, Station, StationConfig, slaac_address};
+use station::{Host, Station, StationConfig};
 use switch::bridge::{PortConfig, PortId};
-use wire::net_header::{Finish, Offload};
-use wire::offload;
+use wire::net_header::Offloads;
 
-use super::deliver::{Source, gather};
-use super::snapshot::Frame;
+use super::deliver::{Source, finish_and_give, gather};
+use super::uplink::Room;
 use super::{Behind, NetError, NetFabric};
-
-/// The prefix of addresses on the link itself (RFC 4291, section 2.5.6).
-const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
 
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {
     pub(super) station: Station,
-    id: PortId,
+    pub(super) id: PortId,
 }
 
 impl NetFabric {
-    /// Has a network answer as this says from now on. Hosts have to be named again; addresses of a pool are given anew.
+    /// Has a network answer as this says from now on, from this port. Hosts have to be named again; addresses of a pool are given anew.
     ///
     /// # Errors
     /// When there is no such network, or the configuration contradicts itself or what ports were given.
-    pub fn set_station(&mut self, network: &str, config: StationConfig) -> Result<(), NetError> {
+    pub fn set_station(
+        &mut self,
+        network: &str,
+        (port, config): (PortConfig, StationConfig),
+    ) -> Result<(), NetError> {
         let index = self.network_named(network)?;
-        let ipv4 = config.ipv4.map(|ipv4| ipv4.address);
-        let link_local = slaac_address(LINK_LOCAL, config.mac);
-        let port = PortConfig {
-            ipv4,
-            ipv6: config.ipv6.into_iter().chain([link_local]).collect(),
-            ..PortConfig::station(config.mac)
-        };
         let station = Station::new(config)?;
         let network = &mut self.networks[index];
         let id = match &network.station {
@@ -79,8 +70,10 @@ impl NetFabric {
             let rest = source.rest(&self.batch.chains, routed.frame, &frame);
             // What cannot be read, or contradicts its own headers, asks nothing.
             if gather(&frame, &rest, &mut whole).is_ok() {
-                let _ = finish_into(&frame.offload, &mut whole, |frame| {
+                let finish = frame.offload.finish_for(Offloads::NONE);
+                let _ = finish_and_give(finish, &frame.offload, &mut whole, |frame| {
                     known.station.receive(now, frame);
+                    Ok(())
                 });
             }
         }
@@ -126,39 +119,10 @@ impl NetFabric {
 
     /// Passes on a frame that is in memory of our own.
     fn inject(&mut self, index: usize, from: PortId, bytes: Vec<u8>) {
-        let frame = &mut self.batch.frames[0];
-        frame.receive_whole(&bytes);
+        self.batch.begin_private();
+        self.batch.frames[0].receive_whole(&bytes);
         self.batch
             .route(self.now, from, &mut self.networks[index], 0);
-        let frames = [bytes];
-        self.pass_on(index, &Source::Private(&frames));
-    }
-}
-
-/// Does to a frame what its sender has left to others, and shows what comes of it.
-fn finish_into(
-    offload: &Offload,
-    whole: &mut [u8],
-    mut show: impl FnMut(&[u8]),
-) -> Result<(), offload::WrongFrame> {
-    match offload.finish_for(wire::net_header::Offloads::NONE) {
-        Finish::Nothing => show(whole),
-        Finish::Checksum(checksum) => {
-            offload::complete_checksum(whole, checksum)?;
-            show(whole);
-        }
-        Finish::Segments => {
-            offload::segment(whole, offload, show)?;
-        }
-    }
-    Ok(())
-}
-
-impl Frame {
-    /// Takes the beginning of a frame that nothing is left to be done for.
-    fn receive_whole(&mut self, bytes: &[u8]) {
-        let room = self.receive(bytes.len());
-        let (_, head) = room.split_at_mut(wire::net_header::NET_HEADER_LEN);
-        head.copy_from_slice(&bytes[..head.len()]);
+        self.pass_on(index, &Source::Private(&[Room::of(bytes)]));
     }
 }

@@ -20,6 +20,7 @@ use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
 use crate::net::{
     Ipv4Subnet, Moderation, NetHost, NetworkSpec, PortSpec, StationSpec, UplinkDevice,
+    hears_station,
 };
 
 /// The most ports of VMs in networks, over all VMs of a daemon.
@@ -97,7 +98,7 @@ impl Plan {
         let port = |line: &LineSpec| {
             let ports = line.ports.iter();
             ports
-                .filter(|port| port.network == network && port.vlan.hears_station())
+                .filter(|port| port.network == network && hears_station(&port.vlan))
                 .next()
                 .cloned()
         };
@@ -353,7 +354,7 @@ impl Plan {
         let Some(address) = port.request.ipv4 else {
             return Ok(());
         };
-        if port.request.vlan.hears_station() {
+        if hears_station(&port.request.vlan) {
             let Some(subnet) = network.station.ipv4 else {
                 let (key, beside) = ("ipv4", "in a network without IPv4");
                 return Err(InputError::Pointless { key, beside });
@@ -409,7 +410,7 @@ impl Plan {
         claims.numbers.insert((port.network.clone(), number));
         port.number = Some(number);
         let address = subnet.and_then(|subnet| subnet.host(number));
-        if let Some(address) = address.filter(|_| port.request.vlan.hears_station()) {
+        if let Some(address) = address.filter(|_| hears_station(&port.request.vlan)) {
             port.ipv4 = Some(address);
             claims.take_ipv4(address, port)?;
         }
@@ -454,7 +455,7 @@ impl Plan {
             .spec
             .station
             .ipv6
-            .filter(|_| request.vlan.hears_station());
+            .filter(|_| hears_station(&request.vlan));
         Ok(PortSpec {
             network: port.network.clone(),
             vm: port.vm.clone(),
