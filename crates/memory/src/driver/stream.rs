@@ -250,7 +250,7 @@ impl StreamQueue {
         fence(Ordering::SeqCst);
         match self.options.packed {
             false => self.used.load_u16(USED_INDEX, Ordering::Acquire) != self.taken,
-            true => self.out() > 0 && self.is_back(self.second_word(self.take_position.index)),
+            true => self.out() > 0 && self.is_back(self.second_word(self.take_position.index())),
         }
     }
 
@@ -352,7 +352,7 @@ impl StreamQueue {
     fn take_packed(&mut self) -> u16 {
         let (limit, mut count) = (self.out(), 0);
         while count < limit {
-            let slot = self.take_position.index;
+            let slot = self.take_position.index();
             let word = self.second_word(slot);
             if !self.is_back(word) {
                 break;
@@ -371,8 +371,8 @@ impl StreamQueue {
         let start = self.post_position;
         for step in (0..count).rev() {
             let position = start.plus(step, self.setup.size);
-            let [address, word] = self.templates[usize::from(position.index)].packed_words();
-            let offset = DESCRIPTOR_LEN * usize::from(position.index);
+            let [address, word] = self.templates[usize::from(position.index())].packed_words();
+            let offset = DESCRIPTOR_LEN * usize::from(position.index());
             self.descriptors
                 .store_u64(offset, address, Ordering::Relaxed);
             let word = word | position.available_flags();
