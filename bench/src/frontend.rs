@@ -4,6 +4,7 @@ pub mod raw;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use memory::guest::RegionSpec;
@@ -75,8 +76,27 @@ impl Vmm {
     /// # Errors
     /// When nobody listens, or the device does not answer as it should.
     pub fn connect(path: &Path) -> Result<Vmm, FrontendError> {
-        let raw = RawVmm::connect(path)?;
-        let frontend = Frontend::from_stream(raw.stream().try_clone()?, 3);
+        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
+        let mut vmm = Vmm::on(RawVmm::connect(path)?, 3, needed)?;
+        vmm.read_cid()?;
+        Ok(vmm)
+    }
+
+    /// Takes over a connection with a network device, which has a pair of queues.
+    ///
+    /// # Errors
+    /// When the device does not answer as it should.
+    pub fn on_net(stream: UnixStream) -> Result<Vmm, FrontendError> {
+        let raw = RawVmm::from_stream(stream)?;
+        Vmm::on(raw, 2, VhostUserProtocolFeatures::MQ)
+    }
+
+    fn on(
+        raw: RawVmm,
+        queues: u64,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<Vmm, FrontendError> {
+        let frontend = Frontend::from_stream(raw.stream().try_clone()?, queues);
         let mut vmm = Vmm {
             frontend,
             raw,
@@ -84,11 +104,14 @@ impl Vmm {
             offered: 0,
             confirms: false,
         };
-        vmm.negotiate_protocol()?;
+        vmm.negotiate_protocol(needed)?;
         Ok(vmm)
     }
 
-    fn negotiate_protocol(&mut self) -> Result<(), FrontendError> {
+    fn negotiate_protocol(
+        &mut self,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<(), FrontendError> {
         ask("SET_OWNER", self.frontend.set_owner())?;
         let offered = ask("GET_FEATURES", self.frontend.get_features())?;
         assert_ne!(
@@ -103,7 +126,6 @@ impl Vmm {
             "GET_PROTOCOL_FEATURES",
             self.frontend.get_protocol_features(),
         )?;
-        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
         assert!(protocol.contains(needed), "the device offers {protocol:?}");
         let wanted = needed
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -120,6 +142,10 @@ impl Vmm {
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         ask("GET_QUEUE_NUM", self.frontend.get_queue_num())?;
+        Ok(())
+    }
+
+    fn read_cid(&mut self) -> Result<(), FrontendError> {
         let flags = VhostUserConfigFlags::empty();
         let (_, config) = ask("GET_CONFIG", self.frontend.get_config(0, 8, flags, &[0; 8]))?;
         let mut cid = [0; 8];

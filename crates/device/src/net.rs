@@ -29,6 +29,7 @@ mod notify;
 mod port;
 mod snapshot;
 mod station;
+mod uplink;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -46,11 +47,13 @@ use wire::ethernet::MacAddress;
 pub use self::model::MAX_QUEUE_PAIRS;
 pub use self::moderation::ModerationSetting;
 pub use self::port::PortCounters;
+pub use self::uplink::{UplinkCounters, UplinkDevice};
 
 use self::deliver::Scratch;
 use self::drain::Batch;
 use self::port::{Port, is_transmit};
 use self::station::NetStation;
+use self::uplink::Uplink;
 use crate::Waker;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
@@ -106,6 +109,14 @@ pub enum NetError {
     /// The bridge refuses the port.
     #[error(transparent)]
     Bridge(#[from] AddPortError),
+    /// The uplink cannot be had.
+    #[error("cannot use {device:?}: {error}")]
+    Uplink {
+        /// What it is to be.
+        device: UplinkDevice,
+        /// What the system said.
+        error: io::Error,
+    },
     /// The network answers nothing.
     #[error("network {0:?} has no station")]
     NoStation(String),
@@ -133,6 +144,8 @@ struct Network {
     behind: Vec<Option<Behind>>,
     /// Who answers for the network itself.
     station: Option<NetStation>,
+    /// Its way out.
+    uplink: Option<Uplink>,
 }
 
 /// What is behind a port of a bridge.
@@ -142,6 +155,8 @@ enum Behind {
     Guest(usize),
     /// The network itself.
     Station,
+    /// The way out.
+    Uplink,
 }
 
 /// A port as it stands.
@@ -172,6 +187,8 @@ pub struct NetworkSnapshot {
     pub ports: Vec<NetPortSnapshot>,
     /// The network's own port, if it answers anything.
     pub station: Option<StationSnapshot>,
+    /// The way out, if there is one.
+    pub uplink: Option<UplinkSnapshot>,
     /// The addresses that it knows.
     pub macs: Vec<MacEntry>,
 }
@@ -183,6 +200,17 @@ pub struct StationSnapshot {
     pub id: PortId,
     /// What the station has done.
     pub counters: ::station::Counters,
+    /// What the bridge has counted.
+    pub bridge: switch::bridge::PortCounters,
+}
+
+/// A network's way out as it stands.
+#[derive(Debug, Clone)]
+pub struct UplinkSnapshot {
+    /// Its number in the bridge.
+    pub id: PortId,
+    /// What passed.
+    pub counters: UplinkCounters,
     /// What the bridge has counted.
     pub bridge: switch::bridge::PortCounters,
 }
@@ -290,6 +318,7 @@ impl NetFabric {
             bridge: Bridge::new(limits, seed),
             behind: Vec::new(),
             station: None,
+            uplink: None,
         });
         Ok(())
     }
@@ -419,7 +448,13 @@ impl NetFabric {
                     counters: known.station.counters(),
                     bridge: network.bridge_counters(known.id),
                 });
+                let uplink = network.uplink.as_ref().map(|uplink| UplinkSnapshot {
+                    id: uplink.id,
+                    counters: uplink.counters,
+                    bridge: network.bridge_counters(uplink.id),
+                });
                 NetworkSnapshot {
+                    uplink,
                     name: network.name.clone(),
                     ports,
                     station,
@@ -483,6 +518,7 @@ impl NetFabric {
                     self.make_ready(number, usize::from(index));
                 }
             }
+            Token::Uplink { network } => self.drain_uplink(network as usize),
             // A guest says that it has posted buffers: nobody waits for them.
             _ => {}
         }
@@ -583,11 +619,18 @@ mod tests;
 
 impl Network {
     fn bridge_counters(&self, id: PortId) -> switch::bridge::PortCounters {
-        self.bridge.counters(id).cloned().unwrap_or_default()
+        self.bridge.counters(id).unwrap_or_default()
     }
 
     fn behind(&self, id: PortId) -> Option<Behind> {
         self.behind.get(usize::from(id.0)).copied().flatten()
+    }
+
+    fn close_uplink(&mut self) {
+        if let Some(uplink) = self.uplink.take() {
+            self.bridge.remove_port(uplink.id);
+            self.put_behind(uplink.id, None);
+        }
     }
 
     fn put_behind(&mut self, id: PortId, behind: Option<Behind>) {

@@ -7,6 +7,7 @@
 //! - [`queue`] is the device side of a split virtqueue (virtio 1.2, section 2.7).
 //! - [`io`] lets a socket read from, and write to, guest memory without a copy of ours in between.
 //! - [`circuit`] is a pair of byte rings in a window of shared memory: one connection between two programs.
+//! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`fault`] keeps the process alive when a region's file is truncated under it.
 //! - `driver`, behind the feature of that name, plays the guest in user space for tests, fuzzers and benches.
 //!
@@ -48,6 +49,8 @@ pub mod circuit;
 pub mod driver;
 #[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
 pub mod fault;
+#[cfg(not(any(miri, loom)))]
+pub mod ethernet;
 pub mod guest;
 pub mod io;
 pub mod queue;

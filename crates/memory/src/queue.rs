@@ -283,6 +283,31 @@ fn area(
     })
 }
 
+/// An index that runs modulo 65536, in a word of its own. (Narrow fields that stand side by side may be loaded as one, and such a load waits
+/// for the store of one of them to reach the cache.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Running(u32);
+
+impl Running {
+    fn new(index: u16) -> Running {
+        Running(u32::from(index))
+    }
+
+    #[inline]
+    fn get(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline]
+    fn next(self) -> Running {
+        Running((self.0 + 1) & 0xffff)
+    }
+
+    fn previous(self) -> Running {
+        Running::new(self.get().wrapping_sub(1))
+    }
+}
+
 /// Whether an index that moved from `old` to `new` has passed the one after which an event is `wanted` (virtio 1.2, section
 /// 2.7.10; `vring_need_event` there). All three run modulo 65536.
 pub(crate) fn needs_event(wanted: u16, old: u16, new: u16) -> bool {

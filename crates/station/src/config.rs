@@ -152,7 +152,7 @@ pub struct Host {
     pub mac: MacAddress,
     /// Its IPv4 address, which DHCP gives it.
     pub ipv4: Option<Ipv4Addr>,
-    /// Its IPv6 address, for DNS: [`slaac_address`] is the one that it makes for itself, unless it was told otherwise.
+    /// Its likely IPv6 address, [`slaac_address`] for most. DNS names the one that it is heard to use.
     pub ipv6: Option<Ipv6Addr>,
 }
 

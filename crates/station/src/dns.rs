@@ -12,8 +12,8 @@ use domain::base::iana::{Class, Opcode, OptRcode, Rtype};
 use domain::base::message_builder::PushError;
 use domain::base::wire::ParseError;
 use domain::base::{
-    Message, MessageBuilder, Name, ParsedName, Question, RecordData, Serial, StaticCompressor,
-    ToName, Ttl,
+    Message, MessageBuilder, Name, ParsedName, Question, RecordData, Serial, ToName,
+    TreeCompressor, Ttl,
 };
 use domain::rdata::{A, Aaaa, Ns, Ptr, Soa, ZoneRecordData};
 
@@ -23,8 +23,10 @@ use crate::hosts::Hosts;
 const TTL_SECONDS: u32 = 5;
 const TTL: Ttl = Ttl::from_secs(TTL_SECONDS);
 
-/// What a resolver takes that says nothing about it, and what the station says that it takes.
-const MIN_DATAGRAM_LEN: usize = 512;
+/// What every resolver takes. No answer is longer, as domains and names are limited, so that none is ever cut off.
+const MAX_ANSWER_LEN: usize = 512;
+
+/// What the station says that it takes.
 const OWN_DATAGRAM_LEN: u16 = 1232;
 
 /// The station's own name, unless a host has it.
@@ -54,13 +56,6 @@ enum Subject<'a> {
     Nothing,
     /// A name for which somebody else is responsible.
     Foreign,
-}
-
-/// What a message says about the sender's version of DNS (RFC 6891).
-#[derive(Clone, Copy)]
-struct Extension {
-    version: u8,
-    datagram_len: usize,
 }
 
 /// What is answered.
@@ -106,7 +101,7 @@ impl Resolver {
     }
 
     /// The answer to a message. There is none to what is itself an answer, lest two servers talk for ever, and to what is too short to be one.
-    pub fn answer(&self, bytes: &[u8], is_datagram: bool, hosts: &Hosts) -> Option<Vec<u8>> {
+    pub fn answer(&self, bytes: &[u8], hosts: &Hosts) -> Option<Vec<u8>> {
         let message = Message::from_slice(bytes)
             .ok()
             .filter(|message| !message.header().qr())?;
@@ -114,34 +109,16 @@ impl Resolver {
         if header.opcode() != Opcode::QUERY {
             return Some(bare_error(message, OptRcode::NOTIMP));
         }
-        let (Ok(question), Ok(extension)) = (message.sole_question(), read_extension(message))
+        let (Ok(question), Ok(version)) = (message.sole_question(), extension_version(message))
         else {
             return Some(bare_error(message, OptRcode::FORMERR));
         };
-        let finding = match extension {
-            Some(extension) if extension.version > 0 => Finding::error(OptRcode::BADVERS),
+        let finding = match version {
+            Some(1..) => Finding::error(OptRcode::BADVERS),
             _ => self.find(&question, hosts),
         };
-        let max_len = match (is_datagram, extension) {
-            (true, Some(extension)) => extension.datagram_len,
-            (true, None) => MIN_DATAGRAM_LEN,
-            (false, _) => usize::from(u16::MAX),
-        };
-        let answer = self
-            .write(message, &question, &finding, extension.is_some())
-            .ok()?;
-        if answer.len() <= max_len {
-            return Some(answer);
-        }
-        let nothing = Finding::error(finding.rcode);
-        let mut answer = self
-            .write(message, &question, &nothing, extension.is_some())
-            .ok()?;
-        Message::from_octets(&mut answer[..])
-            .ok()?
-            .header_mut()
-            .set_tc(true);
-        Some(answer)
+        self.write(message, &question, &finding, version.is_some())
+            .ok()
     }
 
     fn find(&self, question: &Question<ParsedName<&[u8]>>, hosts: &Hosts) -> Finding {
@@ -158,7 +135,7 @@ impl Resolver {
                     is_authoritative: true,
                 };
             }
-            Subject::Host(host) => addresses(host.ipv4, host.ipv6),
+            Subject::Host(host) => addresses(host.ipv4, hosts.ipv6_of(host)),
             Subject::Station => addresses(self.ipv4.map(|own| own.address), self.ipv6),
             Subject::Domain => vec![
                 self.authority().into(),
@@ -179,7 +156,7 @@ impl Resolver {
     ) -> Result<Vec<u8>, PushError> {
         let asked = question.qname();
         // A vector grows as it has to.
-        let target = StaticCompressor::new(Vec::with_capacity(MIN_DATAGRAM_LEN));
+        let target = TreeCompressor::new(Vec::with_capacity(MAX_ANSWER_LEN));
         let builder = MessageBuilder::from_target(target).map_err(PushError::from)?;
         let mut answer = builder.start_answer(message, finding.rcode.rcode())?;
         answer.header_mut().set_aa(finding.is_authoritative);
@@ -265,7 +242,10 @@ impl Resolver {
         {
             return Some(self.own_name.clone());
         }
-        let host = hosts.with_address(address)?;
+        let host = hosts.with_address(address).or_else(|| match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => hosts.heard_from(address),
+        })?;
         Some(name(&format!("{}.{}", host.name, self.domain)))
     }
 }
@@ -288,25 +268,23 @@ fn parent(name: &ParsedName<&[u8]>) -> OwnedName {
         .map_or_else(Name::root_vec, |parent| parent.to_name())
 }
 
-/// What the message says of extensions; an error if it says so twice, or cannot be read to its end.
-fn read_extension(message: &Message<[u8]>) -> Result<Option<Extension>, ParseError> {
-    let mut extension = None;
+/// The version of extended DNS that the message speaks, if it does (RFC 6891); an error if it says so twice, or cannot be read to its end.
+fn extension_version(message: &Message<[u8]>) -> Result<Option<u8>, ParseError> {
+    let mut version = None;
     for record in message.additional()? {
         let record = record?;
         if record.rtype() != Rtype::OPT {
             continue;
         }
-        // The version is the second byte of what is a TTL elsewhere, and the length is where the class is.
-        let is_first = extension.replace(Extension {
-            version: (record.ttl().as_secs() >> 16) as u8,
-            datagram_len: usize::from(record.class().to_int())
-                .clamp(MIN_DATAGRAM_LEN, OWN_DATAGRAM_LEN.into()),
-        });
-        if is_first.is_some() {
+        // It is the second byte of what is a TTL elsewhere.
+        if version
+            .replace((record.ttl().as_secs() >> 16) as u8)
+            .is_some()
+        {
             return Err(ParseError::form_error("two sets of extensions"));
         }
     }
-    Ok(extension)
+    Ok(version)
 }
 
 /// An answer to what could not be understood: its header, and that.

@@ -15,6 +15,7 @@ use wire::ethernet::MacAddress;
 use crate::frame::{self, Path};
 
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+#[cfg(test)]
 pub(crate) const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
 /// The frame that answers an ARP packet, if it asks for `own`.

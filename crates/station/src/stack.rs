@@ -192,7 +192,7 @@ impl Stack {
     fn answer_datagrams(&mut self, names: &mut Names<'_>) {
         let socket = self.sockets.get_mut::<udp::Socket>(self.datagrams);
         while let Ok((question, from)) = socket.recv() {
-            let Some(answer) = names.answer(question, true) else {
+            let Some(answer) = names.answer(question) else {
                 continue;
             };
             // Goes back from the address that was asked. If there is no room it is lost, as datagrams are.
@@ -311,14 +311,14 @@ fn answer_next(socket: &mut tcp::Socket<'_>, names: &mut Names<'_>) -> Step {
     if socket.recv_queue() < question.len() {
         return Step::Nothing;
     }
-    // An answer is never much longer than its question and some 300 bytes, so that there is room for one at last.
+    // No answer is longer than that, so that there is room for one at last.
     if socket.send_capacity() - socket.send_queue() < SEND_BUFFER_LEN / 2 {
         return Step::Full;
     }
     if socket.recv_slice(&mut question) != Ok(question.len()) {
         return Step::Nonsense;
     }
-    let Some(answer) = names.answer(&question[2..], false) else {
+    let Some(answer) = names.answer(&question[2..]) else {
         return Step::Nonsense;
     };
     let Ok(answer_len) = u16::try_from(answer.len()) else {

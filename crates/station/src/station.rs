@@ -13,8 +13,8 @@ use crate::config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, i
 use crate::dhcp::{self, Lease};
 use crate::dns::Resolver;
 use crate::frame::{self, MAX_FRAME_LEN, Path};
-use crate::hosts::Hosts;
-use crate::neighbour::{self, ALL_NODES, ALL_ROUTERS, Solicitation, solicited_node};
+use crate::hosts::{Hosts, Use};
+use crate::neighbour::{self, ALL_NODES, Solicitation};
 use crate::stack::Stack;
 
 /// How many frames wait for [`Station::transmit`] at most. A frame costs one answer, so that only who calls `receive` and never `transmit` comes near.
@@ -83,7 +83,9 @@ impl Station {
 
     /// Replaces the list of hosts, as a whole or not at all. Leases of addresses that now belong to a host are not renewed.
     pub fn set_hosts(&mut self, hosts: Vec<Host>) -> Result<(), HostError> {
-        self.hosts = Hosts::new(hosts, &self.config)?;
+        let hosts = Hosts::new(hosts, &self.config)?;
+        let before = std::mem::replace(&mut self.hosts, hosts);
+        self.hosts.remember(before);
         if let Some(resolver) = &mut self.resolver {
             resolver.hosts_have_changed();
         }
@@ -183,7 +185,8 @@ impl Station {
         // Beside an Ethernet frame's minimum of 60 bytes, what comes after the packet is padding.
         let packet = Ipv4Packet::new_checked(&payload[..packet.total_len().into()]).ok()?;
         let is_fragment = packet.more_frags() || packet.frag_offset() != 0;
-        if packet.version() != 4 || !packet.verify_checksum() || is_fragment {
+        let is_whole = packet.header_len() >= 20 && !is_fragment;
+        if packet.version() != 4 || !packet.verify_checksum() || !is_whole {
             return None;
         }
         let (source, destination) = (packet.src_addr(), packet.dst_addr());
@@ -208,16 +211,7 @@ impl Station {
         let is_own = |address: Ipv6Addr| address == own || address == self.link_local;
         let is_icmp = packet.next_header() == IpProtocol::Icmpv6;
         if is_icmp && neighbour::is_neighbour_discovery(packet.payload()) {
-            let groups = [
-                ALL_NODES,
-                ALL_ROUTERS,
-                solicited_node(own),
-                solicited_node(self.link_local),
-            ];
-            if !is_own(destination) && !groups.contains(&destination) {
-                return None;
-            }
-            return self.answer_solicitation(&packet, path);
+            return self.answer_solicitation(&packet, path, own);
         }
         // Of what goes to a group, only pings are answered. Anything else would have each guest's chatter answered with an error.
         let is_ping = is_icmp && packet.payload().first() == Some(&128);
@@ -232,12 +226,31 @@ impl Station {
         {
             return None;
         }
+        self.hosts.hear(path.destination, source, Use::Speaks, own);
         self.pass_on(now, IpAddr::V6(source), path, packet.into_inner());
         Some(())
     }
 
-    fn answer_solicitation(&mut self, packet: &Ipv6Packet<&[u8]>, path: Path) -> Option<()> {
-        match neighbour::parse_solicitation(packet)? {
+    /// Solicitations are heard also where they are for others.
+    fn answer_solicitation(
+        &mut self,
+        packet: &Ipv6Packet<&[u8]>,
+        path: Path,
+        own: Ipv6Addr,
+    ) -> Option<()> {
+        let solicitation = neighbour::parse_solicitation(packet)?;
+        match solicitation {
+            Solicitation::Router { source } | Solicitation::Neighbour { source, .. }
+                if !source.is_unspecified() =>
+            {
+                self.hosts.hear(path.destination, source, Use::Speaks, own);
+            }
+            Solicitation::Neighbour { target, .. } => {
+                self.hosts.hear(path.destination, target, Use::Probes, own);
+            }
+            Solicitation::Router { .. } => {}
+        }
+        match solicitation {
             Solicitation::Router { source } => {
                 let own = self.advertised()?;
                 // The answer is for the one who asks. RFC 4861, 6.2.6 would have it wait up to half a second, lest several routers talk
@@ -250,7 +263,7 @@ impl Station {
                 self.advertise(destination, path.destination, own);
             }
             Solicitation::Neighbour { source, target } => {
-                if Some(target) != self.config.ipv6 && target != self.link_local {
+                if target != own && target != self.link_local {
                     return None;
                 }
                 let answer = neighbour::advertise(path, source, target, self.config.advertise);
@@ -351,9 +364,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The answer to a message of DNS, of `max_len` bytes at most if the question does not say more.
-    pub fn answer(&mut self, message: &[u8], is_datagram: bool) -> Option<Vec<u8>> {
-        let answer = self.resolver?.answer(message, is_datagram, self.hosts)?;
+    /// The answer to a message of DNS.
+    pub fn answer(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let answer = self.resolver?.answer(message, self.hosts)?;
         self.counters.dns_answers += 1;
         Some(answer)
     }

@@ -36,12 +36,12 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use slab::Slab;
-use wire::ethernet::{HEADER_LEN, Head, MacAddress, TAG_LEN};
+use wire::ethernet::{HEADER_LEN, Head, MacAddress, TAG_LEN, TagControl};
 
 use crate::Time;
 use filter::Arrival;
 use owners::Owners;
-use port::{Port, Storm, reaches};
+use port::{Gate, Port, Storm, reaches};
 
 pub use config::{AddPortError, BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Rates};
 pub use port::PortCounters;
@@ -101,6 +101,8 @@ pub struct Ipv6Entry {
 pub struct Bridge {
     limits: BridgeLimits,
     ports: Slab<Port>,
+    /// By the ports' numbers; those of no port are down.
+    gates: Vec<Gate>,
     /// MAC addresses that were assigned, as numbers.
     stations: HashMap<u64, PortId, FixedState>,
     /// MAC addresses that were learned, with their VLAN in the upper 16 bits.
@@ -125,6 +127,7 @@ impl Bridge {
         let hasher = || FixedState::with_seed(seed);
         Bridge {
             ports: Slab::new(),
+            gates: Vec::new(),
             stations: HashMap::with_hasher(hasher()),
             learned: Owners::new(seed, limits.ageing),
             assigned: HashMap::with_hasher(hasher()),
@@ -150,6 +153,11 @@ impl Bridge {
         // Below PORTS_MAX: a slab uses the numbers of what was removed again before it makes new ones.
         let id = PortId(self.ports.vacant_key() as u16);
         self.assign(id, &config);
+        let number = usize::from(id.0);
+        if self.gates.len() <= number {
+            self.gates.resize(number + 1, Gate::NONE);
+        }
+        self.gates[number] = Gate::new(&config);
         self.ports.insert(Port::new(config));
         Ok(id)
     }
@@ -162,25 +170,26 @@ impl Bridge {
         self.check_config(&config, Some(id))?;
         self.unassign(id);
         self.assign(id, &config);
+        self.gates[usize::from(id.0)].set_config(&config);
         self.ports[id.0.into()].set_config(config);
         Ok(())
     }
 
     /// Removes a port with everything that is known of it, and says what it has counted.
     pub fn remove_port(&mut self, id: PortId) -> Option<PortCounters> {
-        if !self.ports.contains(id.0.into()) {
-            return None;
-        }
+        let counters = self.counters(id)?;
         self.unassign(id);
-        Some(self.ports.remove(id.0.into()).counters)
+        self.ports.remove(id.0.into());
+        self.gates[usize::from(id.0)] = Gate::NONE;
+        Some(counters)
     }
 
     /// Says whether a port's link is up. While it is down, frames neither come from there nor go there, and what was learned is forgotten.
     pub fn set_link(&mut self, id: PortId, is_up: bool) {
-        let Some(port) = self.ports.get_mut(id.0.into()) else {
+        if !self.ports.contains(id.0.into()) {
             return;
-        };
-        port.is_up = is_up;
+        }
+        self.gates[usize::from(id.0)].is_up = is_up;
         if !is_up {
             self.learned.forget(id);
             self.bindings.forget(id);
@@ -194,12 +203,14 @@ impl Bridge {
 
     /// Whether a port's link is up.
     pub fn link(&self, id: PortId) -> Option<bool> {
-        self.ports.get(id.0.into()).map(|port| port.is_up)
+        let exists = self.ports.contains(id.0.into());
+        exists.then(|| self.gates[usize::from(id.0)].is_up)
     }
 
     /// What a port has counted.
-    pub fn counters(&self, id: PortId) -> Option<&PortCounters> {
-        self.ports.get(id.0.into()).map(|port| &port.counters)
+    pub fn counters(&self, id: PortId) -> Option<PortCounters> {
+        let port = self.ports.get(id.0.into())?;
+        Some(port.counters(&self.gates[usize::from(id.0)]))
     }
 
     /// Every port, in the order of their numbers.
@@ -263,7 +274,7 @@ impl Bridge {
             Ok(verdict) => verdict,
             Err(refusal) => {
                 if let Some(port) = self.ports.get_mut(from.0.into()) {
-                    port.counters.refused_frames[refusal as usize] += 1;
+                    port.refused_frames[refusal as usize] += 1;
                 }
                 Verdict::Drop(refusal)
             }
@@ -279,45 +290,57 @@ impl Bridge {
         frame_len: usize,
         segment_len: usize,
     ) -> Result<Verdict, Refusal> {
-        let port = self
-            .ports
-            .get_mut(from.0.into())
+        let gate = self
+            .gates
+            .get_mut(usize::from(from.0))
             .ok_or(Refusal::NoSuchPort)?;
-        port.charge(now, frame_len);
-        if !port.is_up {
-            return Err(Refusal::LinkDown);
+        gate.received_frames += 1;
+        gate.received_bytes += frame_len as u64;
+        let gate = *gate;
+        if gate.has_rate {
+            self.ports[from.0.into()].charge(now, frame_len);
+        }
+        if !gate.is_up {
+            return Err(match self.ports.contains(from.0.into()) {
+                true => Refusal::LinkDown,
+                false => Refusal::NoSuchPort,
+            });
         }
         let head = Head::parse(snapshot).ok_or(Refusal::TooShort)?;
         let tag_len = if head.tag.is_some() { TAG_LEN } else { 0 };
         if segment_len > usize::from(self.limits.mtu) + HEADER_LEN + tag_len {
             return Err(Refusal::TooLong);
         }
-        if port.config.mac.is_some_and(|mac| mac != head.source) {
-            return Err(Refusal::OtherSource);
-        }
-        if !head.source.is_assignable() {
+        let learns = gate.mac == 0;
+        if learns && !head.source.is_assignable() {
             return Err(Refusal::InvalidSource);
+        }
+        if !learns && gate.mac != head.source.to_u64() {
+            return Err(Refusal::OtherSource);
         }
         if head.destination.is_link_local() {
             return Err(Refusal::Reserved);
         }
-        let vlan = port.config.vlan.admit(head.tag).ok_or(Refusal::WrongVlan)?;
-        let (kind, macs_max) = (port.config.kind, port.config.macs_max());
+        let vlan = match (gate.access, head.tag) {
+            (Some(vlan), None) => vlan,
+            _ => self.admit(from, head.tag)?,
+        };
         let arrival = Arrival {
             now,
             from,
-            kind,
+            kind: gate.place.kind,
+            ipv4: gate.ipv4,
             vlan,
             head,
             snapshot,
             frame_len,
         };
-        if macs_max > 0 && !self.may_learn(&arrival) {
+        if learns && !self.may_learn(&arrival) {
             return Err(Refusal::SourceTaken);
         }
         self.filter(&arrival)?;
-        if macs_max > 0 {
-            self.learn(&arrival, macs_max);
+        if learns {
+            self.learn(&arrival);
         }
         if head.destination.is_multicast() {
             let storm = match head.destination.is_broadcast() {
@@ -332,6 +355,12 @@ impl Bridge {
         }
     }
 
+    /// In which VLAN a frame is that has a tag or comes from a trunk.
+    fn admit(&self, from: PortId, tag: Option<TagControl>) -> Result<VlanId, Refusal> {
+        let vlan = self.ports[from.0.into()].config.vlan.admit(tag);
+        vlan.ok_or(Refusal::WrongVlan)
+    }
+
     /// Whether a frame's source may be learned: it is nobody's. Between uplinks an address moves at once, as when the world outside changes its
     /// ways; otherwise it stays with the port that had it first.
     fn may_learn(&self, arrival: &Arrival<'_>) -> bool {
@@ -339,18 +368,17 @@ impl Bridge {
         if self.stations.contains_key(&mac.to_u64()) {
             return false;
         }
-        let owner = self
-            .learned
-            .owner(arrival.now, learned_key(arrival.vlan, mac));
+        let key = learned_key(arrival.vlan, mac);
+        let owner = self.learned.owner(arrival.now, key);
         owner.is_none_or(|(owner, _)| {
-            let owner_kind = self.ports[owner.0.into()].config.kind;
-            let outside = (owner_kind, arrival.kind) == (PortKind::Uplink, PortKind::Uplink);
-            owner == arrival.from || outside
+            let kinds = (self.gates[usize::from(owner.0)].place.kind, arrival.kind);
+            owner == arrival.from || kinds == (PortKind::Uplink, PortKind::Uplink)
         })
     }
 
     /// Learns a frame's source, which may be.
-    fn learn(&mut self, arrival: &Arrival<'_>, max: u16) {
+    fn learn(&mut self, arrival: &Arrival<'_>) {
+        let max = self.ports[arrival.from.0.into()].config.macs_max();
         let key = learned_key(arrival.vlan, arrival.head.source);
         self.learned.take(arrival.now, key, arrival.from, max);
     }
@@ -362,10 +390,8 @@ impl Bridge {
         if let Some(port) = self.stations.get(&mac.to_u64()) {
             return Some(*port);
         }
-        let learned = self
-            .learned
-            .owner(arrival.now, learned_key(arrival.vlan, mac));
-        learned.map(|(port, _)| port)
+        let key = learned_key(arrival.vlan, mac);
+        self.learned.owner(arrival.now, key).map(|(port, _)| port)
     }
 
     /// Sends a frame to one port, if it may go there.
@@ -374,19 +400,13 @@ impl Bridge {
         if to == arrival.from {
             return Err(Refusal::SamePort);
         }
-        let [source, target] = self
-            .ports
-            .get_disjoint_mut([arrival.from.0.into(), to.0.into()])
-            .map_err(|_| Refusal::NoReceiver)?;
-        reaches(source.config.place(), target.config.place())?;
+        let source = self.gates[usize::from(arrival.from.0)].place;
+        let target = &mut self.gates[usize::from(to.0)];
+        reaches(source, target.place)?;
         if !target.is_up {
             return Err(Refusal::DestinationDown);
         }
-        let Head { tag, ethertype, .. } = arrival.head;
-        let tagging = target
-            .config
-            .vlan
-            .tagging(arrival.vlan, tag, ethertype.is_tag());
+        let tagging = tagging(&self.ports, to, target, arrival);
         let tagging = tagging.ok_or(Refusal::DestinationVlan)?;
         target.sent(arrival.frame_len);
         Ok(Verdict::Port(to, tagging))
@@ -397,29 +417,38 @@ impl Bridge {
         self.flooded.clear();
         let from = usize::from(arrival.from.0);
         self.ports[from].take(arrival.now, storm)?;
-        let source = self.ports[from].config.place();
-        let Head { tag, ethertype, .. } = arrival.head;
-        for (number, port) in &mut self.ports {
-            let known = storm == Storm::Unknown && port.config.macs_max() == 0;
-            if number == from
-                || known
-                || !port.is_up
-                || reaches(source, port.config.place()).is_err()
-            {
+        let source = self.gates[from].place;
+        for (number, gate) in self.gates.iter_mut().enumerate() {
+            let known = storm == Storm::Unknown && gate.mac != 0;
+            if number == from || known || !gate.is_up || reaches(source, gate.place).is_err() {
                 continue;
             }
-            let tagging = port
-                .config
-                .vlan
-                .tagging(arrival.vlan, tag, ethertype.is_tag());
-            let Some(tagging) = tagging else { continue };
-            port.sent(arrival.frame_len);
-            self.flooded.push((PortId(number as u16), tagging));
+            let to = PortId(number as u16);
+            let Some(tagging) = tagging(&self.ports, to, gate, arrival) else {
+                continue;
+            };
+            gate.sent(arrival.frame_len);
+            self.flooded.push((to, tagging));
         }
         if self.flooded.is_empty() {
             return Err(Refusal::NoReceiver);
         }
-        self.ports[from].counters.flooded_frames += 1;
+        self.ports[from].flooded_frames += 1;
         Ok(Verdict::Flood)
+    }
+}
+
+/// What happens to a frame's tag before it goes to a port, unless that is not in its VLAN.
+#[inline]
+fn tagging(ports: &Slab<Port>, to: PortId, gate: &Gate, arrival: &Arrival<'_>) -> Option<Tagging> {
+    let Head { tag, ethertype, .. } = arrival.head;
+    match (gate.access, tag) {
+        (Some(vlan), _) if vlan != arrival.vlan => None,
+        (Some(_), None) => Some(Tagging::Keep),
+        (Some(_), Some(_)) => Some(Tagging::Strip),
+        (None, _) => {
+            let vlan = &ports[to.0.into()].config.vlan;
+            vlan.tagging(arrival.vlan, tag, ethertype.is_tag())
+        }
     }
 }

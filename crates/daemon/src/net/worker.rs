@@ -15,7 +15,7 @@ use switch::bridge::{self, PortId};
 
 use super::{
     MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
-    PortSpec, PortStatus, refused_counters, switch_counters,
+    PortSpec, PortStatus, UplinkDevice, refused_counters, switch_counters,
 };
 use crate::line::Counters;
 use crate::orders::Orders;
@@ -87,7 +87,10 @@ impl Running {
         let added = self.orders.ask(move |fabric| {
             fabric.add_network(&network, wanted.bridge_limits())?;
             let station = (wanted.station_port(), station_config(&wanted));
-            fabric.set_station(&network, station).inspect_err(|_| {
+            let furnished = fabric
+                .set_station(&network, station)
+                .and_then(|()| set_uplink(fabric, &wanted));
+            furnished.inspect_err(|_| {
                 // It was added a moment ago.
                 let _ = fabric.remove_network(&network);
             })
@@ -213,6 +216,17 @@ impl Drop for NetThread {
     }
 }
 
+fn set_uplink(fabric: &mut NetFabric, spec: &NetworkSpec) -> Result<(), device::net::NetError> {
+    let (Some(uplink), Some(port)) = (&spec.uplink, spec.uplink_port()) else {
+        return Ok(());
+    };
+    let device = match uplink.device.clone() {
+        UplinkDevice::Tap(name) => device::net::UplinkDevice::Tap(name),
+        UplinkDevice::Interface(name) => device::net::UplinkDevice::Interface(name),
+    };
+    fabric.set_uplink(&spec.full_name(), &device, port)
+}
+
 fn station_config(spec: &NetworkSpec) -> StationConfig {
     let station = spec.station.clone();
     StationConfig {
@@ -264,6 +278,28 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
             driver_ready: true,
             counters: switch_counters(&station.bridge),
             refused: refused_counters(&station.bridge),
+        });
+    }
+    if let Some(uplink) = &snapshot.uplink {
+        let counted = &uplink.counters;
+        let mut counters = switch_counters(&uplink.bridge);
+        counters.extend([
+            // What has left, rather than what was to.
+            ("sent_frames", counted.sent_frames),
+            ("sent_bytes", counted.sent_bytes),
+            ("dropped_frames", counted.dropped_frames),
+        ]);
+        let mut refused = refused_counters(&uplink.bridge);
+        if counted.malformed_headers > 0 {
+            refused.insert("malformed_header", counted.malformed_headers);
+        }
+        ports.push(PortStatus {
+            owner: PortOwner::Uplink,
+            link_up: true,
+            attached: true,
+            driver_ready: true,
+            counters,
+            refused,
         });
     }
     NetworkStatus {
@@ -328,6 +364,30 @@ fn owner(snapshot: &NetworkSnapshot, id: PortId) -> PortOwner {
     }
 }
 
+fn uplink_error(device: device::net::UplinkDevice, error: io::Error) -> NetError {
+    let (device, right) = match device {
+        device::net::UplinkDevice::Tap(name) => (
+            UplinkDevice::Tap(name),
+            "make the tap for the daemon's user (`ip tuntap add NAME mode tap user USER`), or give the daemon CAP_NET_ADMIN",
+        ),
+        device::net::UplinkDevice::Interface(name) => (
+            UplinkDevice::Interface(name),
+            "give the daemon CAP_NET_RAW, or let it have a tap that is in a bridge with the interface",
+        ),
+    };
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied => right,
+        io::ErrorKind::NotFound => "look at `ip link` for the interfaces that there are",
+        io::ErrorKind::ResourceBusy => "somebody else has it open: choose another name",
+        _ => "look at `ip link show` for its state",
+    };
+    NetError::Uplink {
+        device,
+        error,
+        remedy,
+    }
+}
+
 fn stopped() -> NetError {
     NetError::Io(io::Error::other(
         "the thread that switches frames has stopped",
@@ -343,6 +403,7 @@ fn net_error(error: device::net::NetError) -> NetError {
             NetError::AddressInUse { path }
         }
         Device::Socket { path, error } => NetError::Directory { path, error },
+        Device::Uplink { device, error } => uplink_error(device, error),
         other => NetError::Refused(other.to_string()),
     }
 }

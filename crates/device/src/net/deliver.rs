@@ -10,6 +10,7 @@ use super::NetFabric;
 use super::drain::{Batch, Routed};
 use super::port::Port;
 use super::snapshot::Frame;
+use super::uplink::Room;
 use crate::ring::Ring;
 
 /// The most buffers that one frame may lie across: the longest one in buffers of one page.
@@ -23,7 +24,7 @@ pub(super) enum Source<'a> {
     /// In the batch's chains, behind their virtio headers.
     Guest(&'a GuestMemory),
     /// In memory of our own.
-    Private(&'a [Vec<u8>]),
+    Private(&'a [Room]),
 }
 
 impl<'a> Source<'a> {
@@ -35,7 +36,7 @@ impl<'a> Source<'a> {
                 ranges: &chains[index].readable,
                 offset: NET_HEADER_LEN + frame.rest_from(),
             },
-            Source::Private(frames) => Rest::Private(&frames[index][frame.rest_from()..]),
+            Source::Private(rooms) => Rest::Private(&rooms[index].frame()[frame.rest_from()..]),
         }
     }
 }
@@ -65,7 +66,7 @@ pub(super) struct Scratch {
 
 /// Why a frame did not arrive.
 #[derive(Debug, Error)]
-enum Undelivered {
+pub(super) enum Undelivered {
     /// There are no buffers for it.
     #[error("the guest has too few buffers posted")]
     NoBuffers,
@@ -197,7 +198,7 @@ fn give(
 }
 
 /// Does to a frame what a network card would have done, and gives away what comes of it.
-fn finish_and_give(
+pub(super) fn finish_and_give(
     finish: Finish,
     offload: &Offload,
     whole: &mut [u8],

@@ -19,7 +19,7 @@ use super::{Behind, NetFabric, Network};
 pub(super) const MAX_BATCH: usize = 128;
 
 /// Longer than that no frame is: what the largest offload leaves to be cut, with two tags.
-const MAX_FRAME_LEN: usize = 65_535 + HEADER_LEN + 2 * TAG_LEN;
+pub(super) const MAX_FRAME_LEN: usize = 65_535 + HEADER_LEN + 2 * TAG_LEN;
 
 /// Frames on their way, with the lists of where they go.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub(super) struct Batch {
     touched: Vec<usize>,
     /// Which frames are for the network itself.
     asked: Vec<Routed>,
+    /// Which frames leave the network.
+    pub(super) leaving: Vec<Routed>,
 }
 
 /// A frame that goes to a destination.
@@ -54,6 +56,7 @@ impl Default for Batch {
             lists: Vec::new(),
             touched: Vec::new(),
             asked: Vec::new(),
+            leaving: Vec::new(),
         }
     }
 }
@@ -110,6 +113,30 @@ impl Batch {
         }
     }
 
+    /// Begins a batch of frames that are in memory of our own.
+    pub(super) fn begin_private(&mut self) {
+        self.count = 0;
+    }
+
+    /// Puts a frame that is in memory of our own into the batch. Returns whether it may be what its header says.
+    pub(super) fn put(
+        &mut self,
+        index: usize,
+        header: NetHeader,
+        bytes: &[u8],
+        sends: Offloads,
+    ) -> bool {
+        let frame = &mut self.frames[index];
+        frame.receive_whole(bytes);
+        match header.check(frame.head(), bytes.len(), sends) {
+            Ok(offload) => {
+                frame.offload = offload;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
     /// Puts a frame on the lists of its destinations.
     pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
         let frame = &self.frames[index];
@@ -136,6 +163,7 @@ impl Batch {
         let routed = Routed { frame, tagging };
         let number = match behind {
             Some(Behind::Guest(number)) => number,
+            Some(Behind::Uplink) => return self.leaving.push(routed),
             Some(Behind::Station) => return self.asked.push(routed),
             None => return,
         };
@@ -186,6 +214,7 @@ impl NetFabric {
             self.deliver(destination, &list, source);
             self.batch.give_back(destination, list);
         }
+        self.send_out(network, source);
         self.ask_station(network, source);
     }
 

@@ -43,6 +43,13 @@ impl Frame {
         &mut self.buffer[..NET_HEADER_LEN + self.head_len]
     }
 
+    /// Takes the beginning of a frame without a virtio header, for which nothing is left to be done.
+    pub(super) fn receive_whole(&mut self, bytes: &[u8]) {
+        let room = self.receive(bytes.len());
+        let (_, head) = room.split_at_mut(NET_HEADER_LEN);
+        head.copy_from_slice(&bytes[..head.len()]);
+    }
+
     /// The virtio header as the guest has written it.
     pub(super) fn header(&self) -> &[u8; NET_HEADER_LEN] {
         self.buffer.first_chunk().expect("the buffer is longer")

@@ -2,11 +2,10 @@
 
 use station::{Host, Station, StationConfig};
 use switch::bridge::{PortConfig, PortId};
-use wire::net_header::{Finish, Offload};
-use wire::offload;
+use wire::net_header::Offloads;
 
-use super::deliver::{Source, gather};
-use super::snapshot::Frame;
+use super::deliver::{Source, finish_and_give, gather};
+use super::uplink::Room;
 use super::{Behind, NetError, NetFabric};
 
 /// Who answers for a network, and where that is.
@@ -71,8 +70,10 @@ impl NetFabric {
             let rest = source.rest(&self.batch.chains, routed.frame, &frame);
             // What cannot be read, or contradicts its own headers, asks nothing.
             if gather(&frame, &rest, &mut whole).is_ok() {
-                let _ = finish_into(&frame.offload, &mut whole, |frame| {
+                let finish = frame.offload.finish_for(Offloads::NONE);
+                let _ = finish_and_give(finish, &frame.offload, &mut whole, |frame| {
                     known.station.receive(now, frame);
+                    Ok(())
                 });
             }
         }
@@ -118,39 +119,10 @@ impl NetFabric {
 
     /// Passes on a frame that is in memory of our own.
     fn inject(&mut self, index: usize, from: PortId, bytes: Vec<u8>) {
-        let frame = &mut self.batch.frames[0];
-        frame.receive_whole(&bytes);
+        self.batch.begin_private();
+        self.batch.frames[0].receive_whole(&bytes);
         self.batch
             .route(self.now, from, &mut self.networks[index], 0);
-        let frames = [bytes];
-        self.pass_on(index, &Source::Private(&frames));
-    }
-}
-
-/// Does to a frame what its sender has left to others, and shows what comes of it.
-fn finish_into(
-    offload: &Offload,
-    whole: &mut [u8],
-    mut show: impl FnMut(&[u8]),
-) -> Result<(), offload::WrongFrame> {
-    match offload.finish_for(wire::net_header::Offloads::NONE) {
-        Finish::Nothing => show(whole),
-        Finish::Checksum(checksum) => {
-            offload::complete_checksum(whole, checksum)?;
-            show(whole);
-        }
-        Finish::Segments => {
-            offload::segment(whole, offload, show)?;
-        }
-    }
-    Ok(())
-}
-
-impl Frame {
-    /// Takes the beginning of a frame that nothing is left to be done for.
-    fn receive_whole(&mut self, bytes: &[u8]) {
-        let room = self.receive(bytes.len());
-        let (_, head) = room.split_at_mut(wire::net_header::NET_HEADER_LEN);
-        head.copy_from_slice(&bytes[..head.len()]);
+        self.pass_on(index, &Source::Private(&[Room::of(bytes)]));
     }
 }

@@ -86,20 +86,14 @@ impl PackedDriver {
     pub(super) fn start_at(&mut self, index: u16) {
         let size = self.setup.size;
         assert_eq!(self.free, size, "the queue is in use");
-        let position = Position {
-            index: index % size,
-            wrap: (index / size) % 2 == 0,
-        };
+        let position = Position::new(index % size, (index / size) % 2 == 0);
         self.next_available = position;
         self.next_used = position;
         let bits = u32::from(position.to_bits());
         self.setup.ring_base = bits | bits << 16;
         // What is behind was used in this round, what lies ahead in the last one.
         for index in 0..size {
-            let round = Position {
-                index,
-                wrap: position.wrap == (index < position.index),
-            };
+            let round = Position::new(index, position.wrap() == (index < position.index()));
             let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
             self.descriptors
                 .store_u64(offset, round.used_flags(), Ordering::Relaxed);
@@ -154,7 +148,7 @@ impl PackedDriver {
         let Some((old, word)) = self.held_back.take() else {
             return false;
         };
-        self.store_word(old.index, word, Ordering::Release);
+        self.store_word(old.index(), word, Ordering::Release);
         fence(Ordering::SeqCst);
         let event = self.device_event();
         match event >> EVENT_FLAGS_SHIFT & EVENT_FLAGS {
@@ -167,7 +161,7 @@ impl PackedDriver {
     }
 
     pub(super) fn take_used(&mut self) -> Option<(u64, u32)> {
-        let word = self.load_word(self.next_used.index, Ordering::Acquire);
+        let word = self.load_word(self.next_used.index(), Ordering::Acquire);
         if !self.is_used(word) {
             return None;
         }
@@ -193,7 +187,7 @@ impl PackedDriver {
         self.interrupts = true;
         self.wish_for_interrupt();
         fence(Ordering::SeqCst);
-        self.is_used(self.load_word(self.next_used.index, Ordering::Acquire))
+        self.is_used(self.load_word(self.next_used.index(), Ordering::Acquire))
     }
 
     pub(super) fn disable_interrupts(&mut self) {
@@ -238,7 +232,7 @@ impl PackedDriver {
     fn write_next(&mut self, range: Range, flags: u16, identifier: u16) {
         let position = self.next_available;
         self.next_available = position.plus(1, self.setup.size);
-        let offset = DESCRIPTOR_LEN * usize::from(position.index);
+        let offset = DESCRIPTOR_LEN * usize::from(position.index());
         self.descriptors
             .store_u64(offset, range.address, Ordering::Relaxed);
         let word = u64::from(range.len)
@@ -248,7 +242,7 @@ impl PackedDriver {
         if self.held_back.is_none() {
             self.held_back = Some((position, word));
         } else {
-            self.store_word(position.index, word, Ordering::Relaxed);
+            self.store_word(position.index(), word, Ordering::Relaxed);
         }
     }
 

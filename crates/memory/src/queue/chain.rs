@@ -46,11 +46,46 @@ impl Descriptor {
         }
     }
 
+    /// The identifier of the chain, in a packed ring's last one.
+    #[inline]
+    pub(super) fn identifier(&self) -> u16 {
+        (self.word >> 32) as u16
+    }
+
     /// The index of the next descriptor, in a split ring's.
     #[inline]
     pub(super) fn next(&self) -> u16 {
         (self.word >> 48) as u16
     }
+}
+
+/// Fills `chain` with a descriptor that is all of it and lies in one region, as nearly all are. `false` if it is another one, and then
+/// [`Reader`] is to be asked.
+#[inline]
+pub(super) fn take_only(
+    memory: &GuestMemory,
+    chain: &mut Chain,
+    address: u64,
+    len: u32,
+    flags: u16,
+) -> bool {
+    if flags & (NEXT | INDIRECT) != 0 || len == 0 {
+        return false;
+    }
+    match memory.locate(address) {
+        Some((_, room)) if room >= len as usize => {}
+        _ => return false,
+    }
+    chain.entries = 1;
+    chain.readable.clear();
+    chain.writable.clear();
+    let list = if flags & WRITE == 0 {
+        &mut chain.readable
+    } else {
+        &mut chain.writable
+    };
+    list.push(Range { address, len });
+    true
 }
 
 /// How the descriptors of an indirect table follow each other.

@@ -31,8 +31,10 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use self::fields::*;
-use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE};
-use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, area};
+use super::chain::{
+    DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
+};
+use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area};
 use crate::area::Area;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, fence};
@@ -71,7 +73,7 @@ impl Packed {
         }
         let next_available = Position::from_bits(base as u16);
         let next_used = Position::from_bits((base >> 16) as u16);
-        let inside = next_available.index < size && next_used.index < size;
+        let inside = next_available.index() < size && next_used.index() < size;
         // What is available is never behind what is used, nor ahead of it by more than the ring.
         if !inside || next_available.ahead_of(next_used, size) > u32::from(size) {
             return Err(QueueError::Base { base, size });
@@ -101,11 +103,20 @@ impl Packed {
         chain: &mut Chain,
     ) -> Result<bool, QueueError> {
         // Acquire: what the driver wrote before it set these flags is visible after.
-        let word = self.load_word(self.next_available.index, Ordering::Acquire);
+        let word = self.load_word(self.next_available.index(), Ordering::Acquire);
         if !self.next_available.is_available(word) {
             return Ok(false);
         }
-        let after = self.read_chain(memory, chain, word)?;
+        let (position, size) = (self.next_available, self.setup.size);
+        let address = self.load_address(position.index());
+        let first = Descriptor::from_packed_words(address, word);
+        let is_free = self.in_flight.descriptors < u32::from(size);
+        let after = if is_free && take_only(memory, chain, address, first.len, first.flags) {
+            chain.head = first.identifier();
+            position.plus(1, size)
+        } else {
+            self.read_chain(memory, chain, address, word)?
+        };
         if self.in_flight.contains(chain.head) {
             return Err(QueueError::HeadInFlight { head: chain.head });
         }
@@ -116,7 +127,7 @@ impl Packed {
     }
 
     pub(super) fn pending(&self) -> Result<bool, QueueError> {
-        let word = self.load_word(self.next_available.index, Ordering::Acquire);
+        let word = self.load_word(self.next_available.index(), Ordering::Acquire);
         Ok(self.next_available.is_available(word))
     }
 
@@ -137,7 +148,7 @@ impl Packed {
         if self.held_back.is_none() {
             self.held_back = Some(HeldBack { position, word });
         } else {
-            self.store_word(position.index, word, Ordering::Relaxed);
+            self.store_word(position.index(), word, Ordering::Relaxed);
         }
         self.next_used = position.plus(entries, self.setup.size);
     }
@@ -147,7 +158,7 @@ impl Packed {
             return false;
         };
         // Everything written before, the chains' bytes and the descriptors behind this one too, is visible to whoever sees it.
-        self.store_word(position.index, word, Ordering::Release);
+        self.store_word(position.index(), word, Ordering::Release);
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
@@ -182,7 +193,8 @@ impl Packed {
     }
 
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight.chains
+        // At most as many as the ring has places.
+        self.in_flight.chains as u16
     }
 
     pub(super) fn rewind(&mut self, chains: u16) {
@@ -207,23 +219,24 @@ impl Packed {
         digest.finish()
     }
 
-    /// Fills `chain` with the chain whose first descriptor has this second word, and says where the next one is.
-    #[inline]
+    /// Fills `chain` with the chain that begins with this descriptor, and says where the next one is.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
     fn read_chain(
         &self,
         memory: &GuestMemory,
         chain: &mut Chain,
-        first_word: u64,
+        address: u64,
+        word: u64,
     ) -> Result<Position, QueueError> {
         let size = self.setup.size;
-        let head = self.next_available.index;
-        let free = size - self.in_flight.descriptors;
+        let head = self.next_available.index();
+        let free = size - self.in_flight.descriptors as u16;
         let mut reader = Reader::new(memory, chain, head);
-        let (mut position, mut word) = (self.next_available, first_word);
+        let mut position = self.next_available;
+        let mut descriptor = Descriptor::from_packed_words(address, word);
         for entries in 1..=free {
-            let index = position.index;
-            let address = self.load_address(index);
-            let descriptor = Descriptor::from_packed_words(address, word);
+            let index = position.index();
             position = position.plus(1, size);
             if descriptor.flags & INDIRECT != 0 {
                 if !self.setup.indirect {
@@ -240,12 +253,13 @@ impl Packed {
                 reader.add(index, descriptor)?;
             }
             if descriptor.flags & NEXT == 0 {
-                chain.head = (word >> IDENTIFIER_SHIFT) as u16;
+                chain.head = descriptor.identifier();
                 chain.entries = entries;
                 return Ok(position);
             }
             // The first descriptor was published last, so this one is there; and if it is not, it is the driver's own loss.
-            word = self.load_word(position.index, Ordering::Relaxed);
+            let word = self.load_word(position.index(), Ordering::Relaxed);
+            descriptor = Descriptor::from_packed_words(self.load_address(position.index()), word);
         }
         Err(QueueError::TooManyOut { head, free, size })
     }
@@ -281,6 +295,8 @@ impl Packed {
 
 /// Where things are, for both sides.
 pub(crate) mod fields {
+    use std::fmt;
+
     /// In the second word of a descriptor: the identifier, above 32 bits of length.
     pub(crate) const IDENTIFIER_SHIFT: u32 = 32;
     /// In the second word of a descriptor: the flags.
@@ -300,50 +316,54 @@ pub(crate) mod fields {
     pub(crate) const EVENT_NEVER: u32 = 1;
     pub(crate) const EVENT_AT: u32 = 2;
 
-    /// A place in the ring, with the wrap counter that whoever stands there has.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub(crate) struct Position {
-        pub(crate) index: u16,
-        pub(crate) wrap: bool,
-    }
+    /// A place in the ring, with the wrap counter that whoever stands there has: an index, and the counter in bit 31.
+    ///
+    /// One word, for a reason: narrow fields that stand side by side may be loaded as one, and such a load waits for the store of
+    /// one of them to reach the cache.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct Position(u32);
+
+    const WRAP: u32 = 1 << 31;
 
     impl Position {
+        pub(crate) fn new(index: u16, wrap: bool) -> Position {
+            Position(u32::from(index) | if wrap { WRAP } else { 0 })
+        }
+
         pub(crate) fn from_bits(bits: u16) -> Position {
-            Position {
-                index: bits & 0x7fff,
-                wrap: bits & 0x8000 != 0,
-            }
+            Position::new(bits & 0x7fff, bits & 0x8000 != 0)
         }
 
         pub(crate) fn to_bits(self) -> u16 {
-            self.index | u16::from(self.wrap) << 15
+            self.index() | if self.wrap() { 0x8000 } else { 0 }
+        }
+
+        #[inline]
+        pub(crate) fn index(self) -> u16 {
+            // No index is over 32767.
+            self.0 as u16
+        }
+
+        #[inline]
+        pub(crate) fn wrap(self) -> bool {
+            self.0 & WRAP != 0
         }
 
         /// So many places further on; no more than the ring has.
         #[inline]
         pub(crate) fn plus(self, places: u16, size: u16) -> Position {
-            // Neither is over 32768, and not both are.
-            let index = self.index + places;
-            if index < size {
-                return Position { index, ..self };
+            let moved = self.0 + u32::from(places);
+            if moved & !WRAP < u32::from(size) {
+                return Position(moved);
             }
-            Position {
-                index: index - size,
-                wrap: !self.wrap,
-            }
+            Position((moved - u32::from(size)) ^ WRAP)
         }
 
         /// So many places further back; no more than the ring has.
         pub(crate) fn minus(self, places: u16, size: u16) -> Position {
-            if self.index >= places {
-                return Position {
-                    index: self.index - places,
-                    ..self
-                };
-            }
-            Position {
-                index: self.index + (size - places),
-                wrap: !self.wrap,
+            match self.index().checked_sub(places) {
+                Some(index) => Position::new(index, self.wrap()),
+                None => Position::new(self.index() + (size - places), !self.wrap()),
             }
         }
 
@@ -351,7 +371,7 @@ pub(crate) mod fields {
         pub(crate) fn ahead_of(self, other: Position, size: u16) -> u32 {
             let size = u32::from(size);
             let place = |position: Position| {
-                u32::from(position.index) + if position.wrap { 0 } else { size }
+                u32::from(position.index()) + if position.wrap() { 0 } else { size }
             };
             let ahead = place(self) + 2 * size - place(other);
             if ahead < 2 * size {
@@ -364,13 +384,13 @@ pub(crate) mod fields {
         /// The flags that a descriptor here has when it is available.
         #[inline]
         pub(crate) fn available_flags(self) -> u64 {
-            if self.wrap { AVAILABLE } else { USED }
+            if self.wrap() { AVAILABLE } else { USED }
         }
 
         /// The flags that a descriptor here has when it is used.
         #[inline]
         pub(crate) fn used_flags(self) -> u64 {
-            if self.wrap { AVAILABLE | USED } else { 0 }
+            if self.wrap() { AVAILABLE | USED } else { 0 }
         }
 
         /// Whether a descriptor here with this second word is available.
@@ -380,11 +400,18 @@ pub(crate) mod fields {
         }
     }
 
+    impl fmt::Debug for Position {
+        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let wrap = u8::from(self.wrap());
+            write!(formatter, "{} (wrap counter {wrap})", self.index())
+        }
+    }
+
     /// Whether who went from `old` to `new`, at most once round the ring, has passed the place after which an event is wanted: an index and a
     /// wrap counter.
     pub(crate) fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
         let wanted = Position::from_bits(wanted);
-        wanted.index < size && wanted.ahead_of(old, size) < new.ahead_of(old, size)
+        wanted.index() < size && wanted.ahead_of(old, size) < new.ahead_of(old, size)
     }
 }
 
@@ -421,12 +448,12 @@ struct InFlight {
     entries: Vec<u16>,
     /// The identifiers of the chains that were taken last, by a running number.
     taken: Box<[u16]>,
-    /// How many chains were taken, less those that were forgotten; modulo 65536.
-    number: u16,
+    /// How many chains were taken, less those that were forgotten.
+    number: Running,
     /// Chains that are out.
-    chains: u16,
+    chains: u32,
     /// Their descriptors, of which there are at most as many as the ring has places.
-    descriptors: u16,
+    descriptors: u32,
 }
 
 impl InFlight {
@@ -435,7 +462,7 @@ impl InFlight {
             entries: vec![0; usize::from(size)],
             // A power of two, so that a running number may wrap. The largest size is one.
             taken: vec![0; usize::from(size).next_power_of_two()].into(),
-            number: 0,
+            number: Running::new(0),
             chains: 0,
             descriptors: 0,
         }
@@ -457,9 +484,9 @@ impl InFlight {
         self.entries[place] = entries;
         let slot = self.slot(self.number);
         self.taken[slot] = identifier;
-        self.number = self.number.wrapping_add(1);
+        self.number = self.number.next();
         self.chains += 1;
-        self.descriptors += entries;
+        self.descriptors += u32::from(entries);
     }
 
     /// Takes a chain out, and says how many descriptors it has; nothing if it is not out.
@@ -471,20 +498,20 @@ impl InFlight {
             return None;
         }
         self.chains -= 1;
-        self.descriptors -= entries;
+        self.descriptors -= u32::from(entries);
         Some(entries)
     }
 
     /// Takes the chain out that was taken last, likewise.
     fn forget_last(&mut self) -> Option<u16> {
-        let last = self.number.wrapping_sub(1);
+        let last = self.number.previous();
         let entries = self.remove(self.taken[self.slot(last)])?;
         self.number = last;
         Some(entries)
     }
 
     #[inline]
-    fn slot(&self, number: u16) -> usize {
-        usize::from(number) & (self.taken.len() - 1)
+    fn slot(&self, number: Running) -> usize {
+        usize::from(number.get()) & (self.taken.len() - 1)
     }
 }

@@ -15,8 +15,8 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder};
-use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, area, needs_event};
+use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only};
+use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area, needs_event};
 use crate::area::Area;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, fence};
@@ -29,13 +29,13 @@ pub(super) struct Split {
     setup: QueueSetup,
     areas: Areas,
     /// The entry of the available ring to take next; counts chains modulo 65536.
-    next_available: u16,
+    next_available: Running,
     /// The available index as it was read last: up to here entries may be taken without looking again.
-    seen_available: u16,
+    seen_available: Running,
     /// The entry of the used ring to fill next; counts chains modulo 65536.
-    next_used: u16,
+    next_used: Running,
     /// The used index as the driver can see it.
-    published_used: u16,
+    published_used: Running,
     /// Whether anything was published: before, the driver's wish for an interrupt has no span to be measured against.
     has_published: bool,
     /// What is in the used ring's flags.
@@ -56,10 +56,10 @@ impl Split {
         let used = areas.used.load_u16(USED_INDEX, Ordering::Acquire);
         Ok(Split {
             setup,
-            next_available,
-            seen_available: next_available,
-            next_used: used,
-            published_used: used,
+            next_available: Running::new(next_available),
+            seen_available: Running::new(next_available),
+            next_used: Running::new(used),
+            published_used: Running::new(used),
             has_published: false,
             used_flags: areas.used.load_u16(USED_FLAGS, Ordering::Relaxed) & NO_NOTIFY,
             fresh: next_available == 0 && used == 0,
@@ -99,9 +99,13 @@ impl Split {
             return Err(QueueError::HeadInFlight { head });
         }
         chain.head = head;
-        self.read_chain(memory, chain)?;
+        let [address, word] = self.load_descriptor(head);
+        let first = Descriptor::from_words(address, word);
+        if !take_only(memory, chain, address, first.len, first.flags) {
+            self.read_chain(memory, chain, address, word)?;
+        }
         self.in_flight.insert(head, slot);
-        self.next_available = self.next_available.wrapping_add(1);
+        self.next_available = self.next_available.next();
         self.fresh = false;
         Ok(true)
     }
@@ -123,7 +127,7 @@ impl Split {
         self.areas
             .used
             .store_u32(element + 4, written, Ordering::Relaxed);
-        self.next_used = self.next_used.wrapping_add(1);
+        self.next_used = self.next_used.next();
     }
 
     pub(super) fn publish(&mut self) -> bool {
@@ -134,7 +138,7 @@ impl Split {
         // Everything written before, the chains' bytes too, is visible to whoever sees the new index.
         self.areas
             .used
-            .store_u16(USED_INDEX, new, Ordering::Release);
+            .store_u16(USED_INDEX, new.get(), Ordering::Release);
         self.published_used = new;
         let first = !self.has_published;
         self.has_published = true;
@@ -145,7 +149,7 @@ impl Split {
                 .areas
                 .available
                 .load_u16(self.used_event_offset(), Ordering::Relaxed);
-            first || needs_event(wanted, old, new)
+            first || needs_event(wanted, old.get(), new.get())
         } else {
             self.areas
                 .available
@@ -166,7 +170,7 @@ impl Split {
         if self.setup.event_index {
             self.areas.used.store_u16(
                 self.available_event_offset(),
-                self.next_available,
+                self.next_available.get(),
                 Ordering::Relaxed,
             );
         } else {
@@ -177,17 +181,19 @@ impl Split {
     }
 
     pub(super) fn ring_base(&self) -> u32 {
-        u32::from(self.next_available)
+        u32::from(self.next_available.get())
     }
 
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight.count
+        // At most as many as the queue has entries.
+        self.in_flight.count as u16
     }
 
     pub(super) fn rewind(&mut self, chains: u16) {
         for _ in 0..chains {
-            let last = self.next_available.wrapping_sub(1);
+            let last = self.next_available.previous();
             if !self.in_flight.remove_at(self.slot(last)) {
+                let last = last.get();
                 debug_assert!(false, "entry {last} is rewound and its chain is not out");
                 return;
             }
@@ -211,16 +217,22 @@ impl Split {
         digest.finish()
     }
 
-    /// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table.
-    #[inline]
-    fn read_chain(&self, memory: &GuestMemory, chain: &mut Chain) -> Result<(), QueueError> {
+    /// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table, with this descriptor.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
+    fn read_chain(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        address: u64,
+        word: u64,
+    ) -> Result<(), QueueError> {
         let (head, size) = (chain.head, self.setup.size);
         let mut reader = Reader::new(memory, chain, head);
-        let mut index = head;
+        let (mut index, mut descriptor) = (head, Descriptor::from_words(address, word));
         // A chain with more descriptors than the table has visits one of them twice.
         for entries in 1..=size {
             reader.set_entries(entries);
-            let descriptor = self.descriptor(index);
             if descriptor.flags & INDIRECT != 0 {
                 if !self.setup.indirect {
                     return Err(QueueError::IndirectNotNegotiated { head, index });
@@ -244,6 +256,8 @@ impl Split {
                 });
             }
             index = next;
+            let [address, word] = self.load_descriptor(index);
+            descriptor = Descriptor::from_words(address, word);
         }
         Err(QueueError::Loop {
             head,
@@ -252,33 +266,28 @@ impl Split {
     }
 
     #[inline]
-    fn descriptor(&self, index: u16) -> Descriptor {
+    fn load_descriptor(&self, index: u16) -> [u64; 2] {
         let offset = DESCRIPTOR_LEN * usize::from(index);
-        Descriptor::from_words(
-            self.areas.descriptors.load_u64(offset, Ordering::Relaxed),
-            self.areas
-                .descriptors
-                .load_u64(offset + 8, Ordering::Relaxed),
-        )
+        self.areas.descriptors.load_pair(offset, Ordering::Relaxed)
     }
 
-    fn load_available_index(&self) -> Result<u16, QueueError> {
+    fn load_available_index(&self) -> Result<Running, QueueError> {
         // Acquire: what the driver wrote before it published this index is visible after.
         let index = self
             .areas
             .available
             .load_u16(AVAILABLE_INDEX, Ordering::Acquire);
-        let ahead = index.wrapping_sub(self.next_available);
+        let ahead = index.wrapping_sub(self.next_available.get());
         // Entries that were rewound may have been seen, and counted, already; hence no more than the size altogether.
         if ahead > self.setup.size {
-            let (from, size) = (self.next_available, self.setup.size);
+            let (from, size) = (self.next_available.get(), self.setup.size);
             return Err(QueueError::AvailableIndexJump {
                 from,
                 to: index,
                 size,
             });
         }
-        Ok(index)
+        Ok(Running::new(index))
     }
 
     fn set_used_flags(&mut self, flags: u16) {
@@ -292,8 +301,8 @@ impl Split {
 
     /// The place in a ring that a running index stands for. The size is a power of two.
     #[inline]
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.setup.size - 1))
+    fn slot(&self, index: Running) -> usize {
+        usize::from(index.get() & (self.setup.size - 1))
     }
 
     fn used_event_offset(&self) -> usize {
@@ -357,16 +366,16 @@ impl Areas {
 /// Which chains are out, and which head each entry of the available ring had when it was taken.
 #[derive(Debug)]
 struct InFlight {
-    /// One bit per head.
-    heads: Box<[u64]>,
+    /// By head. Not as bits: one after the other would then wait for the word that the last one wrote.
+    is_out: Box<[bool]>,
     taken: Box<[u16]>,
-    count: u16,
+    count: u32,
 }
 
 impl InFlight {
     fn new(size: u16) -> InFlight {
         InFlight {
-            heads: vec![0; usize::from(size).div_ceil(64)].into(),
+            is_out: vec![false; usize::from(size)].into(),
             taken: vec![0; usize::from(size)].into(),
             count: 0,
         }
@@ -374,26 +383,26 @@ impl InFlight {
 
     #[inline]
     fn contains(&self, head: u16) -> bool {
-        self.heads
-            .get(usize::from(head) / 64)
-            .is_some_and(|word| word & (1 << (head % 64)) != 0)
+        self.is_out
+            .get(usize::from(head))
+            .is_some_and(|is_out| *is_out)
     }
 
     #[inline]
     fn insert(&mut self, head: u16, slot: usize) {
-        self.heads[usize::from(head) / 64] |= 1 << (head % 64);
+        self.is_out[usize::from(head)] = true;
         self.taken[slot] = head;
         self.count += 1;
     }
 
     #[inline]
     fn remove(&mut self, head: u16) -> bool {
-        let is_out = self.contains(head);
-        if is_out {
-            self.heads[usize::from(head) / 64] &= !(1 << (head % 64));
-            self.count -= 1;
+        match self.is_out.get_mut(usize::from(head)) {
+            Some(is_out) if *is_out => *is_out = false,
+            _ => return false,
         }
-        is_out
+        self.count -= 1;
+        true
     }
 
     fn remove_at(&mut self, slot: usize) -> bool {

@@ -325,10 +325,7 @@ fn an_event_is_due_when_the_index_passes_it() {
 #[test]
 fn an_event_of_a_packed_ring_is_due_when_its_place_is_passed() {
     for size in [1, 2, 3, 5, 8] {
-        let all = (0..2 * size).map(|place| Position {
-            index: place % size,
-            wrap: place < size,
-        });
+        let all = (0..2 * size).map(|place| Position::new(place % size, place < size));
         for (wanted, old) in all
             .clone()
             .flat_map(|old| all.clone().map(move |at| (at, old)))
@@ -344,42 +341,21 @@ fn an_event_of_a_packed_ring_is_due_when_its_place_is_passed() {
                     "{wanted:?} in {old:?}..{new:?} of {size}"
                 );
                 passed |= new == wanted;
-                new = Position {
-                    index: (new.index + 1) % size,
-                    wrap: new.wrap != (new.index + 1 == size),
-                };
+                let index = new.index() + 1;
+                new = Position::new(index % size, new.wrap() != (index == size));
             }
         }
         // A place that the ring does not have is never passed.
-        let start = Position {
-            index: 0,
-            wrap: true,
-        };
-        let nowhere = Position {
-            index: size,
-            wrap: true,
-        }
-        .to_bits();
+        let start = Position::new(0, true);
+        let nowhere = Position::new(size, true).to_bits();
         assert!(!is_passed(nowhere, start, start.plus(size, size), size));
     }
     // The largest ring, whose indices have as many bits as there are.
-    let last = Position {
-        index: 32_767,
-        wrap: false,
-    };
-    let first = Position {
-        index: 0,
-        wrap: true,
-    };
+    let last = Position::new(32_767, false);
+    let first = Position::new(0, true);
     assert_eq!(last.plus(1, 32_768), first);
     assert_eq!(first.minus(1, 32_768), last);
-    assert_eq!(
-        first.plus(32_768, 32_768),
-        Position {
-            wrap: false,
-            ..first
-        }
-    );
+    assert_eq!(first.plus(32_768, 32_768), Position::new(0, false));
     assert!(is_passed(last.to_bits(), last, first, 32_768));
 }
 

@@ -110,7 +110,7 @@ fn limits_hold_at_their_edges() {
 
     let domain = |len: usize| {
         move |config: &mut StationConfig| {
-            config.domain = vec!["a".repeat(49), "b".repeat(len - 50)].join(".");
+            config.domain = ["a".repeat(49), "b".repeat(len - 50)].join(".");
         }
     };
     accepted(domain(100));

@@ -233,6 +233,3 @@ fn place(mac: MacAddress) -> usize {
     });
     hash as usize
 }
-
-#[cfg(test)]
-mod tests;

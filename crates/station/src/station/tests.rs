@@ -1,5 +1,6 @@
 //! Guests whose stacks and clients share nothing with the servers, and frames by hand where such a guest never says what has to be tested.
 
+mod captured;
 mod guest;
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use smoltcp::wire::DnsQueryType;
 use super::*;
 use crate::config::slaac_address;
 use crate::config::tests::{OWN, OWN_IPV6, OWN_MAC, config, guest_mac, host};
+use crate::neighbour::{ALL_ROUTERS, solicited_node};
 use crate::stack::{CONNECTIONS, CONNECTIONS_EACH, IDLE_TIME};
 use guest::{Guest, Wire};
 
@@ -114,6 +116,16 @@ fn guests_find_each_other_by_name() {
     let mut wire = Wire::new(config(), vec![host(2), host(3)]);
     let mut guest = Guest::with_addresses(2);
     let other = host(3);
+    // Before it was heard, its IPv6 address is not told.
+    assert_eq!(
+        guest.resolve(&mut wire, OWN.into(), "guest3.lan", DnsQueryType::Aaaa),
+        None
+    );
+    let probed = other.ipv6.unwrap();
+    let probe = neighbour_solicitation(probed, &[]);
+    let mut probe = discovery(Ipv6Addr::UNSPECIFIED, solicited_node(probed), &probe);
+    probe[6..12].copy_from_slice(&other.mac.0);
+    assert!(wire.say(&probe).is_empty());
     for server in [IpAddr::V4(OWN), IpAddr::V6(OWN_IPV6)] {
         for name in ["guest3.lan", "GUEST3.Lan", "guest3"] {
             let ipv4 = guest.resolve(&mut wire, server, name, DnsQueryType::A);

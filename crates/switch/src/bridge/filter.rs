@@ -31,6 +31,8 @@ pub(super) struct Arrival<'a> {
     pub(super) now: Time,
     pub(super) from: PortId,
     pub(super) kind: PortKind,
+    /// The address that a guest was assigned.
+    pub(super) ipv4: Option<Ipv4Addr>,
     pub(super) vlan: VlanId,
     pub(super) head: Head,
     pub(super) snapshot: &'a [u8],
@@ -110,10 +112,9 @@ impl Bridge {
 
     #[inline]
     fn may_use_ipv4(&self, arrival: &Arrival<'_>, address: Ipv4Addr) -> bool {
-        let own = self.ports[arrival.from.0.into()].config.ipv4;
-        match own {
-            Some(own) if arrival.is_guest() => own == address,
-            _ => self.is_free(arrival, IpAddr::V4(address)),
+        match arrival.ipv4 {
+            Some(own) => own == address,
+            None => self.is_free(arrival, IpAddr::V4(address)),
         }
     }
 

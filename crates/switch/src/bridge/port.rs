@@ -1,8 +1,11 @@
 //! What a network knows of a port.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::{PortConfig, PortKind, Rates, Refusal};
+use wire::ethernet::MacAddress;
+
+use super::{PortConfig, PortKind, Rates, Refusal, Vlan, VlanId};
 use crate::Time;
 use crate::rate::{Bucket, Meter};
 
@@ -71,11 +74,84 @@ impl Storm {
     }
 }
 
+/// What every frame from a port or to it needs of it, in one cache line. The rest is in [`Port`].
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Gate {
+    /// The address that it has been assigned, as a number; 0, which no port can have, where addresses are learned.
+    pub(super) mac: u64,
+    pub(super) received_frames: u64,
+    pub(super) received_bytes: u64,
+    pub(super) sent_frames: u64,
+    pub(super) sent_bytes: u64,
+    /// The VLAN of an access port, `None` for a trunk.
+    pub(super) access: Option<VlanId>,
+    /// The address that a guest has been assigned and may use alone.
+    pub(super) ipv4: Option<Ipv4Addr>,
+    pub(super) place: Place,
+    pub(super) is_up: bool,
+    /// Whether frames and bytes have a rate.
+    pub(super) has_rate: bool,
+}
+
+impl Gate {
+    /// Of a number that is no port's.
+    pub(super) const NONE: Gate = Gate {
+        mac: 0,
+        received_frames: 0,
+        received_bytes: 0,
+        sent_frames: 0,
+        sent_bytes: 0,
+        access: None,
+        ipv4: None,
+        place: Place {
+            kind: PortKind::Guest,
+            isolated: true,
+        },
+        is_up: false,
+        has_rate: false,
+    };
+
+    /// Of a new port.
+    pub(super) fn new(config: &PortConfig) -> Gate {
+        let mut gate = Gate {
+            is_up: true,
+            ..Gate::NONE
+        };
+        gate.set_config(config);
+        gate
+    }
+
+    pub(super) fn set_config(&mut self, config: &PortConfig) {
+        let rates = config.rates;
+        self.mac = config.mac.map_or(0, MacAddress::to_u64);
+        self.access = match config.vlan {
+            Vlan::Access(vlan) => Some(vlan),
+            Vlan::Trunk { .. } => None,
+        };
+        self.ipv4 = config.ipv4.filter(|_| config.kind == PortKind::Guest);
+        self.place = Place {
+            kind: config.kind,
+            isolated: config.isolated,
+        };
+        self.has_rate = rates.frames_per_second.is_some() || rates.bytes_per_second.is_some();
+    }
+
+    #[inline]
+    pub(super) fn sent(&mut self, frame_len: usize) {
+        self.sent_frames += 1;
+        self.sent_bytes += frame_len as u64;
+    }
+}
+
+/// What only some frames need of a port.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) config: PortConfig,
-    pub(super) is_up: bool,
-    pub(super) counters: PortCounters,
+    /// Frames from it that were to go to several ports.
+    pub(super) flooded_frames: u64,
+    /// Frames from it that went nowhere.
+    pub(super) refused_frames: [u64; Refusal::COUNT],
     frames: Option<Bucket>,
     bytes: Option<Meter>,
     storms: [Bucket; 3],
@@ -84,8 +160,8 @@ pub(super) struct Port {
 impl Port {
     pub(super) fn new(config: PortConfig) -> Port {
         let mut port = Port {
-            is_up: true,
-            counters: PortCounters::default(),
+            flooded_frames: 0,
+            refused_frames: [0; Refusal::COUNT],
             frames: None,
             bytes: None,
             storms: [0; 3].map(|none| Bucket::new(none, STORM_DEPTH)),
@@ -123,10 +199,7 @@ impl Port {
     }
 
     /// Charges a frame, whatever becomes of it.
-    #[inline]
     pub(super) fn charge(&mut self, now: Time, frame_len: usize) {
-        self.counters.received_frames += 1;
-        self.counters.received_bytes += frame_len as u64;
         if let Some(frames) = &mut self.frames {
             frames.charge(now);
         }
@@ -154,27 +227,23 @@ impl Port {
         frames.max(bytes)
     }
 
-    #[inline]
-    pub(super) fn sent(&mut self, frame_len: usize) {
-        self.counters.sent_frames += 1;
-        self.counters.sent_bytes += frame_len as u64;
+    pub(super) fn counters(&self, gate: &Gate) -> PortCounters {
+        PortCounters {
+            received_frames: gate.received_frames,
+            received_bytes: gate.received_bytes,
+            sent_frames: gate.sent_frames,
+            sent_bytes: gate.sent_bytes,
+            flooded_frames: self.flooded_frames,
+            refused_frames: self.refused_frames,
+        }
     }
 }
 
 /// What decides which ports a port reaches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
-    kind: PortKind,
-    isolated: bool,
-}
-
-impl PortConfig {
-    pub(super) fn place(&self) -> Place {
-        Place {
-            kind: self.kind,
-            isolated: self.isolated,
-        }
-    }
+    pub(super) kind: PortKind,
+    pub(super) isolated: bool,
 }
 
 /// Whether frames go from one port to another at all.

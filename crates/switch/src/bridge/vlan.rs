@@ -1,31 +1,31 @@
 //! VLANs: which frames a port may send and get, and with which tag.
 
 use std::fmt;
+use std::num::NonZeroU16;
 
 use wire::ethernet::TagControl;
 
 /// A VLAN, 1 to 4094.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VlanId(u16);
+pub struct VlanId(NonZeroU16);
 
 impl VlanId {
     /// Where ports are that say nothing of VLANs.
-    pub const DEFAULT: VlanId = VlanId(1);
-    /// The last one.
-    pub const MAX: VlanId = VlanId(4094);
+    pub const DEFAULT: VlanId = VlanId(NonZeroU16::MIN);
+    /// How many there are, and the number of the last one.
+    pub const MAX: u16 = 4094;
 
     /// The VLAN with this number. 0 means none and 4095 is reserved (IEEE 802.1Q, section 9.6).
     pub const fn new(number: u16) -> Option<VlanId> {
-        if number >= 1 && number <= VlanId::MAX.0 {
-            Some(VlanId(number))
-        } else {
-            None
+        match NonZeroU16::new(number) {
+            Some(number) if number.get() <= VlanId::MAX => Some(VlanId(number)),
+            _ => None,
         }
     }
 
     /// Its number.
     pub const fn get(self) -> u16 {
-        self.0
+        self.0.get()
     }
 }
 
@@ -47,23 +47,23 @@ impl VlanSet {
 
     /// Every one.
     pub fn all() -> VlanSet {
-        (1..=VlanId::MAX.0).map(VlanId).collect()
+        (1..=VlanId::MAX).filter_map(VlanId::new).collect()
     }
 
     /// Adds one.
     pub fn insert(&mut self, vlan: VlanId) {
-        self.0[usize::from(vlan.0 / 64)] |= 1 << (vlan.0 % 64);
+        self.0[usize::from(vlan.get() / 64)] |= 1 << (vlan.get() % 64);
     }
 
     /// Whether it is one of them.
     pub fn contains(&self, vlan: VlanId) -> bool {
-        self.0[usize::from(vlan.0 / 64)] & 1 << (vlan.0 % 64) != 0
+        self.0[usize::from(vlan.get() / 64)] & 1 << (vlan.get() % 64) != 0
     }
 
     /// All of them, in their order.
     pub fn iter(&self) -> impl Iterator<Item = VlanId> + '_ {
-        (1..=VlanId::MAX.0)
-            .map(VlanId)
+        (1..=VlanId::MAX)
+            .filter_map(VlanId::new)
             .filter(|vlan| self.contains(*vlan))
     }
 }
@@ -164,9 +164,9 @@ impl Vlan {
             Vlan::Access(own) => (*own == vlan).then_some(untag),
             Vlan::Trunk { native, .. } if *native == Some(vlan) => (!nested).then_some(untag),
             Vlan::Trunk { allowed, .. } => allowed.contains(vlan).then(|| match tag {
-                None => Tagging::Insert(TagControl(vlan.0)),
-                Some(tag) if tag.vlan() == vlan.0 => Tagging::Keep,
-                Some(tag) => Tagging::Replace(tag.with_vlan(vlan.0)),
+                None => Tagging::Insert(TagControl(vlan.get())),
+                Some(tag) if tag.vlan() == vlan.get() => Tagging::Keep,
+                Some(tag) => Tagging::Replace(tag.with_vlan(vlan.get())),
             }),
         }
     }

@@ -10,7 +10,7 @@ use super::super::{WindowError, WindowSpec};
 use super::{Window, last_error};
 use crate::fault::{self, MAX_MAPPINGS, Registration};
 use crate::guest::MemoryError;
-use crate::region::{Span as AddressSpan, page_len};
+use crate::region::{AddressSpan, page_len};
 
 /// Pages of device DAX have this size, and nothing smaller can be mapped.
 const DEVICE_PAGE_LEN: usize = 2 << 20;

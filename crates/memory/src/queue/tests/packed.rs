@@ -16,15 +16,12 @@ fn at(start: u16, size: u16, indirect: bool) -> Pair {
 }
 
 fn position(place: u16, size: u16) -> Position {
-    Position {
-        index: place % size,
-        wrap: place / size % 2 == 0,
-    }
+    Position::new(place % size, place / size % 2 == 0)
 }
 
 /// The bits of an available or a used descriptor at this place.
 fn flags_at(place: u16, size: u16, used: bool) -> u16 {
-    match (position(place, size).wrap, used) {
+    match (position(place, size).wrap(), used) {
         (true, true) => AVAILABLE | USED,
         (false, true) => 0,
         (true, false) => AVAILABLE,
@@ -86,7 +83,7 @@ fn spec_2_8_1_two_flags_and_a_counter_say_whose_a_descriptor_is() {
                 let mut pair = at(place, size, false);
                 pair.driver
                     .write_descriptor(place % size, stretch(0, flags | other));
-                let wrap = position(place, size).wrap;
+                let wrap = position(place, size).wrap();
                 let expected = (flags & AVAILABLE != 0) == wrap && (flags & USED != 0) != wrap;
                 assert_eq!(pair.queue.pending(), Ok(expected));
                 assert_eq!(pair.queue.enable_notifications(), expected);
