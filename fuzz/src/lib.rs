@@ -18,6 +18,7 @@
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
 //! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
 //! | [`serial::decoder`], [`serial::link`] | a guest's agent, the line itself | the frames of the serial link, and the link |
+//! | [`station::frames`] | guest | what a network itself answers: DHCP, DNS, ARP, neighbour discovery, TCP |
 //! | [`transfer::receive_any`] | a guest's agent, or the host | the receiver of files |
 //! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
@@ -37,6 +38,7 @@ pub mod proxy;
 pub mod ring;
 pub mod segments;
 pub mod serial;
+pub mod station;
 pub mod switch;
 pub mod transfer;
 pub mod vhost;

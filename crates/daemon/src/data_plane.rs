@@ -11,6 +11,7 @@ use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
 use switch::{Address, Policy, Reason};
 
 use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use crate::net::NetThread;
 use crate::offers::{Commit, Offer, OfferError, Offers};
 use crate::proxy::{Options, Proxy};
 use crate::serve::{Started, Surroundings};
@@ -43,6 +44,7 @@ pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> 
     proxy.set_exchange(worker.clone());
     Ok(Started {
         worker,
+        net: Arc::new(NetThread::new(spin)),
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),

@@ -34,12 +34,13 @@ use crate::caller::Caller;
 use crate::circuit::CircuitIo;
 use crate::decision::DecisionSink;
 use crate::dialer::{Answer, Dialer};
-use crate::frontend::{EVENT, Frontend, Mailbox, Message, TX};
+use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
+use crate::vsock::{self, EVENT, TX};
 
 use self::dial::Redial;
 pub use self::host::PublishedCall;
@@ -294,15 +295,14 @@ impl Fabric {
         }
         let generation = self.next_line_generation;
         self.next_line_generation += 1;
-        let frontend = Frontend::spawn(
-            vhost,
-            id,
+        let identity = Identity {
+            device: id.0,
             generation,
-            &config.address.full_name(),
-            config.address.cid,
-            self.mailbox.clone(),
-        )
-        .map_err(|error| OpenLineError::Socket {
+            vm: config.address.full_name(),
+        };
+        let model = vsock::model(config.address.cid);
+        let frontend = Frontend::spawn(vhost, identity, model, self.mailbox.clone());
+        let frontend = frontend.map_err(|error| OpenLineError::Socket {
             path: config.vhost_user.clone(),
             error,
         })?;
@@ -495,6 +495,8 @@ impl Fabric {
             Token::HybridListener { line, port } => self.accept_hybrid(line, port),
             Token::Ringing(id) => self.vmm_ready(id, flags),
             Token::Relayed { circuit, side } => self.relay_ready(circuit, side, flags),
+            // A network's, and none of these here.
+            Token::Uplink { .. } => {}
         }
     }
 

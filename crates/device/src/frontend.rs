@@ -1,4 +1,4 @@
-//! The control protocol of one line: vhost-user, spoken with the VMM on a thread of its own.
+//! The control protocol of one device: vhost-user, spoken with the VMM on a thread of its own.
 //!
 //! The thread blocks where the protocol blocks, so that a VMM that stops in the middle of a message holds up nobody but
 //! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use memory::guest::{GuestMemory, RegionSpec};
 use memory::queue::QueueSetup;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use switch::LineId;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -29,31 +28,39 @@ use vhost::vhost_user::{
 use crate::Waker;
 use crate::socket::Listener;
 
-/// Ring 0: packets to the guest.
-pub(crate) const RX: usize = 0;
-/// Ring 1: packets from the guest.
-pub(crate) const TX: usize = 1;
-/// Ring 2: events to the guest. QEMU keeps it to itself.
-pub(crate) const EVENT: usize = 2;
-/// How many rings a virtio-vsock device has (virtio 1.2, section 5.10.2).
-pub(crate) const RINGS: usize = 3;
-
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
 const MAX_MEMORY_SLOTS: u64 = 509;
 
-/// Feature bits of virtio (virtio 1.2, sections 5.10.3 and 6) and of vhost-user.
-const FEATURE_STREAM: u64 = 1 << 0;
-const FEATURE_SEQPACKET: u64 = 1 << 1;
+/// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
+const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
 const FEATURE_PROTOCOL: u64 = 1 << 30;
 const FEATURE_VERSION_1: u64 = 1 << 32;
-const FEATURES: u64 = FEATURE_STREAM
-    | FEATURE_SEQPACKET
-    | FEATURE_INDIRECT_DESC
-    | FEATURE_EVENT_IDX
-    | FEATURE_PROTOCOL
-    | FEATURE_VERSION_1;
+const FEATURES: u64 =
+    FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
+
+/// What a VMM finds behind a socket.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    /// Virtio features beside those that all devices here have.
+    pub(crate) features: u64,
+    /// How many rings the device has.
+    pub(crate) rings: usize,
+    /// Its configuration, as the guest reads it.
+    pub(crate) config: Vec<u8>,
+}
+
+/// Which device of which VM this is about.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// The number of the line or port.
+    pub(crate) device: u32,
+    /// Which use of that number: a device that was removed is not answered for by its successor.
+    pub(crate) generation: u64,
+    /// The VM, for the log.
+    pub(crate) vm: String,
+}
 
 /// What a VMM asks of the fabric.
 #[derive(Debug)]
@@ -64,7 +71,7 @@ pub(crate) enum Request {
     Detach,
     /// A ring is complete and may run. A ring that runs already is replaced.
     Start { index: usize, start: Box<RingStart> },
-    /// Stop a ring. The answer is how many chains were taken from it.
+    /// Stop a ring. The answer is where it would go on.
     Stop { index: usize },
     /// Interrupt the guest here from now on.
     SetCall { index: usize, call: Option<File> },
@@ -83,21 +90,22 @@ pub(crate) struct RingStart {
     pub(crate) kick: File,
     pub(crate) call: Option<File>,
     pub(crate) enabled: bool,
-    pub(crate) seqpacket: bool,
+    /// All features that the driver has accepted.
+    pub(crate) features: u64,
 }
 
 /// A request with the way back for its answer.
 #[derive(Debug)]
 pub(crate) struct Message {
-    pub(crate) line: LineId,
-    /// Which use of the line's number: a line that was removed is not answered for by its successor.
-    pub(crate) line_generation: u64,
+    pub(crate) device: u32,
+    /// See [`Identity::generation`].
+    pub(crate) generation: u64,
     pub(crate) request: Request,
     pub(crate) answer: SyncSender<Answer>,
 }
 
 /// The fabric's answer: a number where one was asked for, or why it cannot be done.
-pub(crate) type Answer = Result<u16, String>;
+pub(crate) type Answer = Result<u32, String>;
 
 /// How to reach the fabric from another thread.
 #[derive(Debug, Clone)]
@@ -117,34 +125,19 @@ pub(crate) struct Frontend {
 impl Frontend {
     pub(crate) fn spawn(
         listener: Listener,
-        line: LineId,
-        line_generation: u64,
-        name: &str,
-        cid: u32,
+        identity: Identity,
+        model: Model,
         mailbox: Mailbox,
     ) -> io::Result<Frontend> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
-        let caller = Caller {
-            line,
-            line_generation,
-            mailbox,
-        };
-        let (vm, thread_stop, thread_connection) =
-            (name.to_owned(), Arc::clone(&stop), Arc::clone(&connection));
+        let (thread_stop, thread_connection) = (Arc::clone(&stop), Arc::clone(&connection));
+        let name = format!("vhost-{}", identity.vm);
+        let caller = Caller { identity, mailbox };
         let thread = std::thread::Builder::new()
-            .name(format!("vhost-{name}"))
+            .name(name)
             .stack_size(256 * 1024)
-            .spawn(move || {
-                serve(
-                    &listener,
-                    &thread_stop,
-                    &thread_connection,
-                    &caller,
-                    &vm,
-                    cid,
-                )
-            })?;
+            .spawn(move || serve(&listener, &thread_stop, &thread_connection, &caller, &model))?;
         Ok(Frontend {
             stop,
             connection,
@@ -172,9 +165,9 @@ fn serve(
     stop: &OwnedFd,
     connection: &Mutex<Option<UnixStream>>,
     caller: &Caller,
-    vm: &str,
-    cid: u32,
+    model: &Model,
 ) {
+    let vm = &caller.identity.vm;
     loop {
         let mut wanted = [
             PollFd::new(&listener.socket, PollFlags::IN),
@@ -204,7 +197,7 @@ fn serve(
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let ending = match stop_requested(stop) {
             true => None,
-            false => Some(converse(stream, caller, cid)),
+            false => Some(converse(stream, caller, model)),
         };
         *connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let _ = caller.call(Request::Detach);
@@ -225,11 +218,11 @@ fn stop_requested(stop: &OwnedFd) -> bool {
 }
 
 /// Speaks with one VMM until it goes away or breaks the protocol.
-fn converse(stream: UnixStream, caller: &Caller, cid: u32) -> ProtocolError {
+fn converse(stream: UnixStream, caller: &Caller, model: &Model) -> ProtocolError {
     if caller.call(Request::Attach).is_err() {
         return ProtocolError::Disconnected;
     }
-    let session = Arc::new(Mutex::new(Session::new(caller.clone(), cid)));
+    let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
     let mut handler = BackendReqHandler::from_stream(stream, session);
     loop {
         if let Err(error) = handler.handle_request() {
@@ -238,20 +231,19 @@ fn converse(stream: UnixStream, caller: &Caller, cid: u32) -> ProtocolError {
     }
 }
 
-/// One line's way to ask the fabric.
+/// One device's way to ask the fabric.
 #[derive(Debug, Clone)]
 struct Caller {
-    line: LineId,
-    line_generation: u64,
+    identity: Identity,
     mailbox: Mailbox,
 }
 
 impl Caller {
-    fn call(&self, request: Request) -> ProtocolResult<u16> {
+    fn call(&self, request: Request) -> ProtocolResult<u32> {
         let (answer, wait) = sync_channel(1);
         let message = Message {
-            line: self.line,
-            line_generation: self.line_generation,
+            device: self.identity.device,
+            generation: self.identity.generation,
             request,
             answer,
         };
@@ -262,7 +254,7 @@ impl Caller {
             .map_err(|_| ProtocolError::Disconnected)?;
         self.mailbox.waker.wake();
         wait.recv().map_err(gone)?.map_err(|reason| {
-            tracing::debug!(line = self.line.0, %reason, "refused what the VMM asked");
+            tracing::debug!(vm = self.identity.vm, %reason, "refused what the VMM asked");
             ProtocolError::ReqHandlerError(io::Error::other(reason))
         })
     }
@@ -275,7 +267,7 @@ struct RingWords {
     descriptors: u64,
     available: u64,
     used: u64,
-    base: u16,
+    base: u32,
     call: Option<File>,
     enabled: Option<bool>,
 }
@@ -283,20 +275,20 @@ struct RingWords {
 /// What the VMM has said so far.
 struct Session {
     caller: Caller,
-    cid: u32,
+    model: Model,
     features: u64,
     memory: GuestMemory,
-    rings: [RingWords; RINGS],
+    rings: Vec<RingWords>,
 }
 
 impl Session {
-    fn new(caller: Caller, cid: u32) -> Session {
+    fn new(caller: Caller, model: Model) -> Session {
         Session {
             caller,
-            cid,
             features: 0,
             memory: GuestMemory::new(),
-            rings: Default::default(),
+            rings: silent(model.rings),
+            model,
         }
     }
 
@@ -312,6 +304,11 @@ impl Session {
         self.caller.call(Request::ReplaceMemory { memory })?;
         Ok(())
     }
+}
+
+/// Rings that nothing has been said about.
+fn silent(rings: usize) -> Vec<RingWords> {
+    (0..rings).map(|_| RingWords::default()).collect()
 }
 
 fn region_spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
@@ -339,7 +336,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn reset_owner(&mut self) -> ProtocolResult<()> {
         self.caller.call(Request::Reset)?;
         self.features = 0;
-        self.rings = Default::default();
+        self.rings = silent(self.model.rings);
         Ok(())
     }
 
@@ -348,11 +345,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_features(&mut self) -> ProtocolResult<u64> {
-        Ok(FEATURES)
+        Ok(FEATURES | self.model.features)
     }
 
     fn set_features(&mut self, features: u64) -> ProtocolResult<()> {
-        if features & !FEATURES != 0 {
+        if features & !(FEATURES | self.model.features) != 0 {
             return Err(ProtocolError::FeatureMismatch);
         }
         self.features = features;
@@ -421,7 +418,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
-        self.ring(index)?.base = u16::try_from(base).map_err(|_| ProtocolError::InvalidParam)?;
+        self.ring(index)?.base = base;
         Ok(())
     }
 
@@ -431,7 +428,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             index: index as usize,
         })?;
         self.ring(index)?.base = base;
-        Ok(VhostUserVringState::new(index, u32::from(base)))
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> ProtocolResult<()> {
@@ -450,9 +447,10 @@ impl VhostUserBackendReqHandlerMut for Session {
                 descriptors: ring.descriptors,
                 available: ring.available,
                 used: ring.used,
-                next_available: ring.base,
+                ring_base: ring.base,
                 event_index: features & FEATURE_EVENT_IDX != 0,
                 indirect: features & FEATURE_INDIRECT_DESC != 0,
+                packed: features & FEATURE_RING_PACKED != 0,
             },
             memory,
             kick,
@@ -464,7 +462,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 .map_err(ProtocolError::ReqHandlerError)?,
             // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
             enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
-            seqpacket: features & FEATURE_SEQPACKET != 0,
+            features,
         };
         let start = Box::new(start);
         self.caller
@@ -522,7 +520,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_queue_num(&mut self) -> ProtocolResult<u64> {
-        Ok(RINGS as u64)
+        Ok(self.model.rings as u64)
     }
 
     fn get_config(
@@ -531,12 +529,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> ProtocolResult<Vec<u8>> {
-        // The device's configuration is the guest's context identifier (virtio 1.2, section 5.10.4).
-        let config = u64::from(self.cid).to_le_bytes();
         let end = offset
             .checked_add(size)
             .ok_or(ProtocolError::InvalidParam)?;
-        config
+        self.model
+            .config
             .get(offset as usize..end as usize)
             .map(<[u8]>::to_vec)
             .ok_or(ProtocolError::InvalidParam)

@@ -29,6 +29,7 @@ mod frontend;
 mod kept;
 mod line;
 mod nap;
+pub mod net;
 mod reactor;
 mod relay;
 mod reports;
@@ -36,6 +37,7 @@ mod ring;
 mod socket;
 mod spin;
 mod tally;
+mod vsock;
 
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use daemon::config::{
-    Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file,
+    Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
+    read_file,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -46,10 +47,13 @@ fn configuration(
         .vm
         .iter()
         .map(|text| parse_vm_option(text, directory));
+    let networks = options.network.iter();
+    let networks = networks.map(|text| parse_network_option(text));
     let allows = options.allow.iter().map(|text| parse_allow_option(text));
     config.extend(Config {
         runtime_dir,
         spin: options.spin.map(Duration::from_micros),
+        networks: networks.collect::<Result<_, _>>()?,
         vms: vms.collect::<Result<_, _>>()?,
         allows: allows.collect::<Result<_, _>>()?,
         ..Config::default()

@@ -12,8 +12,8 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 use super::Fabric;
 use crate::circuit::BehindRequest;
 use crate::dialer::is_cut;
-use crate::frontend::{RX, TX};
 use crate::kept::Parcel;
+use crate::vsock::{RX, TX};
 
 /// Turns of circuits that one line has before the other lines have theirs.
 const PUMP_TURNS: usize = 256;

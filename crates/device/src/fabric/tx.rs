@@ -12,9 +12,9 @@ use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
-use crate::frontend::TX;
 use crate::kept::Parcel;
 use crate::tally::Tally;
+use crate::vsock::TX;
 
 /// Packets taken from one guest in one turn, before the others have theirs. Also by how many a guest may exceed what it
 /// may send without payload.

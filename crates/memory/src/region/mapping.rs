@@ -16,11 +16,12 @@ use crate::guest::MemoryError;
 #[derive(Debug)]
 pub(super) struct Mapping {
     registration: Registration,
-    span: Span,
+    span: AddressSpan,
 }
 
+/// A stretch of our address space. It is given back when this is dropped.
 #[derive(Debug)]
-struct Span {
+pub(crate) struct AddressSpan {
     base: NonNull<u8>,
     /// Length in bytes, whole pages of the file's kind.
     len: usize,
@@ -28,9 +29,9 @@ struct Span {
 
 // SAFETY: the span is plain memory that no thread owns; it is accessed only through raw pointers, by code that
 // expects others to write to it at any time.
-unsafe impl Send for Span {}
+unsafe impl Send for AddressSpan {}
 // SAFETY: as above.
-unsafe impl Sync for Span {}
+unsafe impl Sync for AddressSpan {}
 
 impl Mapping {
     /// Shows `size` bytes of a file from `offset` on.
@@ -87,7 +88,7 @@ impl Mapping {
         };
         let base =
             NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
-        let span = Span { base, len };
+        let span = AddressSpan { base, len };
         span.keep_out_of_core_dumps();
         Ok(Mapping { registration, span })
     }
@@ -101,7 +102,48 @@ impl Mapping {
     }
 }
 
-impl Span {
+impl AddressSpan {
+    /// Addresses that nobody else gets, at a multiple of `page_len`, with nothing to be read or written there yet.
+    #[cfg_attr(loom, allow(dead_code))] // A modelled window has no addresses.
+    pub(crate) fn reserve(len: usize, page_len: usize) -> io::Result<AddressSpan> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let padded = len.checked_add(page_len).ok_or_else(too_large)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        let found =
+            unsafe { libc::mmap(ptr::null_mut(), padded, libc::PROT_NONE, flags, -1, 0) };
+        if found == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let before = found.addr().next_multiple_of(page_len) - found.addr();
+        let after = padded - before - len;
+        // SAFETY: less than a page further, inside what was mapped.
+        let base = unsafe { found.byte_add(before) };
+        if before > 0 {
+            // SAFETY: the mapping was made above and nobody has seen it; so below.
+            unsafe { libc::munmap(found, before) };
+        }
+        if after > 0 {
+            // SAFETY: the end of the same mapping.
+            let end = unsafe { base.byte_add(len) };
+            // SAFETY: as above.
+            unsafe { libc::munmap(end, after) };
+        }
+        let base =
+            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
+        Ok(AddressSpan { base, len })
+    }
+
+    #[cfg_attr(loom, allow(dead_code))]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    #[cfg_attr(loom, allow(dead_code))]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// A core of ours is no place for the guests' secrets, nor for their gigabytes.
     fn keep_out_of_core_dumps(&self) {
         // SAFETY: this changes nothing about the memory itself. A failure does no harm either.
@@ -109,7 +151,7 @@ impl Span {
     }
 }
 
-impl Drop for Span {
+impl Drop for AddressSpan {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and this is the last reference to it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
@@ -117,7 +159,7 @@ impl Drop for Span {
 }
 
 /// Size in bytes of the pages that a mapping of this file has.
-fn page_len(file: &File) -> Result<usize, MemoryError> {
+pub(crate) fn page_len(file: &File) -> Result<usize, MemoryError> {
     let mut statistics = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open and the buffer is large enough for the answer.
     let result = unsafe { libc::fstatfs(file.as_raw_fd(), statistics.as_mut_ptr()) };

@@ -1,0 +1,2 @@
+mod house;
+mod paths;

@@ -1,0 +1,1 @@
+//! What two threads can see of each other.

@@ -1,0 +1,151 @@
+//! Bytes in a ring: what one end of it may touch until it publishes them or gives them back.
+
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering, compiler_fence};
+
+/// How many bytes [`Span::fill`] and [`Span::for_each`] show at a time: few enough to stay in the first-level cache, so that what goes through is
+/// as fast as if it were worked on in place.
+pub const CHUNK_LEN: usize = 1024;
+
+/// Bytes in a ring, which the peer can change at any time.
+///
+/// So there is no slice of them. They are copied in and out, or shown chunk by chunk in a private copy that never leaves the processor's nearest cache:
+/// that is as good as in place, and what was checked in the copy stays as it was. For C and the like there are pointers.
+#[derive(Debug)]
+pub struct Span<'a> {
+    /// Where it begins, and how many bytes are there; then where it goes on, and how many are left. In a ring that is mapped twice there is
+    /// nothing left.
+    pieces: [(NonNull<u8>, usize); 2],
+    window: PhantomData<&'a ()>,
+}
+
+impl Span<'_> {
+    /// # Safety
+    /// Both pieces are mapped for as long as the span lives, for reading and writing, and lie apart.
+    #[inline]
+    pub(super) unsafe fn new<'a>(
+        here: NonNull<u8>,
+        here_len: usize,
+        rest: NonNull<u8>,
+        rest_len: usize,
+    ) -> Span<'a> {
+        Span {
+            pieces: [(here, here_len), (rest, rest_len)],
+            window: PhantomData,
+        }
+    }
+
+    /// In bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.pieces[0].1 + self.pieces[1].1
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the bytes are: one piece, or two. Reading and writing there needs `unsafe`, and the knowledge that the peer may be
+    /// writing there too.
+    pub fn pieces(&self) -> [(*mut u8, usize); 2] {
+        self.pieces.map(|(place, len)| (place.as_ptr(), len))
+    }
+
+    /// Writes `from` at an offset.
+    ///
+    /// # Panics
+    /// If it goes beyond the span.
+    #[inline]
+    pub fn write(&mut self, offset: usize, from: &[u8]) {
+        let mut rest = from;
+        while !rest.is_empty() {
+            let at = offset + (from.len() - rest.len());
+            let (place, room) = self.at(at, rest.len());
+            let (piece, after) = rest.split_at(room);
+            // SAFETY: there is room for the piece, which is private memory.
+            unsafe { move_bytes(piece.as_ptr(), place.as_ptr(), room) };
+            rest = after;
+        }
+    }
+
+    /// Reads into `into` from an offset on.
+    ///
+    /// # Panics
+    /// If it goes beyond the span.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        let total = into.len();
+        let mut rest = into;
+        while !rest.is_empty() {
+            let (place, room) = self.at(offset + (total - rest.len()), rest.len());
+            let (piece, after) = rest.split_at_mut(room);
+            // SAFETY: so many bytes are there, and the piece is exclusively borrowed private memory.
+            unsafe { move_bytes(place.as_ptr(), piece.as_mut_ptr(), room) };
+            rest = after;
+        }
+    }
+
+    /// Has the whole span filled, chunk by chunk, in order: each of [`CHUNK_LEN`] bytes or, at the end, less. A chunk's content is not defined
+    /// beforehand.
+    #[inline]
+    pub fn fill(&mut self, mut produce: impl FnMut(&mut [u8])) {
+        let mut chunk = Chunk([0; CHUNK_LEN]);
+        let mut offset = 0;
+        while offset < self.len() {
+            let len = CHUNK_LEN.min(self.len() - offset);
+            let chunk = &mut chunk.0[..len];
+            produce(chunk);
+            self.write(offset, chunk);
+            offset += len;
+        }
+    }
+
+    /// Shows the whole span, chunk by chunk, in order: each of [`CHUNK_LEN`] bytes or, at the end, less.
+    #[inline]
+    pub fn for_each(&self, mut consume: impl FnMut(&[u8])) {
+        let mut chunk = Chunk([0; CHUNK_LEN]);
+        let mut offset = 0;
+        while offset < self.len() {
+            let len = CHUNK_LEN.min(self.len() - offset);
+            let chunk = &mut chunk.0[..len];
+            self.read(offset, chunk);
+            consume(chunk);
+            offset += len;
+        }
+    }
+
+    /// Where the byte at `offset` is, and how many of `len` bytes follow there in one piece.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> (NonNull<u8>, usize) {
+        assert!(
+            offset <= self.len() && self.len() - offset >= len,
+            "{len} bytes at {offset} of a span of {}",
+            self.len()
+        );
+        let [(here, here_len), (rest, _)] = self.pieces;
+        let (base, offset, len) = match offset < here_len {
+            true => (here, offset, len.min(here_len - offset)),
+            false => (rest, offset - here_len, len),
+        };
+        // SAFETY: the offset lies inside this piece, or at its end.
+        (unsafe { base.add(offset) }, len)
+    }
+}
+
+/// Aligned for whatever a chunk's user makes of it.
+#[repr(align(64))]
+struct Chunk([u8; CHUNK_LEN]);
+
+/// Copies bytes of which one side is shared; see "Racing bytes" at the door of the crate for the fences.
+///
+/// # Safety
+/// Both places are valid for `len` bytes, `from` for reads and `to` for writes, and they lie apart.
+#[inline(always)]
+unsafe fn move_bytes(from: *const u8, to: *mut u8, len: usize) {
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(from, to, len) };
+    compiler_fence(Ordering::SeqCst);
+}
