@@ -235,6 +235,8 @@ impl NetFabric {
             self.resting.insert((until, number, index));
             return;
         }
+        // It has said that there is something. Until we ask again before we sleep, it need not say so for each frame.
+        ring.queue().disable_notifications();
         let memory = Arc::clone(ring.queue().memory());
         let taken = self.batch.take(ring.queue());
         let pairs = port.queue_pairs;
