@@ -91,6 +91,8 @@ impl Batch {
         for index in 0..self.count {
             let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
             let Some(len) = frame_len(chain) else {
+                // What was here before says nothing of this sender's flows.
+                frame.receive(0);
                 counters.malformed_headers += 1;
                 continue;
             };
