@@ -47,7 +47,7 @@ pub(super) const MERGEABLE: u64 = 1 << 15;
 pub(super) const LAN: &str = "lan";
 
 /// Of a guest's memory, in bytes. Only what is used takes up any.
-const ARENA_LEN: usize = 32 << 20;
+const ARENA_LEN: usize = 128 << 20;
 
 /// Room for a frame that is sent, with gaps between its pieces, in bytes.
 const SENT_LEN: usize = 96 << 10;
@@ -331,11 +331,12 @@ impl House {
         wait.try_recv().unwrap()
     }
 
-    /// Turns until nothing is left to do at once.
+    /// Turns until nothing is left to do at once, and the fabric waits to be notified.
     pub(super) fn settle(&mut self) {
         loop {
+            let is_idle = self.fabric.ready.is_empty() && self.fabric.answering.is_empty();
             self.fabric.turn(Some(Duration::ZERO)).unwrap();
-            if self.fabric.ready.is_empty() && self.fabric.answering.is_empty() {
+            if is_idle && self.fabric.ready.is_empty() {
                 break;
             }
         }
@@ -494,11 +495,6 @@ impl Guest {
     pub(super) fn kick_anyway(&mut self, ring: usize) {
         self.rings[ring].kick_needed();
         rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes()).unwrap();
-    }
-
-    /// The descriptor of the buffer that was posted first, in a ring of which none has been used.
-    pub(super) fn first_posted(&self) -> u16 {
-        0
     }
 
     /// Where the guest is interrupted for this ring.
