@@ -29,9 +29,9 @@ mod refusal;
 mod tests;
 mod vlan;
 
+use core::net::{IpAddr, Ipv6Addr};
 use std::collections::HashMap;
 use std::fmt;
-use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use foldhash::fast::FixedState;

@@ -372,9 +372,7 @@ impl Consumer {
                 _ => Peeked::Empty,
             });
         }
-        let span = self
-            .window
-            .span(self.ring, self.tail, available.min(most));
+        let span = self.window.span(self.ring, self.tail, available.min(most));
         Ok(Peeked::Bytes(span))
     }
 

@@ -173,11 +173,7 @@ fn header(spec: &WindowSpec, layout: Layout) -> [(usize, &'static str, u64); 7] 
     let nonce = u128::from_le_bytes(spec.identity.nonce);
     let version = u64::from(layout::VERSION) | u64::from(spec.kind.code()) << 32;
     [
-        (
-            layout::HEADER_VERSION_AND_KIND,
-            "version and kind",
-            version,
-        ),
+        (layout::HEADER_VERSION_AND_KIND, "version and kind", version),
         (layout::HEADER_RING_LEN, "ring length", spec.ring_len),
         (
             layout::HEADER_DATA_OFFSET,

@@ -75,8 +75,8 @@ impl Mapping {
         let len = layout.data_offset + (2 * copies * layout.ring_len).next_multiple_of(page_len);
         // Address space first, so that what follows goes to places that are ours, and becomes one span in the table.
         let span = AddressSpan::reserve(len, page_len).map_err(WindowError::Map)?;
-        let registration =
-            fault::register(span.base().addr().get(), len, page_len).ok_or(WindowError::TooManyMappings { max: MAX_MAPPINGS })?;
+        let registration = fault::register(span.base().addr().get(), len, page_len)
+            .ok_or(WindowError::TooManyMappings { max: MAX_MAPPINGS })?;
         let mapping = Mapping {
             registration,
             span,
@@ -110,8 +110,10 @@ impl Mapping {
 
     fn place(&self, file: &File, from: u64, at: usize, len: usize) -> Result<(), WindowError> {
         assert!(at + len <= self.span.len(), "{len} at {at} of the span");
-        let from = libc::off_t::try_from(from)
-            .map_err(|_| WindowError::FileTooShort { needed: from, found: 0 })?;
+        let from = libc::off_t::try_from(from).map_err(|_| WindowError::FileTooShort {
+            needed: from,
+            found: 0,
+        })?;
         // SAFETY: the place is inside the span.
         let place = unsafe { self.span.base().add(at) };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
