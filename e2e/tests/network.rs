@@ -56,7 +56,9 @@ fn start() -> Scene {
     ];
     let guests = Guest::boot_all(specs).unwrap();
     for guest in &guests {
-        guest.shell("modprobe virtio_net && ip link set eth0 up").unwrap();
+        guest
+            .shell("modprobe virtio_net && ip link set eth0 up")
+            .unwrap();
         guest
             .run_spec(CommandSpec::new("udhcpc -i eth0 -n -q -t 20 2>&1").deadline(PATIENCE))
             .unwrap();
@@ -72,12 +74,24 @@ fn scene() -> SharedGuard<Scene> {
 fn guests_find_each_other_by_name() {
     let scene = scene();
     for guest in &scene.guests {
-        println!("{}", guest.run("ip addr; ip route; ip -6 route; cat /etc/resolv.conf; dmesg | tail -5").unwrap().text());
+        println!(
+            "{}",
+            guest
+                .run("ip addr; ip route; ip -6 route; cat /etc/resolv.conf; dmesg | tail -5")
+                .unwrap()
+                .text()
+        );
         for other in ["web", "db", "box"] {
             for family in ["-4", "-6"] {
                 let line = format!("ping {family} -c 3 -W 5 {other}");
                 let output = guest.run(&line).unwrap();
-                println!("{}: {line}: {} {} {}", guest.name(), output.code, output.text(), output.error_text());
+                println!(
+                    "{}: {line}: {} {} {}",
+                    guest.name(),
+                    output.code,
+                    output.text(),
+                    output.error_text()
+                );
             }
         }
     }

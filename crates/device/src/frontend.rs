@@ -4,6 +4,8 @@
 //! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
 //! change is answered by the fabric before the VMM is.
 
+mod early;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -222,13 +224,35 @@ fn converse(stream: UnixStream, caller: &Caller, model: &Model) -> ProtocolError
     if caller.call(Request::Attach).is_err() {
         return ProtocolError::Disconnected;
     }
+    let early = match stream.try_clone() {
+        Ok(early) => early,
+        Err(error) => return ProtocolError::SocketError(error),
+    };
     let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, session);
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     loop {
-        if let Err(error) = handler.handle_request() {
+        let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
+            true => Ok(()),
+            false => handler.handle_request(),
+        });
+        if let Err(error) = handled {
             return error;
         }
     }
+}
+
+/// Does what the next message asks, if it enables a ring before there are features; see [`early`].
+fn enabled_early(stream: &UnixStream, session: &Mutex<Session>) -> ProtocolResult<bool> {
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    if session.features & FEATURE_PROTOCOL != 0 {
+        return Ok(false);
+    }
+    let Some(enable) = early::take(stream)? else {
+        return Ok(false);
+    };
+    let done = session.set_vring_enable(enable.ring, enable.enabled);
+    enable.answer(stream, done)?;
+    Ok(true)
 }
 
 /// One device's way to ask the fabric.
