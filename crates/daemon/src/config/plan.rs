@@ -1,14 +1,17 @@
 //! From what was asked for to lines that can be opened: names, context identifiers and paths that belong to nobody else.
 
-mod nets;
+mod networks;
+mod ports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use switch::DEFAULT_DOMAIN;
 
-pub use nets::MAX_PORTS;
-use nets::{PlannedNetwork, PortRefusal};
+pub use ports::MAX_PORTS;
+
+use networks::PlannedNetwork;
+use ports::PortRefusal;
 
 use super::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
@@ -78,7 +81,7 @@ impl Plan {
         let names: BTreeSet<String> = config.vms.iter().map(|vm| vm.value.full_name()).collect();
         self.set_members(config.groups.iter().map(|group| &group.value));
         let occupied = self.occupied();
-        self.change_networks(config)?;
+        self.change_networks(config, &occupied)?;
         let asked_for: BTreeSet<(&str, u32)> = config
             .vms
             .iter()
