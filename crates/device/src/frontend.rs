@@ -322,6 +322,16 @@ impl Session {
             .ok_or(ProtocolError::InvalidParam)
     }
 
+    fn has_region(&self, region: &VhostUserSingleMemoryRegion) -> bool {
+        let (guest, size) = (region.guest_phys_addr, region.memory_size);
+        self.memory.has_region(guest, size, region.user_addr)
+    }
+
+    /// Whether the device may have several pairs of rings. QEMU before version 8.1 then adds and removes each region once for each pair.
+    fn has_pairs(&self) -> bool {
+        self.model.rings > 3
+    }
+
     fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
         self.memory = memory;
         let memory = Arc::new(self.memory.clone());
@@ -402,6 +412,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> ProtocolResult<Option<u64>> {
+        if self.has_region(region) && self.has_pairs() {
+            return Ok(None);
+        }
         let mut memory = self.memory.clone();
         memory
             .add_region(region_spec(region, file))
@@ -411,6 +424,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
+        if !self.has_region(region) && self.has_pairs() {
+            return Ok(());
+        }
         let mut memory = self.memory.clone();
         memory
             .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)
