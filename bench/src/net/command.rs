@@ -49,9 +49,12 @@ pub struct RunOptions {
     /// Say which cases there are
     #[arg(long)]
     list: bool,
-    /// Measure only this subject (repeatable): testpmd, ovs-dpdk, bridge
+    /// Measure only this subject (repeatable): ringdown, testpmd, ovs-dpdk, bridge
     #[arg(long = "subject", value_name = "SUBJECT")]
     subjects: Vec<String>,
+    /// The program to measure; by default `ringdown` beside this program
+    #[arg(long)]
+    ringdown: Option<PathBuf>,
     /// Rounds of each case
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -128,7 +131,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
         return Ok(());
     }
     let conditions = options.times.conditions()?;
-    let subjects = subjects(&options.subjects)?;
+    let subjects = subjects(options)?;
     pin(conditions.placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if load() > 0.5 {
         eprintln!(
@@ -156,13 +159,25 @@ fn run(options: &RunOptions) -> Result<(), String> {
 }
 
 /// What is there and wanted. What is not there is said.
-fn subjects(wanted: &[String]) -> Result<Vec<Subject>, String> {
+fn subjects(options: &RunOptions) -> Result<Vec<Subject>, String> {
+    let wanted = &options.subjects;
     let bench = std::env::current_exe().map_err(|error| error.to_string())?;
     let bridge = match bridge::obstacle() {
-        None => Ok(Subject::Bridge(bench)),
+        None => Ok(Subject::Bridge(bench.clone())),
         Some(reason) => Err(reason),
     };
+    let ringdown = options
+        .ringdown
+        .clone()
+        .unwrap_or_else(|| bench.with_file_name("ringdown"));
+    let ringdown = match ringdown.is_file() {
+        true => Ok(Subject::Ringdown(ringdown)),
+        false => {
+            Err("there is no ringdown beside this program; build it, or give --ringdown".to_owned())
+        }
+    };
     let found = [
+        ("ringdown", ringdown),
         (
             "testpmd",
             testpmd::find()

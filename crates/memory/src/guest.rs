@@ -160,6 +160,20 @@ impl GuestMemory {
         self.check_poison()
     }
 
+    /// Copies the beginning of the ranges out of the guest, as much of it as there is and `into` has room for, and says how many bytes that is.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`] and [`MemoryError::Poisoned`], as for [`read`](Self::read).
+    #[inline]
+    pub fn read_head(&self, ranges: &[Range], into: &mut [u8]) -> Result<usize, MemoryError> {
+        let len = match ranges.first() {
+            Some(first) if first.len as usize >= into.len() => into.len(),
+            _ => total_len(ranges).min(into.len()),
+        };
+        self.read(ranges, 0, &mut into[..len])?;
+        Ok(len)
+    }
+
     /// Copies bytes into the guest: all of `from`, to `offset` bytes into the ranges on.
     ///
     /// # Errors

@@ -94,6 +94,10 @@ impl NetFabric {
             return 0;
         };
         ring.ring.publish();
+        // A guest that sleeps for an interrupt that was held back would sleep on when its ring comes back.
+        if ring.moderation.expire(self.now) {
+            ring.ring.interrupt();
+        }
         self.reactor.remove(&ring.ring.kick);
         ring.ring.queue.ring_base()
     }

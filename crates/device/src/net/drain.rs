@@ -90,6 +90,8 @@ impl Batch {
     ) {
         for index in 0..self.count {
             let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
+            // Of a chain that holds no frame nothing is known, least of all what was here before.
+            frame.receive(0);
             let Some(len) = frame_len(chain) else {
                 counters.malformed_headers += 1;
                 continue;
@@ -235,6 +237,8 @@ impl NetFabric {
             self.resting.insert((until, number, index));
             return;
         }
+        // It has said that there is something. Until we ask again before we sleep, it need not say so for each frame.
+        ring.queue().disable_notifications();
         let memory = Arc::clone(ring.queue().memory());
         let taken = self.batch.take(ring.queue());
         let pairs = port.queue_pairs;
