@@ -31,7 +31,7 @@ mod vlan;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use foldhash::fast::FixedState;

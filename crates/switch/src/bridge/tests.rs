@@ -6,7 +6,7 @@ mod rates;
 mod simulation;
 mod vlans;
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use wire::ethernet::SNAPSHOT_LEN;
