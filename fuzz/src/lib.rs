@@ -27,6 +27,7 @@
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
 //! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
+//! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
@@ -34,6 +35,7 @@ mod dice;
 pub mod fabric;
 mod guest;
 mod house;
+pub mod net;
 pub mod proxy;
 pub mod ring;
 pub mod segments;

@@ -2,6 +2,10 @@
 //!
 //! What another processor wrote last takes a hundred cycles and more to arrive. One such wait hides little; a batch of frames whose beginnings were
 //! all asked for when their chains were taken waits once.
+//!
+//! They are asked for into the second level of the cache: a batch of 256 frames has 32 KiB of beginnings, which would leave little else in the
+//! first. With a driver on another processor, a frame of 64 bytes from ring to ring, 256 at a time, took 57 ns without, 45 ns with the first
+//! level and 38 ns with the second.
 
 /// Bytes that arrive together.
 const LINE_LEN: usize = 64;

@@ -93,6 +93,8 @@ impl Batch {
             // Of a chain that holds no frame nothing is known, least of all what was here before.
             frame.receive(0);
             let Some(len) = frame_len(chain) else {
+                // What was here before says nothing of this sender's flows.
+                frame.receive(0);
                 counters.malformed_headers += 1;
                 continue;
             };
