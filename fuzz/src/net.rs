@@ -9,7 +9,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::{ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot};
+use device::net::{ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot};
 use memory::driver::RawDescriptor;
 use memory::guest::Range;
 use switch::bridge::{BridgeLimits, PortConfig, Vlan, VlanId, VlanSet};
