@@ -10,7 +10,7 @@ use crate::sync::{Ordering, fence};
 ///
 /// It is true for one publication only, so a sleeper is woken once. A new window's events are zero, which no count comes to.
 #[inline]
-fn passes(event: u64, old: u64, new: u64) -> bool {
+pub(super) fn passes(event: u64, old: u64, new: u64) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }
 
@@ -34,6 +34,7 @@ impl Peer {
     #[inline]
     fn look(&mut self, window: &Window) -> Result<State, CircuitError> {
         let word = window.load(self.field, Ordering::Acquire);
+        window.check_revoked()?;
         let generation = window.generation();
         let state = match State::parse(word, generation) {
             Some(state) => state,
@@ -145,8 +146,8 @@ impl Producer {
             State::Absent | State::Finished => return Err(CircuitError::Closed),
         }
         let tail = self.window.load(self.fields.tail, Ordering::Acquire);
+        self.window.check_revoked()?;
         if tail.wrapping_sub(self.tail) > self.head.wrapping_sub(self.tail) {
-            self.window.check_revoked()?;
             return Err(CircuitError::Count {
                 count: "tail",
                 found: tail,
@@ -155,10 +156,9 @@ impl Producer {
             });
         }
         self.tail = tail;
-        match self.peer.look(&self.window) {
-            Ok(State::Finished) => Err(CircuitError::ReaderGone),
-            Ok(_) => Ok(self.known_free()),
-            Err(error) => Err(self.window.check_revoked().err().unwrap_or(error)),
+        match self.peer.look(&self.window)? {
+            State::Finished => Err(CircuitError::ReaderGone),
+            _ => Ok(self.known_free()),
         }
     }
 
@@ -372,9 +372,7 @@ impl Consumer {
                 _ => Peeked::Empty,
             });
         }
-        let span = self
-            .window
-            .span(self.ring, self.tail, available.min(most));
+        let span = self.window.span(self.ring, self.tail, available.min(most));
         Ok(Peeked::Bytes(span))
     }
 
@@ -394,8 +392,7 @@ impl Consumer {
         if self.known() > 0 {
             return Ok(self.known());
         }
-        let state = self.peer.look(&self.window);
-        let state = state.map_err(|error| self.window.check_revoked().err().unwrap_or(error))?;
+        let state = self.peer.look(&self.window)?;
         if state == State::Finished && !finished {
             // What came before that word may have been published since we looked.
             self.look_at_head()?;
@@ -453,9 +450,7 @@ impl Consumer {
             return Ok(false);
         }
         // With bytes there nobody has looked at the state yet.
-        let state = self.peer.look(&self.window);
-        let state = state.map_err(|error| self.window.check_revoked().err().unwrap_or(error))?;
-        Ok(state != State::Finished)
+        Ok(self.peer.look(&self.window)? != State::Finished)
     }
 
     /// Says that no more bytes are wanted. The other side is to be woken afterwards, whatever it asked for.
@@ -481,11 +476,11 @@ impl Consumer {
     #[inline]
     fn look_at_head(&mut self) -> Result<(), CircuitError> {
         let head = self.window.load(self.fields.head, Ordering::Acquire);
+        self.window.check_revoked()?;
         let most = self.tail.wrapping_add(self.capacity() as u64);
         // Once it is finished, it stays where it was.
         let most = if self.is_end_known { self.head } else { most };
         if head.wrapping_sub(self.head) > most.wrapping_sub(self.head) {
-            self.window.check_revoked()?;
             return Err(CircuitError::Count {
                 count: "head",
                 found: head,
