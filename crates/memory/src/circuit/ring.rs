@@ -120,8 +120,11 @@ impl Producer {
         most: usize,
     ) -> Result<Option<Reservation<'_>>, CircuitError> {
         let most = most.max(least);
+        if self.state != State::Open {
+            return Err(self.refuse_commit(0, 0));
+        }
         let mut free = self.known_free();
-        if free < most || self.state != State::Open {
+        if free < most {
             free = self.free()?;
         }
         if free < least {
@@ -135,15 +138,13 @@ impl Producer {
         }))
     }
 
-    /// Room in bytes, after a look at the peer's tail.
+    /// Room in bytes, after a look at the peer's tail. It is told after `finish`, too.
     ///
     /// # Errors
-    /// The connection is over, or `finish` was called.
+    /// The connection is over.
     pub fn free(&mut self) -> Result<usize, CircuitError> {
-        match self.state {
-            State::Open => {}
-            State::Reset => return Err(CircuitError::Reset),
-            State::Absent | State::Finished => return Err(CircuitError::Closed),
+        if self.state == State::Reset {
+            return Err(CircuitError::Reset);
         }
         let tail = self.window.load(self.fields.tail, Ordering::Acquire);
         self.window.check_revoked()?;
@@ -191,7 +192,7 @@ impl Producer {
     /// Asks to be woken when there is room for `least` bytes. `true`: there is not, so sleep. `false`: look again, nobody may wake us.
     ///
     /// # Errors
-    /// As [`reserve`](Self::reserve).
+    /// The connection is over, or `least` is more than the ring has.
     pub fn arm(&mut self, least: usize) -> Result<bool, CircuitError> {
         self.check_len(least)?;
         let missing = self.capacity() - least;
@@ -214,15 +215,15 @@ impl Producer {
         self.set_state(State::Reset);
     }
 
-    /// Whether the peer has released everything that was published.
+    /// Whether the peer has released everything that was published; also once either side has finished.
     ///
     /// # Errors
-    /// As [`free`](Self::free), except that it may be asked after `finish`.
+    /// The connection is over in another way.
     pub fn is_drained(&mut self) -> Result<bool, CircuitError> {
-        let state = std::mem::replace(&mut self.state, State::Open);
-        let free = self.free();
-        self.state = state;
-        Ok(free? == self.capacity())
+        match self.free() {
+            Ok(_) | Err(CircuitError::ReaderGone) => Ok(self.head == self.tail),
+            Err(error) => Err(error),
+        }
     }
 
     fn set_state(&mut self, state: State) {
@@ -401,9 +402,9 @@ impl Consumer {
         Ok(self.known())
     }
 
-    /// Whether the peer has said that no more will come, and there is nothing left. As it was seen last.
-    pub fn is_finished(&self) -> bool {
-        self.peer.state == State::Finished && self.known() == 0
+    /// Whether the peer has said that no more will come than what is there. As it was seen last.
+    pub fn is_at_end(&self) -> bool {
+        self.is_end_known
     }
 
     /// Gives the first `len` bytes back. `true`: wake the other side.

@@ -235,10 +235,10 @@ fn what_was_sent_before_the_end_arrives_before_it() {
         Err(CircuitError::Closed)
     ));
     assert_eq!(receive(&mut world.consumer, 3), b"las");
-    assert!(!world.consumer.is_finished());
+    assert!(!world.consumer.is_at_end(), "it had no reason to look");
     assert_eq!(receive(&mut world.consumer, 3), b"t");
     assert!(matches!(world.consumer.peek(1).unwrap(), Peeked::Finished));
-    assert!(world.consumer.is_finished());
+    assert!(world.consumer.is_at_end());
     assert_eq!(world.consumer.arm(0), Ok(false), "nobody would wake it");
     // It is a half-close: the other way is open.
     send(&mut world.back_producer, b"answer");
