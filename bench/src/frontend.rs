@@ -3,7 +3,8 @@
 pub mod raw;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use memory::guest::RegionSpec;
@@ -50,8 +51,8 @@ pub enum FrontendError {
         /// What came of it.
         error: vhost::Error,
     },
-    /// The device did not take an event descriptor.
-    #[error("a kick or call descriptor was answered with {answer:?}")]
+    /// The device did not take a ring's base or one of its event descriptors.
+    #[error("a base, kick or call descriptor was answered with {answer:?}")]
     Descriptor {
         /// The answer's payload.
         answer: Vec<u8>,
@@ -75,8 +76,27 @@ impl Vmm {
     /// # Errors
     /// When nobody listens, or the device does not answer as it should.
     pub fn connect(path: &Path) -> Result<Vmm, FrontendError> {
-        let raw = RawVmm::connect(path)?;
-        let frontend = Frontend::from_stream(raw.stream().try_clone()?, 3);
+        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
+        let mut vmm = Vmm::on(RawVmm::connect(path)?, 3, needed)?;
+        vmm.read_cid()?;
+        Ok(vmm)
+    }
+
+    /// Takes over a connection with a network device, which has a pair of queues.
+    ///
+    /// # Errors
+    /// When the device does not answer as it should.
+    pub fn on_net(stream: UnixStream) -> Result<Vmm, FrontendError> {
+        let raw = RawVmm::from_stream(stream)?;
+        Vmm::on(raw, 2, VhostUserProtocolFeatures::MQ)
+    }
+
+    fn on(
+        raw: RawVmm,
+        queues: u64,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<Vmm, FrontendError> {
+        let frontend = Frontend::from_stream(raw.stream().try_clone()?, queues);
         let mut vmm = Vmm {
             frontend,
             raw,
@@ -84,11 +104,14 @@ impl Vmm {
             offered: 0,
             confirms: false,
         };
-        vmm.negotiate_protocol()?;
+        vmm.negotiate_protocol(needed)?;
         Ok(vmm)
     }
 
-    fn negotiate_protocol(&mut self) -> Result<(), FrontendError> {
+    fn negotiate_protocol(
+        &mut self,
+        needed: VhostUserProtocolFeatures,
+    ) -> Result<(), FrontendError> {
         ask("SET_OWNER", self.frontend.set_owner())?;
         let offered = ask("GET_FEATURES", self.frontend.get_features())?;
         assert_ne!(
@@ -103,7 +126,6 @@ impl Vmm {
             "GET_PROTOCOL_FEATURES",
             self.frontend.get_protocol_features(),
         )?;
-        let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
         assert!(protocol.contains(needed), "the device offers {protocol:?}");
         let wanted = needed
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -120,6 +142,10 @@ impl Vmm {
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         ask("GET_QUEUE_NUM", self.frontend.get_queue_num())?;
+        Ok(())
+    }
+
+    fn read_cid(&mut self) -> Result<(), FrontendError> {
         let flags = VhostUserConfigFlags::empty();
         let (_, config) = ask("GET_CONFIG", self.frontend.get_config(0, 8, flags, &[0; 8]))?;
         let mut cid = [0; 8];
@@ -178,7 +204,7 @@ impl Vmm {
         )
     }
 
-    /// Starts a ring, from `setup.next_available` on.
+    /// Starts a ring, from `setup.ring_base` on.
     ///
     /// # Errors
     /// When the device refuses.
@@ -201,26 +227,25 @@ impl Vmm {
         let frontend = &mut self.frontend;
         ask("SET_VRING_NUM", frontend.set_vring_num(index, setup.size))?;
         ask("SET_VRING_ADDR", frontend.set_vring_addr(index, &addresses))?;
-        ask(
-            "SET_VRING_BASE",
-            frontend.set_vring_base(index, setup.next_available),
-        )?;
-        self.set_descriptor(request::SET_VRING_CALL, index, call)?;
-        self.set_descriptor(request::SET_VRING_KICK, index, kick)?;
+        // The library knows the split queues' bases only, of 16 bits.
+        let base = index as u64 | u64::from(setup.ring_base) << 32;
+        self.set_raw(request::SET_VRING_BASE, base, &[])?;
+        self.set_raw(request::SET_VRING_CALL, index as u64, &[call.as_fd()])?;
+        self.set_raw(request::SET_VRING_KICK, index as u64, &[kick.as_fd()])?;
         self.enable_ring(index, true)
     }
 
-    /// The library wants its own type of event descriptor here.
-    fn set_descriptor(
+    /// What the library has no words for; it also wants its own type of event descriptor.
+    fn set_raw(
         &self,
         request: u32,
-        index: usize,
-        descriptor: &OwnedFd,
+        payload: u64,
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), FrontendError> {
-        let payload = (index as u64).to_le_bytes();
+        let payload = payload.to_le_bytes();
         let flags = VERSION | if self.confirms { NEED_REPLY } else { 0 };
         self.raw
-            .send_header(request, flags, 8, &payload, &[descriptor.as_fd()])?;
+            .send_header(request, flags, 8, &payload, descriptors)?;
         if !self.confirms {
             return Ok(());
         }
@@ -242,13 +267,12 @@ impl Vmm {
         )
     }
 
-    /// Stops a ring. Returns how many chains the device has taken from it, modulo 65536.
+    /// Stops a ring. Returns where the device would go on, as [`QueueSetup::ring_base`] has it.
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn stop_ring(&mut self, index: usize) -> Result<u16, FrontendError> {
-        let base = ask("GET_VRING_BASE", self.frontend.get_vring_base(index))?;
-        Ok(base as u16)
+    pub fn stop_ring(&mut self, index: usize) -> Result<u32, FrontendError> {
+        ask("GET_VRING_BASE", self.frontend.get_vring_base(index))
     }
 
     /// Resets the device.

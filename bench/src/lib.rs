@@ -13,5 +13,6 @@ pub mod daemon;
 pub mod frontend;
 pub mod guest;
 pub mod host;
+pub mod net;
 pub mod perf;
 pub mod soak;

@@ -23,6 +23,7 @@ pub mod limits;
 pub mod measure;
 pub mod pattern;
 pub mod peer;
+pub mod process;
 pub mod processor;
 pub mod progress;
 pub mod report;

@@ -38,7 +38,7 @@ fn a_ring_of_the_next_driver_survives_the_end_of_the_last() {
     let bases = guest.stop_rings().expect("they stop");
     let start = |guest: &mut VirtualGuest, ring: usize| {
         let mut setup = guest.tamper(ring).setup();
-        setup.next_available = bases[ring];
+        setup.ring_base = bases[ring];
         let event = || eventfd(0, EventfdFlags::NONBLOCK).expect("there is a descriptor");
         let (kick, call) = (event(), event());
         let started = guest.vmm().start_ring(ring, &setup, &kick, &call);

@@ -18,6 +18,7 @@
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
 //! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
 //! | [`serial::decoder`], [`serial::link`] | a guest's agent, the line itself | the frames of the serial link, and the link |
+//! | [`station::frames`] | guest | what a network itself answers: DHCP, DNS, ARP, neighbour discovery, TCP |
 //! | [`transfer::receive_any`] | a guest's agent, or the host | the receiver of files |
 //! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
@@ -26,6 +27,7 @@
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
 //! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
+//! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
@@ -33,10 +35,12 @@ mod dice;
 pub mod fabric;
 mod guest;
 mod house;
+pub mod net;
 pub mod proxy;
 pub mod ring;
 pub mod segments;
 pub mod serial;
+pub mod station;
 pub mod switch;
 pub mod transfer;
 pub mod vhost;

@@ -8,6 +8,8 @@ use memory::queue::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, Queue, QueueSetup};
 
 use crate::Dice;
 
+mod packed;
+
 /// In bytes.
 const PAGE: usize = 4096;
 
@@ -47,11 +49,14 @@ struct World {
     driver: DriverQueue,
     queue: Queue,
     chain: Chain,
-    /// The device's state, as it has to be.
+    /// The device's state, as it has to be: where it goes on, counted in chains modulo 65536. In a packed ring counted in descriptors, modulo
+    /// twice the size: there the wrap counter is part of the place.
     next_available: u16,
     seen_available: u16,
-    /// Heads of chains that are out, in the order in which they were taken.
-    out: Vec<u16>,
+    /// In a packed ring, where it gives back, counted likewise.
+    next_used: u16,
+    /// Names of chains that are out, in the order in which they were taken, and how many places each has taken.
+    out: Vec<(u16, u16)>,
     /// How many were taken since one was given back last.
     tail: usize,
 }
@@ -66,8 +71,16 @@ impl World {
         let size = dice.pick(&[8, 1, 2, 16, 64]);
         let (event_index, indirect) = (dice.one_in(2), !dice.one_in(4));
         let start = dice.pick(&[0, 0, 65_530, 32_767]);
-        let mut driver = DriverQueue::new(Arc::clone(&arena), base, size, event_index, indirect);
+        let packed = dice.one_in(2);
+        let make = match packed {
+            true => DriverQueue::packed,
+            false => DriverQueue::new,
+        };
+        // A packed ring may have any size.
+        let size = if packed { size - size / 4 } else { size };
+        let mut driver = make(Arc::clone(&arena), base, size, event_index, indirect);
         driver.start_at(start);
+        let start = if packed { start % (2 * size) } else { start };
         let memory = Arc::new(regions(&arena, base, REGIONS.len()));
         let queue = Queue::new(driver.setup(), Arc::clone(&memory)).expect("an honest set-up");
         World {
@@ -80,6 +93,7 @@ impl World {
             chain: Chain::default(),
             next_available: start,
             seen_available: start,
+            next_used: start,
             out: Vec::new(),
             tail: 0,
         }
@@ -102,6 +116,7 @@ impl World {
                 let index = dice.below(usize::from(size)) as u16;
                 self.driver.write_descriptor(index, self.table(dice));
             }
+            5 | 6 if self.setup().packed => self.make_available(dice),
             5 => {
                 let head = dice.below(usize::from(size) + 1) as u16;
                 let index = self.driver.available_index();
@@ -128,9 +143,13 @@ impl World {
                 if dice.one_in(2) {
                     self.queue.disable_notifications();
                 } else {
-                    let published = self.driver.available_index();
-                    let any = published != self.next_available
-                        || self.seen_available != self.next_available;
+                    let any = match self.setup().packed {
+                        true => self.is_available(),
+                        false => {
+                            self.driver.available_index() != self.next_available
+                                || self.seen_available != self.next_available
+                        }
+                    };
                     assert_eq!(self.queue.enable_notifications(), any);
                 }
             }
@@ -179,7 +198,11 @@ impl World {
                 descriptor.next = entry + 1;
             }
             // Half a table lies in the second region, two pages further on in the arena.
-            for (index, byte) in descriptor.to_bytes().into_iter().enumerate() {
+            let bytes = match self.setup().packed {
+                true => descriptor.to_packed_bytes(),
+                false => descriptor.to_bytes(),
+            };
+            for (index, byte) in bytes.into_iter().enumerate() {
                 let at = offset + 16 * usize::from(entry) + index;
                 let gap = if at < 6 * PAGE { 0 } else { 2 * PAGE };
                 self.arena.write(at + gap, &[byte]);
@@ -206,8 +229,12 @@ impl World {
                 assert_eq!(self.chain.head, head);
                 assert_eq!(self.chain.readable, readable);
                 assert_eq!(self.chain.writable, writable);
-                self.next_available = self.next_available.wrapping_add(1);
-                self.out.push(head);
+                let step = match self.setup().packed {
+                    true => self.chain.entries,
+                    false => 1,
+                };
+                self.next_available = self.moved(self.next_available, i32::from(step));
+                self.out.push((head, step));
                 self.tail += 1;
                 self.use_chain(dice);
             }
@@ -217,7 +244,7 @@ impl World {
             }
             (found, expected) => panic!("the queue says {found:?}, expected {expected:?}"),
         }
-        assert_eq!(self.queue.next_available(), self.next_available);
+        assert_eq!(self.queue.ring_base(), self.expected_base());
         assert_eq!(usize::from(self.queue.in_flight()), self.out.len());
         true
     }
@@ -251,8 +278,9 @@ impl World {
 
     fn complete(&mut self, dice: &mut Dice<'_>) {
         if !self.out.is_empty() {
-            let head = self.out.remove(dice.below(self.out.len()));
+            let (head, step) = self.out.remove(dice.below(self.out.len()));
             self.queue.complete(head, dice.edgy());
+            self.next_used = self.moved(self.next_used, i32::from(step));
             self.tail = 0;
         }
     }
@@ -261,9 +289,10 @@ impl World {
     fn rewind(&mut self, dice: &mut Dice<'_>) {
         let count = dice.below(self.tail + 1);
         self.queue.rewind(count as u16);
-        self.out.truncate(self.out.len() - count);
+        let forgotten = self.out.split_off(self.out.len() - count);
         self.tail -= count;
-        self.next_available = self.next_available.wrapping_sub(count as u16);
+        let steps: i32 = forgotten.iter().map(|(_, step)| i32::from(*step)).sum();
+        self.next_available = self.moved(self.next_available, -steps);
     }
 
     fn replace_memory(&mut self, dice: &mut Dice<'_>) {
@@ -285,9 +314,12 @@ type Found = (u16, Vec<Range>, Vec<Range>);
 type Wrong = &'static str;
 
 impl World {
-    /// What the next pop must give (virtio 1.2, section 2.7.13).
+    /// What the next pop must give (virtio 1.2, sections 2.7.13 and 2.8.21).
     fn expected(&mut self) -> Result<Option<Found>, Wrong> {
         let setup = self.setup();
+        if setup.packed {
+            return self.expected_packed();
+        }
         if self.next_available == self.seen_available {
             let index = self.field(setup.available + 2);
             if index.wrapping_sub(self.next_available) > setup.size {
@@ -303,16 +335,10 @@ impl World {
         if head >= setup.size {
             return Err("no such head");
         }
-        if self.out.contains(&head) {
+        if self.out.iter().any(|(out, _)| *out == head) {
             return Err("the device has it already");
         }
-        let mut found = Collector {
-            world: self,
-            readable: Vec::new(),
-            writable: Vec::new(),
-            descriptors: 0,
-            bytes: 0,
-        };
+        let mut found = Collector::new(self);
         found.table(head, u32::from(setup.size), false, |index| {
             let mut bytes = [0; 16];
             let place = setup.descriptors - self.arena.base() + 16 * u64::from(index);
@@ -367,7 +393,17 @@ struct Collector<'a> {
     bytes: u64,
 }
 
-impl Collector<'_> {
+impl<'a> Collector<'a> {
+    fn new(world: &'a World) -> Collector<'a> {
+        Collector {
+            world,
+            readable: Vec::new(),
+            writable: Vec::new(),
+            descriptors: 0,
+            bytes: 0,
+        }
+    }
+
     /// Follows a chain through a table.
     fn table(
         &mut self,
@@ -409,14 +445,18 @@ impl Collector<'_> {
             return Err("no table has that length");
         }
         address.checked_add(u64::from(len)).ok_or("no such place")?;
-        self.table(0, entries, true, |index| {
+        let entry = |index| {
             let start = address + 16 * u64::from(index);
             let mut bytes = [0; 16];
             for (at, byte) in bytes.iter_mut().enumerate() {
                 *byte = world.byte(start + at as u64)?;
             }
             Some(bytes)
-        })
+        };
+        match world.setup().packed {
+            true => self.packed_table(entries, entry),
+            false => self.table(0, entries, true, entry),
+        }
     }
 
     fn descriptor(&mut self, address: u64, len: u32, is_writable: bool) -> Result<(), Wrong> {
@@ -496,17 +536,34 @@ pub fn setup(input: &[u8]) {
         descriptors,
         available,
         used,
-        next_available: dice.word(),
+        ring_base: u32::from(dice.word()),
         event_index: dice.one_in(2),
         indirect: true,
+        packed: false,
+    };
+    let packed = dice.one_in(2);
+    let setup = QueueSetup {
+        ring_base: match packed && !dice.one_in(3) {
+            true => setup.ring_base | u32::from(dice.word()) << 16,
+            false => setup.ring_base | setup.ring_base << 16 & if packed { u32::MAX } else { 0 },
+        },
+        packed,
+        ..setup
     };
     let event = if setup.event_index { 2 } else { 0 };
     let size = u64::from(size);
-    let areas = [
-        (descriptors, 16 * size, 16),
-        (available, 4 + 2 * size + event, 2),
-        (used, 4 + 8 * size + event, 4),
-    ];
+    let areas = match packed {
+        true => [
+            (descriptors, 16 * size, 16),
+            (available, 4, 4),
+            (used, 4, 4),
+        ],
+        false => [
+            (descriptors, 16 * size, 16),
+            (available, 4 + 2 * size + event, 2),
+            (used, 4 + 8 * size + event, 4),
+        ],
+    };
     let is_placed = |(address, len, alignment): &(u64, u64, u64)| {
         let inside = REGIONS[..count].iter().any(|(_, start, pages)| {
             let start = arena.base() + (start * PAGE) as u64;
@@ -515,7 +572,11 @@ pub fn setup(input: &[u8]) {
         });
         inside && address % alignment == 0
     };
-    let good = setup.size.is_power_of_two() && areas.iter().all(is_placed);
+    let sized = match packed {
+        true => (1..=32_768).contains(&setup.size) && packed::is_base(&setup),
+        false => setup.size.is_power_of_two(),
+    };
+    let good = sized && areas.iter().all(is_placed);
     match Queue::new(setup, memory) {
         Ok(mut queue) => {
             assert!(good, "{setup:x?} was accepted");

@@ -293,9 +293,10 @@ impl<'a> Liar<'a> {
             descriptors: place(),
             available: place(),
             used: place(),
-            next_available: 0,
+            ring_base: 0,
             event_index: true,
             indirect: true,
+            packed: false,
         };
         address_payload(index, &setup)
     }

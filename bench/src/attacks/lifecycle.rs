@@ -168,7 +168,7 @@ fn lying_base(scene: &mut Scene<'_>) {
     let mut guest = scene.attach();
     assert_works(&mut guest);
     let mut bases = guest.stop_rings().expect("they stop");
-    bases[TX] = bases[TX].wrapping_add(1000);
+    bases[TX] = (bases[TX] + 1000) & 0xffff;
     guest.resume_rings(bases).expect("a number is a number");
     scene.keep(guest);
 }

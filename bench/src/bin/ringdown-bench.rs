@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::net::command::NetCommand;
 use bench::perf::case::Case;
 use bench::perf::limits::{Task, be_other, raise_descriptor_limit};
 use bench::perf::measure::Conditions;
@@ -44,6 +45,9 @@ enum Command {
     /// The program to compare with
     #[command(subcommand)]
     Peer(PeerCommand),
+    /// The switch: frames from guest to guest, beside DPDK, Open vSwitch and Linux's bridge
+    #[command(subcommand)]
+    Net(NetCommand),
     /// Be the other process of a limit
     #[command(hide = true)]
     Other {
@@ -123,6 +127,7 @@ fn main() -> ExitCode {
             let root = root.or_else(peers_directory);
             install_peer(root)
         }
+        Command::Net(command) => command.execute(),
         Command::Other {
             path,
             task,

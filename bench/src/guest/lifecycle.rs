@@ -117,10 +117,10 @@ impl VirtualGuest {
         self.rings.queues[RX].kick_needed();
         self.rings.queues[EVENT].kick_needed();
         self.share_memory()?;
-        self.start_rings([self.config.first_index; 3])
+        self.start_rings([u32::from(self.config.first_index); 3])
     }
 
-    fn start_rings(&mut self, bases: [u16; 3]) -> Result<(), AttachError> {
+    fn start_rings(&mut self, bases: [u32; 3]) -> Result<(), AttachError> {
         let features = self.config.features;
         let indices = self.ring_indices();
         let (Some(vmm), rings) = (self.vmm.as_mut(), &self.rings) else {
@@ -129,7 +129,7 @@ impl VirtualGuest {
         vmm.set_features(features)?;
         for index in indices {
             let mut setup = rings.queues[index].setup();
-            setup.next_available = bases[index];
+            setup.ring_base = bases[index];
             vmm.start_ring(index, &setup, &rings.kicks[index], &rings.calls[index])?;
         }
         Ok(())
@@ -148,7 +148,7 @@ impl VirtualGuest {
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn stop_rings(&mut self) -> Result<[u16; 3], AttachError> {
+    pub fn stop_rings(&mut self) -> Result<[u32; 3], AttachError> {
         let mut bases = [0; 3];
         for index in self.ring_indices() {
             bases[index] = self.vmm().stop_ring(index)?;
@@ -160,7 +160,7 @@ impl VirtualGuest {
     ///
     /// # Errors
     /// When the device refuses.
-    pub fn resume_rings(&mut self, bases: [u16; 3]) -> Result<(), AttachError> {
+    pub fn resume_rings(&mut self, bases: [u32; 3]) -> Result<(), AttachError> {
         self.start_rings(bases)?;
         // The device may have looked before the kick descriptor was its; QEMU kicks too.
         for index in self.ring_indices() {

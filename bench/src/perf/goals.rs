@@ -11,7 +11,7 @@ const PEER: &str = "vhost-device-vsock";
 const BUSY: f64 = 0.85;
 
 /// What a figure is compared with.
-enum Reference {
+pub enum Reference {
     /// This many times another subject's figure of the same case.
     Times(f64, &'static str),
     /// This many times another case's figure of ours.
@@ -20,8 +20,11 @@ enum Reference {
     Figure(f64),
 }
 
-enum Bound {
+/// On which side of it a figure is to lie.
+pub enum Bound {
+    /// Not below.
     AtLeast(Reference),
+    /// Not above.
     AtMost(Reference),
 }
 
@@ -36,7 +39,13 @@ pub struct Goal {
     raised: Option<f64>,
 }
 
-const fn goal(title: &'static str, case: &'static str, figure: &'static str, bound: Bound) -> Goal {
+/// A goal of this project's program.
+pub const fn goal(
+    title: &'static str,
+    case: &'static str,
+    figure: &'static str,
+    bound: Bound,
+) -> Goal {
     Goal {
         subject: OURS,
         title,
@@ -397,7 +406,12 @@ impl Goal {
 
 /// The goals that this run can judge.
 pub fn table(run: &Run) -> Table {
-    let rows = GOALS.iter().filter_map(|goal| {
+    judged(GOALS, run)
+}
+
+/// Those of these goals that this run can judge.
+pub fn judged(goals: &[Goal], run: &Run) -> Table {
+    let rows = goals.iter().filter_map(|goal| {
         let [wanted, value, reached, verdict] = goal.judge(run)?;
         Some(vec![goal.title.to_owned(), wanted, value, reached, verdict])
     });

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 /// The two processors of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +43,18 @@ impl Placement {
 /// # Errors
 /// What the system reports.
 pub fn pin(cpu: usize) -> rustix::io::Result<()> {
+    pin_to(&[cpu])
+}
+
+/// The same with several.
+///
+/// # Errors
+/// What the system reports.
+pub fn pin_to(cpus: &[usize]) -> rustix::io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    for cpu in cpus {
+        set.set(*cpu);
+    }
     sched_setaffinity(None, &set)
 }
 
@@ -54,7 +65,7 @@ pub fn own_time() -> Duration {
 }
 
 /// What a process has used so far, all its threads together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time in nanoseconds.
     pub time_ns: u64,

@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn begin(&self, expected: Duration) {
+    pub(crate) fn begin(&self, expected: Duration) {
         self.began.set(Instant::now());
         self.expected.set(expected);
         let text = format!(
@@ -61,20 +61,20 @@ impl Progress {
         }
     }
 
-    pub(super) fn tell(&self, text: &str) {
+    pub(crate) fn tell(&self, text: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{} left: {text}", self.left()));
         }
     }
 
-    pub(super) fn advance(&self, expected: Duration) {
+    pub(crate) fn advance(&self, expected: Duration) {
         self.done.set(self.done.get() + expected);
         if let Some(bar) = &self.bar {
             bar.set_position(self.done.get().as_millis() as u64);
         }
     }
 
-    pub(super) fn line(&self, text: &str) {
+    pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
             None if self.lines => eprintln!("[{} left] {text}", self.left()),
@@ -82,7 +82,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -117,14 +117,22 @@ pub fn headline(case: &Case) -> (&'static str, &'static str) {
 }
 
 /// What a case came to, in a line.
-pub(super) fn case_line(run: &Run, case: &Case, measured: &[Measured]) -> String {
-    let name = case.to_string();
-    let (figure, unit) = headline(case);
-    let parts: Vec<String> = measured
+pub(crate) fn case_line(run: &Run, case: &Case, measured: &[Measured]) -> String {
+    let subjects: Vec<&str> = measured.iter().map(Measured::name).collect();
+    line_of(run, &case.to_string(), &subjects, headline(case))
+}
+
+/// What a case of this name came to for these subjects, in a line.
+pub(crate) fn line_of(
+    run: &Run,
+    name: &str,
+    subjects: &[&str],
+    (figure, unit): (&str, &str),
+) -> String {
+    let parts: Vec<String> = subjects
         .iter()
-        .map(|measured| {
-            let subject = measured.name();
-            let point = run.point(&name, subject);
+        .map(|subject| {
+            let point = run.point(name, subject);
             let value = match point.and_then(|point| point.summary(figure)) {
                 Some(summary) => super::report::number(summary.median),
                 None => point

@@ -1,7 +1,7 @@
 //! A run for people: tables in Markdown, and one HTML file with tables and plots.
 
 mod plot;
-mod tables;
+pub(crate) mod tables;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -98,8 +98,8 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// Where and how, in a few lines.
-fn preface(run: &Run) -> Vec<String> {
+/// Where and how, in a few lines. `headline` says which figure a case is about.
+pub(crate) fn preface(run: &Run, headline: fn(&str) -> Option<&'static str>) -> Vec<String> {
     let Environment {
         date,
         cpu,
@@ -140,7 +140,7 @@ fn preface(run: &Run) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let (noisy, all) = spread_out(run);
+    let (noisy, all) = spread_out(run, headline);
     let disturbed = *load_before > 0.5 || *stolen_share > 0.01 || noisy * 10 > all;
     lines.push(format!(
         "Load average {load_before:.2} before and {load_after:.2} after, {:.1} % of the time stolen by the machine's host, {noisy} of {all} main \
@@ -152,27 +152,34 @@ fn preface(run: &Run) -> Vec<String> {
 }
 
 /// How many main figures have quartiles that lie further apart than a fifth of the median, and how many there are.
-fn spread_out(run: &Run) -> (usize, usize) {
+fn spread_out(run: &Run, headline: fn(&str) -> Option<&'static str>) -> (usize, usize) {
     let spreads: Vec<f64> = run
         .points
         .iter()
-        .filter_map(|point| {
-            let case = point.case.parse().ok()?;
-            let (figure, _) = super::progress::headline(&case);
-            Some(point.summary(figure)?.spread())
-        })
+        .filter_map(|point| Some(point.summary(headline(&point.case)?)?.spread()))
         .collect();
     let noisy = spreads.iter().filter(|spread| **spread > 0.2).count();
     (noisy, spreads.len())
 }
 
+/// The figure that a case of this name is about.
+fn headline(case: &str) -> Option<&'static str> {
+    let (figure, _) = super::progress::headline(&case.parse().ok()?);
+    Some(figure)
+}
+
 /// The whole report in Markdown.
 pub fn markdown(run: &Run) -> String {
-    let mut text = String::from("# Bench\n\n");
-    for line in preface(run) {
+    document("Bench", &preface(run, headline), &tables::all(run))
+}
+
+/// A title, what is to be said before, and tables, in Markdown.
+pub(crate) fn document(title: &str, preface: &[String], tables: &[Table]) -> String {
+    let mut text = format!("# {title}\n\n");
+    for line in preface {
         let _ = writeln!(text, "{line}  ");
     }
-    for table in tables::all(run) {
+    for table in tables {
         let _ = writeln!(text, "\n## {}\n", table.title);
         if !table.note.is_empty() {
             let _ = writeln!(text, "{}\n", table.note);
@@ -186,7 +193,7 @@ pub fn markdown(run: &Run) -> String {
 pub fn readme(run: &Run) -> String {
     let mut text = tables::short(run).markdown();
     text.push('\n');
-    for line in preface(run) {
+    for line in preface(run, headline) {
         let _ = writeln!(text, "{line}  ");
     }
     text
@@ -201,7 +208,7 @@ pub fn html(run: &Run) -> String {
          th,td{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}\n\
          th:first-child,td:first-child{text-align:left}\nsvg{max-width:100%;height:auto}\n</style></head><body>\n<h1>Bench</h1>\n",
     );
-    for line in preface(run) {
+    for line in preface(run, headline) {
         let _ = writeln!(text, "<p>{}</p>", escape(&line));
     }
     let mut plots = plot::all(run);

@@ -1,19 +1,13 @@
 //! What is measured: a program with vhost-user sockets, started anew for every measurement.
 
-use std::fs;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use rustix::process::Pid;
 
-use super::processor::{Placement, pin};
-
-/// How long it may take to begin, and to end when told to.
-const PATIENCE: Duration = Duration::from_secs(20);
+use super::process::{Process, mortal};
+use super::processor::Placement;
 
 /// A kind of program with vhost-user-vsock devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,33 +49,22 @@ impl Subject {
     pub fn start(&self, vms: usize, placement: Placement) -> Result<Running, String> {
         let words = |error: io::Error| format!("starting {}: {error}", self.program.display());
         let directory = tempfile::tempdir().map_err(words)?;
-        let log = fs::File::create(directory.path().join("log")).map_err(words)?;
-        let mut command = self.command(directory.path(), vms);
-        command
-            // Some end when their standard input does: it stays open as long as they are wanted.
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(log);
-        // What is started inherits the place.
-        pin(placement.subject).map_err(|error| words(error.into()))?;
-        let child = command.spawn().map_err(words);
-        pin(placement.generator).map_err(|error| words(error.into()))?;
-        let mut child = child?;
-        let mut running = Running {
-            _input: child.stdin.take(),
-            child,
+        let command = self.command(directory.path(), vms);
+        let process = Process::start(
+            command,
             directory,
+            &[placement.subject],
+            placement.generator,
+        );
+        let mut running = Running {
+            process: process.map_err(words)?,
         };
         running.wait_until_ready(vms)?;
         Ok(running)
     }
 
     fn command(&self, directory: &Path, vms: usize) -> Command {
-        // Whatever becomes of this process, what it has started ends with it.
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL", "--"])
-            .arg(&self.program);
+        let mut command = mortal(&self.program);
         if self.kind != Kind::VhostDeviceVsock {
             command.arg("serve").arg("--runtime-dir").arg(directory);
             command.args(["--allow", "from=*,to=*,port=*"]);
@@ -118,41 +101,27 @@ fn host_path(directory: &Path, vm: usize) -> PathBuf {
 /// A running program. Dropping it ends it.
 #[derive(Debug)]
 pub struct Running {
-    child: Child,
-    _input: Option<ChildStdin>,
-    directory: TempDir,
+    process: Process,
 }
 
 impl Running {
     fn wait_until_ready(&mut self, vms: usize) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
-        let missing = |running: &Running| {
-            (0..vms).any(|vm| !running.vhost_socket(vm).exists())
-                || self::host_is_missing(running, vms)
-        };
-        while missing(self) {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("it ended with {status}: {}", self.log_tail()));
-            }
-            if Instant::now() > until {
-                return Err(format!(
-                    "it was not ready in {PATIENCE:?}: {}",
-                    self.log_tail()
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        // The peer makes its host sockets after its vhost-user sockets; ours come before.
+        self.process.wait_until(|process| {
+            let directory = process.directory();
+            (0..vms)
+                .all(|vm| vhost_path(directory, vm).exists() && host_path(directory, vm).exists())
+        })
     }
 
     /// Where the VM's VMM connects.
     pub fn vhost_socket(&self, vm: usize) -> PathBuf {
-        vhost_path(self.directory.path(), vm)
+        vhost_path(self.process.directory(), vm)
     }
 
     /// Where programs that dial the VM connect.
     pub fn host_socket(&self, vm: usize) -> PathBuf {
-        host_path(self.directory.path(), vm)
+        host_path(self.process.directory(), vm)
     }
 
     /// Where a program listens that the VM reaches at this port of the host.
@@ -164,51 +133,11 @@ impl Running {
 
     /// Its process.
     pub fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        self.process.pid()
     }
 
     /// Whether it has ended by itself, and how, in words.
     pub fn ended(&mut self) -> Option<String> {
-        let status = self.child.try_wait().ok().flatten()?;
-        let how = match status.signal() {
-            Some(signal) => format!("it was ended by signal {signal}"),
-            None => format!("it ended with {status}"),
-        };
-        Some(format!("{how}: {}", self.log_tail()))
-    }
-
-    /// The last words of its log.
-    pub fn log_tail(&self) -> String {
-        let log = fs::read(self.directory.path().join("log")).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        let tail = lines[lines.len().saturating_sub(3)..].join(" / ");
-        // Where it ran says nothing, and differs from run to run.
-        tail.replace(&self.directory.path().display().to_string(), "")
-    }
-
-    fn stop(&mut self) {
-        // It may have ended.
-        let _ = kill_process(self.pid(), Signal::TERM);
-        let until = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < until {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The peer makes its host sockets after its vhost-user sockets; ours come before.
-fn host_is_missing(running: &Running, vms: usize) -> bool {
-    (0..vms).any(|vm| !running.host_socket(vm).exists())
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop();
+        self.process.ended()
     }
 }

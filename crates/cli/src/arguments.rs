@@ -2,6 +2,7 @@
 
 mod copy;
 mod jobs;
+mod net;
 
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
@@ -16,6 +17,8 @@ pub use jobs::{
     ClipboardCommand, Freeze, Lock, LogsArguments, Reboot, Shutdown, StatsArguments, Suspend, Thaw,
     TimeArguments,
 };
+
+pub use net::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -45,7 +48,10 @@ pub enum Command {
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
-    /// Print the arguments with which a VMM attaches to a VM's line and its channels
+    /// List networks, show who is in them, and take links up and down
+    #[command(subcommand)]
+    Net(NetCommand),
+    /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
     Exec(Exec),
@@ -82,7 +88,7 @@ pub enum Command {
     Lock(Lock),
     /// Print figures of all lines and guests in the form that Prometheus reads
     Metrics,
-    /// Read the configuration file again: rules, groups, services and published ports change, and VMs come and go
+    /// Read the configuration file again: rules, groups, services and published ports change, and VMs and networks come and go
     Reload(Reload),
     /// Ask which rule decides about a call, and look for rules that cannot be meant
     #[command(subcommand)]
@@ -111,9 +117,12 @@ pub struct Serve {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
-    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,limits.KEY=NUMBER …]; may be repeated
+    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
+    /// Have a network of this name, or DOMAIN/NAME, for VMs to be put into, as [[network]] with nothing but the name; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub network: Vec<String>,
     /// Let VMs call others: from=NAME,to=NAME,port=PORT[,domain=DOMAIN]; * for any, @GROUP for a group, DOMAIN/NAME for a VM of another
     /// domain, 8000-8999 for several ports; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
@@ -122,6 +131,9 @@ pub struct Serve {
     /// wake-ups, at the cost of CPU time. 0 sleeps at once, 1000 is the most [default: 100]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=MAX_SPIN_MICROSECONDS))]
     pub spin: Option<u64>,
+    /// Take so many frames from a guest's ring at a time; to measure what batches bring
+    #[arg(long, value_name = "FRAMES", hide = true)]
+    pub net_batch: Option<usize>,
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
@@ -173,6 +185,11 @@ pub struct VmAdd {
     /// The same, but QEMU listens at this socket, and the daemon connects
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "hybrid"])]
     pub serial_connect: Option<PathBuf>,
+    /// Put the VM into a network: NETWORK[,mac=MAC][,ipv4=ADDRESS][,vlan=VLAN or ,trunk=VLAN+VLAN…[,native=VLAN]][,isolated][,learn]
+    /// [,frames-per-second=NUMBER][,bytes-per-second=NUMBER][,broadcasts-per-second=NUMBER][,queue-pairs=NUMBER][,moderation=adaptive|off|50us]
+    /// [,vhost-user=SOCKET]; may be repeated
+    #[arg(long, value_name = "NETWORK[,KEY=VALUE…]")]
+    pub net: Vec<String>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
     /// host-connects-per-second or control-messages-per-second; may be repeated
     #[arg(long, value_name = "KEY=NUMBER")]
@@ -201,7 +218,8 @@ pub struct VmRemove {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 What cannot be meant or brought into force changes nothing: everything stays as it was, and the message says what to do. VMs that were added by
-hand stay. The sockets, the CID and the limits of a VM that is there do not change, nor do runtime-dir, state-dir and spin-microseconds.
+hand stay. The sockets, the CID, the limits and the number of queues of a VM that is there do not change, nor do the MTU and the uplink of a
+network, nor runtime-dir, state-dir and spin-microseconds.
 
 Exit codes: 0 reloaded; 1 it could not be brought into force; 2 the configuration cannot be meant.")]
 pub struct Reload {
@@ -490,4 +508,6 @@ pub enum Vmm {
     Qemu,
     /// libvirt: the elements of the domain's XML.
     Libvirt,
+    /// Cloud Hypervisor, whose vsock device is its own.
+    CloudHypervisor,
 }

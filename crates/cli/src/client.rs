@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use daemon::api::Kind;
 use daemon::api::types::{
-    NewVm, PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded,
-    VmList, VmStatus,
+    LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE, PolicyAnswer,
+    PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus,
 };
 use daemon::config::default_runtime_dir;
 use daemon::input::parse_full_name;
@@ -165,6 +165,45 @@ impl Client {
         Ok(self.ask(Method::GET, &target, Vec::new(), timeout + ANSWER_TIMEOUT)?)
     }
 
+    /// The networks.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn networks(&self) -> Result<NetworkList, ClientError> {
+        self.ask(Method::GET, "/v1/networks", Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// One network with its ports.
+    ///
+    /// # Errors
+    /// A name that no network can have, or [`ClientError`].
+    pub fn network(&self, name: &str) -> Result<NetworkDetails, Failure> {
+        let target = network(name)?;
+        Ok(self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)?)
+    }
+
+    /// The addresses that a network knows.
+    ///
+    /// # Errors
+    /// A name that no network can have, or [`ClientError`].
+    pub fn macs(&self, name: &str) -> Result<MacList, Failure> {
+        let target = format!("{}/macs", network(name)?);
+        Ok(self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)?)
+    }
+
+    /// Takes the link of a VM's port up or down.
+    ///
+    /// # Errors
+    /// A name that nobody can have, or [`ClientError`].
+    pub fn set_link(&self, name: &str, vm: &str, request: LinkRequest) -> Result<(), Failure> {
+        parse_full_name("a VM", vm)?;
+        let vm = vm.replace('/', "%2F");
+        let target = format!("{}/ports/{vm}/link", network(name)?);
+        let body = serde_json::to_vec(&request).map_err(Failure::failed)?;
+        self.exchange(Method::PUT, &target, body, ANSWER_TIMEOUT)?;
+        Ok(())
+    }
+
     /// Removes a VM.
     ///
     /// # Errors
@@ -315,6 +354,12 @@ impl Client {
             what: what.to_string(),
         }
     }
+}
+
+/// Where a network is in the API. Its full name may have a slash.
+fn network(name: &str) -> Result<String, Failure> {
+    parse_full_name("a network", name)?;
+    Ok(format!("/v1/networks/{}", name.replace('/', "%2F")))
 }
 
 /// Where a VM is in the API. Its full name may have a slash.

@@ -11,12 +11,14 @@ mod freeze;
 mod install_log;
 mod logs;
 mod manual;
+mod net;
 mod policy;
 mod power;
 mod reload;
 mod serve;
 mod shell;
 mod stats;
+mod table;
 mod time;
 mod vm;
 
@@ -63,6 +65,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
+        Command::Net(command) => net::run(&client, &command)?,
         Command::Args(options) => args::run(&client, &options)?,
     }
     Ok(0)

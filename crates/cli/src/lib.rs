@@ -8,6 +8,7 @@ pub mod agent_install;
 mod arguments;
 pub mod bench;
 mod client;
+mod cloud_hypervisor;
 mod commands;
 pub mod copy;
 pub mod exec;

@@ -1,10 +1,10 @@
-//! The arguments with which QEMU attaches to a VM's line.
+//! The arguments with which QEMU attaches to a VM's line and to its networks.
 
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use daemon::api::types::{ChardevInfo, VmStatus};
+use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
 use daemon::config::AGENT_PORT;
 
 /// The virtio-serial device of a VM; its ports have numbers behind it.
@@ -53,11 +53,17 @@ impl fmt::Display for Memory {
     }
 }
 
-/// The arguments, one by one. A hybrid VM needs none but those of its channels.
+/// The arguments, one by one. A hybrid VM needs none but those of its channels and networks.
 pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
     let mut arguments = Vec::new();
+    if vm.vhost_user.is_some() || !vm.nets.is_empty() {
+        arguments.extend(shared(memory));
+    }
     if let Some(vhost_user) = &vm.vhost_user {
-        arguments.extend(vsock(vhost_user, memory));
+        arguments.extend(vsock(vhost_user));
+    }
+    for (index, port) in vm.nets.iter().enumerate() {
+        arguments.extend(net(port, index));
     }
     let ports = serial_ports(vm);
     if !ports.is_empty() {
@@ -88,13 +94,47 @@ pub fn serial_ports(vm: &VmStatus) -> Vec<(&str, &ChardevInfo)> {
     agent.chain(channels).collect()
 }
 
-/// What QEMU needs for a vsock line. Memory must be shared, because the daemon carries bytes in and out of it.
-fn vsock(vhost_user: &Path, memory: &Memory) -> [String; 8] {
+/// The guest's memory must be shared where the daemon carries bytes in and out of it.
+fn shared(memory: &Memory) -> [String; 4] {
     [
         "-object",
         &format!("memory-backend-memfd,id=mem0,size={memory},share=on"),
         "-machine",
         "q35,memory-backend=mem0",
+    ]
+    .map(str::to_owned)
+}
+
+/// What QEMU needs for a port in a network. It connects again when the link comes up, or the daemon is started anew.
+fn net(port: &VmPort, index: usize) -> [String; 6] {
+    let pairs = port.queue_pairs;
+    let (queues, several) = match pairs {
+        1 => (String::new(), String::new()),
+        // A vector for each queue, one for its control queue, and one for changes of the device.
+        _ => (
+            format!(",queues={pairs}"),
+            format!(",mq=on,vectors={}", 2 * pairs + 2),
+        ),
+    };
+    [
+        "-chardev".to_owned(),
+        format!(
+            "socket,id=n{index},path={},{RECONNECT}",
+            escaped(&port.vhost_user)
+        ),
+        "-netdev".to_owned(),
+        format!("vhost-user,id=net{index},chardev=n{index}{queues}"),
+        "-device".to_owned(),
+        format!(
+            "virtio-net-pci,netdev=net{index},mac={},mrg_rxbuf=on{several},host_mtu={},rx_queue_size=1024,tx_queue_size=1024",
+            port.mac, port.mtu
+        ),
+    ]
+}
+
+/// What QEMU needs for a vsock line.
+fn vsock(vhost_user: &Path) -> [String; 4] {
+    [
         "-chardev",
         &format!("socket,id=c0,path={}", escaped(vhost_user)),
         "-device",
@@ -214,6 +254,106 @@ mod tests {
              -chardev socket,id=c0,path=/run/ringdown/web.vhost \\\n\
              -device vhost-user-vsock-pci,chardev=c0"
         );
+    }
+
+    fn port(network: &str, queue_pairs: u16) -> VmPort {
+        let port = serde_json::json!({
+            "network": network, "vhost_user": format!("/r/web.net-{network}.vhost"), "mac": "02:00:00:01:00:03",
+            "ipv4": "10.64.0.3", "mtu": 9000, "queue_pairs": queue_pairs, "vlan": "1", "isolated": false, "learn": false,
+            "moderation": "adaptive",
+        });
+        serde_json::from_value(port).unwrap()
+    }
+
+    #[test]
+    fn each_network_has_a_device_that_connects_again() {
+        let vm = VmStatus {
+            nets: vec![port("lan", 1), port("dmz", 4)],
+            ..vm("/r/v")
+        };
+        let line = shell_line(&arguments(&vm, &memory("256M")));
+        assert_eq!(
+            line,
+            "-object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
+             -machine q35,memory-backend=mem0 \\\n\
+             -chardev socket,id=c0,path=/r/v \\\n\
+             -device vhost-user-vsock-pci,chardev=c0 \\\n\
+             -chardev socket,id=n0,path=/r/web.net-lan.vhost,reconnect=1 \\\n\
+             -netdev vhost-user,id=net0,chardev=n0 \\\n\
+             -device virtio-net-pci,netdev=net0,mac=02:00:00:01:00:03,mrg_rxbuf=on,host_mtu=9000,rx_queue_size=1024,tx_queue_size=1024 \\\n\
+             -chardev socket,id=n1,path=/r/web.net-dmz.vhost,reconnect=1 \\\n\
+             -netdev vhost-user,id=net1,chardev=n1,queues=4 \\\n\
+             -device virtio-net-pci,netdev=net1,mac=02:00:00:01:00:03,mrg_rxbuf=on,mq=on,vectors=10,host_mtu=9000,rx_queue_size=1024,\
+             tx_queue_size=1024"
+        );
+        // Without a vsock line the memory is shared all the same.
+        let vm = VmStatus {
+            vhost_user: None,
+            ..vm
+        };
+        let line = shell_line(&arguments(&vm, &memory("256M")));
+        assert!(
+            line.contains("share=on") && !line.contains("vsock"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn libvirt_has_an_element_for_each_network() {
+        let vm = VmStatus {
+            vhost_user: None,
+            nets: vec![port("lan", 1), port("dmz", 4)],
+            ..vm("/r/v")
+        };
+        let xml = crate::libvirt::elements(&vm);
+        assert!(
+            xml.contains("<access mode='shared'/>") && !xml.contains("qemu:"),
+            "{xml}"
+        );
+        assert!(
+            xml.contains(
+                "<!-- in <devices> -->\n\
+                 <interface type='vhostuser'>\n  \
+                   <mac address='02:00:00:01:00:03'/>\n  \
+                   <source type='unix' path='/r/web.net-lan.vhost' mode='client'>\n    \
+                     <reconnect enabled='yes' timeout='1'/>\n  \
+                   </source>\n  \
+                   <model type='virtio'/>\n  \
+                   <driver rx_queue_size='1024' tx_queue_size='1024'/>\n  \
+                   <mtu size='9000'/>\n\
+                 </interface>\n"
+            ),
+            "{xml}"
+        );
+        assert!(
+            xml.contains("<driver queues='4' rx_queue_size='1024' tx_queue_size='1024'/>"),
+            "{xml}"
+        );
+        assert_eq!(xml.matches("in <devices>").count(), 1);
+    }
+
+    #[test]
+    fn cloud_hypervisor_has_a_vsock_of_its_own() {
+        let hybrid = VmStatus {
+            vhost_user: None,
+            kind: daemon::api::types::LineKind::Hybrid,
+            nets: vec![port("lan", 1), port("dmz", 4)],
+            ..vm("/r/v")
+        };
+        let arguments = crate::cloud_hypervisor::arguments(&hybrid, &memory("256M"));
+        assert_eq!(
+            arguments,
+            [
+                "--memory",
+                "size=256M,shared=on",
+                "--vsock",
+                "cid=3,socket=/run/ringdown/web.sock",
+                "--net",
+                "vhost_user=true,socket=/r/web.net-lan.vhost,mac=02:00:00:01:00:03,num_queues=2,queue_size=1024,mtu=9000",
+                "vhost_user=true,socket=/r/web.net-dmz.vhost,mac=02:00:00:01:00:03,num_queues=8,queue_size=1024,mtu=9000",
+            ]
+        );
+        assert!(crate::cloud_hypervisor::arguments(&vm("/r/v"), &memory("256M")).is_empty());
     }
 
     #[test]

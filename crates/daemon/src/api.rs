@@ -8,16 +8,23 @@
 //! | `GET /v1/vms/NAME` | 200 [`VmStatus`](types::VmStatus) |
 //! | `GET /v1/vms/NAME?wait=ready&timeout_ms=N` | the same once its agent is there; 504 when the time is over |
 //! | `DELETE /v1/vms/NAME` | 204 |
+//! | `GET /v1/networks` | 200 [`NetworkList`](types::NetworkList) |
+//! | `GET /v1/networks/NAME` | 200 [`NetworkDetails`](types::NetworkDetails) |
+//! | `GET /v1/networks/NAME/macs` | 200 [`MacList`](types::MacList) |
+//! | `PUT /v1/networks/NAME/ports/VM/link` with [`LinkRequest`](types::LinkRequest) | 204 |
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
 //!
-//! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well.
+//! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,
+//! with a network.
 //!
 //! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
 
+mod net_routes;
+mod net_types;
 mod policy_types;
 mod problem;
 mod routes;

@@ -65,17 +65,21 @@
 //! A relative path of the file starts at the file's directory; one of the command line starts at the working
 //! directory. On the command line a comma inside a value is written twice, as QEMU has it.
 
+mod addresses;
 mod channel;
 mod cids;
 mod file;
 mod hosts;
+mod network;
 mod offer;
 mod option;
 mod pattern;
 mod plan;
+mod port;
 mod rule;
 mod services;
 mod source;
+mod state;
 mod users;
 mod vm;
 mod whole;
@@ -87,16 +91,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use addresses::{Addresses, MAX_REMEMBERED_HOSTS, MAX_REMEMBERED_NETWORKS};
 pub use channel::{
     AGENT_PORT, Channel, ChannelTarget, Chardev, ChardevRequest, DEFAULT_MAX_BYTES,
     INSTALL_LOG_PORT, MAX_CHANNELS,
 };
-pub use cids::{CidError, Cids, MAX_REMEMBERED};
+pub use cids::{Cids, MAX_REMEMBERED};
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, MAX_HOSTS};
-pub use option::{parse_allow_option, parse_vm_option};
+pub use network::{
+    AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,
+    check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
+};
+pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
 pub use pattern::{parse_dns_name, parse_port};
-pub use plan::{MAX_MEMBERSHIPS, MAX_VMS, Plan, PlanChange};
+pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
+pub use port::{
+    MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
+};
 pub use services::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
     MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS, Publish, PublishListen,
@@ -109,6 +121,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule};
 use crate::input::InputError;
 
 pub use source::MAX_LIST_LEN;
+pub use state::StateError;
 pub use users::{groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
 
@@ -148,6 +161,8 @@ pub struct VmRequest {
     pub serial: Option<ChardevRequest>,
     /// Its other virtio-serial ports, at most [`MAX_CHANNELS`], each name once.
     pub channels: Vec<Channel<ChardevRequest>>,
+    /// Its ports in networks, at most [`MAX_NETS`], each network once.
+    pub ports: Vec<PortRequest>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
 }
@@ -166,6 +181,7 @@ impl VmRequest {
             hybrid: None,
             serial: None,
             channels: Vec::new(),
+            ports: Vec::new(),
             limits: Limits::default(),
         }
     }
@@ -207,6 +223,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
+    /// The networks.
+    pub networks: Vec<Written<NetworkRequest>>,
     /// The VMs.
     pub vms: Vec<Written<VmRequest>>,
     /// Groups and their members, beside what the VMs say themselves.
@@ -230,6 +248,7 @@ impl Config {
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
+        self.networks.extend(later.networks);
         self.vms.extend(later.vms);
         self.groups.extend(later.groups);
         self.rules.extend(later.rules);

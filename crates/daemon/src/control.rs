@@ -1,5 +1,7 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
+mod networks;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -9,10 +11,11 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus};
-use crate::config::{Channel, Chardev, CidError, VmRequest};
+use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
 use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::net::{NetChange, NetError, NetFault};
 use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
@@ -31,9 +34,23 @@ pub enum ControlError {
     /// The worker could not open or close the line.
     #[error(transparent)]
     Line(#[from] LineError),
-    /// The memory of context identifiers cannot be written.
+    /// A port in a network could not be opened.
     #[error(transparent)]
-    State(#[from] CidError),
+    Port(#[from] NetFault),
+    /// The worker could not do something with a network.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// No network has this name.
+    #[error(
+        "there is no network named {name:?}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one"
+    )]
+    UnknownNetwork {
+        /// The name.
+        name: String,
+    },
+    /// What is remembered of VMs cannot be written.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// What is offered does not hold any more.
     #[error(transparent)]
     Offer(#[from] OfferError),
@@ -103,16 +120,26 @@ impl Control {
             let opened = tokio::task::spawn_blocking(move || {
                 parts.remember(&current, &planned)?;
                 open_line(parts.worker.as_ref(), to_open.clone())?;
-                let set = parts.set_policy(&current, &planned);
-                if set.is_err() {
-                    parts.worker.remove_line(&to_open.full_name())?;
+                let networks = NetChange::between(&current.plan, &planned.plan);
+                let opened = networks.open(parts.net.as_ref());
+                let set = match opened {
+                    Ok(()) => parts.set_policy(&current, &planned),
+                    Err(fault) => Err(fault.into()),
+                };
+                match &set {
+                    Ok(()) => networks.settle(parts.net.as_ref()),
+                    Err(_) => {
+                        networks.undo(parts.net.as_ref());
+                        parts.worker.remove_line(&to_open.full_name())?;
+                    }
                 }
                 set
             });
             opened.await.map_err(|_| ControlError::Lost)??;
             in_force.book = next;
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
-            Ok(control.status(&spec, &control.parts.worker.lines()))
+            let lines = control.parts.worker.lines();
+            Ok(control.status(&in_force.book.plan, &spec, &lines))
         });
         task.await.map_err(|_| ControlError::Lost)?
     }
@@ -138,6 +165,9 @@ impl Control {
             let (current, planned) = (in_force.book.clone(), next.clone());
             let closed = tokio::task::spawn_blocking(move || {
                 parts.worker.remove_line(&to_close)?;
+                let networks = NetChange::between(&current.plan, &planned.plan);
+                networks.settle(parts.net.as_ref());
+                networks.close(parts.net.as_ref());
                 parts.set_policy(&current, &planned)
             });
             closed.await.map_err(|_| ControlError::Lost)??;
@@ -153,8 +183,9 @@ impl Control {
     pub async fn list(&self) -> Vec<VmStatus> {
         let in_force = self.in_force.lock().await;
         let lines = self.parts.worker.lines();
-        let specs = in_force.book.plan.lines();
-        specs.map(|spec| self.status(spec, &lines)).collect()
+        let plan = &in_force.book.plan;
+        let specs = plan.lines();
+        specs.map(|spec| self.status(plan, spec, &lines)).collect()
     }
 
     /// One VM, by its full name or an alias.
@@ -163,14 +194,11 @@ impl Control {
     /// [`ControlError::Unknown`] when there is none of this name.
     pub async fn get(&self, name: &str) -> Result<VmStatus, ControlError> {
         let in_force = self.in_force.lock().await;
-        let spec = in_force
-            .book
-            .plan
-            .get(name)
-            .ok_or_else(|| ControlError::Unknown {
-                name: name.to_owned(),
-            })?;
-        Ok(self.status(spec, &self.parts.worker.lines()))
+        let plan = &in_force.book.plan;
+        let spec = plan.get(name).ok_or_else(|| ControlError::Unknown {
+            name: name.to_owned(),
+        })?;
+        Ok(self.status(plan, spec, &self.parts.worker.lines()))
     }
 
     /// What is in force at the moment, to be asked questions.
@@ -222,7 +250,7 @@ impl Control {
         }
     }
 
-    fn status(&self, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
+    fn status(&self, plan: &Plan, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
         let line = lines.iter().find(|line| line.name == spec.full_name());
         let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
@@ -249,6 +277,7 @@ impl Control {
             serial: spec.serial.as_ref().map(chardev),
             host: spec.host.clone(),
             channels: channels(spec, line),
+            nets: networks::ports_of(plan, spec),
             agent,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
             limits: members(&spec.limits),

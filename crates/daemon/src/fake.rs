@@ -1,9 +1,11 @@
 //! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
 
 mod daemon;
+mod net;
 mod offers;
 
 pub use daemon::{FakeDaemon, router, start};
+pub use net::FakeNet;
 pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;

@@ -19,7 +19,7 @@ pub const MAX_NAME_LEN: usize = 63;
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// The keys that describe a VM.
-pub const VM_KEYS: [&str; 12] = [
+pub const VM_KEYS: [&str; 14] = [
     "name",
     "domain",
     "cid",
@@ -32,10 +32,12 @@ pub const VM_KEYS: [&str; 12] = [
     "aliases",
     "limits",
     "channel",
+    "networks",
+    "net",
 ];
 
 /// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
-pub const VM_OPTION_KEYS: [&str; 17] = [
+pub const VM_OPTION_KEYS: [&str; 18] = [
     "name",
     "domain",
     "cid",
@@ -46,6 +48,7 @@ pub const VM_OPTION_KEYS: [&str; 17] = [
     "serial-connect",
     "groups",
     "aliases",
+    "networks",
     "limits.circuits",
     "limits.half-open-circuits",
     "limits.buffered-bytes",

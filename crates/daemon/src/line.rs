@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use switch::{Limits, Policy, ServiceEntry};
 
-use crate::config::{Channel, Chardev, full_name};
+use crate::config::{Channel, Chardev, PortRequest, full_name};
+use crate::net::PortSpec;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +39,10 @@ pub struct LineSpec {
     pub host: PathBuf,
     /// The VM's other virtio-serial ports.
     pub channels: Vec<Channel<Chardev>>,
+    /// Its ports in networks as they were asked for.
+    pub port_requests: Vec<PortRequest>,
+    /// Its ports in networks, which are no part of the line.
+    pub ports: Vec<PortSpec>,
     /// What the VM may use.
     pub limits: Limits,
 }
@@ -50,6 +55,12 @@ impl LineSpec {
 
     /// Every socket that is the VM's, whoever listens there.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        let of_ports = self.ports.iter().map(|port| port.socket.as_path());
+        self.own_sockets().chain(of_ports)
+    }
+
+    /// Those of its sockets that are not of a port in a network.
+    pub fn own_sockets(&self) -> impl Iterator<Item = &Path> {
         let own = [
             self.vhost_user.as_deref(),
             self.serial.as_ref().map(Chardev::path),

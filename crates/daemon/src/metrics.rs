@@ -6,6 +6,7 @@
 //! a series is repeated.
 
 mod guest;
+mod network;
 mod page;
 
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use wire::agent::job::Stats;
 
-use crate::api::types::{VmState, VmStatus};
+use crate::api::types::{NetworkDetails, VmState, VmStatus};
 use crate::control::Control;
 use guest::{GUEST_TIMEOUT, ask};
 use page::Page;
@@ -72,13 +73,16 @@ pub async fn collect(control: &Control) -> String {
             stats[index] = answer;
         }
     }
-    page(&vms, &stats)
+    page(&vms, &stats, &control.networks_in_detail().await)
 }
 
-fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>]) -> String {
+fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetails]) -> String {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
     page.gauge("ringdown_info", "The daemon.", &[("version", version)], 1.0);
+    for network in networks {
+        network::figures(&mut page, network);
+    }
     for (vm, stats) in vms.iter().zip(stats) {
         let name = vm.full_name();
         line(&mut page, vm, &name);

@@ -11,11 +11,13 @@ use std::time::Duration;
 use crate::api::types::Reloaded;
 use crate::audit::Audit;
 use crate::config::{
-    CidError, Config, ConfigError, DEFAULT_SPIN, PlanChange, default_runtime_dir, default_state_dir,
+    Config, ConfigError, DEFAULT_SPIN, PlanChange, StateError, default_runtime_dir,
+    default_state_dir,
 };
 use crate::control::{Control, ControlError, open_line};
 use crate::input::InputError;
 use crate::line::{LineError, LineSpec, LineWorker, PolicyChange};
+use crate::net::{NetChange, NetFault, NetWorker};
 use crate::offers::{OfferError, Offers};
 use crate::policy::Rulebook;
 
@@ -28,9 +30,9 @@ pub enum ReloadError {
     /// The configuration cannot be meant, or would change what cannot change.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The memory of context identifiers cannot be written.
+    /// What is remembered of VMs cannot be written.
     #[error(transparent)]
-    State(#[from] CidError),
+    State(#[from] StateError),
     /// Something cannot be offered.
     #[error(transparent)]
     Offer(#[from] OfferError),
@@ -50,6 +52,9 @@ pub enum ReloadError {
         /// What stands in the way.
         error: Box<ControlError>,
     },
+    /// A new network, or a new port in one, cannot be opened.
+    #[error(transparent)]
+    Net(#[from] NetFault),
     /// The worker cannot do what the configuration says.
     #[error(transparent)]
     Worker(#[from] LineError),
@@ -184,6 +189,7 @@ impl Control {
             added: names(&change.added),
             removed: names(&change.removed),
             vms: in_force.book.plan.lines().count(),
+            networks: in_force.book.plan.networks().count(),
             rules,
             services,
             publishes,
@@ -196,6 +202,8 @@ impl Control {
 pub struct Parts {
     /// The data plane.
     pub worker: Arc<dyn LineWorker>,
+    /// The part of it that switches frames.
+    pub net: Arc<dyn NetWorker>,
     /// Who serves services and published ports.
     pub offers: Arc<dyn Offers>,
     /// Where decisions are written.
@@ -236,6 +244,11 @@ impl Parts {
                 return Err(ReloadError::Line { name, error });
             }
         }
+        let networks = NetChange::between(&current.book.plan, &next.book.plan);
+        if let Err(error) = networks.open(self.net.as_ref()) {
+            undo(&change.added);
+            return Err(error.into());
+        }
         let policy = PolicyChange {
             policy: next.book.policy(),
             groups: next.book.groups(),
@@ -248,6 +261,7 @@ impl Parts {
             .set_directory(entries)
             .and_then(|()| self.worker.set_policy(policy));
         if let Err(error) = set {
+            networks.undo(self.net.as_ref());
             undo(&change.added);
             if let Err(error) = self.worker.set_directory(current.book.offer().entries()) {
                 tracing::error!("cannot go back to the services of before: {error}");
@@ -255,19 +269,25 @@ impl Parts {
             return Err(error.into());
         }
         commit();
+        networks.settle(self.net.as_ref());
+        networks.close(self.net.as_ref());
         self.close(&change.removed);
         Ok(())
     }
 
-    /// Writes down which context identifiers belong to which names, if that has changed.
+    /// Writes down which context identifiers and which addresses belong to which names, if that has changed.
     ///
     /// # Errors
-    /// [`CidError::Unwritable`].
-    pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), CidError> {
-        if current.plan.cids() == next.plan.cids() {
-            return Ok(());
+    /// [`StateError::Unwritable`].
+    pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), StateError> {
+        let state_dir = &self.settings.state_dir;
+        if current.plan.cids() != next.plan.cids() {
+            next.plan.cids().save(state_dir)?;
         }
-        next.plan.cids().save(&self.settings.state_dir)
+        if current.plan.addresses() != next.plan.addresses() {
+            next.plan.addresses().save(state_dir)?;
+        }
+        Ok(())
     }
 
     fn move_audit(&self, from: &InForce, to: &InForce) -> Result<(), ReloadError> {

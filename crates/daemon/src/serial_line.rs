@@ -19,7 +19,7 @@ use crate::chardev::Meeting;
 use crate::config::Chardev;
 use crate::line::{LineError, LineStatus};
 use crate::log_budget::LogBudget;
-use crate::worker::Orders;
+use crate::orders::Orders;
 
 /// A running serial line. Dropping it resets its channels and waits for its thread, which the worker's thread must never do.
 pub(crate) struct SerialLine {
@@ -35,7 +35,7 @@ impl SerialLine {
     pub(crate) fn start(
         vm: &str,
         chardev: &Chardev,
-        orders: Orders,
+        orders: Orders<Fabric>,
     ) -> Result<SerialLine, LineError> {
         let guest = Guest {
             vm: vm.to_owned(),
@@ -116,7 +116,7 @@ fn pair() -> io::Result<(OwnedFd, Stream)> {
 #[derive(Clone)]
 struct Guest {
     vm: String,
-    orders: Orders,
+    orders: Orders<Fabric>,
     answers: Arc<AtomicBool>,
 }
 

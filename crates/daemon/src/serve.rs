@@ -19,10 +19,11 @@ use tokio::sync::mpsc;
 use crate::api;
 use crate::api::types::Finding;
 use crate::audit::{Audit, AuditWriter};
-use crate::config::{CidError, Cids, Config, ConfigError, Plan};
+use crate::config::{Addresses, Cids, Config, ConfigError, Plan, StateError};
 use crate::control::{Control, ControlError, open_line};
 use crate::input::check_socket_path;
 use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
+use crate::net::{NetChange, NetFault, NetWorker};
 use crate::offers::{Commit, OfferError, Offers};
 use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
@@ -51,9 +52,12 @@ pub enum ServeError {
         /// What stands in the way.
         error: ControlError,
     },
-    /// The memory of context identifiers is broken, or cannot be kept.
+    /// A network or a port in one could not be opened.
     #[error(transparent)]
-    State(#[from] CidError),
+    Net(#[from] NetFault),
+    /// What is remembered of VMs is broken, or cannot be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// Something cannot be offered.
     #[error(transparent)]
     Offer(#[from] OfferError),
@@ -105,6 +109,8 @@ pub struct Surroundings {
 pub struct Started {
     /// The data plane.
     pub worker: Arc<dyn LineWorker>,
+    /// The part of it that switches frames.
+    pub net: Arc<dyn NetWorker>,
     /// Who serves services and published ports.
     pub offers: Arc<dyn Offers>,
 }
@@ -115,6 +121,7 @@ pub type StartWorker = Box<dyn FnOnce(Surroundings) -> io::Result<Started>>;
 /// A daemon whose sockets listen.
 pub struct Daemon {
     // In the order in which they are to end: the lock is given free when no socket is left.
+    net: RunningNet,
     worker: RunningWorker,
     control_socket: ControlSocket,
     runtime: Runtime,
@@ -143,10 +150,14 @@ impl Daemon {
         let locks = lock(&settings)?;
         // Only now: another daemon that was about to end may have written until now.
         let cids = Cids::load(&settings.state_dir)?;
+        let addresses = Addresses::load(&settings.state_dir)?;
         let plan = Plan::new(settings.runtime_dir.clone(), cids.clone());
-        let book = Rulebook::new(plan, &config)?;
+        let book = Rulebook::new(plan.remembering(addresses.clone()), &config)?;
         if *book.plan.cids() != cids {
             book.plan.cids().save(&settings.state_dir)?;
+        }
+        if *book.plan.addresses() != addresses {
+            book.plan.addresses().save(&settings.state_dir)?;
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -172,13 +183,13 @@ impl Daemon {
             audit: audit.clone(),
             state_dir: settings.state_dir.clone(),
         };
-        let Started { worker, offers } =
-            start_worker(surroundings).map_err(|error| ServeError::System {
-                what: "start the worker",
-                error,
-            })?;
-        let running = RunningWorker(worker.clone());
-        let commit = begin(worker.as_ref(), offers.as_ref(), &book)?;
+        let started = start_worker(surroundings).map_err(|error| ServeError::System {
+            what: "start the worker",
+            error,
+        })?;
+        let running = RunningWorker(started.worker.clone());
+        let running_net = RunningNet(started.net.clone());
+        let commit = begin(&started, &book)?;
         // Last, so that whoever finds the control socket finds the VMs too.
         let control_socket = ControlSocket::listen(&control_socket(&settings.runtime_dir))?;
         commit();
@@ -189,13 +200,15 @@ impl Daemon {
             audit: config.audit,
         };
         let parts = Parts {
-            worker,
-            offers,
+            worker: started.worker,
+            net: started.net,
+            offers: started.offers,
             audit,
             settings,
             read_config,
         };
         Ok(Daemon {
+            net: running_net,
             worker: running,
             control_socket,
             runtime,
@@ -224,6 +237,7 @@ impl Daemon {
             in_force,
             arrivals,
             worker: _worker,
+            net: _net,
             control_socket,
             runtime,
         } = self;
@@ -338,12 +352,9 @@ fn lock(settings: &Settings) -> Result<Vec<RuntimeLock>, RuntimeError> {
     Ok(locks)
 }
 
-/// Gives a fresh worker its rules, services and lines. What is offered begins with the commit.
-fn begin(
-    worker: &dyn LineWorker,
-    offers: &dyn Offers,
-    book: &Rulebook,
-) -> Result<Commit, ServeError> {
+/// Gives a fresh worker its rules, services, lines and networks. What is offered begins with the commit.
+fn begin(started: &Started, book: &Rulebook) -> Result<Commit, ServeError> {
+    let (worker, offers) = (started.worker.as_ref(), started.offers.as_ref());
     let offer = book.offer();
     worker.set_directory(offer.entries())?;
     let commit = offers.prepare(offer)?;
@@ -360,7 +371,19 @@ fn begin(
         })?;
         tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
     }
+    let nothing = Plan::new(book.plan.runtime_dir().to_owned(), Cids::default());
+    let networks = NetChange::between(&nothing, &book.plan);
+    networks.open(started.net.as_ref())?;
+    networks.settle(started.net.as_ref());
     Ok(commit)
+}
+
+struct RunningNet(Arc<dyn NetWorker>);
+
+impl Drop for RunningNet {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 struct RunningWorker(Arc<dyn LineWorker>);

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
     Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
-    SerialConfig, Waker,
+    SerialConfig,
 };
 use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
 use tokio::sync::mpsc::Sender as ArrivalSender;
@@ -20,11 +19,9 @@ use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
+use crate::orders::Orders;
 use crate::proxy::Exchange;
 use crate::serial_line::SerialLine;
-
-/// Something for the worker's thread to do between two turns.
-type Job = Box<dyn FnOnce(&mut Fabric) + Send>;
 
 /// What a worker is connected with.
 pub struct Wiring {
@@ -40,7 +37,7 @@ pub struct Wiring {
 
 /// A running worker.
 pub struct Worker {
-    orders: Orders,
+    orders: Orders<Fabric>,
     /// The serial lines, by full name.
     serial_lines: Mutex<BTreeMap<String, SerialLine>>,
     channels: Mutex<VmsChannels>,
@@ -53,13 +50,6 @@ pub struct Worker {
 struct VmsChannels {
     server: Option<Channels>,
     by_vm: BTreeMap<String, VmChannels>,
-}
-
-/// The way to the worker's thread.
-#[derive(Clone)]
-pub(crate) struct Orders {
-    jobs: Sender<Job>,
-    waker: Waker,
 }
 
 impl Worker {
@@ -86,13 +76,9 @@ impl Worker {
         fabric.set_spin(spin);
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);
-        let waker = fabric.waker();
-        let (jobs, todo) = channel::<Job>();
-        let thread = std::thread::Builder::new()
-            .name("worker".to_owned())
-            .spawn(move || run(&mut fabric, &todo))?;
+        let (orders, thread) = Orders::start("worker", fabric)?;
         Ok(Arc::new(Worker {
-            orders: Orders { jobs, waker },
+            orders,
             serial_lines: Mutex::default(),
             channels: Mutex::default(),
             state_dir,
@@ -148,51 +134,6 @@ impl Worker {
         line.tell_of_guest();
         self.serial_lines().insert(name, line);
         Ok(())
-    }
-}
-
-impl Orders {
-    /// Has the worker's thread do something, and does not wait.
-    pub(crate) fn order(&self, job: impl FnOnce(&mut Fabric) + Send + 'static) {
-        // A worker that has stopped has nothing left to do it to.
-        if self.jobs.send(Box::new(job)).is_ok() {
-            self.waker.wake();
-        }
-    }
-
-    /// Has the worker's thread do something, and waits for the answer. There is none when the worker has stopped.
-    pub(crate) fn ask<T: Send + 'static>(
-        &self,
-        job: impl FnOnce(&mut Fabric) -> T + Send + 'static,
-    ) -> Option<T> {
-        let (answer, wait) = channel();
-        let job: Job = Box::new(move |fabric| {
-            // Whoever asked is waiting; if not, nobody wants to know.
-            let _ = answer.send(job(fabric));
-        });
-        self.jobs.send(job).ok()?;
-        self.waker.wake();
-        wait.recv().ok()
-    }
-}
-
-/// Turns until there is no handle any more.
-fn run(fabric: &mut Fabric, todo: &Receiver<Job>) {
-    loop {
-        loop {
-            match todo.try_recv() {
-                Ok(job) => job(fabric),
-                Err(std::sync::mpsc::TryRecvError::Empty) => break,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
-            }
-        }
-        if fabric.is_stopped() {
-            return;
-        }
-        if let Err(error) = fabric.turn(None) {
-            tracing::error!(%error, "the worker cannot go on");
-            return;
-        }
     }
 }
 

@@ -495,6 +495,8 @@ impl Fabric {
             Token::HybridListener { line, port } => self.accept_hybrid(line, port),
             Token::Ringing(id) => self.vmm_ready(id, flags),
             Token::Relayed { circuit, side } => self.relay_ready(circuit, side, flags),
+            // A network's, and none of these here.
+            Token::Uplink { .. } => {}
         }
     }
 

@@ -33,6 +33,7 @@ const MAX_MEMORY_SLOTS: u64 = 509;
 
 /// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
+const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
 const FEATURE_PROTOCOL: u64 = 1 << 30;
 const FEATURE_VERSION_1: u64 = 1 << 32;
@@ -70,7 +71,7 @@ pub(crate) enum Request {
     Detach,
     /// A ring is complete and may run. A ring that runs already is replaced.
     Start { index: usize, start: Box<RingStart> },
-    /// Stop a ring. The answer is how many chains were taken from it.
+    /// Stop a ring. The answer is where it would go on.
     Stop { index: usize },
     /// Interrupt the guest here from now on.
     SetCall { index: usize, call: Option<File> },
@@ -104,7 +105,7 @@ pub(crate) struct Message {
 }
 
 /// The fabric's answer: a number where one was asked for, or why it cannot be done.
-pub(crate) type Answer = Result<u16, String>;
+pub(crate) type Answer = Result<u32, String>;
 
 /// How to reach the fabric from another thread.
 #[derive(Debug, Clone)]
@@ -238,7 +239,7 @@ struct Caller {
 }
 
 impl Caller {
-    fn call(&self, request: Request) -> ProtocolResult<u16> {
+    fn call(&self, request: Request) -> ProtocolResult<u32> {
         let (answer, wait) = sync_channel(1);
         let message = Message {
             device: self.identity.device,
@@ -266,7 +267,7 @@ struct RingWords {
     descriptors: u64,
     available: u64,
     used: u64,
-    base: u16,
+    base: u32,
     call: Option<File>,
     enabled: Option<bool>,
 }
@@ -417,7 +418,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
-        self.ring(index)?.base = u16::try_from(base).map_err(|_| ProtocolError::InvalidParam)?;
+        self.ring(index)?.base = base;
         Ok(())
     }
 
@@ -427,7 +428,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             index: index as usize,
         })?;
         self.ring(index)?.base = base;
-        Ok(VhostUserVringState::new(index, u32::from(base)))
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> ProtocolResult<()> {
@@ -446,9 +447,10 @@ impl VhostUserBackendReqHandlerMut for Session {
                 descriptors: ring.descriptors,
                 available: ring.available,
                 used: ring.used,
-                next_available: ring.base,
+                ring_base: ring.base,
                 event_index: features & FEATURE_EVENT_IDX != 0,
                 indirect: features & FEATURE_INDIRECT_DESC != 0,
+                packed: features & FEATURE_RING_PACKED != 0,
             },
             memory,
             kick,

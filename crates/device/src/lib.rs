@@ -29,6 +29,7 @@ mod frontend;
 mod kept;
 mod line;
 mod nap;
+pub mod net;
 mod reactor;
 mod relay;
 mod reports;

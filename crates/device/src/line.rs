@@ -111,17 +111,17 @@ impl LineIo {
 /// A ring that its VMM has stopped.
 #[derive(Debug)]
 pub(crate) struct StoppedRing {
-    /// How many chains were taken from it.
-    pub(crate) taken: u16,
+    /// Where it would go on.
+    pub(crate) base: u32,
     /// The queue with its digest, as long as the guest's memory is where it was.
     pub(crate) queue: Option<(Queue, u64)>,
 }
 
 impl StoppedRing {
-    pub(crate) fn new(queue: Queue, taken: u16) -> StoppedRing {
+    pub(crate) fn new(queue: Queue) -> StoppedRing {
         let digest = queue.driver_digest();
         StoppedRing {
-            taken,
+            base: queue.ring_base(),
             queue: Some((queue, digest)),
         }
     }

@@ -33,6 +33,8 @@ pub(crate) enum Token {
     Ringing(CircuitId),
     /// One of two sockets that have been joined.
     Relayed { circuit: CircuitId, side: Side },
+    /// The host has frames for this network.
+    Uplink { network: u32 },
 }
 
 const KIND_SHIFT: u32 = 60;
@@ -51,6 +53,7 @@ impl Token {
                 (5, u64::from(line.0) << 32 | u64::from(port))
             }
             Token::Ringing(id) => (6, encode_circuit(id)),
+            Token::Uplink { network } => (9, u64::from(network)),
             Token::Relayed { circuit, side } => (7 + side.index() as u64, encode_circuit(circuit)),
         };
         kind << KIND_SHIFT | value
@@ -82,6 +85,9 @@ impl Token {
                 } else {
                     Side::Callee
                 },
+            },
+            9 => Token::Uplink {
+                network: low as u32,
             },
             _ => return None,
         })
@@ -226,6 +232,7 @@ mod tests {
                 index: 1,
             },
             Token::Caller { slot: u32::MAX },
+            Token::Uplink { network: u32::MAX },
             Token::HybridListener {
                 line: LineId((1 << 28) - 1),
                 port: u32::MAX,

@@ -27,6 +27,17 @@ pub(crate) struct Ring {
     pub(crate) has_deadline: bool,
 }
 
+/// What became of an interrupt that could wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lazily {
+    /// None is owed, or when it will be sent has been settled before.
+    Quiet,
+    /// It was sent.
+    Interrupted,
+    /// It must be sent in a while, and there is no deadline yet for that.
+    Owes,
+}
+
 impl Ring {
     /// A ring that has just been set up.
     pub(crate) fn new(queue: Queue, kick: File, call: Option<File>, enabled: bool) -> Ring {
@@ -56,23 +67,33 @@ impl Ring {
         self.pay_interrupt();
     }
 
-    /// Makes everything given back visible. The guest is interrupted only once a quarter of the ring is back: that packets it sent
-    /// have left is news to a guest only when it lacks descriptors for more. Returns whether it is owed an interrupt, which
-    /// must then be sent in a while, and there is no deadline yet for that.
-    pub(crate) fn publish_lazily(&mut self) -> bool {
+    /// Makes everything given back visible. Returns whether the guest wants to be interrupted for it, which is then up to the caller.
+    pub(crate) fn publish_silently(&mut self) -> bool {
         self.show();
-        if self.given_back >= self.queue.size() / 4 {
-            self.pay_interrupt();
-        }
-        self.owes_interrupt && !std::mem::replace(&mut self.has_deadline, true)
+        std::mem::take(&mut self.owes_interrupt)
     }
 
-    /// Sends the interrupt that is owed, if one is.
-    pub(crate) fn pay_interrupt(&mut self) {
-        if std::mem::take(&mut self.owes_interrupt) {
+    /// Makes everything given back visible. The guest is interrupted only once a quarter of the ring is back: that packets it sent
+    /// have left is news to a guest only when it lacks descriptors for more.
+    pub(crate) fn publish_lazily(&mut self) -> Lazily {
+        self.show();
+        if self.given_back >= self.queue.size() / 4 && self.pay_interrupt() {
+            Lazily::Interrupted
+        } else if self.owes_interrupt && !std::mem::replace(&mut self.has_deadline, true) {
+            Lazily::Owes
+        } else {
+            Lazily::Quiet
+        }
+    }
+
+    /// Sends the interrupt that is owed, if one is. Returns whether one was.
+    pub(crate) fn pay_interrupt(&mut self) -> bool {
+        let owed = std::mem::take(&mut self.owes_interrupt);
+        if owed {
             self.given_back = 0;
             self.interrupt();
         }
+        owed
     }
 
     fn show(&mut self) {

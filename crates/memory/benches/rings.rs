@@ -21,11 +21,15 @@ struct Pair {
     queue: Queue,
 }
 
-fn pair(indirect: bool) -> Pair {
+fn pair(packed: bool, indirect: bool) -> Pair {
     let arena = Arc::new(Arena::new(4 << 20).expect("memory for the guest"));
     let region = arena.region(0).expect("a descriptor");
     let memory = Arc::new(GuestMemory::with_regions(vec![region]).expect("one region"));
-    let driver = DriverQueue::new(Arc::clone(&arena), 0, 256, true, indirect);
+    let driver = match packed {
+        true => DriverQueue::packed,
+        false => DriverQueue::new,
+    };
+    let driver = driver(Arc::clone(&arena), 0, 256, true, indirect);
     let queue = Queue::new(driver.setup(), Arc::clone(&memory)).expect("a queue");
     Pair {
         arena,
@@ -92,25 +96,27 @@ fn chains(criterion: &mut Criterion) {
             };
             (0..parts as u64).map(range).collect()
         };
-        group.bench_function(name, |bencher| {
-            let mut pair = pair(indirect);
-            let ranges = ranges(&pair);
-            let state = RefCell::new((&mut pair, Chain::default()));
-            bencher.iter_batched(
-                || make_available(&mut state.borrow_mut().0.driver, &ranges),
-                |()| {
-                    let (pair, chain) = &mut *state.borrow_mut();
-                    while pair.queue.pop(chain).expect("a good driver") {
-                        black_box(&chain.readable);
-                        pair.queue.complete(chain.head, 0);
-                    }
-                    black_box(pair.queue.publish())
-                },
-                BatchSize::PerIteration,
-            );
-        });
+        for (format, packed) in [("", false), (", packed", true)] {
+            group.bench_function(format!("{name}{format}"), |bencher| {
+                let mut pair = pair(packed, indirect);
+                let ranges = ranges(&pair);
+                let state = RefCell::new((&mut pair, Chain::default()));
+                bencher.iter_batched(
+                    || make_available(&mut state.borrow_mut().0.driver, &ranges),
+                    |()| {
+                        let (pair, chain) = &mut *state.borrow_mut();
+                        while pair.queue.pop(chain).expect("a good driver") {
+                            black_box(&chain.readable);
+                            pair.queue.complete(chain.head, 0);
+                        }
+                        black_box(pair.queue.publish())
+                    },
+                    BatchSize::PerIteration,
+                );
+            });
+        }
         group.bench_function(format!("{name}, virtio-queue"), |bencher| {
-            let mut pair = pair(indirect);
+            let mut pair = pair(false, indirect);
             let ranges = ranges(&pair);
             let theirs = theirs(&pair);
             let state = RefCell::new((&mut pair, theirs, Vec::new()));
@@ -137,8 +143,92 @@ fn chains(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// A frame of 64 bytes behind its virtio header (virtio 1.2, section 5.1.6.1).
+const FRAME_LEN: usize = 12 + 64;
+
+/// Frames that are carried at a time, as many as each ring has entries.
+const FRAMES: usize = 256;
+
+/// A guest's side of a network's port: one ring in one direction, and its buffers.
+struct Port {
+    pair: Pair,
+    buffers: Vec<Range>,
+}
+
+impl Port {
+    fn new(packed: bool, buffer_len: u32) -> Port {
+        let pair = pair(packed, true);
+        let buffer = |_| Range {
+            address: pair.arena.allocate(2048, 64) as u64,
+            len: buffer_len,
+        };
+        Port {
+            buffers: (0..FRAMES).map(buffer).collect(),
+            pair,
+        }
+    }
+
+    fn fill(&mut self, writable: bool) {
+        while self.pair.driver.take_used().is_some() {}
+        for (token, buffer) in self.buffers.iter().enumerate() {
+            let buffer = std::slice::from_ref(buffer);
+            let (readable, writable) = if writable {
+                (&[][..], buffer)
+            } else {
+                (buffer, &[][..])
+            };
+            let added = self.pair.driver.add(readable, writable, token as u64);
+            added.expect("room for all");
+        }
+        self.pair.driver.kick_needed();
+    }
+}
+
+/// Carries frames of 64 bytes from one guest's ring to another's, as a switch does that looks at their beginnings.
+fn frames(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("a frame of 64 bytes");
+    group.throughput(Throughput::Elements(FRAMES as u64));
+    for (name, packed) in [("split", false), ("packed", true)] {
+        group.bench_function(
+            format!("tx pop and read, rx pop and write, complete both, {name}"),
+            |bencher| {
+                let ports =
+                    RefCell::new([Port::new(packed, FRAME_LEN as u32), Port::new(packed, 2048)]);
+                let mut chain = Chain::default();
+                bencher.iter_batched(
+                    || {
+                        let [from, to] = &mut *ports.borrow_mut();
+                        from.fill(false);
+                        to.fill(true);
+                    },
+                    |()| {
+                        let [from, to] = &mut *ports.borrow_mut();
+                        let (tx, rx) = (&mut from.pair.queue, &mut to.pair.queue);
+                        let mut frame = [0; FRAME_LEN];
+                        while tx.pop(&mut chain).expect("a good driver") {
+                            tx.memory()
+                                .read(&chain.readable, 0, &mut frame)
+                                .expect("memory");
+                            tx.complete(chain.head, 0);
+                            black_box(&mut frame);
+                            assert!(rx.pop(&mut chain).expect("a good driver"));
+                            rx.memory()
+                                .write(&chain.writable, 0, &frame)
+                                .expect("memory");
+                            rx.complete(chain.head, FRAME_LEN as u32);
+                        }
+                        black_box((tx.publish(), rx.publish()))
+                    },
+                    BatchSize::PerIteration,
+                );
+            },
+        );
+    }
+    group.finish();
+}
+
 fn transfers(criterion: &mut Criterion) {
-    let (from, to) = (pair(true), pair(true));
+    let (from, to) = (pair(false, true), pair(false, true));
     let header = [Range {
         address: 1 << 20,
         len: 44,
@@ -180,5 +270,5 @@ fn transfers(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, chains, transfers);
+criterion_group!(benches, chains, frames, transfers);
 criterion_main!(benches);

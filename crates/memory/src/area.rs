@@ -71,25 +71,49 @@ impl Area {
         })
     }
 
+    /// Two fields of 64 bits, one behind the other: one check, two loads.
+    #[inline]
+    pub(crate) fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
+        let first = self.place(offset, 2 * size_of::<u64>()).cast();
+        // SAFETY: both places are inside the area, since their span was just found to be.
+        let second = unsafe { first.add(1) };
+        [first, second].map(|field| {
+            // SAFETY: as for any load; the span's alignment is that of both its halves.
+            let field = unsafe { AtomicU64::from_ptr(field.as_ptr()) };
+            u64::from_le(field.load(ordering))
+        })
+    }
+
     accessors!(load_u16, store_u16, u16, AtomicU16);
     accessors!(load_u32, store_u32, u32, AtomicU32);
     accessors!(load_u64, store_u64, u64, AtomicU64);
 
     #[inline]
     fn place(&self, offset: usize, field_len: usize) -> NonNull<u8> {
-        assert!(
-            offset < self.len && self.len - offset >= field_len,
-            "field at {offset} outside an area of {}",
-            self.len
-        );
+        if offset >= self.len || self.len - offset < field_len {
+            outside(offset, self.len);
+        }
         // SAFETY: the offset was just found to lie inside the area, which lies inside one mapping.
         let place = unsafe { self.base.add(offset) };
-        assert!(
-            place.addr().get() % field_len == 0,
-            "field at {offset} is not aligned to its size {field_len}"
-        );
+        if place.addr().get() % field_len != 0 {
+            misaligned(offset, field_len);
+        }
         place
     }
+}
+
+// Out of line, so that what they say costs nothing where nothing is wrong.
+
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len: usize) -> ! {
+    panic!("field at {offset} outside an area of {len}");
+}
+
+#[cold]
+#[inline(never)]
+fn misaligned(offset: usize, field_len: usize) -> ! {
+    panic!("field at {offset} is not aligned to its size {field_len}");
 }
 
 /// Why a place cannot be an area.

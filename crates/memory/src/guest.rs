@@ -19,7 +19,7 @@ use thiserror::Error;
 pub use crate::region::RegionSpec;
 
 use crate::fault;
-use crate::region::Region;
+use crate::region::{Region, Span};
 
 mod transfer;
 
@@ -36,6 +36,8 @@ pub const MAX_REGIONS: usize = 509;
 pub struct GuestMemory {
     /// Sorted by guest address; neither guest nor front-end addresses overlap.
     regions: Vec<Arc<Region>>,
+    /// Where each of them is: look-ups need no more, and find it without another step through memory.
+    spans: Vec<Span>,
     /// Index of the region that was found last: most guests use one or two, and runs of accesses stay in one.
     last_found: AtomicUsize,
 }
@@ -102,6 +104,7 @@ impl GuestMemory {
         let index = self
             .regions
             .partition_point(|other| other.guest_address() < region.guest_address());
+        self.spans.insert(index, region.span());
         self.regions.insert(index, Arc::new(region));
         Ok(())
     }
@@ -127,6 +130,7 @@ impl GuestMemory {
             frontend_address,
         })?;
         self.regions.remove(index);
+        self.spans.remove(index);
         Ok(())
     }
 
@@ -156,6 +160,20 @@ impl GuestMemory {
         self.check_poison()
     }
 
+    /// Copies the beginning of the ranges out of the guest, as much of it as there is and `into` has room for, and says how many bytes that is.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`] and [`MemoryError::Poisoned`], as for [`read`](Self::read).
+    #[inline]
+    pub fn read_head(&self, ranges: &[Range], into: &mut [u8]) -> Result<usize, MemoryError> {
+        let len = match ranges.first() {
+            Some(first) if first.len as usize >= into.len() => into.len(),
+            _ => total_len(ranges).min(into.len()),
+        };
+        self.read(ranges, 0, &mut into[..len])?;
+        Ok(len)
+    }
+
     /// Copies bytes into the guest: all of `from`, to `offset` bytes into the ranges on.
     ///
     /// # Errors
@@ -165,23 +183,16 @@ impl GuestMemory {
         self.check_poison()
     }
 
-    /// The region that holds this guest address.
-    #[inline]
-    pub(crate) fn region_at(&self, address: u64) -> Option<&Arc<Region>> {
-        let hint = self.last_found.load(Ordering::Relaxed);
-        if let Some(region) = self.regions.get(hint) {
-            if region.contains_guest(address) {
-                return Some(region);
-            }
-        }
-        self.search(address)
-    }
-
     /// The place of a guest address in our memory and the number of bytes that follow it without a gap: up to the end of its
     /// region. The place is valid as long as `self` lives.
     #[inline]
     pub(crate) fn locate(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
-        self.region_at(address)?.at_guest(address)
+        let hint = self.last_found.load(Ordering::Relaxed);
+        let found = self.spans.get(hint).and_then(|span| span.at_guest(address));
+        match found {
+            Some(_) => found,
+            None => self.search(address),
+        }
     }
 
     /// The region that holds this address of the front end.
@@ -192,17 +203,14 @@ impl GuestMemory {
     }
 
     #[cold]
-    fn search(&self, address: u64) -> Option<&Arc<Region>> {
+    fn search(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
         let index = self
-            .regions
-            .partition_point(|region| region.guest_address() <= address)
+            .spans
+            .partition_point(|span| span.guest_address() <= address)
             .checked_sub(1)?;
-        let region = self
-            .regions
-            .get(index)
-            .filter(|region| region.contains_guest(address))?;
+        let found = self.spans.get(index)?.at_guest(address)?;
         self.last_found.store(index, Ordering::Relaxed);
-        Some(region)
+        Some(found)
     }
 
     #[inline]
@@ -219,6 +227,7 @@ impl Clone for GuestMemory {
     fn clone(&self) -> Self {
         GuestMemory {
             regions: self.regions.clone(),
+            spans: self.spans.clone(),
             last_found: AtomicUsize::new(0),
         }
     }
@@ -256,8 +265,7 @@ pub fn copy(
     to_offset: usize,
     len: usize,
 ) -> Result<(), MemoryError> {
-    let source = Walk::new(from, from_ranges, from_offset, len)?;
-    let target = Walk::new(to, to_ranges, to_offset, len)?;
+    let (source, target) = ((from, from_ranges, from_offset), (to, to_ranges, to_offset));
     transfer::copy(source, target, len)?;
     from.check_poison()?;
     to.check_poison()

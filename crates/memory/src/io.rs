@@ -98,6 +98,19 @@ impl<'m> Gather<'m> {
         // only reads them.
         uninterrupted(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
     }
+
+    /// Writes everything in one call, as a tap device or a packet socket takes a frame.
+    ///
+    /// # Errors
+    /// What `writev(2)` reports: `WouldBlock` when there is no room now, if the descriptor does not block. See [`is_memory_fault`].
+    pub fn write(&self, descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+        let list = &self.segments.list;
+        // SAFETY: each piece of the list is mapped or borrowed for the life of `self`; the kernel only reads them. There are
+        // MAX_SEGMENTS at most.
+        uninterrupted(|| unsafe {
+            libc::writev(descriptor.as_raw_fd(), list.as_ptr(), list.len() as _)
+        })
+    }
 }
 
 /// Room for data that arrives: guest memory and private bytes, filled in the order in which they were pushed.

@@ -1,16 +1,12 @@
-//! The device side of a split virtqueue (virtio 1.2, section 2.7).
+//! The device side of a virtqueue, split or packed (virtio 1.2, sections 2.7 and 2.8).
 //!
-//! # The three areas
+//! # Two formats, one face
 //!
-//! A driver gives a queue three areas of its memory:
-//!
-//! - the *descriptor table*: `size` descriptors of 16 bytes, each a stretch of guest memory and, if it has one, the index of
-//!   the next descriptor of its chain. A chain may end in one *indirect* descriptor, whose stretch holds a table of more
-//!   descriptors.
-//! - the *available ring*, which only the driver writes: heads of chains that the device may use now, and an index that
-//!   counts them all, modulo 65536.
-//! - the *used ring*, which only the device writes: heads of chains that the device is done with, how many bytes it wrote
-//!   into each, and an index that counts them.
+//! A driver gives a queue memory in which it describes its *chains*, each of one or more stretches of guest memory, and in which
+//! the device says what it is done with. In the *split* format these are three areas: a table of descriptors, a ring of chains that
+//! are available, a ring of chains that are used. In the *packed* format there is one ring of descriptors, which driver and device
+//! overwrite in turn, and one small structure for each side's wish to be notified. A [`Queue`] is of either format; what follows is true of
+//! both, and the modules `split` and `packed` say what is particular to each.
 //!
 //! # One breath
 //!
@@ -22,9 +18,8 @@
 //!
 //! # Who trusts what
 //!
-//! Nothing in the areas is trusted, and every field is read once per use. Our own two indices, and which chains are out, are kept
-//! in private memory and never read back. (The used index is read once when a queue is set up: vhost-user says where the
-//! available ring was left and not where the used ring was.) A driver that breaks the rules gets an error with the numbers in it,
+//! Nothing in the areas is trusted, and every field is read once per use. Our own positions, and which chains are out, are kept
+//! in private memory and never read back. A driver that breaks the rules gets an error with the numbers in it,
 //! and the error is fatal for the line: the state of such a ring means nothing.
 //!
 //! # Limits
@@ -32,18 +27,20 @@
 //! - A queue has at most [`MAX_QUEUE_SIZE`] entries, as the specification says.
 //! - A chain has at most as many descriptors as the queue, an indirect table at most [`MAX_CHAIN_LEN`] entries, and a chain with
 //!   its table at most [`MAX_CHAIN_LEN`] altogether, as in QEMU.
-//! - At most as many chains are out at a time as the queue has entries, each head once. This bounds what a device may
-//!   have to remember about parked chains.
+//! - At most as many chains are out at a time as the queue has entries, each name once; in a packed ring, at most as many descriptors.
+//!   This bounds what a device may have to remember about parked chains.
 
-use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
+use self::packed::Packed;
+use self::split::Split;
 use crate::area::{Area, Refusal};
 use crate::guest::{GuestMemory, MAX_REGIONS, Range};
-use crate::sync::{Ordering, fence};
 
 mod chain;
 mod error;
+mod packed;
+mod split;
 
 #[cfg(test)]
 #[cfg(loom)]
@@ -55,6 +52,8 @@ mod tests;
 #[cfg(feature = "driver")]
 pub(crate) use chain::{DESCRIPTOR_LEN, INDIRECT, NEXT, WRITE};
 pub use error::QueueError;
+#[cfg(feature = "driver")]
+pub(crate) use {packed::fields as packed_fields, split::fields as split_fields};
 
 /// The most entries that a queue may have (virtio 1.2, section 2.7).
 pub const MAX_QUEUE_SIZE: u16 = 32768;
@@ -68,30 +67,43 @@ pub const MAX_CHAIN_RANGES: usize = MAX_CHAIN_LEN + MAX_REGIONS;
 /// Where a queue is and how its driver uses it: what vhost-user's vring messages and the negotiated features say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueSetup {
-    /// Number of entries, a power of two.
+    /// Number of entries: a power of two, unless the queue is packed.
     pub size: u16,
-    /// The descriptor table's address in the front end's address space.
+    /// Address in the front end's address space of the descriptor table; of the descriptor ring, if packed.
     pub descriptors: u64,
-    /// The available ring's address in the front end's address space.
+    /// Address in the front end's address space of the available ring; of the driver's event suppression structure, if packed.
     pub available: u64,
-    /// The used ring's address in the front end's address space.
+    /// Address in the front end's address space of the used ring; of the device's event suppression structure, if packed.
     pub used: u64,
-    /// How many chains were taken so far, modulo 65536: where to go on in the available ring.
-    pub next_available: u16,
+    /// Where to go on, as vhost-user's SET_VRING_BASE says it.
+    ///
+    /// Split: how many chains were taken so far, modulo 65536. Packed: where the next available descriptor is in bits 0 to 14, the wrap
+    /// counter there in bit 15, where the next used descriptor goes in bits 16 to 30, the wrap counter there in bit 31. A new queue begins at
+    /// [`FIRST_SPLIT_BASE`] or [`FIRST_PACKED_BASE`].
+    pub ring_base: u32,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_index: bool,
     /// VIRTIO_F_INDIRECT_DESC was negotiated.
     pub indirect: bool,
+    /// VIRTIO_F_RING_PACKED was negotiated.
+    pub packed: bool,
 }
+
+/// [`QueueSetup::ring_base`] of a split queue that is new.
+pub const FIRST_SPLIT_BASE: u32 = 0;
+
+/// [`QueueSetup::ring_base`] of a packed queue that is new: both positions at the beginning, both wrap counters one.
+pub const FIRST_PACKED_BASE: u32 = 0x8000_8000;
 
 /// A chain of descriptors, taken out of the guest's memory and checked.
 ///
 /// Made to be used again: [`Queue::pop`] clears and refills it, and allocates only until it has seen the longest chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// The name of the chain, by which it is given back.
+    /// The name of the chain, by which it is given back: in a split queue the index of its first descriptor, in a packed one the
+    /// identifier that the driver gave it.
     pub head: u16,
-    /// How many descriptors of the queue's own table it takes up: with an indirect table, one for all of that. While the
+    /// How many descriptors of the queue itself it takes up: with an indirect table, one for all of that. While the
     /// chain is out, the driver lacks as many.
     pub entries: u16,
     /// What the device may read. Mapped when it was popped, never empty ranges.
@@ -100,26 +112,34 @@ pub struct Chain {
     pub writable: Vec<Range>,
 }
 
-/// The device side of one split virtqueue.
+/// The device side of one virtqueue.
 #[derive(Debug)]
 pub struct Queue {
-    setup: QueueSetup,
     memory: Arc<GuestMemory>,
-    areas: Areas,
-    /// The entry of the available ring to take next; counts chains modulo 65536.
-    next_available: u16,
-    /// The available index as it was read last: up to here entries may be taken without looking again.
-    seen_available: u16,
-    /// The entry of the used ring to fill next; counts chains modulo 65536.
-    next_used: u16,
-    /// The used index as the driver can see it.
-    published_used: u16,
-    /// Whether anything was published: before, the driver's wish for an interrupt has no span to be measured against.
-    has_published: bool,
-    /// What is in the used ring's flags.
-    used_flags: u16,
-    fresh: bool,
-    in_flight: InFlight,
+    format: Format,
+    size: u16,
+}
+
+#[derive(Debug)]
+enum Format {
+    Split(Split),
+    Packed(Packed),
+}
+
+/// The same call on whichever format the queue has: one branch, which never changes in a queue's life.
+macro_rules! either {
+    ($queue:expr, $ring:ident => $call:expr) => {
+        match &$queue.format {
+            Format::Split($ring) => $call,
+            Format::Packed($ring) => $call,
+        }
+    };
+    (mut $queue:expr, $ring:ident => $call:expr) => {
+        match &mut $queue.format {
+            Format::Split($ring) => $call,
+            Format::Packed($ring) => $call,
+        }
+    };
 }
 
 impl Queue {
@@ -127,25 +147,18 @@ impl Queue {
     /// [`enable_notifications`](Self::enable_notifications) before waiting for the first notification.
     ///
     /// # Errors
-    /// A size that is zero, no power of two, or over [`MAX_QUEUE_SIZE`]; an area that is misaligned or not inside one region.
+    /// A size that is zero or over [`MAX_QUEUE_SIZE`] or, unless packed, no power of two; a base that such a queue cannot have; an area that
+    /// is misaligned or not inside one region.
     pub fn new(setup: QueueSetup, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
-        if !setup.size.is_power_of_two() || setup.size > MAX_QUEUE_SIZE {
-            return Err(QueueError::Size { size: setup.size });
-        }
-        let areas = Areas::new(&setup, &memory)?;
-        let used = areas.used.load_u16(USED_INDEX, Ordering::Acquire);
+        let format = if setup.packed {
+            Format::Packed(Packed::new(setup, &memory)?)
+        } else {
+            Format::Split(Split::new(setup, &memory)?)
+        };
         Ok(Queue {
-            setup,
             memory,
-            next_available: setup.next_available,
-            seen_available: setup.next_available,
-            next_used: used,
-            published_used: used,
-            has_published: false,
-            used_flags: areas.used.load_u16(USED_FLAGS, Ordering::Relaxed) & NO_NOTIFY,
-            fresh: setup.next_available == 0 && used == 0,
-            in_flight: InFlight::new(setup.size),
-            areas,
+            format,
+            size: setup.size,
         })
     }
 
@@ -160,7 +173,7 @@ impl Queue {
     /// # Errors
     /// As [`new`](Self::new), if an area is not there any more; the queue is unchanged then.
     pub fn replace_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
-        self.areas = Areas::new(&self.setup, &memory)?;
+        either!(mut self, ring => ring.replace_memory(&memory))?;
         self.memory = memory;
         Ok(())
     }
@@ -169,33 +182,19 @@ impl Queue {
     ///
     /// # Errors
     /// The driver broke the rules, and the line is lost. Nothing was taken.
+    #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, QueueError> {
-        if self.next_available == self.seen_available {
-            self.seen_available = self.load_available_index()?;
-            if self.next_available == self.seen_available {
-                return Ok(false);
-            }
-        }
-        let slot = self.slot(self.next_available);
-        let head = self
-            .areas
-            .available
-            .load_u16(AVAILABLE_RING + 2 * slot, Ordering::Relaxed);
-        if head >= self.setup.size {
-            return Err(QueueError::HeadOutOfRange {
-                head,
-                size: self.setup.size,
-            });
-        }
-        if self.in_flight.contains(head) {
-            return Err(QueueError::HeadInFlight { head });
-        }
-        chain.head = head;
-        chain::read(&self.areas.descriptors, &self.setup, &self.memory, chain)?;
-        self.in_flight.insert(head, slot);
-        self.next_available = self.next_available.wrapping_add(1);
-        self.fresh = false;
-        Ok(true)
+        either!(mut self, ring => ring.pop(&self.memory, chain))
+    }
+
+    /// Asks the processor for the beginnings of chains that are not taken yet: of `chains` of them, of which the first is the one behind the next
+    /// `ahead`. It has no other effect, and fails at nothing.
+    ///
+    /// [`pop`](Self::pop) asks for the beginning of what it takes, which is in time for whoever takes many chains and then looks at them. This is
+    /// for who uses each chain at once: call it for eight chains ahead, now and then.
+    #[inline]
+    pub fn prefetch(&self, ahead: u16, chains: u16) {
+        either!(self, ring => ring.prefetch(&self.memory, ahead, chains));
     }
 
     /// Whether a chain is available right now.
@@ -203,91 +202,42 @@ impl Queue {
     /// # Errors
     /// [`QueueError::AvailableIndexJump`].
     pub fn pending(&self) -> Result<bool, QueueError> {
-        Ok(self.next_available != self.seen_available
-            || self.load_available_index()? != self.next_available)
+        either!(self, ring => ring.pending())
     }
 
     /// Gives a chain back, with `written` bytes in it. The driver sees that after [`publish`](Self::publish).
     ///
     /// A head that is not out has no effect: giving one back twice is a mistake of the caller's, which a build with debug
     /// assertions reports by a panic.
+    #[inline]
     pub fn complete(&mut self, head: u16, written: u32) {
-        if !self.in_flight.remove(head) {
-            debug_assert!(false, "chain {head} is given back and is not out");
-            return;
-        }
-        let element = USED_RING + 8 * self.slot(self.next_used);
-        self.areas
-            .used
-            .store_u32(element, u32::from(head), Ordering::Relaxed);
-        self.areas
-            .used
-            .store_u32(element + 4, written, Ordering::Relaxed);
-        self.next_used = self.next_used.wrapping_add(1);
+        either!(mut self, ring => ring.complete(head, written));
     }
 
     /// Makes all chains that were given back visible to the driver. `true` when it wants an interrupt for them.
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published_used, self.next_used);
-        if old == new {
-            return false;
-        }
-        // Everything written before, the chains' bytes too, is visible to whoever sees the new index.
-        self.areas
-            .used
-            .store_u16(USED_INDEX, new, Ordering::Release);
-        self.published_used = new;
-        let first = !self.has_published;
-        self.has_published = true;
-        // Publish first, look for the driver's wish second: the driver does it the other way round.
-        fence(Ordering::SeqCst);
-        if self.setup.event_index {
-            let wanted = self
-                .areas
-                .available
-                .load_u16(self.used_event_offset(), Ordering::Relaxed);
-            first || needs_event(wanted, old, new)
-        } else {
-            self.areas
-                .available
-                .load_u16(AVAILABLE_FLAGS, Ordering::Relaxed)
-                & NO_INTERRUPT
-                == 0
-        }
+        either!(mut self, ring => ring.publish())
     }
 
     /// Tells the driver that it need not notify. It may do so anyway.
     pub fn disable_notifications(&mut self) {
-        // With event indices there is nothing to do: having passed the index that was asked for, the driver stays silent.
-        if !self.setup.event_index {
-            self.set_used_flags(NO_NOTIFY);
-        }
+        either!(mut self, ring => ring.disable_notifications());
     }
 
     /// Asks the driver to notify when it makes the next chain available. `true`: something is available already, or the
     /// driver broke a rule, which [`pop`](Self::pop) will report; look again, there may be no notification for it.
     pub fn enable_notifications(&mut self) -> bool {
-        if self.setup.event_index {
-            self.areas.used.store_u16(
-                self.available_event_offset(),
-                self.next_available,
-                Ordering::Relaxed,
-            );
-        } else {
-            self.set_used_flags(0);
-        }
-        fence(Ordering::SeqCst);
-        self.pending().unwrap_or(true)
+        either!(mut self, ring => ring.enable_notifications())
     }
 
-    /// How many chains were taken so far, modulo 65536: what vhost-user's GET_VRING_BASE answers when no chain is out.
-    pub fn next_available(&self) -> u16 {
-        self.next_available
+    /// Where the queue would go on: what vhost-user's GET_VRING_BASE answers when no chain is out, as [`QueueSetup::ring_base`] has it.
+    pub fn ring_base(&self) -> u32 {
+        either!(self, ring => ring.ring_base())
     }
 
     /// How many chains are out: popped, and neither given back nor forgotten.
     pub fn in_flight(&self) -> u16 {
-        self.in_flight.count
+        either!(self, ring => ring.in_flight())
     }
 
     /// Forgets the last `chains` that were popped: they will be popped again. None of them may have been given back.
@@ -295,83 +245,76 @@ impl Queue {
     /// # Panics
     /// With debug assertions, if one of them is not out. Without, it stops there.
     pub fn rewind(&mut self, chains: u16) {
-        for _ in 0..chains {
-            let last = self.next_available.wrapping_sub(1);
-            if !self.in_flight.remove_at(self.slot(last)) {
-                debug_assert!(false, "entry {last} is rewound and its chain is not out");
-                return;
-            }
-            self.next_available = last;
-        }
+        either!(mut self, ring => ring.rewind(chains));
     }
 
     /// Number of entries.
     pub fn size(&self) -> u16 {
-        self.setup.size
+        self.size
     }
 
     /// Whether the driver has just initialised the queue: when it was set up here nothing had ever been taken from it or given back,
     /// and nothing was taken since. A queue that a VM's pause has stopped goes on elsewhere, except after an exact
-    /// multiple of 65536 chains; so ask all queues of a device before concluding that it was reset.
+    /// multiple of 65536 chains (packed: when it has just gone round the ring twice); so ask all queues of a device before concluding that
+    /// it was reset.
     pub fn is_fresh(&self) -> bool {
-        self.fresh
+        either!(self, ring => ring.is_fresh())
     }
 
-    /// A digest of what only the driver writes: the descriptor table and the available ring. It stays the same while a
-    /// VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or later uses the
-    /// memory for something else.
+    /// A digest of what the driver writes and, while this queue is not used, nobody else: the descriptors and, if split, the available
+    /// ring. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or
+    /// later uses the memory for something else.
     pub fn driver_digest(&self) -> u64 {
-        let size = usize::from(self.setup.size);
-        let mut digest = DefaultHasher::new();
-        for word in 0..2 * size {
-            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
-        }
-        for word in 0..2 + size {
-            digest.write_u16(self.areas.available.load_u16(2 * word, Ordering::Relaxed));
-        }
-        digest.finish()
+        either!(self, ring => ring.driver_digest())
+    }
+}
+
+/// A part of a queue that the driver has placed, mapped and checked. `name` is for people.
+fn area(
+    memory: &GuestMemory,
+    name: &'static str,
+    address: u64,
+    len: usize,
+    alignment: usize,
+) -> Result<Area, QueueError> {
+    let outside = QueueError::AreaOutside {
+        area: name,
+        address,
+        len,
+    };
+    let region = memory.region_at_frontend(address).ok_or(outside)?;
+    Area::new(region, address, len, alignment).map_err(|refusal| match refusal {
+        Refusal::Outside => outside,
+        Refusal::Misaligned => QueueError::AreaMisaligned {
+            area: name,
+            address,
+            alignment,
+        },
+    })
+}
+
+/// An index that runs modulo 65536, in a word of its own. (Narrow fields that stand side by side may be loaded as one, and such a load waits
+/// for the store of one of them to reach the cache.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Running(u32);
+
+impl Running {
+    fn new(index: u16) -> Running {
+        Running(u32::from(index))
     }
 
-    fn load_available_index(&self) -> Result<u16, QueueError> {
-        // Acquire: what the driver wrote before it published this index is visible after.
-        let index = self
-            .areas
-            .available
-            .load_u16(AVAILABLE_INDEX, Ordering::Acquire);
-        let ahead = index.wrapping_sub(self.next_available);
-        // Entries that were rewound may have been seen, and counted, already; hence no more than the size altogether.
-        if ahead > self.setup.size {
-            let (from, size) = (self.next_available, self.setup.size);
-            return Err(QueueError::AvailableIndexJump {
-                from,
-                to: index,
-                size,
-            });
-        }
-        Ok(index)
-    }
-
-    fn set_used_flags(&mut self, flags: u16) {
-        if self.used_flags != flags {
-            self.used_flags = flags;
-            self.areas
-                .used
-                .store_u16(USED_FLAGS, flags, Ordering::Relaxed);
-        }
-    }
-
-    /// The place in a ring that a running index stands for. The size is a power of two.
     #[inline]
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.setup.size - 1))
+    fn get(self) -> u16 {
+        self.0 as u16
     }
 
-    fn used_event_offset(&self) -> usize {
-        AVAILABLE_RING + 2 * usize::from(self.setup.size)
+    #[inline]
+    fn next(self) -> Running {
+        Running((self.0 + 1) & 0xffff)
     }
 
-    fn available_event_offset(&self) -> usize {
-        USED_RING + 8 * usize::from(self.setup.size)
+    fn previous(self) -> Running {
+        Running::new(self.get().wrapping_sub(1))
     }
 }
 
@@ -379,110 +322,4 @@ impl Queue {
 /// 2.7.10; `vring_need_event` there). All three run modulo 65536.
 pub(crate) fn needs_event(wanted: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(wanted).wrapping_sub(1) < new.wrapping_sub(old)
-}
-
-// Offsets in the available ring (virtio 1.2, section 2.7.6), in bytes.
-pub(crate) const AVAILABLE_FLAGS: usize = 0;
-pub(crate) const AVAILABLE_INDEX: usize = 2;
-pub(crate) const AVAILABLE_RING: usize = 4;
-/// The driver wants no interrupts.
-pub(crate) const NO_INTERRUPT: u16 = 1;
-
-// Offsets in the used ring (virtio 1.2, section 2.7.8), in bytes.
-pub(crate) const USED_FLAGS: usize = 0;
-pub(crate) const USED_INDEX: usize = 2;
-pub(crate) const USED_RING: usize = 4;
-/// The device wants no notifications.
-pub(crate) const NO_NOTIFY: u16 = 1;
-
-/// The three areas, mapped and checked.
-#[derive(Debug)]
-struct Areas {
-    descriptors: Area,
-    available: Area,
-    used: Area,
-}
-
-impl Areas {
-    fn new(setup: &QueueSetup, memory: &GuestMemory) -> Result<Areas, QueueError> {
-        let size = usize::from(setup.size);
-        let event = if setup.event_index { 2 } else { 0 };
-        let area = |name, address, len, alignment| {
-            let region = memory.region_at_frontend(address);
-            let region = region.ok_or(QueueError::AreaOutside {
-                area: name,
-                address,
-                len,
-            })?;
-            Area::new(region, address, len, alignment).map_err(|refusal| match refusal {
-                Refusal::Outside => QueueError::AreaOutside {
-                    area: name,
-                    address,
-                    len,
-                },
-                Refusal::Misaligned => QueueError::AreaMisaligned {
-                    area: name,
-                    address,
-                    alignment,
-                },
-            })
-        };
-        Ok(Areas {
-            descriptors: area("descriptor table", setup.descriptors, 16 * size, 16)?,
-            available: area(
-                "available ring",
-                setup.available,
-                AVAILABLE_RING + 2 * size + event,
-                2,
-            )?,
-            used: area("used ring", setup.used, USED_RING + 8 * size + event, 4)?,
-        })
-    }
-}
-
-/// Which chains are out, and which head each entry of the available ring had when it was taken.
-#[derive(Debug)]
-struct InFlight {
-    /// One bit per head.
-    heads: Box<[u64]>,
-    taken: Box<[u16]>,
-    count: u16,
-}
-
-impl InFlight {
-    fn new(size: u16) -> InFlight {
-        InFlight {
-            heads: vec![0; usize::from(size).div_ceil(64)].into(),
-            taken: vec![0; usize::from(size)].into(),
-            count: 0,
-        }
-    }
-
-    #[inline]
-    fn contains(&self, head: u16) -> bool {
-        self.heads
-            .get(usize::from(head) / 64)
-            .is_some_and(|word| word & (1 << (head % 64)) != 0)
-    }
-
-    #[inline]
-    fn insert(&mut self, head: u16, slot: usize) {
-        self.heads[usize::from(head) / 64] |= 1 << (head % 64);
-        self.taken[slot] = head;
-        self.count += 1;
-    }
-
-    #[inline]
-    fn remove(&mut self, head: u16) -> bool {
-        let is_out = self.contains(head);
-        if is_out {
-            self.heads[usize::from(head) / 64] &= !(1 << (head % 64));
-            self.count -= 1;
-        }
-        is_out
-    }
-
-    fn remove_at(&mut self, slot: usize) -> bool {
-        self.remove(self.taken[slot])
-    }
 }

@@ -10,7 +10,7 @@ use crate::guest::MemoryError;
 mod mapping;
 
 #[cfg(not(any(miri, loom)))]
-pub(crate) use self::mapping::{Span, page_len};
+pub(crate) use self::mapping::{AddressSpan, page_len};
 
 /// What a VMM says about a region (vhost-user, "Memory region description"), with the file that came along.
 #[derive(Debug)]
@@ -75,22 +75,48 @@ impl Region {
         self.frontend_address
     }
 
-    pub(crate) fn contains_guest(&self, address: u64) -> bool {
-        address.wrapping_sub(self.guest_address) < self.size
+    /// Where the region is, for look-ups by guest address.
+    pub(crate) fn span(&self) -> Span {
+        Span {
+            guest_address: self.guest_address,
+            size: self.size,
+            base: self.mapping.base(),
+        }
     }
 
-    /// The place of a guest address inside the region and the number of bytes from there to the region's end.
-    pub(crate) fn at_guest(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
-        self.at_offset(address.wrapping_sub(self.guest_address))
-    }
-
-    /// The same for an address of the front end.
+    /// The place of an address of the front end inside the region and the number of bytes from there to the region's end.
     pub(crate) fn at_frontend(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
-        self.at_offset(address.wrapping_sub(self.frontend_address))
+        self.span()
+            .at_offset(address.wrapping_sub(self.frontend_address))
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
+    }
+}
+
+/// Where a region is: what a look-up needs of it, in one piece. It is valid for as long as somebody refers to the region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    guest_address: u64,
+    size: u64,
+    base: NonNull<u8>,
+}
+
+// SAFETY: the memory belongs to no thread; it is accessed only through raw pointers, by code that expects others to write to it at any time.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
+
+impl Span {
+    pub(crate) fn guest_address(&self) -> u64 {
+        self.guest_address
+    }
+
+    /// The place of a guest address inside the region and the number of bytes from there to the region's end.
+    #[inline]
+    pub(crate) fn at_guest(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
+        self.at_offset(address.wrapping_sub(self.guest_address))
     }
 
     #[inline]
@@ -100,9 +126,8 @@ impl Region {
         }
         // Both fit, because the size fits.
         let (offset, left) = (offset as usize, (self.size - offset) as usize);
-        let base = self.mapping.base();
         // SAFETY: the offset lies inside the mapping, which is at least `size` bytes long and no longer than isize::MAX.
-        let place = unsafe { base.add(offset) };
+        let place = unsafe { self.base.add(offset) };
         Some((place, left))
     }
 }

@@ -59,6 +59,39 @@ impl Bucket {
     }
 }
 
+/// As a [`Bucket`], but for things of different sizes that are known only when they have passed.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    bytes_per_second: u64,
+    depth: Duration,
+    full_at: Time,
+}
+
+impl Meter {
+    /// With 0 bytes a second one packet or one turn a day passes: what allows nothing is said otherwise.
+    pub(crate) fn new(bytes_per_second: u64, depth: Duration) -> Meter {
+        Meter {
+            bytes_per_second,
+            depth,
+            full_at: Time::ZERO,
+        }
+    }
+
+    pub(crate) fn charge(&mut self, now: Time, len: u32) {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let nanos = u64::from(len) * 1_000_000_000;
+        let time = nanos
+            .checked_div(self.bytes_per_second)
+            .map_or(DAY, |nanos| Duration::from_nanos(nanos.max(1)));
+        self.full_at = self.full_at.max(now) + time;
+    }
+
+    pub(crate) fn in_debt_until(&self, now: Time) -> Option<Time> {
+        let paid_at = self.full_at.saturating_sub(self.depth);
+        (paid_at > now).then_some(paid_at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

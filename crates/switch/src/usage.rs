@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::event::Action;
-use crate::rate::Bucket;
+use crate::rate::{Bucket, Meter};
 use crate::switch::Actions;
 use crate::{Policy, Reason, RuleLimits, Side, Switch, Time};
 
@@ -43,7 +43,9 @@ impl RuleUse {
             connects: limits
                 .connects_per_second
                 .map(|per_second| Bucket::new(per_second, CONNECT_DEPTH)),
-            bytes: limits.bytes_per_second.map(Meter::new),
+            bytes: limits
+                .bytes_per_second
+                .map(|per_second| Meter::new(per_second, BYTE_DEPTH)),
         }
     }
 
@@ -92,37 +94,6 @@ impl RuleUse {
     /// Until when nothing more may pass, if more has passed than may.
     pub(crate) fn rests_until(&self, now: Time) -> Option<Time> {
         self.bytes.as_ref()?.in_debt_until(now)
-    }
-}
-
-/// As a [`Bucket`], but for things of different sizes that are known only when they have passed.
-#[derive(Debug)]
-struct Meter {
-    bytes_per_second: u64,
-    full_at: Time,
-}
-
-impl Meter {
-    /// With 0 bytes a second one packet or one turn a day passes: a rule that allows nothing is written otherwise.
-    fn new(bytes_per_second: u64) -> Meter {
-        Meter {
-            bytes_per_second,
-            full_at: Time::ZERO,
-        }
-    }
-
-    fn charge(&mut self, now: Time, len: u32) {
-        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        let nanos = u64::from(len) * 1_000_000_000;
-        let time = nanos
-            .checked_div(self.bytes_per_second)
-            .map_or(DAY, |nanos| Duration::from_nanos(nanos.max(1)));
-        self.full_at = self.full_at.max(now) + time;
-    }
-
-    fn in_debt_until(&self, now: Time) -> Option<Time> {
-        let paid_at = self.full_at.saturating_sub(BYTE_DEPTH);
-        (paid_at > now).then_some(paid_at)
     }
 }
 

@@ -10,14 +10,21 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-switch", &["ringdown-wire"]),
     (
         "ringdown-device",
-        &["ringdown-memory", "ringdown-switch", "ringdown-wire"],
+        &[
+            "ringdown-memory",
+            "ringdown-station",
+            "ringdown-switch",
+            "ringdown-wire",
+        ],
     ),
     ("ringdown-serial", &["ringdown-wire"]),
+    ("ringdown-station", &["ringdown-wire"]),
     (
         "ringdown-daemon",
         &[
             "ringdown-device",
             "ringdown-serial",
+            "ringdown-station",
             "ringdown-switch",
             "ringdown-wire",
         ],
@@ -46,6 +53,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-switch",
     "ringdown-device",
     "ringdown-serial",
+    "ringdown-station",
     "ringdown-circuit",
     "ringdown-transfer",
     "ringdown-agent",

@@ -35,7 +35,7 @@ pub(super) fn all(run: &Run) -> Vec<Table> {
 }
 
 /// The cases of a run, in order, each once.
-fn cases(run: &Run) -> Vec<&str> {
+pub(crate) fn cases(run: &Run) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for point in &run.points {
         if !names.contains(&point.case.as_str()) {
@@ -46,7 +46,7 @@ fn cases(run: &Run) -> Vec<&str> {
 }
 
 /// Median, least and greatest; or why there is none.
-fn cell(point: Option<&Point>, figure: &str) -> String {
+pub(crate) fn cell(point: Option<&Point>, figure: &str) -> String {
     let Some(point) = point else {
         return String::new();
     };
@@ -89,7 +89,8 @@ fn ratio(run: &Run, case: &str, over: &str, figure: &str) -> String {
     }
 }
 
-fn table(title: &str, note: &str, header: &[&str], rows: Vec<Vec<String>>) -> Table {
+/// A table.
+pub(crate) fn table(title: &str, note: &str, header: &[&str], rows: Vec<Vec<String>>) -> Table {
     Table {
         title: title.to_owned(),
         note: note.to_owned(),
@@ -167,7 +168,7 @@ fn throughput(run: &Run, direction: &str, title: &str) -> Table {
     )
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
@@ -376,7 +377,8 @@ fn machine(run: &Run) -> Table {
     )
 }
 
-fn troubles(run: &Run) -> Table {
+/// What hung or failed, and why.
+pub(crate) fn troubles(run: &Run) -> Table {
     let rows = run.points.iter().filter_map(|point| {
         let (word, reason) = point.trouble()?;
         Some(vec![

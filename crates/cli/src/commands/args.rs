@@ -1,10 +1,12 @@
 //! `ringdown args`: what to paste into the command line of a VMM, or into its configuration.
 
+use daemon::api::types::{LineKind, VmStatus};
+
 use super::{print, print_json};
 use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{libvirt, qemu};
+use crate::{cloud_hypervisor, libvirt, qemu};
 
 /// Prints the arguments.
 ///
@@ -12,7 +14,8 @@ use crate::{libvirt, qemu};
 /// [`Failure`].
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
-    if status.vhost_user.is_none() && qemu::serial_ports(&status).is_empty() {
+    let is_empty = qemu::serial_ports(&status).is_empty() && status.nets.is_empty();
+    if status.vhost_user.is_none() && is_empty && options.vmm != Vmm::CloudHypervisor {
         return Err(Failure::usage(format!(
             "VM {:?} has a VMM with a vsock device of its own: there is nothing to tell it but that device's socket, which is {}",
             options.name,
@@ -20,6 +23,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
         )));
     }
     match options.vmm {
+        Vmm::CloudHypervisor => for_cloud_hypervisor(&status, options),
         Vmm::Libvirt if options.json => Err(Failure::usage(
             "libvirt has XML and not arguments: leave --json out",
         )),
@@ -30,7 +34,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
                 return print_json(&arguments);
             }
             print(&format!("{}\n", qemu::shell_line(&arguments)))?;
-            if arguments.iter().any(|word| word.ends_with(qemu::RECONNECT)) {
+            if arguments.iter().any(|word| word.contains(qemu::RECONNECT)) {
                 // Beside the arguments: they may be on their way into a script.
                 eprintln!(
                     "note: from QEMU 9.2 on write reconnect-ms=1000 instead of {}",
@@ -39,5 +43,26 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
             }
             Ok(())
         }
+    }
+}
+
+/// Cloud Hypervisor shares its vsock device with nobody, and has no virtio-serial ports.
+fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
+    let arguments = cloud_hypervisor::arguments(status, &options.memory);
+    if arguments.is_empty() {
+        return Err(Failure::usage(format!(
+            "Cloud Hypervisor has a vsock device of its own: add VM {:?} with --hybrid SOCKET, the socket that its --vsock is to make",
+            options.name
+        )));
+    }
+    if status.kind != LineKind::Hybrid {
+        eprintln!(
+            "note: these are the networks only: Cloud Hypervisor cannot attach to this VM's {} line, and is one for --hybrid",
+            status.kind
+        );
+    }
+    match options.json {
+        true => print_json(&arguments),
+        false => print(&format!("{}\n", qemu::shell_line(&arguments))),
     }
 }

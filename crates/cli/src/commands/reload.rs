@@ -37,8 +37,13 @@ fn words(reloaded: &Reloaded) -> String {
             text.push_str(&format!("{what} {}\n", names.join(", ")));
         }
     }
+    // A person who has no networks need not know that there could be some.
+    let networks = match reloaded.networks {
+        0 => String::new(),
+        number => format!(", {}", count(number, "network")),
+    };
     text.push_str(&format!(
-        "in force: {}, {}, {}, {}\n",
+        "in force: {}{networks}, {}, {}, {}\n",
         count(reloaded.vms, "VM"),
         count(reloaded.rules, "rule"),
         count(reloaded.services, "service"),

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use daemon::config::{
-    Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_vm_option, read_file,
+    Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
+    read_file,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -23,9 +24,10 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     let spin = configuration(runtime_dir.clone(), &options, &directory)?
         .spin
         .unwrap_or(DEFAULT_SPIN);
+    let net_batch = options.net_batch;
     Ok(daemon::serve::serve(
         Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
-        Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin)),
+        Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
     )?)
 }
@@ -46,10 +48,13 @@ fn configuration(
         .vm
         .iter()
         .map(|text| parse_vm_option(text, directory));
+    let networks = options.network.iter();
+    let networks = networks.map(|text| parse_network_option(text));
     let allows = options.allow.iter().map(|text| parse_allow_option(text));
     config.extend(Config {
         runtime_dir,
         spin: options.spin.map(Duration::from_micros),
+        networks: networks.collect::<Result<_, _>>()?,
         vms: vms.collect::<Result<_, _>>()?,
         allows: allows.collect::<Result<_, _>>()?,
         ..Config::default()

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use daemon::api::types::{ChardevInfo, LineKind, NewSerial, NewVm, VmStatus};
+use daemon::api::types::{ChardevInfo, LineKind, NewPort, NewSerial, NewVm, VmPort, VmStatus};
+use daemon::config::parse_net_option;
 use daemon::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use daemon::limits::parse_member;
 
@@ -45,6 +46,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
             Some(Some(path)) => Some(NewSerial::At(socket(path)?)),
         },
         serial_connect: options.serial_connect.as_deref().map(socket).transpose()?,
+        nets: nets(&options.net)?,
         limits: limits(&options.limit)?,
     })?;
     if options.json {
@@ -57,8 +59,14 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         (None, Some(ChardevInfo::Connect(path))) => format!("listens at {}", see(path)),
         (None, None) => format!("its own, with the sockets that it calls at {host}_PORT"),
     };
+    let net = |port: &VmPort| {
+        let ipv4 = port.ipv4.map(|ipv4| format!(" and {ipv4}"));
+        let ipv4 = ipv4.unwrap_or_default();
+        format!("  net:  {} with {}{ipv4}\n", port.network, port.mac)
+    };
+    let nets: String = status.nets.iter().map(net).collect();
     print(&format!(
-        "added {name} with CID {cid}\n  VMM:  {vmm}\n  host: {host}\n"
+        "added {name} with CID {cid}\n  VMM:  {vmm}\n  host: {host}\n{nets}"
     ))
 }
 
@@ -77,6 +85,16 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
         return Ok(());
     }
     print(&table(&list.vms))
+}
+
+/// Each port as it was written; the daemon checks what it says.
+fn nets(options: &[String]) -> Result<Vec<NewPort>, Failure> {
+    let net = |option: &String| {
+        let mut port = parse_net_option(option)?;
+        port.vhost_user = port.vhost_user.as_deref().map(socket).transpose()?;
+        Ok(port)
+    };
+    options.iter().map(net).collect()
 }
 
 /// Each limit once: of two it would not be clear which one is meant.
@@ -139,23 +157,7 @@ fn table(vms: &[VmStatus]) -> String {
         cells
     });
     let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
-    let mut widths = vec![0; rows[0].len()];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in &rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    super::table::table(&rows)
 }
 
 #[cfg(test)]
@@ -179,6 +181,7 @@ mod tests {
             serial: None,
             host: "/r/h".into(),
             channels: Vec::new(),
+            nets: Vec::new(),
             agent,
             circuits: 12,
             limits: Default::default(),

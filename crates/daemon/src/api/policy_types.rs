@@ -22,6 +22,9 @@ pub struct Reloaded {
     pub removed: Vec<String>,
     /// How many VMs there are.
     pub vms: usize,
+    /// How many networks there are.
+    #[serde(default)]
+    pub networks: usize,
     /// How many rules there are.
     pub rules: usize,
     /// How many services the host offers.

@@ -11,6 +11,7 @@ use crate::config::ConfigError;
 use crate::control::ControlError;
 use crate::input::InputError;
 use crate::line::LineError;
+use crate::net::{NetError, NetFault, NetFaultCause};
 use crate::policy::AskError;
 use crate::reload::ReloadError;
 use crate::runtime::RuntimeError;
@@ -28,6 +29,8 @@ pub enum Kind {
     UnknownVm,
     /// No service has this name.
     UnknownService,
+    /// No network has this name, or the VM has no port there.
+    UnknownNetwork,
     /// The configuration was refused, and what was in force stays.
     ConfigurationRefused,
     /// The configuration could not be brought into force, and what was in force stays.
@@ -55,6 +58,7 @@ impl Kind {
             Kind::MethodNotAllowed => "method-not-allowed",
             Kind::UnknownVm => "unknown-vm",
             Kind::UnknownService => "unknown-service",
+            Kind::UnknownNetwork => "unknown-network",
             Kind::ConfigurationRefused => "configuration-refused",
             Kind::ReloadFailed => "reload-failed",
             Kind::Conflict => "conflict",
@@ -71,6 +75,7 @@ impl Kind {
             Kind::MethodNotAllowed => "The resource has no such method",
             Kind::UnknownVm => "There is no such VM",
             Kind::UnknownService => "There is no such service",
+            Kind::UnknownNetwork => "There is no such network or port",
             Kind::ConfigurationRefused => {
                 "The configuration is refused, and what was in force stays"
             }
@@ -87,7 +92,10 @@ impl Kind {
     fn status(self) -> StatusCode {
         match self {
             Kind::InvalidRequest => StatusCode::BAD_REQUEST,
-            Kind::NoSuchResource | Kind::UnknownVm | Kind::UnknownService => StatusCode::NOT_FOUND,
+            Kind::NoSuchResource
+            | Kind::UnknownVm
+            | Kind::UnknownService
+            | Kind::UnknownNetwork => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Conflict => StatusCode::CONFLICT,
             Kind::SocketUnavailable | Kind::ConfigurationRefused => {
@@ -142,6 +150,13 @@ impl From<ControlError> for Failure {
             | ControlError::Audit(_)
             | ControlError::Lost => Kind::Internal,
             ControlError::NotReady { .. } => Kind::NotReady,
+            ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,
+            ControlError::Net(error) => net_kind(error),
+            ControlError::Port(NetFault { error, .. }) => match error {
+                NetFaultCause::Runtime(RuntimeError::System { .. }) => Kind::Internal,
+                NetFaultCause::Runtime(_) => Kind::SocketUnavailable,
+                NetFaultCause::Net(error) => net_kind(error),
+            },
         };
         let state = match &error {
             ControlError::NotReady { state, .. } => Some(*state),
@@ -185,13 +200,22 @@ impl IntoResponse for Failure {
     }
 }
 
+fn net_kind(error: &NetError) -> Kind {
+    match error {
+        NetError::AddressInUse { .. } | NetError::Directory { .. } => Kind::SocketUnavailable,
+        NetError::UnknownNetwork { .. } | NetError::UnknownPort { .. } => Kind::UnknownNetwork,
+        NetError::Refused(_) => Kind::Conflict,
+        NetError::Uplink { .. } | NetError::Io(_) => Kind::Internal,
+    }
+}
+
 fn input_kind(error: &InputError) -> Kind {
     match error {
         InputError::DuplicateName { .. }
         | InputError::Taken { .. }
         | InputError::DuplicateCid { .. }
         | InputError::DuplicatePath { .. } => Kind::Conflict,
-        InputError::TooMany { .. } => Kind::Conflict,
+        InputError::TooMany { .. } | InputError::NetworkFull { .. } => Kind::Conflict,
         _ => Kind::InvalidRequest,
     }
 }

@@ -14,12 +14,13 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use switch::Limits;
 
+use super::net_routes;
 use super::problem::{Failure, Kind};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
     ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, parse_port};
+use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
@@ -44,6 +45,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/policy/check", get(check_policy))
         .route("/v1/metrics", get(metrics))
         .route("/v1/audit/rotate", post(rotate_audit))
+        .merge(net_routes::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
@@ -169,7 +171,7 @@ async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
 }
 
 /// The body of a request. Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
-async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
+pub(super) async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
     let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
     let body = body.map_err(|_| {
         Failure::new(
@@ -187,7 +189,7 @@ async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
          /v1/health",
         uri.path()
     );
@@ -228,6 +230,7 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     request.vhost_user = new.vhost_user;
     request.host = new.host;
     request.hybrid = new.hybrid;
+    request.ports = check_ports(&new.nets)?;
     let mut limits = Limits::default();
     for (name, value) in &new.limits {
         set(&mut limits, &LIMIT_MEMBERS, name, *value)?;

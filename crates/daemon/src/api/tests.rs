@@ -1,5 +1,7 @@
 //! The control API over a real socket, with a fake worker behind it.
 
+mod networks;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

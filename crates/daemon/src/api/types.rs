@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
 
+pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
 use crate::config::full_name;
 
@@ -54,6 +55,9 @@ pub struct NewVm {
     /// The same, but the VMM listens at this absolute path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial_connect: Option<PathBuf>,
+    /// Its ports in networks, each network once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<NewPort>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, u64>,
@@ -223,6 +227,9 @@ pub struct VmStatus {
     /// Its other virtio-serial ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub channels: Vec<ChannelStatus>,
+    /// Its ports in networks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<VmPort>,
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,

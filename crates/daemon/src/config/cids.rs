@@ -4,13 +4,12 @@
 //! and one that belonged to a name is not given to another unless somebody asks for it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
+use super::state::{StateError, StateFile, check_version};
 use crate::input::{check_cid, check_name_of};
 
 /// The most names that are remembered. Then, of those that are away, the one that was given its CID first is forgotten.
@@ -20,6 +19,12 @@ pub const MAX_REMEMBERED: usize = 16_384;
 const MAX_STATE_LEN: u64 = 256 * MAX_REMEMBERED as u64;
 
 const VERSION: u32 = 1;
+
+const FILE: StateFile = StateFile {
+    name: "cids.json",
+    max_len: MAX_STATE_LEN,
+    without_it: "VMs without a `cid` are given new CIDs",
+};
 
 /// The memory of names and their context identifiers, in the order in which they were given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,111 +47,37 @@ struct Document {
     cids: Vec<Entry>,
 }
 
-/// Why the memory cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum CidError {
-    /// The file is not what was written.
-    #[error(
-        "the state file {} is broken: {what}; repair it, or remove it and VMs without a `cid` are given new CIDs",
-        path.display()
-    )]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// What was found.
-        what: String,
-    },
-    /// The system does not let us read it.
-    #[error("cannot read the state file {}: {error}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The system does not let us write it.
-    #[error(
-        "cannot write the state file {}: {error}; make room, or name another directory with state-dir",
-        path.display()
-    )]
-    Unwritable {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-}
-
 impl Cids {
     /// The file of a state directory.
     pub fn file(state_dir: &Path) -> PathBuf {
-        state_dir.join("cids.json")
+        FILE.path(state_dir)
     }
 
     /// Reads the memory of a state directory. Where there is no file nothing is remembered.
     ///
     /// # Errors
-    /// [`CidError::Broken`] when the file is not what [`Cids::save`] writes, [`CidError::Unreadable`] when it cannot be read.
-    pub fn load(state_dir: &Path) -> Result<Cids, CidError> {
-        let path = Cids::file(state_dir);
-        let unreadable = |error| CidError::Unreadable {
-            path: path.clone(),
-            error,
+    /// [`StateError::Broken`] when the file is not what [`Cids::save`] writes, [`StateError::Unreadable`] when it cannot be read.
+    pub fn load(state_dir: &Path) -> Result<Cids, StateError> {
+        let read = |document: Document| {
+            let entries = document.cids;
+            let cids = Cids { entries };
+            check_version(document.version, VERSION)?;
+            cids.check()?;
+            Ok(cids)
         };
-        let broken = |what: String| CidError::Broken {
-            path: path.clone(),
-            what,
-        };
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Cids::default()),
-            Err(error) => return Err(unreadable(error)),
-        };
-        let mut text = Vec::new();
-        file.take(MAX_STATE_LEN + 1)
-            .read_to_end(&mut text)
-            .map_err(unreadable)?;
-        if text.len() as u64 > MAX_STATE_LEN {
-            return Err(broken(format!("it is longer than {MAX_STATE_LEN} bytes")));
-        }
-        let document: Document =
-            serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
-        let cids = Cids {
-            entries: document.cids,
-        };
-        if document.version != VERSION {
-            let found = document.version;
-            return Err(broken(format!(
-                "it has version {found}, and this daemon knows {VERSION}"
-            )));
-        }
-        cids.check().map_err(broken)?;
-        Ok(cids)
+        Ok(FILE.load(state_dir, read)?.unwrap_or_default())
     }
 
     /// Writes the memory into a state directory: all of it or, if that fails, nothing.
     ///
     /// # Errors
-    /// [`CidError::Unwritable`].
-    pub fn save(&self, state_dir: &Path) -> Result<(), CidError> {
-        let path = Cids::file(state_dir);
-        let write = || -> io::Result<()> {
-            let document = Document {
-                version: VERSION,
-                cids: self.entries.clone(),
-            };
-            let mut text = serde_json::to_vec(&document)?;
-            text.push(b'\n');
-            let mut file = tempfile::Builder::new()
-                .prefix(".cids.")
-                .tempfile_in(state_dir)?;
-            file.write_all(&text)?;
-            // On the disk before it has the name: a machine that loses power finds the old file or the new one.
-            file.as_file().sync_all()?;
-            file.persist(&path)?;
-            File::open(state_dir)?.sync_all()
+    /// [`StateError::Unwritable`].
+    pub fn save(&self, state_dir: &Path) -> Result<(), StateError> {
+        let document = Document {
+            version: VERSION,
+            cids: self.entries.clone(),
         };
-        write().map_err(|error| CidError::Unwritable { path, error })
+        FILE.save(state_dir, &document)
     }
 
     /// What a name had last.

@@ -9,15 +9,16 @@ use toml::de::DeTable;
 
 use super::source::{Source, Table, Value};
 use super::{
-    Config, ConfigError, MAX_GROUPS, MAX_PUBLISHES, MAX_RULES, MAX_SERVICES, MAX_SPIN_MICROSECONDS,
-    MAX_VMS, Written,
+    Config, ConfigError, MAX_GROUPS, MAX_NETWORKS, MAX_PUBLISHES, MAX_RULES, MAX_SERVICES,
+    MAX_SPIN_MICROSECONDS, MAX_VMS, Written,
 };
 use crate::input::InputError;
 
 /// The largest configuration file, in bytes: room for as many rules as a daemon holds.
 pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-const TOP_KEYS: [&str; 11] = [
+const TOP_KEYS: [&str; 12] = [
+    "network",
     "vm",
     "group",
     "rule",
@@ -77,6 +78,11 @@ pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, C
             "state-dir" => config.state_dir = Some(source.path("state-dir", value)?),
             "audit" => config.audit = Some(source.path("audit", value)?),
             "spin-microseconds" => config.spin = Some(source.spin(value)?),
+            "network" => {
+                let read = |_: &str, table: &Table<'_>| source.network(table);
+                let limit = ("networks", MAX_NETWORKS);
+                config.networks = source.all("network", value, limit, read)?;
+            }
             "vm" => {
                 let read = |_: &str, table: &Table<'_>| source.vm(table);
                 config.vms = source.all("vm", value, ("VMs", MAX_VMS), read)?;

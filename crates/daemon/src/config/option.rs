@@ -5,9 +5,13 @@ use std::path::Path;
 use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
 
 use super::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
-use super::{ChardevRequest, ConfigError, MAX_LIST_LEN, VmRequest, Written, refuse};
+use super::{
+    ChardevRequest, ConfigError, MAX_LIST_LEN, NetworkRequest, NewPort, VmRequest, Written,
+    check_ports, refuse,
+};
 use crate::input::{
-    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path, parse_cid,
+    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path,
+    parse_cid, parse_full_name,
 };
 use crate::limits::{LIMIT_KEYS, set_in_words};
 
@@ -21,6 +25,18 @@ const ALLOW_EXAMPLE: &str = "--allow from=web,to=db,port=*";
 pub fn parse_vm_option(text: &str, directory: &Path) -> Result<Written<VmRequest>, ConfigError> {
     let place = format!("--vm {text}");
     let value = refuse(&place, vm(text, directory))?;
+    Ok(Written { place, value })
+}
+
+/// Reads the value of `--network`: a name, or `DOMAIN/NAME`.
+///
+/// # Errors
+/// [`ConfigError::Input`] when it is no name.
+pub fn parse_network_option(text: &str) -> Result<Written<NetworkRequest>, ConfigError> {
+    let place = format!("--network {text}");
+    let (domain, name) = refuse(&place, parse_full_name("a network", text))?;
+    let mut value = NetworkRequest::named(name);
+    value.domain = domain.to_owned();
     Ok(Written { place, value })
 }
 
@@ -46,6 +62,7 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         serial_connect,
         groups,
         aliases,
+        networks,
         rest @ ..,
     ] = fields(text, &VM_OPTION_KEYS, &["serial"], VM_EXAMPLE)?;
     let name = name.ok_or(InputError::MissingKey {
@@ -72,6 +89,8 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
     };
     let serial_connect = socket(serial_connect)?.map(ChardevRequest::Connect);
     let cid = cid.map(|text| parse_cid(&text)).transpose()?;
+    let ports = names("a network", networks)?;
+    let ports: Vec<NewPort> = ports.iter().map(|name| NewPort::of(name)).collect();
     let mut limits = Limits::default();
     for (key, text) in LIMIT_KEYS.iter().zip(rest) {
         if let Some(text) = text {
@@ -89,6 +108,7 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         hybrid: socket(hybrid)?,
         serial: ChardevRequest::one_of(serial, serial_connect)?,
         channels: Vec::new(),
+        ports: check_ports(&ports)?,
         limits,
     })
 }
@@ -137,7 +157,7 @@ fn names(what: &'static str, text: Option<String>) -> Result<Vec<String>, InputE
 }
 
 /// The values of `keys`, in their order, out of `key=value,key=value`. Those of `words` may stand alone, and are empty then.
-fn fields<const N: usize>(
+pub(super) fn fields<const N: usize>(
     text: &str,
     keys: &'static [&'static str; N],
     words: &[&str],

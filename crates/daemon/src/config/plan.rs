@@ -1,13 +1,21 @@
 //! From what was asked for to lines that can be opened: names, context identifiers and paths that belong to nobody else.
 
+mod networks;
+mod ports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use switch::DEFAULT_DOMAIN;
 
+pub use ports::MAX_PORTS;
+
+use networks::PlannedNetwork;
+use ports::PortRefusal;
+
 use super::{
-    Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest, VmRequest,
-    full_name, refuse,
+    Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
+    VmRequest, full_name, refuse,
 };
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
@@ -27,6 +35,9 @@ pub struct Plan {
     /// The groups that `[[group]]` puts a VM into, by domain and by the name it uses, which may be an alias.
     members: BTreeMap<(String, String), BTreeSet<String>>,
     cids: Cids,
+    /// By full name.
+    networks: BTreeMap<String, PlannedNetwork>,
+    addresses: Addresses,
 }
 
 impl Plan {
@@ -37,6 +48,8 @@ impl Plan {
             lines: BTreeMap::new(),
             members: BTreeMap::new(),
             cids,
+            networks: BTreeMap::new(),
+            addresses: Addresses::default(),
         }
     }
 
@@ -67,6 +80,8 @@ impl Plan {
     ) -> Result<PlanChange, ConfigError> {
         let names: BTreeSet<String> = config.vms.iter().map(|vm| vm.value.full_name()).collect();
         self.set_members(config.groups.iter().map(|group| &group.value));
+        let occupied = self.occupied();
+        self.change_networks(config, &occupied)?;
         let asked_for: BTreeSet<(&str, u32)> = config
             .vms
             .iter()
@@ -105,6 +120,14 @@ impl Plan {
         if let Some(vm) = config.vms.last() {
             refuse(&vm.place, self.check_memberships())?;
         }
+        self.renew_ports(&occupied)
+            .map_err(|PortRefusal { vm, error }| {
+                let mut configured = config.vms.iter();
+                let written = configured.find(|written| written.value.full_name() == vm);
+                let by_hand = || format!("the configuration, for VM {vm:?}");
+                let place = written.map_or_else(by_hand, |written| written.place.clone());
+                ConfigError::Input { place, error }
+            })?;
         for line in &mut change.added {
             if let Some(planned) = self.lines.get(&line.full_name()) {
                 line.clone_from(planned);
@@ -122,7 +145,9 @@ impl Plan {
         let name = spec.full_name();
         self.lines.insert(name.clone(), spec);
         self.renew_groups();
-        if let Err(error) = self.check_memberships() {
+        let occupied = self.occupied();
+        let ports = self.renew_ports(&occupied).map_err(|refusal| refusal.error);
+        if let Err(error) = self.check_memberships().and(ports) {
             self.lines.remove(&name);
             return Err(error);
         }
@@ -236,6 +261,7 @@ impl Plan {
             ),
             ("channel", self.channels(request) == line.channels),
             ("limits", request.limits == line.limits),
+            ("net", self.keeps_ports(line, request)),
         ];
         if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
             let vm = full_name;
@@ -247,6 +273,7 @@ impl Plan {
         if let Some(line) = self.lines.get_mut(&full_name) {
             line.aliases.clone_from(&request.aliases);
             line.own_groups.clone_from(&request.groups);
+            line.port_requests.clone_from(&request.ports);
         }
         Ok(())
     }
@@ -316,6 +343,8 @@ impl Plan {
             serial,
             host,
             channels,
+            port_requests: request.ports.clone(),
+            ports: Vec::new(),
             limits: request.limits,
         })
     }

@@ -1,6 +1,8 @@
+mod addresses;
 mod channels;
 mod cids;
 mod hosts;
+mod networks;
 mod operator;
 mod whole;
 

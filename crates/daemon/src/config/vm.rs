@@ -13,6 +13,7 @@ const GROUP_KEYS: [&str; 3] = ["name", "domain", "members"];
 impl Source<'_> {
     pub(super) fn vm(&self, table: &Table<'_>) -> Result<VmRequest, ConfigError> {
         let (mut name, mut listening, mut connecting) = (None, None, None);
+        let (mut short, mut nets) = (Vec::new(), None);
         let mut request = VmRequest::named("");
         for (key, value) in table.get_ref().iter() {
             match key.get_ref().as_ref() {
@@ -28,12 +29,19 @@ impl Source<'_> {
                     connecting = Some(ChardevRequest::Connect(path));
                 }
                 "channel" => request.channels = self.channels(value)?,
+                "networks" => short = self.networks(value)?,
+                "net" => nets = Some(value),
                 "groups" => request.groups = self.names("groups", "a group", value)?,
                 "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
                 "limits" => request.limits = self.limits(value)?,
                 other => return self.unknown(key.span(), other, &VM_KEYS),
             }
         }
+        // After the short form, whichever comes first in the file.
+        if let Some(value) = nets {
+            self.nets(value, &mut short)?;
+        }
+        request.ports = short;
         let serial = ChardevRequest::one_of(listening, connecting);
         request.serial = self.refuse(table.span(), serial)?;
         request.name = self.required(table, name, "this [[vm]]", "name", "name = \"web\"")?;

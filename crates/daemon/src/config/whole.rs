@@ -14,6 +14,9 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
         let (what, limit) = ("rules", MAX_RULES);
         return refuse(&rule.place, Err(InputError::TooMany { what, limit }));
     }
+    unique(&config.networks, |network| {
+        ("the network", network.full_name())
+    })?;
     unique(&config.groups, |group| {
         ("the group", full_name(&group.domain, &group.name))
     })?;

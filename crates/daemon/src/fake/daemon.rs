@@ -23,7 +23,7 @@ use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::control_socket;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
 
-use super::FakeOffers;
+use super::{FakeNet, FakeOffers};
 
 /// How long a test waits for an answer before it fails.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -33,6 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub struct FakeDaemon {
     directory: TempDir,
     worker: Arc<FakeWorker>,
+    net: Arc<FakeNet>,
     offers: Arc<FakeOffers>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
@@ -83,7 +84,7 @@ impl FakeDaemon {
     }
 
     fn of(directory: TempDir, read_config: ReadConfig) -> FakeDaemon {
-        let (worker, offers, daemon) = start_reading(read_config).expect("the daemon starts");
+        let (fakes, daemon) = start_reading(read_config).expect("the daemon starts");
         let (end, ended) = oneshot::channel();
         let run = move || {
             daemon.run(|_| {
@@ -96,8 +97,9 @@ impl FakeDaemon {
         let thread = std::thread::spawn(run);
         FakeDaemon {
             directory,
-            worker,
-            offers,
+            worker: fakes.worker,
+            net: fakes.net,
+            offers: fakes.offers,
             end: Some(end),
             thread: Some(thread),
         }
@@ -111,6 +113,11 @@ impl FakeDaemon {
     /// The worker, to set what the daemon sees.
     pub fn worker(&self) -> &FakeWorker {
         &self.worker
+    }
+
+    /// The switch, as the test may look at it.
+    pub fn net(&self) -> &FakeNet {
+        &self.net
     }
 
     /// What is offered, as the test may look at it and refuse it.
@@ -185,32 +192,42 @@ impl Drop for FakeDaemon {
 /// Those of [`Daemon::start`].
 pub fn start(config: &Config) -> Result<(Arc<FakeWorker>, Daemon), ServeError> {
     let config = config.clone();
-    let (worker, _, daemon) = start_reading(Box::new(move || Ok(config.clone())))?;
-    Ok((worker, daemon))
+    let (fakes, daemon) = start_reading(Box::new(move || Ok(config.clone())))?;
+    Ok((fakes.worker, daemon))
 }
 
-fn start_reading(
-    read_config: ReadConfig,
-) -> Result<(Arc<FakeWorker>, Arc<FakeOffers>, Daemon), ServeError> {
+/// What a daemon works with in a test.
+struct Fakes {
+    worker: Arc<FakeWorker>,
+    net: Arc<FakeNet>,
+    offers: Arc<FakeOffers>,
+}
+
+fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError> {
     let slot = Arc::new(Mutex::new(None));
     let kept = slot.clone();
     let offers = Arc::new(FakeOffers::default());
     let offered = offers.clone();
+    let net = Arc::new(FakeNet::default());
+    let switching = net.clone();
     let start_worker: StartWorker = Box::new(move |surroundings| {
         let worker = Arc::new(FakeWorker::new(surroundings.arrivals));
         *kept.lock().expect("nobody panics with the slot") = Some(worker.clone());
         Ok(Started {
             worker,
+            net: switching,
             offers: offered,
         })
     });
     let daemon = Daemon::start(read_config, start_worker)?;
     let worker = slot.lock().expect("nobody panics with the slot").take();
-    Ok((
-        worker.expect("a daemon that has started has a worker"),
+    let worker = worker.expect("a daemon that has started has a worker");
+    let fakes = Fakes {
+        worker,
+        net,
         offers,
-        daemon,
-    ))
+    };
+    Ok((fakes, daemon))
 }
 
 /// The routes of a control API without a VM, and where its worker's arrivals come out.
@@ -229,6 +246,7 @@ pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
     let worker: Arc<dyn LineWorker> = Arc::new(FakeWorker::new(sender));
     let parts = Parts {
         worker,
+        net: Arc::new(FakeNet::default()),
         offers: Arc::new(NoOffers),
         audit,
         settings,

@@ -298,6 +298,37 @@ pub enum InputError {
         /// The VM's full name.
         vm: String,
     },
+    /// Something of a network that cannot change while it is there.
+    #[error(
+        "{key:?} of the network {network:?} cannot change while the network is there: put it back, or give the network another name"
+    )]
+    FixedOfNetwork {
+        /// The key.
+        key: &'static str,
+        /// The network's full name.
+        network: String,
+    },
+    /// A VM is to be in a network that is not there.
+    #[error(
+        "there is no network named {name:?} in the domain {domain:?}: {}add a [[network]] with this name to the configuration",
+        if known.is_empty() { String::new() } else { format!("choose one of {known}, or ") }
+    )]
+    UnknownNetwork {
+        /// The name.
+        name: String,
+        /// The VM's domain.
+        domain: String,
+        /// The networks that are there.
+        known: String,
+    },
+    /// A network has as many VMs as addresses.
+    #[error(
+        "the network {network:?} has no address left for this VM: give it more with ipv4 = \"…/16\", or a smaller pool"
+    )]
+    NetworkFull {
+        /// The network's full name.
+        network: String,
+    },
     /// Something of the daemon that cannot change while it runs.
     #[error(
         "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"

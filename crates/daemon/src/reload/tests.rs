@@ -111,7 +111,7 @@ fn a_file_that_has_changed_comes_into_force() {
     write(&daemon, SECOND);
     let (status, reloaded) = reload(&daemon);
     let expected = json!({
-        "added": ["red/ci"], "removed": ["db"], "vms": 3, "rules": 1, "services": 2, "publishes": 0,
+        "added": ["red/ci"], "removed": ["db"], "vms": 3, "rules": 1, "services": 2, "networks": 0, "publishes": 0,
         "findings": reloaded["findings"],
     });
     assert_eq!((status, &reloaded), (200, &expected));
@@ -392,4 +392,137 @@ fn the_audit_moves_to_another_file_with_a_reload() {
         (204, String::new())
     );
     assert!(path("second.log").exists());
+}
+
+const NETWORKS: &str = r#"
+[[network]]
+name = "lan"
+ipv4 = "10.1.2.0/24"
+
+[[vm]]
+name = "web"
+networks = ["lan"]
+
+[[vm]]
+name = "db"
+aliases = ["store"]
+networks = ["lan"]
+"#;
+
+/// Where VMMs connect.
+fn vmm_sockets(daemon: &FakeDaemon) -> Vec<String> {
+    let entries = std::fs::read_dir(daemon.runtime_dir()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".vhost")).collect();
+    names.sort();
+    names
+}
+
+fn hosts(daemon: &FakeDaemon, network: &str) -> Vec<String> {
+    let hosts = daemon.net().hosts(network).into_iter();
+    let names = hosts.map(|host| std::iter::once(host.name).chain(host.aliases));
+    names.flatten().collect()
+}
+
+#[test]
+fn networks_and_ports_come_go_and_change() {
+    let daemon = FakeDaemon::with_file(NETWORKS);
+    assert_eq!(hosts(&daemon, "lan"), ["db", "store", "web"]);
+    let before = daemon.net().ports("lan");
+    let socket = |name: &str| daemon.runtime_dir().join(name);
+    assert!(socket("web.net-lan.vhost").exists());
+    let text = NETWORKS
+        .replace(
+            "aliases = [\"store\"]\nnetworks = [\"lan\"]",
+            "networks = [\"dmz\"]",
+        )
+        .replace(
+            "ipv4 = \"10.1.2.0/24\"",
+            "ipv4 = \"10.1.3.0/24\"\nisolated = true",
+        );
+    write(&daemon, &(text.clone() + "[[network]]\nname = \"dmz\"\n"));
+    let (status, reloaded) = reload(&daemon);
+    assert_eq!(
+        (status, &reloaded["networks"]),
+        (200, &json!(2)),
+        "{reloaded}"
+    );
+    assert_eq!(hosts(&daemon, "lan"), ["web"]);
+    assert_eq!(hosts(&daemon, "dmz"), ["db"]);
+    // A network that is told anew what it answers is told its hosts anew as well.
+    write(
+        &daemon,
+        &(text.replace("isolated = true", "isolated = true\ndns = false")
+            + "[[network]]\nname = \"dmz\"\n"),
+    );
+    assert_eq!(reload(&daemon).0, 200);
+    assert!(!daemon.net().network("lan").unwrap().station.dns);
+    assert_eq!(hosts(&daemon, "lan"), ["web"]);
+    let after = daemon.net().ports("lan");
+    assert_eq!(after.len(), 1);
+    assert!(after[0].isolated);
+    assert_eq!(after[0].mac, before[1].mac);
+    assert_eq!(after[0].ipv4.unwrap().octets()[..3], [10, 1, 3]);
+    let station = daemon.net().network("lan").unwrap().station;
+    assert_eq!(station.ipv4.unwrap().to_string(), "10.1.3.1/24");
+    assert!(socket("db.net-dmz.vhost").exists() && !socket("db.net-lan.vhost").exists());
+    write(&daemon, "[[vm]]\nname = \"web\"\n");
+    assert_eq!(reload(&daemon).0, 200);
+    assert!(daemon.net().network("lan").is_none() && daemon.net().network("dmz").is_none());
+    assert_eq!(vmm_sockets(&daemon), ["web.vhost"]);
+    // Everybody is where they were.
+    write(&daemon, NETWORKS);
+    assert_eq!(reload(&daemon).0, 200);
+    assert_eq!(daemon.net().ports("lan"), before);
+}
+
+#[test]
+fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
+    let daemon = FakeDaemon::with_file(NETWORKS);
+    let before = (daemon.net().ports("lan"), vmm_sockets(&daemon));
+    // Somebody else listens where the last of the new ports would.
+    let taken = daemon.runtime_dir().join("new.net-dmz.vhost");
+    let _listener = std::os::unix::net::UnixListener::bind(&taken).unwrap();
+    let more =
+        "[[network]]\nname = \"dmz\"\n[[vm]]\nname = \"new\"\nnetworks = [\"lan\", \"dmz\"]\n";
+    write(
+        &daemon,
+        &(NETWORKS.replace("ipv4 = \"10.1.2.0/24\"", "ipv4 = \"10.1.3.0/24\"") + more),
+    );
+    let (status, problem) = reload(&daemon);
+    let detail = problem["detail"].as_str().unwrap();
+    assert_eq!(status, 409, "{problem}");
+    assert!(
+        detail.contains("VM \"new\" in the network \"dmz\": another program listens on"),
+        "{detail}"
+    );
+    std::fs::remove_file(&taken).unwrap();
+    assert_eq!((daemon.net().ports("lan"), vmm_sockets(&daemon)), before);
+    assert!(daemon.net().network("dmz").is_none());
+    assert_eq!(
+        daemon
+            .net()
+            .network("lan")
+            .unwrap()
+            .station
+            .ipv4
+            .unwrap()
+            .to_string(),
+        "10.1.2.1/24"
+    );
+    // A VM that was added by hand keeps its network.
+    let (status, body) = daemon.request(
+        "POST",
+        "/v1/vms",
+        r#"{"name":"hand","nets":[{"network":"lan"}]}"#,
+    );
+    assert_eq!(status, 201, "{body}");
+    write(&daemon, "[[vm]]\nname = \"web\"\n");
+    let (status, problem) = reload(&daemon);
+    let detail = problem["detail"].as_str().unwrap();
+    assert_eq!(status, 422, "{problem}");
+    assert!(
+        detail.contains("the configuration, for VM \"hand\": there is no network named \"lan\""),
+        "{detail}"
+    );
 }

@@ -119,7 +119,7 @@ impl Fabric {
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let resumes = self.line(id).is_some_and(|line| {
             let stopped = line.stopped[index].as_ref();
-            stopped.is_some_and(|stopped| stopped.taken == start.setup.next_available)
+            stopped.is_some_and(|stopped| stopped.base == start.setup.ring_base)
                 && !queue.is_fresh()
         });
         // A ring that has been used and that nothing is known of: what the guest holds for open is not.
@@ -187,9 +187,9 @@ impl Fabric {
         }
     }
 
-    /// Stops a ring, and says how many chains have been taken from it. The guest may go on later where it was: the VM may
+    /// Stops a ring, and says where it would go on. The guest may go on later where it was: the VM may
     /// only be paused.
-    fn stop_ring(&mut self, id: LineId, index: usize) -> u16 {
+    fn stop_ring(&mut self, id: LineId, index: usize) -> u32 {
         if index == TX {
             self.drain_last(id);
             self.unpark(id);
@@ -202,20 +202,19 @@ impl Fabric {
             let stopped = self
                 .line(id)
                 .and_then(|line| line.stopped.get(index)?.as_ref());
-            return stopped.map_or(0, |stopped| stopped.taken);
+            return stopped.map_or(0, |stopped| stopped.base);
         };
         let mut ring = ring;
         ring.publish();
         self.reactor.remove(&ring.kick);
-        let taken = ring
-            .queue
-            .next_available()
-            .wrapping_sub(ring.held.len() as u16);
+        // What was taken and not used is forgotten: it will be taken again.
+        ring.queue.rewind(ring.held.len() as u16);
+        let base = ring.queue.ring_base();
         if let Some(line) = self.line(id) {
-            line.stopped[index] = Some(StoppedRing::new(ring.queue, taken));
+            line.stopped[index] = Some(StoppedRing::new(ring.queue));
         }
         self.watch_stopped();
-        taken
+        base
     }
 
     /// Looks after stopped rings from now on.

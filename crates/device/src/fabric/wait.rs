@@ -8,7 +8,7 @@ use switch::LineId;
 
 use super::Fabric;
 use crate::reactor::{EventFlags, Token};
-use crate::ring::Ring;
+use crate::ring::{Lazily, Ring};
 use crate::vsock::TX;
 
 /// How long a guest may have to wait until it hears that packets it sent have left, unless it is so many that it may want the
@@ -164,7 +164,7 @@ impl Fabric {
             };
             if index != TX {
                 ring.publish();
-            } else if ring.publish_lazily() {
+            } else if ring.publish_lazily() == Lazily::Owes {
                 self.owed_interrupts
                     .push_back((self.now + INTERRUPT_DELAY, id));
             }

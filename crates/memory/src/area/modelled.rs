@@ -81,6 +81,10 @@ impl Area {
         })
     }
 
+    pub(crate) fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
+        [offset, offset + 8].map(|offset| self.load_u64(offset, ordering))
+    }
+
     accessors!(load_u16, store_u16, u16, AtomicU16, U16);
     accessors!(load_u32, store_u32, u32, AtomicU32, U32);
     accessors!(load_u64, store_u64, u64, AtomicU64, U64);

@@ -195,7 +195,11 @@ impl Arena {
             offset <= size && size - offset >= len,
             "{len} bytes at {offset} in an arena of {size}"
         );
-        let (start, _) = self.region.at_guest(0).expect("a region is not empty");
+        let (start, _) = self
+            .region
+            .span()
+            .at_guest(0)
+            .expect("a region is not empty");
         // SAFETY: the offset lies inside the mapping, or at its end.
         unsafe { start.as_ptr().add(offset) }
     }

@@ -3,29 +3,27 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::Arena;
-use crate::area::Area;
+use super::packed::PackedDriver;
+use super::split::SplitDriver;
 use crate::guest::Range;
-use crate::queue::{
-    AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, DESCRIPTOR_LEN, INDIRECT, NEXT, NO_INTERRUPT,
-    NO_NOTIFY, QueueSetup, USED_FLAGS, USED_INDEX, USED_RING, WRITE, needs_event,
-};
-use crate::sync::{Ordering, fence};
+use crate::queue::packed_fields::{FLAGS_SHIFT, IDENTIFIER_SHIFT};
+use crate::queue::{INDIRECT, NEXT, QueueSetup, WRITE};
 
 /// There are not enough free descriptors for this chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the queue has no room for this chain")]
 pub struct Full;
 
-/// A descriptor to be written as it is, right or wrong (virtio 1.2, section 2.7.5).
+/// A descriptor to be written as it is, right or wrong (virtio 1.2, sections 2.7.5 and 2.8.13).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RawDescriptor {
     /// Guest physical address.
     pub address: u64,
     /// Length in bytes.
     pub len: u32,
-    /// 1: there is a next one; 2: for the device to write; 4: indirect.
+    /// 1: there is a next one; 2: for the device to write; 4: indirect. In a packed ring also 128 and 32768, by which it is available or used.
     pub flags: u16,
-    /// Index of the next one.
+    /// Index of the next one; in a packed ring the chain's identifier.
     pub next: u16,
 }
 
@@ -37,24 +35,52 @@ impl RawDescriptor {
     /// [`flags`](Self::flags): the memory holds a table of descriptors.
     pub const INDIRECT: u16 = INDIRECT;
 
-    /// The descriptor as it lies in memory.
+    /// [`flags`](Self::flags) in a packed ring: the driver's wrap counter.
+    pub const AVAILABLE: u16 = 1 << 7;
+    /// [`flags`](Self::flags) in a packed ring: the device's wrap counter.
+    pub const USED: u16 = 1 << 15;
+
+    /// The descriptor as it lies in the memory of a split queue.
     pub fn to_bytes(self) -> [u8; 16] {
-        let [address, rest] = self.words();
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&address.to_le_bytes());
-        bytes[8..].copy_from_slice(&rest.to_le_bytes());
-        bytes
+        concatenate(self.words())
     }
 
-    fn words(self) -> [u64; 2] {
+    /// The descriptor as it lies in a packed ring.
+    pub fn to_packed_bytes(self) -> [u8; 16] {
+        concatenate(self.packed_words())
+    }
+
+    pub(super) fn words(self) -> [u64; 2] {
         [
             self.address,
             u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48,
         ]
     }
+
+    pub(super) fn packed_words(self) -> [u64; 2] {
+        [
+            self.address,
+            u64::from(self.len)
+                | u64::from(self.next) << IDENTIFIER_SHIFT
+                | u64::from(self.flags) << FLAGS_SHIFT,
+        ]
+    }
+
+    pub(super) fn from_packed_words([address, word]: [u64; 2]) -> RawDescriptor {
+        RawDescriptor {
+            address,
+            len: word as u32,
+            flags: (word >> FLAGS_SHIFT) as u16,
+            next: (word >> IDENTIFIER_SHIFT) as u16,
+        }
+    }
 }
 
-/// The driver's side of one split virtqueue.
+fn concatenate([first, second]: [u64; 2]) -> [u8; 16] {
+    (u128::from(first) | u128::from(second) << 64).to_le_bytes()
+}
+
+/// The driver's side of one virtqueue, split or packed.
 ///
 /// # Example
 /// ```
@@ -83,44 +109,34 @@ impl RawDescriptor {
 /// ```
 #[derive(Debug)]
 pub struct DriverQueue {
-    arena: Arc<Arena>,
-    guest_base: u64,
-    setup: QueueSetup,
-    descriptors: Area,
-    available: Area,
-    used: Area,
-    /// Free descriptors; the last is taken first.
-    free: Vec<u16>,
-    /// By head.
-    chains: Vec<Option<Added>>,
-    /// By head: the indirect table that it was given.
-    tables: Vec<Option<Table>>,
-    /// The available index, with what is not yet published.
-    next_available: u16,
-    published_available: u16,
-    /// The used index up to which chains were taken back.
-    next_used: u16,
-    interrupts: bool,
+    format: Format,
 }
 
-/// A chain that the device may have.
+// One of them for each queue of a test; how large it is does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
-struct Added {
-    token: u64,
-    /// Its descriptors in the queue's table, the head first.
-    descriptors: Vec<u16>,
+enum Format {
+    Split(SplitDriver),
+    Packed(PackedDriver),
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Table {
-    /// In the arena, in bytes.
-    offset: usize,
-    /// In descriptors.
-    capacity: usize,
+macro_rules! either {
+    ($queue:expr, $driver:ident => $call:expr) => {
+        match &$queue.format {
+            Format::Split($driver) => $call,
+            Format::Packed($driver) => $call,
+        }
+    };
+    (mut $queue:expr, $driver:ident => $call:expr) => {
+        match &mut $queue.format {
+            Format::Split($driver) => $call,
+            Format::Packed($driver) => $call,
+        }
+    };
 }
 
 impl DriverQueue {
-    /// A queue of `size` entries, in memory that it takes from the arena. The guest sees the arena's start at `guest_base`.
+    /// A split queue of `size` entries, in memory that it takes from the arena. The guest sees the arena's start at `guest_base`.
     ///
     /// # Panics
     /// If the size is zero, no power of two, or more than the arena has room for.
@@ -131,66 +147,41 @@ impl DriverQueue {
         event_index: bool,
         indirect: bool,
     ) -> DriverQueue {
-        assert!(size.is_power_of_two(), "a queue of {size}");
-        let entries = usize::from(size);
-        let lens = [
-            DESCRIPTOR_LEN * entries,
-            AVAILABLE_RING + 2 * entries + 2,
-            USED_RING + 8 * entries + 2,
-        ];
-        let [descriptors, available, used] = [(lens[0], 16), (lens[1], 2), (lens[2], 4)]
-            .map(|(len, align)| arena.allocate(len, align));
-        let base = arena.base();
+        let driver = SplitDriver::new(arena, guest_base, size, event_index, indirect);
         DriverQueue {
-            guest_base,
-            setup: QueueSetup {
-                size,
-                descriptors: base + descriptors as u64,
-                available: base + available as u64,
-                used: base + used as u64,
-                next_available: 0,
-                event_index,
-                indirect,
-            },
-            descriptors: arena.area(descriptors, lens[0]),
-            available: arena.area(available, lens[1]),
-            used: arena.area(used, lens[2]),
-            free: (0..size).rev().collect(),
-            chains: (0..size).map(|_| None).collect(),
-            tables: vec![None; entries],
-            next_available: 0,
-            published_available: 0,
-            next_used: 0,
-            interrupts: true,
-            arena,
+            format: Format::Split(driver),
+        }
+    }
+
+    /// The same, packed.
+    ///
+    /// # Panics
+    /// If the size is zero, over 32768, or more than the arena has room for.
+    pub fn packed(
+        arena: Arc<Arena>,
+        guest_base: u64,
+        size: u16,
+        event_index: bool,
+        indirect: bool,
+    ) -> DriverQueue {
+        let driver = PackedDriver::new(arena, guest_base, size, event_index, indirect);
+        DriverQueue {
+            format: Format::Packed(driver),
         }
     }
 
     /// What a device needs to know, with the addresses of this process as the front end's.
     pub fn setup(&self) -> QueueSetup {
-        self.setup
+        either!(self, driver => driver.setup())
     }
 
-    /// Lets the queue go on as if `index` chains had gone through it already, on both sides: the setup says so too. For tests of
-    /// what happens when indices wrap.
+    /// Lets the queue go on as if `index` chains (packed: descriptors) had gone through it already, on both sides: the setup says so too. For
+    /// tests of what happens when indices wrap.
     ///
     /// # Panics
     /// If the queue is in use.
     pub fn start_at(&mut self, index: u16) {
-        assert_eq!(
-            self.free.len(),
-            usize::from(self.setup.size),
-            "the queue is in use"
-        );
-        self.next_available = index;
-        self.published_available = index;
-        self.next_used = index;
-        self.setup.next_available = index;
-        self.set_available_index(index);
-        self.set_used_index(index);
-        self.set_used_event(index);
-        self.used
-            .store_u16(self.available_event_offset(), index, Ordering::Relaxed);
+        either!(mut self, driver => driver.start_at(index));
     }
 
     /// Adds a chain: what the device may read, then what it may write. The device does not see it before
@@ -198,242 +189,145 @@ impl DriverQueue {
     ///
     /// # Errors
     /// [`Full`], with nothing added. An empty chain is full of nothing and refused as well.
+    #[inline]
     pub fn add(&mut self, readable: &[Range], writable: &[Range], token: u64) -> Result<(), Full> {
-        let count = readable.len() + writable.len();
-        let readable = readable.iter().map(|range| (range, 0));
-        let writable = writable.iter().map(|range| (range, WRITE));
-        let mut parts = readable
-            .chain(writable)
-            .map(|(range, flags)| (*range, flags));
-        let indirect = self.setup.indirect && count > 1;
-        let needed = if indirect { 1 } else { count };
-        if needed == 0 || needed > self.free.len() {
-            return Err(Full);
-        }
-        let descriptors: Vec<u16> = self.free.drain(self.free.len() - needed..).rev().collect();
-        let head = descriptors[0];
-        if indirect {
-            let table = self.write_table(head, parts, count);
-            self.write_descriptor(head, table);
-        } else {
-            for (position, index) in descriptors.iter().enumerate() {
-                let (range, flags) = parts.next().expect("as many parts as descriptors");
-                let next = descriptors.get(position + 1).copied();
-                let flags = flags | if next.is_some() { NEXT } else { 0 };
-                let next = next.unwrap_or(0);
-                self.write_descriptor(
-                    *index,
-                    RawDescriptor {
-                        address: range.address,
-                        len: range.len,
-                        flags,
-                        next,
-                    },
-                );
-            }
-        }
-        self.chains[usize::from(head)] = Some(Added { token, descriptors });
-        self.set_available_entry(self.next_available, head);
-        self.next_available = self.next_available.wrapping_add(1);
-        Ok(())
+        either!(mut self, driver => driver.add(readable, writable, token))
     }
 
     /// Publishes what was added since the last call. `true` when the device wants a notification for it.
     pub fn kick_needed(&mut self) -> bool {
-        let (old, new) = (self.published_available, self.next_available);
-        if old == new {
-            return false;
-        }
-        self.available
-            .store_u16(AVAILABLE_INDEX, new, Ordering::Release);
-        self.published_available = new;
-        fence(Ordering::SeqCst);
-        if self.setup.event_index {
-            needs_event(self.available_event(), old, new)
-        } else {
-            self.used_flags() & NO_NOTIFY == 0
-        }
+        either!(mut self, driver => driver.kick_needed())
     }
 
     /// Takes back a chain that the device is done with: its token and how many bytes were written.
     ///
     /// # Panics
     /// If the device gives back a chain that it does not have, or more of them than there can be.
+    #[inline]
     pub fn take_used(&mut self) -> Option<(u64, u32)> {
-        let ahead = self.used_index().wrapping_sub(self.next_used);
-        if ahead == 0 {
-            return None;
-        }
-        assert!(
-            ahead <= self.setup.size,
-            "{ahead} chains came back of a queue of {}",
-            self.setup.size
-        );
-        let (id, written) = self.used_entry(self.next_used);
-        let slot = self.chains.get_mut(id as usize).and_then(Option::take);
-        let added = slot.unwrap_or_else(|| panic!("chain {id} came back and was not out"));
-        self.free.extend(added.descriptors.iter().rev());
-        self.next_used = self.next_used.wrapping_add(1);
-        if self.interrupts && self.setup.event_index {
-            self.set_used_event(self.next_used);
-            fence(Ordering::SeqCst);
-        }
-        Some((added.token, written))
+        either!(mut self, driver => driver.take_used())
     }
 
     /// Asks for interrupts. `true`: something came back already, look again.
     pub fn enable_interrupts(&mut self) -> bool {
-        self.interrupts = true;
-        self.set_used_event(self.next_used);
-        self.set_available_flags(0);
-        fence(Ordering::SeqCst);
-        self.used_index() != self.next_used
+        either!(mut self, driver => driver.enable_interrupts())
     }
 
     /// Asks for no interrupts. One may still come.
     pub fn disable_interrupts(&mut self) {
-        self.interrupts = false;
-        if self.setup.event_index {
-            // As far away as can be.
-            self.set_used_event(self.next_used.wrapping_sub(1));
-        } else {
-            self.set_available_flags(NO_INTERRUPT);
-        }
+        either!(mut self, driver => driver.disable_interrupts());
     }
 
     /// Number of free descriptors.
     pub fn free_descriptors(&self) -> usize {
-        self.free.len()
+        either!(self, driver => driver.free_descriptors())
     }
 
-    // What follows reads and writes fields as they are, for hostile tests.
+    /// Writes a descriptor of the queue's table or ring as it is, for hostile tests.
+    pub fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
+        either!(self, driver => driver.write_descriptor(index, descriptor));
+    }
+}
 
+/// The fields of a split queue as they are, for hostile tests. On a packed one these panic.
+impl DriverQueue {
     /// The available ring's flags.
     pub fn set_available_flags(&self, flags: u16) {
-        self.available
-            .store_u16(AVAILABLE_FLAGS, flags, Ordering::Relaxed);
+        self.split().set_available_flags(flags);
     }
 
     /// The available index as the device sees it.
     pub fn available_index(&self) -> u16 {
-        self.available.load_u16(AVAILABLE_INDEX, Ordering::Relaxed)
+        self.split().available_index()
     }
 
     /// Sets the available index, in memory only.
     pub fn set_available_index(&self, index: u16) {
-        self.available
-            .store_u16(AVAILABLE_INDEX, index, Ordering::Release);
+        self.split().set_available_index(index);
     }
 
     /// Sets the available ring's entry for a running index.
     pub fn set_available_entry(&self, index: u16, head: u16) {
-        self.available.store_u16(
-            AVAILABLE_RING + 2 * self.slot(index),
-            head,
-            Ordering::Relaxed,
-        );
+        self.split().set_available_entry(index, head);
     }
 
     /// Makes a head available whatever it stands for: the next entry, and the index.
     pub fn publish_head(&mut self, head: u16) {
-        self.set_available_entry(self.next_available, head);
-        self.next_available = self.next_available.wrapping_add(1);
-        self.published_available = self.next_available;
-        self.set_available_index(self.next_available);
+        self.split_mut().publish_head(head);
     }
 
     /// Sets the index after which an interrupt is wanted.
     pub fn set_used_event(&self, index: u16) {
-        self.available.store_u16(
-            AVAILABLE_RING + 2 * usize::from(self.setup.size),
-            index,
-            Ordering::Relaxed,
-        );
-    }
-
-    /// Writes a descriptor of the queue's table.
-    pub fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
-        let offset = DESCRIPTOR_LEN * usize::from(index);
-        let [address, rest] = descriptor.words();
-        self.descriptors
-            .store_u64(offset, address, Ordering::Relaxed);
-        self.descriptors
-            .store_u64(offset + 8, rest, Ordering::Relaxed);
+        self.split().set_used_event(index);
     }
 
     /// The used ring's flags.
     pub fn used_flags(&self) -> u16 {
-        self.used.load_u16(USED_FLAGS, Ordering::Relaxed)
+        self.split().used_flags()
     }
 
     /// The used index.
     pub fn used_index(&self) -> u16 {
-        self.used.load_u16(USED_INDEX, Ordering::Acquire)
+        self.split().used_index()
     }
 
     /// Sets the used index, which only a device should.
     pub fn set_used_index(&self, index: u16) {
-        self.used.store_u16(USED_INDEX, index, Ordering::Release);
+        self.split().set_used_index(index);
     }
 
     /// The used ring's entry for a running index: a head and how many bytes were written.
     pub fn used_entry(&self, index: u16) -> (u32, u32) {
-        let offset = USED_RING + 8 * self.slot(index);
-        (
-            self.used.load_u32(offset, Ordering::Relaxed),
-            self.used.load_u32(offset + 4, Ordering::Relaxed),
-        )
+        self.split().used_entry(index)
     }
 
     /// The index after which the device wants a notification.
     pub fn available_event(&self) -> u16 {
-        self.used
-            .load_u16(self.available_event_offset(), Ordering::Relaxed)
+        self.split().available_event()
     }
 
-    fn write_table(
-        &mut self,
-        head: u16,
-        parts: impl Iterator<Item = (Range, u16)>,
-        count: usize,
-    ) -> RawDescriptor {
-        let kept = self.tables[usize::from(head)].filter(|table| table.capacity >= count);
-        let table = kept.unwrap_or_else(|| {
-            let capacity = count.next_power_of_two();
-            Table {
-                offset: self.arena.allocate(DESCRIPTOR_LEN * capacity, 16),
-                capacity,
-            }
-        });
-        self.tables[usize::from(head)] = Some(table);
-        for (position, (range, flags)) in parts.enumerate() {
-            let flags = flags | if position + 1 < count { NEXT } else { 0 };
-            let next = (position + 1) as u16;
-            let descriptor = RawDescriptor {
-                address: range.address,
-                len: range.len,
-                flags,
-                next,
-            };
-            self.arena.write(
-                table.offset + DESCRIPTOR_LEN * position,
-                &descriptor.to_bytes(),
-            );
-        }
-        let address = self.guest_base + table.offset as u64;
-        RawDescriptor {
-            address,
-            len: (DESCRIPTOR_LEN * count) as u32,
-            flags: INDIRECT,
-            next: 0,
+    fn split(&self) -> &SplitDriver {
+        match &self.format {
+            Format::Split(driver) => driver,
+            Format::Packed(_) => panic!("a packed queue has no such field"),
         }
     }
 
-    fn available_event_offset(&self) -> usize {
-        USED_RING + 8 * usize::from(self.setup.size)
+    fn split_mut(&mut self) -> &mut SplitDriver {
+        match &mut self.format {
+            Format::Split(driver) => driver,
+            Format::Packed(_) => panic!("a packed queue has no such field"),
+        }
+    }
+}
+
+/// The fields of a packed queue as they are, for hostile tests. On a split one these panic.
+impl DriverQueue {
+    /// A descriptor of the ring.
+    pub fn packed_descriptor(&self, index: u16) -> RawDescriptor {
+        self.packed_driver().descriptor(index)
     }
 
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.setup.size - 1))
+    /// Sets the driver's event suppression structure: an index and, in bit 15, a wrap counter, and above them what is wanted (0 always, 1 never,
+    /// 2 there).
+    pub fn set_driver_event(&self, event: u32) {
+        self.packed_driver().set_driver_event(event);
+    }
+
+    /// The driver's event suppression structure, likewise.
+    pub fn driver_event(&self) -> u32 {
+        self.packed_driver().driver_event()
+    }
+
+    /// The device's event suppression structure, likewise.
+    pub fn device_event(&self) -> u32 {
+        self.packed_driver().device_event()
+    }
+
+    fn packed_driver(&self) -> &PackedDriver {
+        match &self.format {
+            Format::Packed(driver) => driver,
+            Format::Split(_) => panic!("a split queue has no such field"),
+        }
     }
 }

@@ -102,6 +102,18 @@ proptest! {
     }
 
     #[test]
+    fn reads_as_much_of_the_head_as_there_is((ranges, _, _) in any_part(), room in 0..3 * PAGE) {
+        let guest = guest();
+        guest.fill(9);
+        let bytes = guest.bytes();
+        let expected: Vec<u8> = places(&ranges).iter().take(room).map(|place| bytes[*place]).collect();
+        let mut found = vec![0xee; room];
+        let len = guest.memory.read_head(&ranges, &mut found).unwrap();
+        prop_assert_eq!(&found[..len], &expected[..]);
+        prop_assert!(found[len..].iter().all(|byte| *byte == 0xee));
+    }
+
+    #[test]
     fn writes_there_and_nowhere_else((ranges, offset, len) in any_part()) {
         let guest = guest();
         guest.fill(2);

@@ -1,6 +1,6 @@
 //! The copies themselves.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::{GuestMemory, MemoryError, Range, Walk};
@@ -11,6 +11,11 @@ pub(super) fn read(
     offset: usize,
     into: &mut [u8],
 ) -> Result<(), MemoryError> {
+    if let Some(place) = in_one_piece(memory, ranges, offset, into.len()) {
+        // SAFETY: the source is mapped for as many bytes as `into` has, and `into` is exclusively borrowed private memory.
+        unsafe { move_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
+        return Ok(());
+    }
     let mut source = Walk::new(memory, ranges, offset, into.len())?;
     let mut rest = into;
     while !rest.is_empty() {
@@ -31,6 +36,11 @@ pub(super) fn write(
     offset: usize,
     from: &[u8],
 ) -> Result<(), MemoryError> {
+    if let Some(place) = in_one_piece(memory, ranges, offset, from.len()) {
+        // SAFETY: the target is mapped for as many bytes as `from` has, and `from` is private memory.
+        unsafe { move_bytes(from.as_ptr(), place.as_ptr(), from.len()) };
+        return Ok(());
+    }
     let mut target = Walk::new(memory, ranges, offset, from.len())?;
     let mut rest = from;
     while !rest.is_empty() {
@@ -45,12 +55,19 @@ pub(super) fn write(
     Ok(())
 }
 
+/// A position in a guest's memory: ranges, and an offset into them.
+type Place<'a> = (&'a GuestMemory, &'a [Range], usize);
+
 /// One `memmove` per pair of contiguous pieces.
-pub(super) fn copy(
-    mut source: Walk<'_>,
-    mut target: Walk<'_>,
-    len: usize,
-) -> Result<(), MemoryError> {
+pub(super) fn copy(source: Place<'_>, target: Place<'_>, len: usize) -> Result<(), MemoryError> {
+    let piece = |(memory, ranges, offset)| in_one_piece(memory, ranges, offset, len);
+    if let (Some(from), Some(to)) = (piece(source), piece(target)) {
+        // SAFETY: both places are mapped for at least `len` bytes.
+        unsafe { move_bytes(from.as_ptr(), to.as_ptr(), len) };
+        return Ok(());
+    }
+    let walk = |(memory, ranges, offset)| Walk::new(memory, ranges, offset, len);
+    let (mut source, mut target) = (walk(source)?, walk(target)?);
     let mut left = len;
     while left > 0 {
         let (from, available) = source.here()?;
@@ -63,6 +80,25 @@ pub(super) fn copy(
         left -= step;
     }
     Ok(())
+}
+
+/// The place of these bytes, if all of them are in the first range and in one region. That is so for nearly all, and then there is nothing to
+/// walk.
+#[inline]
+fn in_one_piece(
+    memory: &GuestMemory,
+    ranges: &[Range],
+    offset: usize,
+    len: usize,
+) -> Option<NonNull<u8>> {
+    let first = ranges.first()?;
+    let end = offset.checked_add(len)?;
+    if end > first.len as usize {
+        return None;
+    }
+    let address = first.address.checked_add(offset as u64)?;
+    let (place, room) = memory.locate(address)?;
+    (len <= room).then_some(place)
 }
 
 /// Moves bytes of which at least one side is shared. Overlap is allowed, since a guest may ask for a copy onto itself. (In the C

@@ -1,11 +1,10 @@
-//! Following a chain of descriptors.
+//! What both formats' chains are made of: descriptors, indirect tables, and the ranges that they turn into.
 
-use super::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, QueueError, QueueSetup};
-use crate::area::Area;
+use super::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, QueueError};
 use crate::guest::{GuestMemory, Range};
-use crate::sync::Ordering;
+use crate::prefetch;
 
-/// Size of a descriptor (virtio 1.2, section 2.7.5), in bytes.
+/// Size of a descriptor (virtio 1.2, sections 2.7.5 and 2.8.13), in bytes.
 pub(crate) const DESCRIPTOR_LEN: usize = 16;
 
 /// The descriptor has a next one.
@@ -15,101 +14,147 @@ pub(crate) const WRITE: u16 = 2;
 /// The descriptor's memory holds a table of descriptors.
 pub(crate) const INDIRECT: u16 = 4;
 
-/// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table.
-pub(super) fn read(
-    descriptors: &Area,
-    setup: &QueueSetup,
-    memory: &GuestMemory,
-    chain: &mut Chain,
-) -> Result<(), QueueError> {
-    chain.readable.clear();
-    chain.writable.clear();
-    let head = chain.head;
-    let mut reader = Reader {
-        memory,
-        chain,
-        count: 0,
-        bytes: 0,
-    };
-    let mut index = head;
-    // A chain with more descriptors than the table has visits one of them twice.
-    for entries in 1..=setup.size {
-        reader.chain.entries = entries;
-        let descriptor = Descriptor::from_queue(descriptors, index);
-        if descriptor.flags & INDIRECT != 0 {
-            if !setup.indirect {
-                return Err(QueueError::IndirectNotNegotiated { head, index });
-            }
-            if descriptor.flags & NEXT != 0 {
-                return Err(QueueError::IndirectWithNext { head, index });
-            }
-            return reader.add_table(index, descriptor);
-        }
-        reader.add(index, descriptor)?;
-        if descriptor.flags & NEXT == 0 {
-            return Ok(());
-        }
-        if descriptor.next >= setup.size {
-            return Err(QueueError::NextOutOfRange {
-                head,
-                index,
-                next: descriptor.next,
-                entries: setup.size,
-            });
-        }
-        index = descriptor.next;
-    }
-    Err(QueueError::Loop {
-        head,
-        entries: setup.size,
-    })
-}
-
-/// A descriptor, copied out.
+/// A descriptor, copied out: address and length are in the same places in both formats.
 #[derive(Debug, Clone, Copy)]
-struct Descriptor {
-    address: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
+pub(super) struct Descriptor {
+    pub(super) address: u64,
+    pub(super) len: u32,
+    pub(super) flags: u16,
+    /// All of the second word: besides the length and the flags, it has the next descriptor's index or the buffer's name.
+    word: u64,
 }
 
 impl Descriptor {
+    /// From the words of a split ring's descriptor, or of an indirect table's.
     #[inline]
-    fn from_queue(descriptors: &Area, index: u16) -> Descriptor {
-        let offset = DESCRIPTOR_LEN * usize::from(index);
-        Descriptor::from_words(
-            descriptors.load_u64(offset, Ordering::Relaxed),
-            descriptors.load_u64(offset + 8, Ordering::Relaxed),
-        )
-    }
-
-    #[inline]
-    fn from_words(address: u64, rest: u64) -> Descriptor {
+    pub(super) fn from_words(address: u64, word: u64) -> Descriptor {
         Descriptor {
             address,
-            len: rest as u32,
-            flags: (rest >> 32) as u16,
-            next: (rest >> 48) as u16,
+            len: word as u32,
+            flags: (word >> 32) as u16,
+            word,
         }
+    }
+
+    /// From those of a packed ring's, where flags come last.
+    #[inline]
+    pub(super) fn from_packed_words(address: u64, word: u64) -> Descriptor {
+        Descriptor {
+            address,
+            len: word as u32,
+            flags: (word >> 48) as u16,
+            word,
+        }
+    }
+
+    /// The identifier of the chain, in a packed ring's last one.
+    #[inline]
+    pub(super) fn identifier(&self) -> u16 {
+        (self.word >> 32) as u16
+    }
+
+    /// The index of the next descriptor, in a split ring's.
+    #[inline]
+    pub(super) fn next(&self) -> u16 {
+        (self.word >> 48) as u16
     }
 }
 
+/// What is done with the memory of a descriptor with these flags.
+#[inline]
+fn intent(flags: u16) -> prefetch::Use {
+    match flags & WRITE {
+        0 => prefetch::Use::Read,
+        _ => prefetch::Use::Write,
+    }
+}
+
+/// Asks for the beginning of what a descriptor stands for, whatever it is: nothing is concluded from it.
+#[inline]
+pub(super) fn prefetch(memory: &GuestMemory, address: u64, len: u32, flags: u16) {
+    if let Some((place, room)) = memory.locate(address) {
+        let to = intent(flags);
+        prefetch::beginning(place.as_ptr(), room.min(len as usize), to);
+    }
+}
+
+/// Fills `chain` with a descriptor that is all of it and lies in one region, as nearly all are. `false` if it is another one, and then
+/// [`Reader`] is to be asked.
+#[inline]
+pub(super) fn take_only(
+    memory: &GuestMemory,
+    chain: &mut Chain,
+    address: u64,
+    len: u32,
+    flags: u16,
+) -> bool {
+    if flags & (NEXT | INDIRECT) != 0 || len == 0 {
+        return false;
+    }
+    match memory.locate(address) {
+        Some((place, room)) if room >= len as usize => {
+            prefetch::beginning(place.as_ptr(), len as usize, intent(flags));
+        }
+        _ => return false,
+    }
+    chain.entries = 1;
+    chain.readable.clear();
+    chain.writable.clear();
+    let list = if flags & WRITE == 0 {
+        &mut chain.readable
+    } else {
+        &mut chain.writable
+    };
+    list.push(Range { address, len });
+    true
+}
+
+/// How the descriptors of an indirect table follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TableOrder {
+    /// As their flags and their `next` say, from the first on (2.7.5.3).
+    Linked,
+    /// All of them, in the order of the table; of their flags only WRITE counts (2.8.7).
+    Sequential,
+}
+
 /// A chain in the making.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     memory: &'a GuestMemory,
     chain: &'a mut Chain,
+    /// What errors call the chain.
+    head: u16,
     /// Descriptors so far.
     count: usize,
     /// Their bytes so far.
     bytes: u64,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// Empties the chain, to be filled.
+    #[inline]
+    pub(super) fn new(memory: &'a GuestMemory, chain: &'a mut Chain, head: u16) -> Reader<'a> {
+        chain.readable.clear();
+        chain.writable.clear();
+        Reader {
+            memory,
+            chain,
+            head,
+            count: 0,
+            bytes: 0,
+        }
+    }
+
+    /// How many descriptors of the ring the chain has taken so far.
+    #[inline]
+    pub(super) fn set_entries(&mut self, entries: u16) {
+        self.chain.entries = entries;
+    }
+
     /// Adds the memory of one descriptor.
     #[inline]
-    fn add(&mut self, index: u16, descriptor: Descriptor) -> Result<(), QueueError> {
-        let head = self.chain.head;
+    pub(super) fn add(&mut self, index: u16, descriptor: Descriptor) -> Result<(), QueueError> {
+        let head = self.head;
         let Descriptor {
             address,
             len,
@@ -172,8 +217,13 @@ impl Reader<'_> {
     }
 
     /// Adds what the descriptors of an indirect table stand for.
-    fn add_table(&mut self, outer: u16, table: Descriptor) -> Result<(), QueueError> {
-        let head = self.chain.head;
+    pub(super) fn add_table(
+        &mut self,
+        outer: u16,
+        table: Descriptor,
+        order: TableOrder,
+    ) -> Result<(), QueueError> {
+        let head = self.head;
         let entries = table.len as usize / DESCRIPTOR_LEN;
         if entries == 0 || entries > MAX_CHAIN_LEN || table.len as usize % DESCRIPTOR_LEN != 0 {
             return Err(QueueError::IndirectTableLength {
@@ -204,7 +254,13 @@ impl Reader<'_> {
                 .read(&[place], 0, &mut bytes)
                 .map_err(|_| not_mapped)?;
             let words = u128::from_le_bytes(bytes);
-            let descriptor = Descriptor::from_words(words as u64, (words >> 64) as u64);
+            let (address, word) = (words as u64, (words >> 64) as u64);
+            if order == TableOrder::Sequential {
+                self.add(index, Descriptor::from_packed_words(address, word))?;
+                index += 1;
+                continue;
+            }
+            let descriptor = Descriptor::from_words(address, word);
             if descriptor.flags & INDIRECT != 0 {
                 return Err(QueueError::IndirectInIndirect { head, index });
             }
@@ -212,16 +268,20 @@ impl Reader<'_> {
             if descriptor.flags & NEXT == 0 {
                 return Ok(());
             }
-            if descriptor.next >= entries {
+            let next = descriptor.next();
+            if next >= entries {
                 return Err(QueueError::NextOutOfRange {
                     head,
                     index,
-                    next: descriptor.next,
+                    next,
                     entries,
                 });
             }
-            index = descriptor.next;
+            index = next;
         }
-        Err(QueueError::Loop { head, entries })
+        match order {
+            TableOrder::Sequential => Ok(()),
+            TableOrder::Linked => Err(QueueError::Loop { head, entries }),
+        }
     }
 }

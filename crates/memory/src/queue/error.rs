@@ -4,7 +4,8 @@ use super::{MAX_CHAIN_LEN, MAX_CHAIN_RANGES, MAX_QUEUE_SIZE};
 
 /// How a driver, or its VMM, broke the rules of a virtqueue. Fatal for the line.
 ///
-/// The sections named are those of virtio 1.2.
+/// The sections named are those of virtio 1.2. The head of a chain in a packed ring is where its first descriptor is, unless the text
+/// says otherwise: the chain's name comes with its last descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QueueError {
@@ -12,6 +13,20 @@ pub enum QueueError {
     #[error("a queue has a power of two of entries, {MAX_QUEUE_SIZE} at most, and not {size}")]
     Size {
         /// The number of entries asked for.
+        size: u16,
+    },
+    /// A size that no packed queue can have (2.8).
+    #[error("a packed queue has 1 to {MAX_QUEUE_SIZE} entries, and not {size}")]
+    PackedSize {
+        /// The number of entries asked for.
+        size: u16,
+    },
+    /// A place to go on at that such a queue does not have.
+    #[error("a queue of {size} cannot go on at base {base:#x}")]
+    Base {
+        /// What vhost-user's SET_VRING_BASE said.
+        base: u32,
+        /// Number of entries.
         size: u16,
     },
     /// A part of the queue that does not lie inside one region.
@@ -57,8 +72,20 @@ pub enum QueueError {
     /// A chain that the device has already.
     #[error("head {head} was made available while the device has it")]
     HeadInFlight {
-        /// The head.
+        /// The head; in a packed ring, the identifier.
         head: u16,
+    },
+    /// A chain in a packed ring with more descriptors than there can be besides those that the device has.
+    #[error(
+        "the chain at descriptor {head} goes on for more than {free} descriptors, all that the device does not have of {size}"
+    )]
+    TooManyOut {
+        /// Where its first descriptor is in the ring.
+        head: u16,
+        /// Descriptors that are not out.
+        free: u16,
+        /// Number of entries.
+        size: u16,
     },
     /// A next descriptor that is none of the table's.
     #[error("descriptor {index} of chain {head} goes on to {next} in a table of {entries}")]
@@ -135,6 +162,14 @@ pub enum QueueError {
     /// An indirect descriptor that also has a next one (2.7.5.3.1).
     #[error("descriptor {index} of chain {head} is indirect and has a next one")]
     IndirectWithNext {
+        /// The chain's head.
+        head: u16,
+        /// The descriptor in question.
+        index: u16,
+    },
+    /// An indirect descriptor that follows others, in a packed ring (2.8.19).
+    #[error("descriptor {index} of chain {head} is indirect and not the chain's only one")]
+    IndirectNotAlone {
         /// The chain's head.
         head: u16,
         /// The descriptor in question.

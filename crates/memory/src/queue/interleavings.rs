@@ -1,6 +1,6 @@
 //! Driver and device on two threads, in every order that loom can think of and with every value that a processor may show them.
 //!
-//! Two promises of one queue are looked at, with event indices and with flags (virtio 1.2, sections 2.7.7 and 2.7.10):
+//! Two promises of one queue are looked at, with event indices and with flags (virtio 1.2, sections 2.7.7, 2.7.10 and 2.8.10), of both formats:
 //!
 //! - No wake-up is lost. Whoever has nothing to do sleeps; were it not woken, loom finds everybody asleep and says so.
 //! - Nothing is read before it was published. Each chain's bytes are a cell that loom watches: an access that is not ordered
@@ -82,19 +82,29 @@ struct World {
 }
 
 impl World {
-    fn new(size: u16, event_index: bool, start: u16, chains: u64) -> World {
+    fn new(packed: bool, size: u16, event_index: bool, start: u16, chains: u64) -> World {
         let arena = Arc::new(Arena::new(PAGE).unwrap());
         let base = 1 << 32;
         let memory =
             Arc::new(GuestMemory::with_regions(vec![arena.region(base).unwrap()]).unwrap());
-        let mut driver = DriverQueue::new(arena, base, size, event_index, false);
+        let driver = if packed {
+            DriverQueue::packed
+        } else {
+            DriverQueue::new
+        };
+        let mut driver = driver(arena, base, size, event_index, false);
         driver.start_at(start);
         // Every field there is must be there before the threads are.
-        driver.set_available_flags(0);
-        driver.used_flags();
-        (0..size).for_each(|entry| {
-            driver.used_entry(entry);
-        });
+        if packed {
+            driver.driver_event();
+            driver.device_event();
+        } else {
+            driver.set_available_flags(0);
+            driver.used_flags();
+            (0..size).for_each(|entry| {
+                driver.used_entry(entry);
+            });
+        }
         let queue = Queue::new(driver.setup(), memory).unwrap();
         queue.driver_digest();
         World {
@@ -163,7 +173,7 @@ fn drive(driver: &mut DriverQueue, shared: &Shared, base: u64, chains: u64, batc
 
 /// Runs driver and device to their end in every way. `preemptions` bounds how often a thread may be interrupted in the middle of its
 /// work in one run; `LOOM_MAX_PREEMPTIONS` says otherwise.
-fn explore(size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
+fn explore(packed: bool, size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
     let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counter = std::sync::Arc::clone(&runs);
     let mut builder = loom::model::Builder::new();
@@ -176,7 +186,7 @@ fn explore(size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
             mut queue,
             shared,
             base,
-        } = World::new(size, event_index, start, chains);
+        } = World::new(packed, size, event_index, start, chains);
         let other = loom::sync::Arc::clone(&shared);
         let device = thread::spawn(move || serve(&mut queue, &other, base, chains));
         drive(&mut driver, &shared, base, chains, batch);
@@ -184,35 +194,35 @@ fn explore(size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
     });
     let runs = runs.load(std::sync::atomic::Ordering::Relaxed);
     eprintln!(
-        "size {size}, event index {event_index}, from {start}, {chains} chains by {batch}: {runs} runs"
+        "packed {packed}, size {size}, event index {event_index}, from {start}, {chains} chains by {batch}: {runs} runs"
     );
 }
 
-#[test]
-fn one_chain_with_event_index() {
-    explore(1, true, 0, 1, 1);
+/// Both formats, and both ways to ask to be woken.
+fn explore_all(size: u16, start: u16, chains: u64, batch: u64) {
+    for (packed, event_index) in [(false, true), (false, false), (true, true), (true, false)] {
+        explore(packed, size, event_index, start, chains, batch);
+    }
 }
 
 #[test]
-fn one_chain_with_flags() {
-    explore(1, false, 0, 1, 1);
+fn one_chain() {
+    explore_all(1, 0, 1, 1);
 }
 
-/// The second chain takes the first one's places in all three areas.
+/// The second chain takes the first one's places.
 #[test]
 fn a_ring_of_one_is_used_again() {
-    explore(1, true, 0, 2, 1);
-    explore(1, false, 0, 2, 1);
+    explore_all(1, 0, 2, 1);
 }
 
 #[test]
 fn two_chains_one_by_one() {
-    explore(2, true, 0, 2, 1);
-    explore(2, false, 0, 2, 1);
+    explore_all(2, 0, 2, 1);
 }
 
+/// In a packed ring of two, the first chain takes the last place and the second the first.
 #[test]
 fn two_chains_at_once_while_the_indices_wrap() {
-    explore(2, true, 65_535, 2, 2);
-    explore(2, false, 65_535, 2, 2);
+    explore_all(2, 65_535, 2, 2);
 }

@@ -1,9 +1,11 @@
+use super::packed::fields::{Position, is_passed};
 use super::*;
 use crate::driver::{Arena, DriverQueue, RawDescriptor};
 
 mod clauses;
 mod hostile;
 mod model;
+mod packed;
 mod places;
 mod threads;
 
@@ -20,16 +22,26 @@ struct Pair {
 
 const BASE: u64 = 0x10_0000;
 
+type MakeDriver = fn(Arc<Arena>, u64, u16, bool, bool) -> DriverQueue;
+
+/// Both formats: what they share is tested with each.
+const FORMATS: [MakeDriver; 2] = [DriverQueue::new, DriverQueue::packed];
+
 impl Pair {
     fn new(size: u16, event_index: bool, indirect: bool) -> Pair {
         Pair::starting_at(0, size, event_index, indirect)
     }
 
     fn starting_at(index: u16, size: u16, event_index: bool, indirect: bool) -> Pair {
+        Pair::of(DriverQueue::new, index, size, event_index, indirect)
+    }
+
+    /// With a driver of either format.
+    fn of(format: MakeDriver, index: u16, size: u16, event_index: bool, indirect: bool) -> Pair {
         let arena = Arc::new(Arena::new(64 * PAGE).unwrap());
         let memory =
             Arc::new(GuestMemory::with_regions(vec![arena.region(BASE).unwrap()]).unwrap());
-        let mut driver = DriverQueue::new(Arc::clone(&arena), BASE, size, event_index, indirect);
+        let mut driver = format(Arc::clone(&arena), BASE, size, event_index, indirect);
         if index != 0 {
             driver.start_at(index);
         }
@@ -67,7 +79,12 @@ impl Pair {
 
 #[test]
 fn moves_bytes_both_ways() {
-    let mut pair = Pair::new(8, true, true);
+    for (format, base) in FORMATS.into_iter().zip([1, 0x8000_8001]) {
+        moves_bytes(Pair::of(format, 0, 8, true, true), base);
+    }
+}
+
+fn moves_bytes(mut pair: Pair, base: u32) {
     let (request, response) = (pair.buffer(10), pair.buffer(10));
     pair.memory.write(&[request], 0, b"question??").unwrap();
     pair.driver.add(&[request], &[response], 42).unwrap();
@@ -80,10 +97,7 @@ fn moves_bytes_both_ways() {
         (&[request][..], &[response][..])
     );
     assert!(!pair.queue.pending().unwrap());
-    assert_eq!(
-        (pair.queue.in_flight(), pair.queue.next_available()),
-        (1, 1)
-    );
+    assert_eq!((pair.queue.in_flight(), pair.queue.ring_base()), (1, base));
 
     let mut question = [0; 10];
     pair.queue
@@ -110,14 +124,11 @@ fn what_is_rewound_comes_again_in_order() {
     }
     let first: Vec<_> = (0..6).map(|_| pair.pop().unwrap()).collect();
     assert!(pair.pop().is_none());
-    assert_eq!(pair.queue.next_available(), 3);
+    assert_eq!(pair.queue.ring_base(), 3);
     pair.queue.rewind(0);
     pair.queue.complete(first[0], 0);
     pair.queue.rewind(5);
-    assert_eq!(
-        (pair.queue.next_available(), pair.queue.in_flight()),
-        (65534, 0)
-    );
+    assert_eq!((pair.queue.ring_base(), pair.queue.in_flight()), (65534, 0));
     assert!(pair.queue.pending().unwrap());
     let second: Vec<_> = (0..5).map(|_| pair.pop().unwrap()).collect();
     assert_eq!(second, first[1..]);
@@ -126,7 +137,12 @@ fn what_is_rewound_comes_again_in_order() {
 
 #[test]
 fn goes_on_where_another_left() {
-    let mut pair = Pair::new(4, true, false);
+    for (format, base) in FORMATS.into_iter().zip([3, 0x8003_8003]) {
+        goes_on(Pair::of(format, 0, 4, true, false), base);
+    }
+}
+
+fn goes_on(mut pair: Pair, base: u32) {
     for round in 0..3 {
         pair.add(round);
         let head = pair.pop().unwrap();
@@ -138,11 +154,11 @@ fn goes_on_where_another_left() {
     pair.pop().unwrap();
     pair.queue.rewind(1);
 
-    let next_available = pair.queue.next_available();
-    assert_eq!(next_available, 3);
+    let ring_base = pair.queue.ring_base();
+    assert_eq!(ring_base, base);
     pair.queue = Queue::new(
         QueueSetup {
-            next_available,
+            ring_base,
             ..pair.driver.setup()
         },
         Arc::clone(&pair.memory),
@@ -156,6 +172,50 @@ fn goes_on_where_another_left() {
         "a first time, who knows what the driver saw"
     );
     assert_eq!(pair.driver.take_used(), Some((7, 9)));
+}
+
+/// A hint changes nothing, whatever is asked for and whatever the driver has written.
+#[test]
+fn asking_for_chains_ahead_takes_none() {
+    for (format, start) in FORMATS
+        .into_iter()
+        .flat_map(|format| [(format, 0), (format, 65_533)])
+    {
+        let mut pair = Pair::of(format, start, 8, true, true);
+        let hints = |queue: &Queue| {
+            for (ahead, chains) in [0, 1, 7, 8, 9, u16::MAX]
+                .into_iter()
+                .flat_map(|ahead| [0, 1, 8, 9, u16::MAX].map(|chains| (ahead, chains)))
+            {
+                queue.prefetch(ahead, chains);
+            }
+        };
+        hints(&pair.queue);
+        for token in 0..5 {
+            pair.add(token);
+        }
+        let base = pair.queue.ring_base();
+        hints(&pair.queue);
+        let first = pair.pop().unwrap();
+        pair.queue.rewind(1);
+        // Heads and places that there are not, and chains of which the first is all that may be looked at.
+        for index in 0..8 {
+            let descriptor = RawDescriptor {
+                address: u64::MAX - u64::from(index),
+                len: u32::MAX,
+                flags: RawDescriptor::NEXT | RawDescriptor::AVAILABLE,
+                next: u16::MAX,
+            };
+            if index != first % 8 {
+                pair.driver.write_descriptor(index, descriptor);
+            }
+            if !pair.driver.setup().packed {
+                pair.driver.set_available_entry(index + 1, 8 + index);
+            }
+        }
+        hints(&pair.queue);
+        assert_eq!((pair.queue.ring_base(), pair.queue.in_flight()), (base, 0));
+    }
 }
 
 #[test]
@@ -179,7 +239,7 @@ fn is_fresh_until_something_went_through() {
     );
     pair.driver.set_used_index(0);
     let setup = QueueSetup {
-        next_available: 1,
+        ring_base: 1,
         ..pair.driver.setup()
     };
     assert!(
@@ -196,7 +256,13 @@ fn is_fresh_until_something_went_through() {
 
 #[test]
 fn event_indices_ask_for_one_notification() {
-    let mut pair = Pair::new(8, true, false);
+    // From the beginning, and so that the ring's end is passed.
+    for (format, start) in FORMATS.into_iter().zip([0, 6]) {
+        event_indices_ask_once(Pair::of(format, start, 8, true, false));
+    }
+}
+
+fn event_indices_ask_once(mut pair: Pair) {
     assert!(pair.add(1), "a fresh ring's first chain is announced");
     assert!(!pair.add(2), "nobody asked for the second");
     assert!(pair.queue.enable_notifications(), "there is work");
@@ -212,7 +278,12 @@ fn event_indices_ask_for_one_notification() {
 
 #[test]
 fn flags_switch_notifications_on_and_off() {
-    let mut pair = Pair::new(8, false, false);
+    for format in FORMATS {
+        flags_switch_notifications(Pair::of(format, 0, 8, false, false));
+    }
+}
+
+fn flags_switch_notifications(mut pair: Pair) {
     assert!(pair.add(1));
     assert!(pair.add(2));
     pair.queue.disable_notifications();
@@ -223,7 +294,11 @@ fn flags_switch_notifications_on_and_off() {
     assert!(pair.add(4));
     // A queue that goes on knows what its predecessor wrote.
     pair.queue.disable_notifications();
-    pair.queue = Queue::new(pair.driver.setup(), Arc::clone(&pair.memory)).unwrap();
+    let setup = QueueSetup {
+        ring_base: pair.queue.ring_base(),
+        ..pair.driver.setup()
+    };
+    pair.queue = Queue::new(setup, Arc::clone(&pair.memory)).unwrap();
     assert!(!pair.add(5));
     pair.queue.enable_notifications();
     assert!(pair.add(6));
@@ -231,8 +306,11 @@ fn flags_switch_notifications_on_and_off() {
 
 #[test]
 fn interrupts_come_when_they_are_wanted() {
-    for event_index in [true, false] {
-        let mut pair = Pair::new(8, event_index, false);
+    for (format, event_index) in FORMATS
+        .into_iter()
+        .flat_map(|format| [(format, true), (format, false)])
+    {
+        let mut pair = Pair::of(format, 5, 8, event_index, false);
         let done = |pair: &mut Pair, count: u64| {
             for token in 0..count {
                 pair.add(token);
@@ -286,6 +364,43 @@ fn an_event_is_due_when_the_index_passes_it() {
             }
         }
     }
+}
+
+#[test]
+fn an_event_of_a_packed_ring_is_due_when_its_place_is_passed() {
+    for size in [1, 2, 3, 5, 8] {
+        let all = (0..2 * size).map(|place| Position::new(place % size, place < size));
+        for (wanted, old) in all
+            .clone()
+            .flat_map(|old| all.clone().map(move |at| (at, old)))
+        {
+            let (mut new, mut passed) = (old, false);
+            for advance in 0..=size {
+                assert_eq!(old.plus(advance, size), new);
+                assert_eq!(new.minus(advance, size), old);
+                assert_eq!(Position::from_bits(new.to_bits()), new);
+                assert_eq!(
+                    is_passed(wanted.to_bits(), old, new, size),
+                    passed,
+                    "{wanted:?} in {old:?}..{new:?} of {size}"
+                );
+                passed |= new == wanted;
+                let index = new.index() + 1;
+                new = Position::new(index % size, new.wrap() != (index == size));
+            }
+        }
+        // A place that the ring does not have is never passed.
+        let start = Position::new(0, true);
+        let nowhere = Position::new(size, true).to_bits();
+        assert!(!is_passed(nowhere, start, start.plus(size, size), size));
+    }
+    // The largest ring, whose indices have as many bits as there are.
+    let last = Position::new(32_767, false);
+    let first = Position::new(0, true);
+    assert_eq!(last.plus(1, 32_768), first);
+    assert_eq!(first.minus(1, 32_768), last);
+    assert_eq!(first.plus(32_768, 32_768), Position::new(0, false));
+    assert!(is_passed(last.to_bits(), last, first, 32_768));
 }
 
 #[test]

@@ -16,12 +16,12 @@ use crate::guest::MemoryError;
 #[derive(Debug)]
 pub(super) struct Mapping {
     registration: Registration,
-    span: Span,
+    span: AddressSpan,
 }
 
 /// A stretch of our address space. It is given back when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Span {
+pub(crate) struct AddressSpan {
     base: NonNull<u8>,
     /// Length in bytes, whole pages of the file's kind.
     len: usize,
@@ -29,9 +29,9 @@ pub(crate) struct Span {
 
 // SAFETY: the span is plain memory that no thread owns; it is accessed only through raw pointers, by code that
 // expects others to write to it at any time.
-unsafe impl Send for Span {}
+unsafe impl Send for AddressSpan {}
 // SAFETY: as above.
-unsafe impl Sync for Span {}
+unsafe impl Sync for AddressSpan {}
 
 impl Mapping {
     /// Shows `size` bytes of a file from `offset` on.
@@ -88,7 +88,7 @@ impl Mapping {
         };
         let base =
             NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
-        let span = Span { base, len };
+        let span = AddressSpan { base, len };
         span.keep_out_of_core_dumps();
         Ok(Mapping { registration, span })
     }
@@ -102,10 +102,10 @@ impl Mapping {
     }
 }
 
-impl Span {
+impl AddressSpan {
     /// Addresses that nobody else gets, at a multiple of `page_len`, with nothing to be read or written there yet.
     #[cfg_attr(loom, allow(dead_code))] // A modelled window has no addresses.
-    pub(crate) fn reserve(len: usize, page_len: usize) -> io::Result<Span> {
+    pub(crate) fn reserve(len: usize, page_len: usize) -> io::Result<AddressSpan> {
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let padded = len.checked_add(page_len).ok_or_else(too_large)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -130,7 +130,7 @@ impl Span {
         }
         let base =
             NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
-        Ok(Span { base, len })
+        Ok(AddressSpan { base, len })
     }
 
     #[cfg_attr(loom, allow(dead_code))]
@@ -150,7 +150,7 @@ impl Span {
     }
 }
 
-impl Drop for Span {
+impl Drop for AddressSpan {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and this is the last reference to it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };

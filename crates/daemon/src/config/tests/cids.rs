@@ -95,7 +95,7 @@ fn a_directory_that_takes_nothing_is_an_error_and_leaves_the_old_file() {
     assert!(Cids::default().save(directory.path()).is_err());
     assert!(matches!(
         Cids::load(directory.path()),
-        Err(CidError::Unreadable { .. })
+        Err(StateError::Unreadable { .. })
     ));
 }
 

@@ -11,7 +11,7 @@ use super::super::{WindowError, WindowSpec};
 use super::Window;
 use crate::fault::{self, MAX_MAPPINGS, Registration};
 use crate::guest::MemoryError;
-use crate::region::{Span as AddressSpan, page_len};
+use crate::region::{AddressSpan, page_len};
 
 /// Pages of device DAX have this size, and nothing smaller can be mapped.
 const DEVICE_PAGE_LEN: usize = 2 << 20;

@@ -11,7 +11,7 @@ const WRITE: u16 = RawDescriptor::WRITE;
 const INDIRECT: u16 = RawDescriptor::INDIRECT;
 
 /// Sequences of `len` digits below `base`, all of them.
-fn sequences(base: usize, len: u32) -> impl Iterator<Item = Vec<usize>> {
+pub(super) fn sequences(base: usize, len: u32) -> impl Iterator<Item = Vec<usize>> {
     (0..base.pow(len)).map(move |mut number| {
         (0..len)
             .map(|_| {
@@ -26,7 +26,7 @@ fn sequences(base: usize, len: u32) -> impl Iterator<Item = Vec<usize>> {
 impl Pair {
     /// What the device makes of this head. It is given back at once.
     fn offer(&mut self, head: u16) -> Result<Chain, QueueError> {
-        let index = self.queue.next_available();
+        let index = self.queue.ring_base() as u16;
         self.driver.set_available_entry(index, head);
         self.driver.set_available_index(index.wrapping_add(1));
         assert!(self.queue.pop(&mut self.chain)?, "one is available");
@@ -55,7 +55,7 @@ fn range(descriptor: &RawDescriptor) -> Range {
 }
 
 /// What a chain of these descriptors, in this order, has for the device to read and to write; nothing if a readable one follows a writable.
-fn split(chain: &[RawDescriptor]) -> Option<(Vec<Range>, Vec<Range>)> {
+pub(super) fn split(chain: &[RawDescriptor]) -> Option<(Vec<Range>, Vec<Range>)> {
     let (mut readable, mut writable) = (Vec::new(), Vec::new());
     for descriptor in chain.iter().filter(|descriptor| descriptor.len > 0) {
         if descriptor.flags & WRITE != 0 {
@@ -348,7 +348,7 @@ fn spec_2_7_7_2_interrupts() {
             for (advance, around) in
                 (1..=4_u16).flat_map(|advance| (0..17).map(move |around| (advance, around)))
             {
-                let old = pair.queue.next_available();
+                let old = pair.queue.ring_base() as u16;
                 let wanted = old.wrapping_add(around).wrapping_sub(8);
                 pair.driver.set_available_flags(flags);
                 pair.driver.set_used_event(wanted);
@@ -431,7 +431,7 @@ fn spec_2_7_10_2_the_device_asks_for_notifications_in_the_way_negotiated() {
                         let pending = pair.queue.pending();
                         assert_eq!(Ok(pair.queue.enable_notifications()), pending);
                         let wish = (pair.driver.used_flags(), pair.driver.available_event());
-                        let expected = (0, pair.queue.next_available());
+                        let expected = (0, pair.queue.ring_base() as u16);
                         assert!(wish == expected || !event_index && wish.0 == 0);
                     }
                     2 => {

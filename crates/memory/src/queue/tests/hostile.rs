@@ -45,7 +45,7 @@ fn with_table(descriptors: &[RawDescriptor]) -> Pair {
 fn refused(mut pair: Pair) -> QueueError {
     let error = pair.queue.pop(&mut pair.chain).unwrap_err();
     assert_eq!(
-        (pair.queue.next_available(), pair.queue.in_flight()),
+        (pair.queue.ring_base(), pair.queue.in_flight()),
         (0, 0),
         "nothing was taken"
     );

@@ -159,9 +159,10 @@ fn refuses_setups_that_cannot_be() {
         descriptors: base,
         available: base + 64,
         used: base + 128,
-        next_available: 0,
+        ring_base: 0,
         event_index: true,
         indirect: true,
+        packed: false,
     };
     let new = |setup| Queue::new(setup, Arc::clone(&memory));
     assert_eq!(new(setup).unwrap().size(), 4);

@@ -1,0 +1,247 @@
+//! The networks of a running daemon: which there are, who is in them, and the links of their ports.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Control, ControlError, owned};
+use switch::bridge::VlanId;
+
+use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
+use crate::config::Plan;
+use crate::line::{Counters, LineSpec};
+use crate::net::{
+    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
+};
+
+impl Control {
+    /// The networks, by full name.
+    pub async fn networks(&self) -> Vec<NetworkInfo> {
+        let in_force = self.in_force.lock().await;
+        let statuses = self.parts.net.networks();
+        let plan = &in_force.book.plan;
+        let info = |spec| network(plan, spec, find(&statuses, spec));
+        plan.networks().map(info).collect()
+    }
+
+    /// One network with its ports.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownNetwork`].
+    pub async fn network(&self, name: &str) -> Result<NetworkDetails, ControlError> {
+        let in_force = self.in_force.lock().await;
+        let plan = &in_force.book.plan;
+        let spec = known(plan, name)?;
+        let statuses = self.parts.net.networks();
+        let status = find(&statuses, spec);
+        let ports = status.map(|status| status.ports.as_slice());
+        Ok(NetworkDetails {
+            network: network(plan, spec, status),
+            ports: all_ports(plan, spec, ports.unwrap_or_default()),
+        })
+    }
+
+    /// Every network with its ports.
+    pub async fn networks_in_detail(&self) -> Vec<NetworkDetails> {
+        let in_force = self.in_force.lock().await;
+        let plan = &in_force.book.plan;
+        let statuses = self.parts.net.networks();
+        let details = |spec| {
+            let status = find(&statuses, spec);
+            let ports = status.map(|status| status.ports.as_slice());
+            NetworkDetails {
+                network: network(plan, spec, status),
+                ports: all_ports(plan, spec, ports.unwrap_or_default()),
+            }
+        };
+        plan.networks().map(details).collect()
+    }
+
+    /// The addresses that a network knows, in their order.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownNetwork`].
+    pub async fn macs(&self, name: &str) -> Result<Vec<MacInfo>, ControlError> {
+        let in_force = self.in_force.lock().await;
+        let name = known(&in_force.book.plan, name)?.full_name();
+        let mut macs = self.parts.net.macs(&name)?;
+        macs.sort_by_key(|status| (status.vlan, status.mac));
+        Ok(macs.into_iter().map(mac).collect())
+    }
+
+    /// Takes the link of a VM's port up or down. The VM may be named by an alias.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownNetwork`], [`ControlError::Unknown`], [`ControlError::Net`].
+    pub async fn set_link(
+        self: &Arc<Self>,
+        name: &str,
+        vm: &str,
+        up: bool,
+    ) -> Result<(), ControlError> {
+        let (control, name, vm) = (self.clone(), name.to_owned(), vm.to_owned());
+        // On its own task: a client that hangs up must not leave it half done.
+        let task = tokio::spawn(async move {
+            let in_force = control.in_force.lock().await;
+            let plan = &in_force.book.plan;
+            let network = known(plan, &name)?.full_name();
+            let line = plan.get(&vm).ok_or(ControlError::Unknown { name: vm })?;
+            let vm = line.full_name();
+            if !line.ports.iter().any(|port| port.network == network) {
+                return Err(NetError::UnknownPort { network, vm }.into());
+            }
+            let (parts, of) = (control.parts.clone(), (network.clone(), vm.clone()));
+            let set = tokio::task::spawn_blocking(move || parts.net.set_link(&of.0, &of.1, up));
+            set.await.map_err(|_| ControlError::Lost)??;
+            let link = if up { "up" } else { "down" };
+            tracing::info!(vm, network, "took the link {link}");
+            Ok(())
+        });
+        task.await.map_err(|_| ControlError::Lost)?
+    }
+}
+
+fn known<'a>(plan: &'a Plan, name: &str) -> Result<&'a NetworkSpec, ControlError> {
+    // The full name may be written with the domain that is meant when none is.
+    let default = format!("{}/", switch::DEFAULT_DOMAIN);
+    let full_name = name.strip_prefix(&default).unwrap_or(name);
+    plan.network(full_name).ok_or_else(|| {
+        let name = name.to_owned();
+        ControlError::UnknownNetwork { name }
+    })
+}
+
+fn find<'a>(statuses: &'a [NetworkStatus], spec: &NetworkSpec) -> Option<&'a NetworkStatus> {
+    let name = spec.full_name();
+    statuses.iter().find(|status| status.name == name)
+}
+
+/// The VMs of a network, each with its port there.
+fn members<'a>(
+    plan: &'a Plan,
+    spec: &NetworkSpec,
+) -> impl Iterator<Item = (&'a LineSpec, &'a PortSpec)> {
+    let name = spec.full_name();
+    plan.lines().filter_map(move |line| {
+        let port = line.ports.iter().find(|port| port.network == name)?;
+        Some((line, port))
+    })
+}
+
+fn network(plan: &Plan, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> NetworkInfo {
+    let station = &spec.station;
+    let ports = status
+        .map(|status| status.ports.as_slice())
+        .unwrap_or_default();
+    let is_vm = |port: &&PortStatus| matches!(port.owner, PortOwner::Vm(_));
+    let of_vms = || ports.iter().filter(is_vm);
+    let of_network = status.map(|status| &status.counters);
+    let of_ports = of_vms().map(|port| &port.counters);
+    let range = |pool: &std::ops::RangeInclusive<_>| format!("{}-{}", pool.start(), pool.end());
+    NetworkInfo {
+        name: spec.name.clone(),
+        domain: spec.domain.clone(),
+        mtu: spec.mtu,
+        mac: station.mac,
+        ipv4: station.ipv4.map(|subnet| subnet.to_string()),
+        ipv6: station.ipv6.map(|subnet| subnet.to_string()),
+        dns_domain: station.dns_domain.clone(),
+        dhcp: station.dhcp,
+        dns: station.dns,
+        router_advertisements: station.router_advertisements,
+        pool: station.pool.as_ref().map(range),
+        gateway: station.gateway,
+        uplink: spec.uplink.as_ref().map(|uplink| uplink.device.to_string()),
+        vms: members(plan, spec).count(),
+        attached: of_vms().filter(|port| port.attached).count(),
+        counters: sums(of_network.into_iter().chain(of_ports)),
+        refused: sums(of_vms().map(|port| &port.refused)),
+    }
+}
+
+/// Counts of the same name, added up.
+fn sums<'a>(counters: impl Iterator<Item = &'a Counters>) -> BTreeMap<String, u64> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, count) in counters.flatten() {
+        let sum = sums.entry((*name).to_owned()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+    sums
+}
+
+/// The ports of the VMs that have one, whatever the worker knows of them, and then the others that it has.
+fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<NetworkPort> {
+    let of_vms = members(plan, spec).map(|(line, spec_of_port)| {
+        let owner = PortOwner::Vm(line.full_name());
+        let status = statuses.iter().find(|status| status.owner == owner);
+        NetworkPort {
+            kind: PortKind::Vm,
+            vm: Some(line.full_name()),
+            attachment: Some(vm_port(spec_of_port, spec)),
+            attached: status.is_some_and(|status| status.attached),
+            driver_ready: status.is_some_and(|status| status.driver_ready),
+            link_up: status.is_some_and(|status| status.link_up),
+            counters: status
+                .map(|status| owned(&status.counters))
+                .unwrap_or_default(),
+            refused: status
+                .map(|status| owned(&status.refused))
+                .unwrap_or_default(),
+        }
+    });
+    let others = statuses.iter().filter_map(|status| {
+        Some(NetworkPort {
+            kind: match status.owner {
+                PortOwner::Vm(_) => return None,
+                PortOwner::Uplink => PortKind::Uplink,
+                PortOwner::Station => PortKind::Station,
+            },
+            vm: None,
+            attachment: None,
+            attached: status.attached,
+            driver_ready: status.driver_ready,
+            link_up: status.link_up,
+            counters: owned(&status.counters),
+            refused: owned(&status.refused),
+        })
+    });
+    of_vms.chain(others).collect()
+}
+
+/// The ports of a VM in networks.
+pub(super) fn ports_of(plan: &Plan, line: &LineSpec) -> Vec<VmPort> {
+    let port = |port: &PortSpec| Some(vm_port(port, plan.network(&port.network)?));
+    line.ports.iter().filter_map(port).collect()
+}
+
+fn vm_port(port: &PortSpec, network: &NetworkSpec) -> VmPort {
+    VmPort {
+        network: port.network.clone(),
+        vhost_user: port.socket.clone(),
+        mac: port.mac,
+        ipv4: port.ipv4,
+        ipv6: port.ipv6,
+        mtu: network.mtu,
+        queue_pairs: port.queue_pairs,
+        vlan: vlan_in_words(&port.vlan),
+        isolated: port.isolated,
+        learn: port.learn,
+        moderation: port.moderation.to_string(),
+    }
+}
+
+fn mac(status: MacStatus) -> MacInfo {
+    let (kind, vm) = match status.owner {
+        PortOwner::Vm(name) => (PortKind::Vm, Some(name)),
+        PortOwner::Uplink => (PortKind::Uplink, None),
+        PortOwner::Station => (PortKind::Station, None),
+    };
+    let millis = |age: std::time::Duration| u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    MacInfo {
+        mac: status.mac,
+        vlan: status.vlan.map(VlanId::get),
+        kind,
+        vm,
+        fixed: status.age.is_none(),
+        age_ms: status.age.map(millis),
+    }
+}

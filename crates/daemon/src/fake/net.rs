@@ -1,0 +1,250 @@
+//! A switch for tests: its ports have real sockets and nobody behind them, and no frame moves.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::line::Counters;
+use crate::net::{
+    MacStatus, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner, PortSpec,
+    PortStatus,
+};
+use crate::runtime::{RuntimeError, listen_privately};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct FakeNet {
+    networks: Mutex<BTreeMap<String, Network>>,
+}
+
+#[derive(Debug)]
+struct Network {
+    spec: NetworkSpec,
+    hosts: Vec<NetHost>,
+    /// By VM.
+    ports: BTreeMap<String, Port>,
+}
+
+#[derive(Debug)]
+struct Port {
+    spec: PortSpec,
+    status: PortStatus,
+    /// While the link is up.
+    listener: Option<UnixListener>,
+}
+
+impl FakeNet {
+    /// A network as it was added or changed last.
+    pub fn network(&self, name: &str) -> Option<NetworkSpec> {
+        let networks = self.lock();
+        networks.get(name).map(|network| network.spec.clone())
+    }
+
+    /// The hosts that a network was told of last.
+    pub fn hosts(&self, name: &str) -> Vec<NetHost> {
+        let networks = self.lock();
+        networks
+            .get(name)
+            .map(|network| network.hosts.clone())
+            .unwrap_or_default()
+    }
+
+    /// The ports of a network, by VM.
+    pub fn ports(&self, name: &str) -> Vec<PortSpec> {
+        let networks = self.lock();
+        let ports = networks.get(name).into_iter();
+        let ports = ports.flat_map(|network| network.ports.values());
+        ports.map(|port| port.spec.clone()).collect()
+    }
+
+    /// Lets a VMM be at a port, and the guest's driver run, and so many frames have come, of which every other was refused.
+    pub fn set_state(&self, network: &str, vm: &str, attached: bool, frames: u64) {
+        let mut networks = self.lock();
+        let network = networks.get_mut(network);
+        if let Some(port) = network.and_then(|network| network.ports.get_mut(vm)) {
+            port.status.attached = attached;
+            port.status.driver_ready = attached;
+            port.status.counters.insert("received_frames", frames);
+            port.status.refused.insert("other_source", frames / 2);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with a network that is there.
+    fn with<T>(
+        &self,
+        name: &str,
+        act: impl FnOnce(&mut Network) -> Result<T, NetError>,
+    ) -> Result<T, NetError> {
+        let mut networks = self.lock();
+        let network = name.to_owned();
+        let found = networks.get_mut(name);
+        act(found.ok_or(NetError::UnknownNetwork { network })?)
+    }
+}
+
+impl Network {
+    fn port(&mut self, vm: &str) -> Result<&mut Port, NetError> {
+        let network = self.spec.full_name();
+        let unknown = NetError::UnknownPort {
+            network,
+            vm: vm.to_owned(),
+        };
+        self.ports.get_mut(vm).ok_or(unknown)
+    }
+}
+
+impl Port {
+    fn listen(&mut self) -> Result<(), NetError> {
+        let listener = listen_privately(&self.spec.socket).map_err(|error| match error {
+            RuntimeError::InUse { path } | RuntimeError::NotASocket { path } => {
+                NetError::AddressInUse { path }
+            }
+            other => NetError::Io(std::io::Error::other(other)),
+        })?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        if self.listener.take().is_some() {
+            // A socket that a test has removed already is no matter.
+            let _ = std::fs::remove_file(&self.spec.socket);
+        }
+    }
+}
+
+impl NetWorker for FakeNet {
+    fn add_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
+        let name = spec.full_name();
+        let network = Network {
+            spec,
+            hosts: Vec::new(),
+            ports: BTreeMap::new(),
+        };
+        match self.lock().insert(name, network) {
+            None => Ok(()),
+            Some(_) => Err(NetError::Refused("it is there already".to_owned())),
+        }
+    }
+
+    fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
+        self.with(&spec.full_name(), |network| {
+            network.spec = spec.clone();
+            network.hosts.clear();
+            Ok(())
+        })
+    }
+
+    fn remove_network(&self, network: &str) -> Result<(), NetError> {
+        let removed = self.lock().remove(network);
+        let network = network.to_owned();
+        let mut removed = removed.ok_or(NetError::UnknownNetwork { network })?;
+        removed.ports.values_mut().for_each(Port::close);
+        Ok(())
+    }
+
+    fn set_hosts(&self, network: &str, hosts: Vec<NetHost>) -> Result<(), NetError> {
+        self.with(network, |network| {
+            network.hosts = hosts;
+            Ok(())
+        })
+    }
+
+    fn add_port(&self, spec: PortSpec) -> Result<(), NetError> {
+        let vm = spec.vm.clone();
+        self.with(&spec.network.clone(), |network| {
+            let mut port = Port {
+                status: PortStatus {
+                    owner: PortOwner::Vm(vm.clone()),
+                    link_up: true,
+                    attached: false,
+                    driver_ready: false,
+                    counters: Counters::from([("received_frames", 0), ("sent_frames", 0)]),
+                    refused: Counters::new(),
+                },
+                spec,
+                listener: None,
+            };
+            port.listen()?;
+            match network.ports.insert(vm, port) {
+                None => Ok(()),
+                Some(_) => Err(NetError::Refused("the port is there already".to_owned())),
+            }
+        })
+    }
+
+    fn configure_port(&self, spec: PortSpec) -> Result<(), NetError> {
+        self.with(&spec.network.clone(), |network| {
+            let port = network.port(&spec.vm)?;
+            port.spec = spec;
+            Ok(())
+        })
+    }
+
+    fn remove_port(&self, network: &str, vm: &str) -> Result<(), NetError> {
+        self.with(network, |network| {
+            network.port(vm)?.close();
+            network.ports.remove(vm);
+            Ok(())
+        })
+    }
+
+    fn set_link(&self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
+        self.with(network, |network| {
+            let port = network.port(vm)?;
+            match up {
+                true if port.listener.is_none() => port.listen()?,
+                true => {}
+                false => port.close(),
+            }
+            port.status.link_up = up;
+            port.status.attached &= up;
+            Ok(())
+        })
+    }
+
+    fn networks(&self) -> Vec<NetworkStatus> {
+        let networks = self.lock();
+        let status = |(name, network): (&String, &Network)| {
+            let station = PortStatus {
+                owner: PortOwner::Station,
+                link_up: true,
+                attached: true,
+                driver_ready: true,
+                counters: Counters::from([("received_frames", 0)]),
+                refused: Counters::new(),
+            };
+            let ports = network.ports.values().map(|port| port.status.clone());
+            NetworkStatus {
+                name: name.clone(),
+                ports: ports.chain([station]).collect(),
+                counters: Counters::from([("station_frames", 0)]),
+            }
+        };
+        networks.iter().map(status).collect()
+    }
+
+    fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError> {
+        self.with(network, |network| {
+            let given = network.ports.values().map(|port| MacStatus {
+                mac: port.spec.mac,
+                vlan: None,
+                owner: PortOwner::Vm(port.spec.vm.clone()),
+                age: None,
+            });
+            Ok(given.collect())
+        })
+    }
+
+    fn stop(&self) {
+        let names: Vec<String> = self.lock().keys().cloned().collect();
+        for name in names {
+            // It was there a moment ago.
+            let _ = self.remove_network(&name);
+        }
+    }
+}

@@ -1,0 +1,643 @@
+//! Networks: Ethernet between guests, with one copy from guest to guest.
+//!
+//! # Theory of operation
+//!
+//! A [`NetFabric`] owns the bridges of all networks and the rings of all their ports. One thread runs it. It works as VALE does (Rizzo and
+//! Lettieri, "VALE, a switched Ethernet for virtual machines", 2012), with the rings of virtio in place of netmap's:
+//!
+//! 1. **Snapshot** (`drain.rs`): up to a batch of frames is taken from one guest's ring. Of each, the virtio header and the first bytes
+//!    are copied out. From now on only this copy is looked at, and it is what will be written: what the guest does to
+//!    its own memory meanwhile can change a payload, never a header that was judged.
+//! 2. **Classify**: the bridge says of each frame where it goes, and the frame is put on the list of each destination.
+//! 3. **Copy** (`deliver.rs`): destination by destination, so that a ring is touched once for a batch, each frame moves from the sender's
+//!    buffers into the receiver's. A ring that is full drops; a sender never waits for a receiver.
+//! 4. **Notify once** (`notify.rs`): the receiver's ring is published after its part of the batch, and its guest interrupted if it wants to be and was
+//!    not a moment ago (`moderation.rs`).
+//!
+//! A guest's offloads pass from guest to guest: a frame of 64 KiB that its sender would have a network card cut is copied as
+//! it is to a receiver that takes such frames. For one that does not, checksums and segments are made here.
+//!
+//! When nothing is left to do, the thread looks for a moment longer if that has been worth it lately (as the vsock's worker does),
+//! asks all guests to notify, and sleeps. There is no timer that ticks: with quiet guests it does not wake up.
+
+mod control;
+mod deliver;
+mod drain;
+mod model;
+mod moderation;
+mod notify;
+mod port;
+mod snapshot;
+mod station;
+mod uplink;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use switch::Time;
+use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
+use thiserror::Error;
+use wire::ethernet::MacAddress;
+
+pub use self::model::MAX_QUEUE_PAIRS;
+pub use self::moderation::ModerationSetting;
+pub use self::port::PortCounters;
+pub use self::uplink::{UplinkCounters, UplinkDevice};
+
+use self::deliver::Scratch;
+use self::drain::Batch;
+use self::port::{Port, is_transmit};
+use self::station::NetStation;
+use self::uplink::Uplink;
+use crate::Waker;
+use crate::frontend::{Frontend, Identity, Mailbox, Message};
+use crate::reactor::{EventFlags, Reactor, Token};
+use crate::socket::listen_at;
+use crate::spin::Spin;
+
+/// What a port needs to be opened.
+#[derive(Debug, Clone)]
+pub struct NetPortConfig {
+    /// The network's full name.
+    pub network: String,
+    /// The VM's full name, once in a network.
+    pub vm: String,
+    /// Where the VMM connects.
+    pub vhost_user: PathBuf,
+    /// What the bridge holds the port to.
+    pub bridge: PortConfig,
+    /// The guest's address, as its VMM is told it.
+    pub mac: Option<MacAddress>,
+    /// The longest payload of a frame, in bytes.
+    pub mtu: u16,
+    /// Pairs of rings, between 1 and [`MAX_QUEUE_PAIRS`].
+    pub queue_pairs: u16,
+    /// How the guest's interrupts are held back.
+    pub moderation: ModerationSetting,
+}
+
+/// Why a network or a port cannot be had.
+#[derive(Debug, Error)]
+pub enum NetError {
+    /// There is one of that name.
+    #[error("there is a network {0:?} already")]
+    NetworkTaken(String),
+    /// There is none of that name.
+    #[error("there is no network {0:?}")]
+    NoNetwork(String),
+    /// The VM is in the network.
+    #[error("VM {vm:?} has a port in network {network:?} already")]
+    PortTaken {
+        /// The VM.
+        vm: String,
+        /// The network.
+        network: String,
+    },
+    /// The VM is not in the network.
+    #[error("VM {vm:?} has no port in network {network:?}")]
+    NoPort {
+        /// The VM.
+        vm: String,
+        /// The network.
+        network: String,
+    },
+    /// The bridge refuses the port.
+    #[error(transparent)]
+    Bridge(#[from] AddPortError),
+    /// The uplink cannot be had.
+    #[error("cannot use {device:?}: {error}")]
+    Uplink {
+        /// What it is to be.
+        device: UplinkDevice,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The network answers nothing.
+    #[error("network {0:?} has no station")]
+    NoStation(String),
+    /// What the network is to answer contradicts itself.
+    #[error(transparent)]
+    Station(#[from] ::station::ConfigError),
+    /// The hosts that the network is to know contradict each other.
+    #[error(transparent)]
+    Hosts(#[from] ::station::HostError),
+    /// The port's socket cannot be listened on.
+    #[error("cannot listen at {path}: {error}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// One network.
+struct Network {
+    name: String,
+    bridge: Bridge,
+    /// What is behind each of the bridge's ports, by its number.
+    behind: Vec<Option<Behind>>,
+    /// Who answers for the network itself.
+    station: Option<NetStation>,
+    /// Its way out.
+    uplink: Option<Uplink>,
+}
+
+/// What is behind a port of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    /// A guest: the port's place in the table of ports.
+    Guest(usize),
+    /// The network itself.
+    Station,
+    /// The way out.
+    Uplink,
+}
+
+/// A port as it stands.
+#[derive(Debug, Clone)]
+pub struct NetPortSnapshot {
+    /// The VM's full name.
+    pub vm: String,
+    /// Its number in the bridge, as [`MacEntry`] names it.
+    pub id: PortId,
+    /// Whether a VMM is connected.
+    pub attached: bool,
+    /// Whether the guest's driver is running.
+    pub driver_ready: bool,
+    /// Whether the link is up, as far as the operator says.
+    pub link: bool,
+    /// What passed.
+    pub counters: PortCounters,
+    /// What the bridge has counted.
+    pub bridge: switch::bridge::PortCounters,
+}
+
+/// A network as it stands.
+#[derive(Debug, Clone)]
+pub struct NetworkSnapshot {
+    /// Its full name.
+    pub name: String,
+    /// Its VMs' ports, by their names.
+    pub ports: Vec<NetPortSnapshot>,
+    /// The network's own port, if it answers anything.
+    pub station: Option<StationSnapshot>,
+    /// The way out, if there is one.
+    pub uplink: Option<UplinkSnapshot>,
+    /// The addresses that it knows.
+    pub macs: Vec<MacEntry>,
+}
+
+/// A network's own port as it stands.
+#[derive(Debug, Clone)]
+pub struct StationSnapshot {
+    /// Its number in the bridge.
+    pub id: PortId,
+    /// What the station has done.
+    pub counters: ::station::Counters,
+    /// What the bridge has counted.
+    pub bridge: switch::bridge::PortCounters,
+}
+
+/// A network's way out as it stands.
+#[derive(Debug, Clone)]
+pub struct UplinkSnapshot {
+    /// Its number in the bridge.
+    pub id: PortId,
+    /// What passed.
+    pub counters: UplinkCounters,
+    /// What the bridge has counted.
+    pub bridge: switch::bridge::PortCounters,
+}
+
+/// The networks with everything they decide about. One thread owns and runs it.
+pub struct NetFabric {
+    reactor: Reactor,
+    start: Instant,
+    /// The time of this turn.
+    now: Time,
+    networks: Slab<Network>,
+    ports: Slab<Port>,
+    next_generation: u64,
+    mailbox: Mailbox,
+    messages: Receiver<Message>,
+    happened: Vec<(Token, EventFlags)>,
+    /// Rings whose guests have sent something, in turn: the place of the port, and the ring.
+    ready: VecDeque<(usize, usize)>,
+    /// Rings whose guests need not notify of what they send, since we look anyhow before we sleep.
+    unarmed: Vec<(usize, usize)>,
+    /// Interrupts that are held back, with their times.
+    owed: BTreeSet<(Time, usize, usize)>,
+    /// Rings whose frames are left where they are until then, as their port has sent more than its rate allows.
+    resting: BTreeSet<(Time, usize, usize)>,
+    /// Networks whose stations may have something to say.
+    answering: BTreeSet<usize>,
+    /// When a station is to be looked after.
+    station_timer: Option<Time>,
+    batch: Batch,
+    scratch: Scratch,
+    spin: Spin,
+    /// Turns since the descriptors were looked at.
+    blind_turns: u32,
+    stopped: bool,
+}
+
+impl NetFabric {
+    /// A fabric without networks.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new() -> io::Result<NetFabric> {
+        memory::fault::install()?;
+        let reactor = Reactor::new()?;
+        let (sender, messages) = channel();
+        let mailbox = Mailbox {
+            messages: sender,
+            waker: reactor.waker(),
+        };
+        Ok(NetFabric {
+            reactor,
+            start: Instant::now(),
+            now: Time::ZERO,
+            networks: Slab::new(),
+            ports: Slab::new(),
+            next_generation: 0,
+            mailbox,
+            messages,
+            happened: Vec::new(),
+            ready: VecDeque::new(),
+            unarmed: Vec::new(),
+            owed: BTreeSet::new(),
+            resting: BTreeSet::new(),
+            answering: BTreeSet::new(),
+            station_timer: None,
+            batch: Batch::default(),
+            scratch: Scratch::default(),
+            spin: Spin::new(Duration::ZERO),
+            blind_turns: 0,
+            stopped: false,
+        })
+    }
+
+    /// Lets a turn look for up to this long before it sleeps, while frames come so fast that it is worth it. Zero, which
+    /// holds until this is called, sleeps at once.
+    pub fn set_spin(&mut self, limit: Duration) {
+        self.spin = Spin::new(limit);
+    }
+
+    /// Takes this many frames from a ring at a time, at most [`MAX_BATCH`](Self::MAX_BATCH).
+    pub fn set_batch(&mut self, frames: usize) {
+        self.batch.set_limit(frames);
+    }
+
+    /// The most frames that are taken from a ring at a time.
+    pub const MAX_BATCH: usize = drain::MAX_BATCH;
+
+    /// Wakes this fabric's [`turn`](Self::turn) from another thread.
+    pub fn waker(&self) -> Waker {
+        self.reactor.waker()
+    }
+
+    /// Makes a network without ports.
+    ///
+    /// # Errors
+    /// [`NetError::NetworkTaken`].
+    pub fn add_network(&mut self, name: &str, limits: BridgeLimits) -> Result<(), NetError> {
+        if self.network_named(name).is_ok() {
+            return Err(NetError::NetworkTaken(name.to_owned()));
+        }
+        // Guests choose which addresses are learned, so that they may not know where those come to lie in a table.
+        let seed = RandomState::new().hash_one(name);
+        self.networks.insert(Network {
+            name: name.to_owned(),
+            bridge: Bridge::new(limits, seed),
+            behind: Vec::new(),
+            station: None,
+            uplink: None,
+        });
+        Ok(())
+    }
+
+    /// Removes a network with all its ports.
+    ///
+    /// # Errors
+    /// [`NetError::NoNetwork`].
+    pub fn remove_network(&mut self, name: &str) -> Result<(), NetError> {
+        let network = self.network_named(name)?;
+        let ports: Vec<usize> = self.ports_of(network).collect();
+        for port in ports {
+            self.close_port(port);
+        }
+        self.networks.remove(network);
+        Ok(())
+    }
+
+    /// Opens a port: its socket listens when this returns.
+    ///
+    /// # Errors
+    /// When its network is not there, or its place or its socket cannot be had. Nothing is left behind then.
+    pub fn add_port(&mut self, config: NetPortConfig) -> Result<(), NetError> {
+        let network = self.network_named(&config.network)?;
+        if self.port_of(network, &config.vm).is_some() {
+            return Err(NetError::PortTaken {
+                vm: config.vm,
+                network: config.network,
+            });
+        }
+        let id = self.networks[network].bridge.add_port(config.bridge)?;
+        let number = self.ports.insert(Port {
+            generation: 0,
+            vm: config.vm,
+            network,
+            id,
+            path: config.vhost_user,
+            mac: config.mac,
+            mtu: config.mtu,
+            queue_pairs: config.queue_pairs.clamp(1, MAX_QUEUE_PAIRS),
+            moderation: config.moderation,
+            frontend: None,
+            attached: false,
+            rings: Vec::new(),
+            sends: Default::default(),
+            takes: Default::default(),
+            mergeable: false,
+            steering: Default::default(),
+            counters: PortCounters::default(),
+        });
+        let network = &mut self.networks[network];
+        network.put_behind(id, Some(Behind::Guest(number)));
+        self.listen(number).inspect_err(|_| self.close_port(number))
+    }
+
+    /// Holds a port to something else from now on. Its guest notices nothing.
+    ///
+    /// # Errors
+    /// When there is no such port, or the bridge refuses what is asked.
+    pub fn configure_port(
+        &mut self,
+        network: &str,
+        vm: &str,
+        config: PortConfig,
+        moderation: ModerationSetting,
+    ) -> Result<(), NetError> {
+        let (network, number) = self.port_named(network, vm)?;
+        let port = &mut self.ports[number];
+        self.networks[network]
+            .bridge
+            .configure_port(port.id, config)?;
+        port.set_moderation(moderation);
+        Ok(())
+    }
+
+    /// Closes a port.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove_port(&mut self, network: &str, vm: &str) -> Result<(), NetError> {
+        let (_, number) = self.port_named(network, vm)?;
+        self.close_port(number);
+        Ok(())
+    }
+
+    /// Takes a port's link down, or up again. While it is down no frame passes, and nobody listens at the port's socket, so that its VMM
+    /// shows the guest that the cable is out.
+    ///
+    /// # Errors
+    /// When there is no such port, or its socket cannot be had again.
+    pub fn set_link(&mut self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
+        let (network, number) = self.port_named(network, vm)?;
+        let port = &self.ports[number];
+        self.networks[network].bridge.set_link(port.id, up);
+        match (up, port.frontend.is_some()) {
+            (true, false) => self.listen(number)?,
+            (false, true) => self.hang_up(number),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Every network, as it stands, by name.
+    pub fn networks(&self) -> Vec<NetworkSnapshot> {
+        let mut networks: Vec<_> = self
+            .networks
+            .iter()
+            .map(|(index, network)| {
+                let mut ports: Vec<_> = self
+                    .ports_of(index)
+                    .map(|number| {
+                        let port = &self.ports[number];
+                        NetPortSnapshot {
+                            vm: port.vm.clone(),
+                            id: port.id,
+                            attached: port.attached,
+                            driver_ready: port.receiving_ring(0).is_some(),
+                            link: port.frontend.is_some(),
+                            counters: port.counters,
+                            bridge: network.bridge_counters(port.id),
+                        }
+                    })
+                    .collect();
+                ports.sort_by(|a, b| a.vm.cmp(&b.vm));
+                let station = network.station.as_ref().map(|known| StationSnapshot {
+                    id: known.id,
+                    counters: known.station.counters(),
+                    bridge: network.bridge_counters(known.id),
+                });
+                let uplink = network.uplink.as_ref().map(|uplink| UplinkSnapshot {
+                    id: uplink.id,
+                    counters: uplink.counters,
+                    bridge: network.bridge_counters(uplink.id),
+                });
+                NetworkSnapshot {
+                    uplink,
+                    name: network.name.clone(),
+                    ports,
+                    station,
+                    macs: network.bridge.macs(self.now).collect(),
+                }
+            })
+            .collect();
+        networks.sort_by(|a, b| a.name.cmp(&b.name));
+        networks
+    }
+
+    /// Closes every port and removes every network, for good.
+    pub fn stop(&mut self) {
+        let ports: Vec<usize> = self.ports.iter().map(|(number, _)| number).collect();
+        for number in ports {
+            self.close_port(number);
+        }
+        self.networks.clear();
+        self.stopped = true;
+    }
+
+    /// Whether [`stop`](Self::stop) was called.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
+    ///
+    /// # Errors
+    /// When the system's means of waiting fail, which leaves nothing to go on with.
+    pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let mut happened = std::mem::take(&mut self.happened);
+        self.wait(limit, &mut happened)?;
+        self.now = self.start.elapsed();
+        for (token, _) in happened.drain(..) {
+            self.dispatch(token);
+        }
+        self.happened = happened;
+        self.pay_interrupts();
+        self.end_rests();
+        for _ in 0..self.ready.len() {
+            if let Some((number, ring)) = self.ready.pop_front() {
+                self.drain(number, ring);
+            }
+        }
+        self.answer_guests();
+        Ok(())
+    }
+
+    fn dispatch(&mut self, token: Token) {
+        match token {
+            Token::Wake => {
+                while let Ok(message) = self.messages.try_recv() {
+                    self.answer(message);
+                }
+            }
+            Token::Ring { line, index } if is_transmit(usize::from(index)) => {
+                let number = line.0 as usize;
+                if let Some(port) = self.ports.get_mut(number) {
+                    port.counters.kicks += 1;
+                    self.make_ready(number, usize::from(index));
+                }
+            }
+            Token::Uplink { network } => self.drain_uplink(network as usize),
+            // A guest says that it has posted buffers: nobody waits for them.
+            _ => {}
+        }
+    }
+
+    fn network_named(&self, name: &str) -> Result<usize, NetError> {
+        let found = self
+            .networks
+            .iter()
+            .find(|(_, network)| network.name == name);
+        found
+            .map(|(index, _)| index)
+            .ok_or_else(|| NetError::NoNetwork(name.to_owned()))
+    }
+
+    fn ports_of(&self, network: usize) -> impl Iterator<Item = usize> + '_ {
+        let ports = self
+            .ports
+            .iter()
+            .filter(move |(_, port)| port.network == network);
+        ports.map(|(number, _)| number)
+    }
+
+    fn port_of(&self, network: usize, vm: &str) -> Option<usize> {
+        self.ports_of(network)
+            .find(|number| self.ports[*number].vm == vm)
+    }
+
+    fn port_named(&self, network: &str, vm: &str) -> Result<(usize, usize), NetError> {
+        let index = self.network_named(network)?;
+        let number = self.port_of(index, vm).ok_or_else(|| NetError::NoPort {
+            vm: vm.to_owned(),
+            network: network.to_owned(),
+        })?;
+        Ok((index, number))
+    }
+
+    /// Lets VMMs connect to a port.
+    fn listen(&mut self, number: usize) -> Result<(), NetError> {
+        let generation = self.take_generation();
+        let port = &mut self.ports[number];
+        let refused = |error| NetError::Socket {
+            path: port.path.clone(),
+            error,
+        };
+        let listener = listen_at(&port.path, rustix::net::SocketType::STREAM).map_err(refused)?;
+        let identity = Identity {
+            device: number as u32,
+            generation,
+            vm: port.vm.clone(),
+        };
+        let model = model::model(port.mac, port.mtu, port.queue_pairs);
+        let rings = model.rings;
+        let frontend = Frontend::spawn(listener, identity, model, self.mailbox.clone());
+        port.frontend = Some(frontend.map_err(refused)?);
+        port.generation = generation;
+        port.rings = (0..rings).map(|_| None).collect();
+        Ok(())
+    }
+
+    /// Lets go of a port's VMM, and listens for none.
+    fn hang_up(&mut self, number: usize) {
+        let frontend = self.ports[number].frontend.take();
+        // What the thread still asks, also what waits for an answer now, comes too late.
+        self.ports[number].generation = self.take_generation();
+        self.ports[number].attached = false;
+        self.forget_rings(number);
+        let Some(thread) = frontend.and_then(|mut frontend| frontend.stop()) else {
+            return;
+        };
+        // The thread may be waiting for an answer of ours: give it one. It asks for nothing new once its socket is shut.
+        while !thread.is_finished() {
+            match self.messages.recv_timeout(Duration::from_millis(5)) {
+                Ok(message) => self.answer(message),
+                Err(_) => continue,
+            }
+        }
+        // If it panicked, that has been printed.
+        let _ = thread.join();
+    }
+
+    fn take_generation(&mut self) -> u64 {
+        self.next_generation += 1;
+        self.next_generation
+    }
+
+    fn close_port(&mut self, number: usize) {
+        self.hang_up(number);
+        let port = self.ports.remove(number);
+        let network = &mut self.networks[port.network];
+        network.bridge.remove_port(port.id);
+        network.put_behind(port.id, None);
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+impl Network {
+    fn bridge_counters(&self, id: PortId) -> switch::bridge::PortCounters {
+        self.bridge.counters(id).unwrap_or_default()
+    }
+
+    fn behind(&self, id: PortId) -> Option<Behind> {
+        self.behind.get(usize::from(id.0)).copied().flatten()
+    }
+
+    fn close_uplink(&mut self) {
+        if let Some(uplink) = self.uplink.take() {
+            self.bridge.remove_port(uplink.id);
+            self.put_behind(uplink.id, None);
+        }
+    }
+
+    fn put_behind(&mut self, id: PortId, behind: Option<Behind>) {
+        let index = usize::from(id.0);
+        if self.behind.len() <= index {
+            self.behind.resize(index + 1, None);
+        }
+        self.behind[index] = behind;
+    }
+}

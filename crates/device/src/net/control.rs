@@ -1,0 +1,117 @@
+//! What VMMs ask for: rings that start and stop, memory that changes.
+
+use std::fmt::Display;
+
+use memory::queue::Queue;
+use switch::LineId;
+
+use super::NetFabric;
+use super::port::{PortRing, is_transmit};
+use crate::frontend::{Answer, Message, Request, RingStart};
+use crate::reactor::{EventFlags, Token};
+use crate::ring::Ring;
+
+impl NetFabric {
+    /// Does what a port's VMM asks, and answers.
+    pub(super) fn answer(&mut self, message: Message) {
+        let number = message.device as usize;
+        let known = self
+            .ports
+            .get(number)
+            .is_some_and(|port| port.generation == message.generation);
+        let answer = match known {
+            true => self.obey(number, message.request),
+            false => Err("the port is closed".to_owned()),
+        };
+        // The thread that asked may have gone.
+        let _ = message.answer.send(answer);
+    }
+
+    fn obey(&mut self, number: usize, request: Request) -> Answer {
+        let port = &mut self.ports[number];
+        match request {
+            Request::Attach => port.attached = true,
+            Request::Detach => {
+                port.attached = false;
+                self.forget_rings(number);
+            }
+            Request::Reset => self.forget_rings(number),
+            Request::Start { index, start } => return self.start_ring(number, index, *start),
+            Request::Stop { index } => return Ok(self.stop_ring(number, index)),
+            Request::SetCall { index, call } => {
+                if let Some(ring) = port.ring(index) {
+                    ring.ring.call = call;
+                    // An interrupt may have been due while there was nowhere to send it.
+                    ring.ring.interrupt();
+                }
+            }
+            Request::SetEnabled { index, enabled } => {
+                if let Some(ring) = port.ring(index) {
+                    ring.ring.enabled = enabled;
+                }
+                if enabled && is_transmit(index) {
+                    self.make_ready(number, index);
+                }
+            }
+            Request::ReplaceMemory { memory } => {
+                for ring in port.rings.iter_mut().flatten() {
+                    ring.queue()
+                        .replace_memory(memory.clone())
+                        .map_err(|error| error.to_string())?;
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    fn start_ring(&mut self, number: usize, index: usize, start: RingStart) -> Answer {
+        self.stop_ring(number, index);
+        let mut queue = Queue::new(start.setup, start.memory).map_err(|error| error.to_string())?;
+        // What the guest posts, and what it sends while we are looking anyhow, it need not tell.
+        queue.disable_notifications();
+        let token = Token::Ring {
+            line: LineId(number as u32),
+            index: index as u8,
+        };
+        // Edge-triggered: each kick is an edge, and the counter need not be read back.
+        self.reactor
+            .add(&start.kick, token, EventFlags::IN | EventFlags::ET)
+            .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
+        let port = &mut self.ports[number];
+        port.set_features(start.features);
+        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        port.rings[index] = Some(PortRing::new(ring, port.moderation));
+        if is_transmit(index) {
+            self.make_ready(number, index);
+        }
+        Ok(0)
+    }
+
+    /// Stops a ring, and says how many chains have been taken from it.
+    fn stop_ring(&mut self, number: usize, index: usize) -> u32 {
+        let rings = &mut self.ports[number].rings;
+        let Some(mut ring) = rings.get_mut(index).and_then(Option::take) else {
+            return 0;
+        };
+        ring.ring.publish();
+        // A guest that sleeps for an interrupt that was held back would sleep on when its ring comes back.
+        if ring.moderation.expire(self.now) {
+            ring.ring.interrupt();
+        }
+        self.reactor.remove(&ring.ring.kick);
+        ring.ring.queue.ring_base()
+    }
+
+    pub(super) fn forget_rings(&mut self, number: usize) {
+        for index in 0..self.ports[number].rings.len() {
+            self.stop_ring(number, index);
+        }
+    }
+
+    /// A guest's rings or memory cannot be used: its port is down until its driver starts anew.
+    pub(super) fn fail_port(&mut self, number: usize, error: &dyn Display) {
+        let port = &mut self.ports[number];
+        tracing::warn!(vm = port.vm, %error, "the guest's network device failed; a reset of the guest's driver brings it back");
+        self.forget_rings(number);
+    }
+}

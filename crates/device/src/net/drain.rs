@@ -1,0 +1,278 @@
+//! Frames that a guest has sent: taken out of its ring, judged, and sorted by destination.
+
+use std::sync::Arc;
+
+use memory::guest::{GuestMemory, total_len};
+use memory::queue::{Chain, Queue, QueueError};
+use switch::Time;
+use switch::bridge::{PortId, Tagging, Verdict};
+use wire::ethernet::{HEADER_LEN, TAG_LEN};
+use wire::net_header::{NET_HEADER_LEN, NetHeader, Offloads};
+
+use super::deliver::Source;
+use super::port::{PortCounters, pair_of};
+use super::snapshot::Frame;
+use super::{Behind, NetFabric, Network};
+
+/// The most frames that are taken from a ring at a time. Many enough that what is done once for a batch costs little for each frame, few
+/// enough that their beginnings stay in the processor's first cache.
+pub(super) const MAX_BATCH: usize = 64;
+
+/// Longer than that no frame is: what the largest offload leaves to be cut, with two tags.
+pub(super) const MAX_FRAME_LEN: usize = 65_535 + HEADER_LEN + 2 * TAG_LEN;
+
+/// Frames on their way, with the lists of where they go.
+#[derive(Debug)]
+pub(super) struct Batch {
+    limit: usize,
+    pub(super) chains: Vec<Chain>,
+    pub(super) frames: Vec<Frame>,
+    /// How many of the chains and frames are of this batch.
+    count: usize,
+    /// By the place of the destination in the table of ports: which frames go there, in their order.
+    lists: Vec<Vec<Routed>>,
+    /// Destinations whose list is not empty.
+    touched: Vec<usize>,
+    /// Which frames are for the network itself.
+    asked: Vec<Routed>,
+    /// Which frames leave the network.
+    pub(super) leaving: Vec<Routed>,
+}
+
+/// A frame that goes to a destination.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Routed {
+    pub(super) frame: usize,
+    pub(super) tagging: Tagging,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch {
+            limit: MAX_BATCH,
+            chains: vec![Chain::default(); MAX_BATCH],
+            frames: vec![Frame::default(); MAX_BATCH],
+            count: 0,
+            lists: Vec::new(),
+            touched: Vec::new(),
+            asked: Vec::new(),
+            leaving: Vec::new(),
+        }
+    }
+}
+
+impl Batch {
+    pub(super) fn set_limit(&mut self, frames: usize) {
+        self.limit = frames.clamp(1, MAX_BATCH);
+    }
+
+    /// Takes frames out of a ring, and copies their beginnings. Returns whether there may be more.
+    fn take(&mut self, queue: &mut Queue) -> Result<bool, QueueError> {
+        self.count = 0;
+        while self.count < self.limit {
+            if !queue.pop(&mut self.chains[self.count])? {
+                return Ok(false);
+            }
+            self.count += 1;
+        }
+        Ok(true)
+    }
+
+    /// Copies the beginnings of frames, checks their headers, and has the bridge say where they go.
+    fn classify(
+        &mut self,
+        now: Time,
+        from: PortId,
+        network: &mut Network,
+        memory: &GuestMemory,
+        sends: Offloads,
+        counters: &mut PortCounters,
+    ) {
+        for index in 0..self.count {
+            let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
+            // Of a chain that holds no frame nothing is known, least of all what was here before.
+            frame.receive(0);
+            let Some(len) = frame_len(chain) else {
+                // What was here before says nothing of this sender's flows.
+                frame.receive(0);
+                counters.malformed_headers += 1;
+                continue;
+            };
+            // It fails only if the guest's memory is gone, which is met again when the chain is copied.
+            if memory.read(&chain.readable, 0, frame.receive(len)).is_err() {
+                counters.malformed_headers += 1;
+                continue;
+            }
+            counters.frames_from_guest += 1;
+            counters.bytes_from_guest += len as u64;
+            let header = NetHeader::decode(frame.header());
+            match header.check(frame.head(), len, sends) {
+                Ok(offload) => frame.offload = offload,
+                Err(_) => {
+                    counters.malformed_headers += 1;
+                    continue;
+                }
+            }
+            self.route(now, from, network, index);
+        }
+    }
+
+    /// Begins a batch of frames that are in memory of our own.
+    pub(super) fn begin_private(&mut self) {
+        self.count = 0;
+    }
+
+    /// Puts a frame that is in memory of our own into the batch. Returns whether it may be what its header says.
+    pub(super) fn put(
+        &mut self,
+        index: usize,
+        header: NetHeader,
+        bytes: &[u8],
+        sends: Offloads,
+    ) -> bool {
+        let frame = &mut self.frames[index];
+        frame.receive_whole(bytes);
+        match header.check(frame.head(), bytes.len(), sends) {
+            Ok(offload) => {
+                frame.offload = offload;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Puts a frame on the lists of its destinations.
+    pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
+        let frame = &self.frames[index];
+        let segment_len = frame.offload.longest_segment_len(frame.len);
+        let verdict = network
+            .bridge
+            .classify(now, from, frame.head(), frame.len, segment_len);
+        match verdict {
+            Verdict::Drop(_) => {}
+            Verdict::Port(to, tagging) => self.append(network.behind(to), index, tagging),
+            Verdict::Flood => {
+                for (to, tagging) in network.bridge.flood_ports() {
+                    self.append(network.behind(*to), index, *tagging);
+                }
+            }
+        }
+    }
+
+    fn taken_frames(&self) -> &[Frame] {
+        &self.frames[..self.count]
+    }
+
+    fn append(&mut self, behind: Option<Behind>, frame: usize, tagging: Tagging) {
+        let routed = Routed { frame, tagging };
+        let number = match behind {
+            Some(Behind::Guest(number)) => number,
+            Some(Behind::Uplink) => return self.leaving.push(routed),
+            Some(Behind::Station) => return self.asked.push(routed),
+            None => return,
+        };
+        if self.lists.len() <= number {
+            self.lists.resize_with(number + 1, Vec::new);
+        }
+        let list = &mut self.lists[number];
+        if list.is_empty() {
+            self.touched.push(number);
+        }
+        list.push(routed);
+    }
+
+    /// The next destination with its list, which is to be given back.
+    pub(super) fn next_destination(&mut self) -> Option<(usize, Vec<Routed>)> {
+        let number = self.touched.pop()?;
+        Some((number, std::mem::take(&mut self.lists[number])))
+    }
+
+    /// The frames that are for the network itself; the list is to be given back.
+    pub(super) fn take_asked(&mut self) -> Vec<Routed> {
+        std::mem::take(&mut self.asked)
+    }
+
+    /// Keeps that list's memory for use again.
+    pub(super) fn give_back_asked(&mut self, mut list: Vec<Routed>) {
+        list.clear();
+        self.asked = list;
+    }
+
+    /// Keeps a list's memory for use again.
+    pub(super) fn give_back(&mut self, number: usize, mut list: Vec<Routed>) {
+        list.clear();
+        self.lists[number] = list;
+    }
+}
+
+/// The length of the frame in a chain, behind its virtio header, unless it is none.
+fn frame_len(chain: &Chain) -> Option<usize> {
+    let len = total_len(&chain.readable).checked_sub(NET_HEADER_LEN)?;
+    (HEADER_LEN..=MAX_FRAME_LEN).contains(&len).then_some(len)
+}
+
+impl NetFabric {
+    /// Copies the frames of the batch to where they go, one destination after the other: each ring is touched once.
+    pub(super) fn pass_on(&mut self, network: usize, source: &Source<'_>) {
+        while let Some((destination, list)) = self.batch.next_destination() {
+            self.deliver(destination, &list, source);
+            self.batch.give_back(destination, list);
+        }
+        self.send_out(network, source);
+        self.ask_station(network, source);
+    }
+
+    /// Passes on a batch of what a guest has sent on this ring. If there may be more, the ring has another turn.
+    pub(super) fn drain(&mut self, number: usize, index: usize) {
+        let Some(port) = self.ports.get_mut(number) else {
+            return;
+        };
+        let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        ring.is_ready = false;
+        if !ring.ring.enabled {
+            return;
+        }
+        let network = &mut self.networks[port.network];
+        if let Some(until) = network.bridge.rests_until(self.now, port.id) {
+            self.resting.insert((until, number, index));
+            return;
+        }
+        // It has said that there is something. Until we ask again before we sleep, it need not say so for each frame.
+        ring.queue().disable_notifications();
+        let memory = Arc::clone(ring.queue().memory());
+        let taken = self.batch.take(ring.queue());
+        let pairs = port.queue_pairs;
+        self.batch.classify(
+            self.now,
+            port.id,
+            network,
+            &memory,
+            port.sends,
+            &mut port.counters,
+        );
+        if pairs > 1 {
+            for frame in self.batch.taken_frames() {
+                port.steering.learn(frame.flow(), pair_of(index));
+            }
+        }
+        let network = port.network;
+        self.pass_on(network, &Source::Guest(&memory));
+        let Some(ring) = self.ports[number].ring(index) else {
+            return;
+        };
+        for chain in &self.batch.chains[..self.batch.count] {
+            ring.ring.complete(chain, 0);
+        }
+        self.show_sent(number, index);
+        if memory.is_poisoned() {
+            return self.fail_port(number, &memory::guest::MemoryError::Poisoned);
+        }
+        match taken {
+            Ok(true) => self.make_ready(number, index),
+            Ok(false) => self.leave_unarmed(number, index),
+            Err(error) => self.fail_port(number, &error),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Waiting for something to do, and telling guests of what was done.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::NetFabric;
+use super::moderation::Due;
+use super::port::{PortRing, is_transmit};
+use crate::reactor::{EventFlags, Token};
+use crate::ring::Lazily;
+
+/// How long a guest may have to wait until it hears that frames it sent have left, unless it is so many that it may want the
+/// descriptors.
+const SENT_DELAY: Duration = Duration::from_millis(1);
+
+/// Turns with frames to pass between two looks at the descriptors: a look costs a system call, and what comes that way can wait for
+/// a few batches.
+const MAX_BLIND_TURNS: u32 = 16;
+
+/// Looks at the rings between two looks at the descriptors, when there is nothing else to do.
+const LOOKS_AT_RINGS: u32 = 16;
+
+impl NetFabric {
+    /// This ring's guest has sent something, or may have.
+    pub(super) fn make_ready(&mut self, number: usize, index: usize) {
+        let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
+        if ring.is_some_and(|ring| !std::mem::replace(&mut ring.is_ready, true)) {
+            self.ready.push_back((number, index));
+        }
+    }
+
+    /// This ring was empty. As long as we do not sleep its guest need not tell us when it no longer is.
+    pub(super) fn leave_unarmed(&mut self, number: usize, index: usize) {
+        let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
+        if ring.is_some_and(|ring| !std::mem::replace(&mut ring.is_unarmed, true)) {
+            self.unarmed.push((number, index));
+        }
+    }
+
+    /// Waits until something happens: looks for a moment if that is likely to be enough, and else sleeps.
+    pub(super) fn wait(
+        &mut self,
+        limit: Option<Duration>,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<()> {
+        if !self.answering.is_empty() {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        if !self.ready.is_empty() {
+            // Those who keep us at work must not keep the others, who were not asked to notify, waiting.
+            self.look_at_unarmed();
+            self.blind_turns += 1;
+            if self.blind_turns < MAX_BLIND_TURNS {
+                return Ok(());
+            }
+            self.blind_turns = 0;
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        self.blind_turns = 0;
+        let look_for = self.spin.patience();
+        if !look_for.is_zero() {
+            let found = self.look(look_for, happened)?;
+            match found {
+                Some(after) => self.spin.found(after),
+                None => self.spin.missed(),
+            }
+            if found.is_some() {
+                return Ok(());
+            }
+        }
+        if self.arm() {
+            return self.reactor.wait(Some(Duration::ZERO), happened);
+        }
+        let asleep_since = Instant::now();
+        self.reactor.wait(self.patience(limit), happened)?;
+        if !happened.is_empty() {
+            self.spin.slept(asleep_since.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Looks for something to do, for this long. Returns after which time there was something.
+    fn look(
+        &mut self,
+        look_for: Duration,
+        happened: &mut Vec<(Token, EventFlags)>,
+    ) -> io::Result<Option<Duration>> {
+        let start = Instant::now();
+        loop {
+            self.reactor.wait(Some(Duration::ZERO), happened)?;
+            for _ in 0..LOOKS_AT_RINGS {
+                let sent = self.look_at_unarmed();
+                if sent || !happened.is_empty() {
+                    return Ok(Some(start.elapsed()));
+                }
+                std::hint::spin_loop();
+            }
+            let elapsed = start.elapsed();
+            self.now = self.start.elapsed();
+            self.pay_interrupts();
+            if elapsed >= look_for {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Asks every guest to notify us of what it sends. Returns whether one has sent something already.
+    fn arm(&mut self) -> bool {
+        let sent = self.unarmed_rings(|ring| ring.queue().enable_notifications());
+        while let Some((number, index)) = self.unarmed.pop() {
+            if let Some(ring) = self.ports.get_mut(number).and_then(|port| port.ring(index)) {
+                ring.is_unarmed = false;
+            }
+        }
+        sent
+    }
+
+    /// Looks whether guests that were not asked to notify have sent something. An error is something, too: it is met again when
+    /// the ring is drained.
+    fn look_at_unarmed(&mut self) -> bool {
+        self.unarmed_rings(|ring| ring.queue().pending().unwrap_or(true))
+    }
+
+    /// Schedules those of the unarmed rings that have something, and forgets them until they are drained. Returns
+    /// whether there is one.
+    fn unarmed_rings(&mut self, has_something: impl Fn(&mut PortRing) -> bool) -> bool {
+        let before = self.unarmed.len();
+        let mut position = 0;
+        while let Some((number, index)) = self.unarmed.get(position).copied() {
+            let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
+            // A ring that was replaced meanwhile is not unarmed, and was looked at when it came.
+            let Some(ring) = ring.filter(|ring| ring.is_unarmed) else {
+                self.unarmed.swap_remove(position);
+                continue;
+            };
+            if !has_something(ring) {
+                position += 1;
+                continue;
+            }
+            ring.is_unarmed = false;
+            self.unarmed.swap_remove(position);
+            self.make_ready(number, index);
+        }
+        self.unarmed.len() < before
+    }
+
+    /// How long this turn may sleep.
+    fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
+        let now = self.start.elapsed();
+        let timers = [self.owed.first(), self.resting.first()];
+        let timers = timers.map(|first| first.map(|(at, ..)| *at));
+        let timers = timers.into_iter().chain([self.station_timer]);
+        let until_timer = timers.flatten().min();
+        let until_timer = until_timer.map(|at| at.saturating_sub(now));
+        [until_timer, limit].into_iter().flatten().min()
+    }
+
+    /// Shows a guest the frames that it has been given, and interrupts it if it wants to be and was not a moment ago.
+    pub(super) fn show_received(&mut self, number: usize, index: usize, frames: u32) {
+        let now = self.now;
+        let port = &mut self.ports[number];
+        let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        ring.moderation.count(frames);
+        if !ring.ring.publish_silently() {
+            port.counters.interrupts_unwanted += 1;
+            return;
+        }
+        match ring.moderation.want(now) {
+            Due::Now => {
+                ring.ring.interrupt();
+                port.counters.interrupts += 1;
+            }
+            Due::At(time) => {
+                port.counters.interrupts_moderated += 1;
+                self.owed.insert((time, number, index));
+            }
+            Due::Known => port.counters.interrupts_moderated += 1,
+        }
+    }
+
+    /// Gives a guest back the frames that it has sent. It is interrupted only once a quarter of its ring is back, or after a while.
+    pub(super) fn show_sent(&mut self, number: usize, index: usize) {
+        let at = self.now + SENT_DELAY;
+        let port = &mut self.ports[number];
+        let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        match ring.ring.publish_lazily() {
+            Lazily::Quiet => {}
+            Lazily::Interrupted => port.counters.interrupts += 1,
+            Lazily::Owes => {
+                self.owed.insert((at, number, index));
+            }
+        }
+    }
+
+    /// Has another look at the rings of ports that have rested long enough.
+    pub(super) fn end_rests(&mut self) {
+        while let Some((at, number, index)) = self.resting.first().copied() {
+            if at > self.now {
+                break;
+            }
+            self.resting.pop_first();
+            self.make_ready(number, index);
+        }
+    }
+
+    /// Sends the interrupts that have been held back long enough.
+    pub(super) fn pay_interrupts(&mut self) {
+        while let Some((at, number, index)) = self.owed.first().copied() {
+            if at > self.now {
+                break;
+            }
+            self.owed.pop_first();
+            let Some(port) = self.ports.get_mut(number) else {
+                continue;
+            };
+            let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
+                continue;
+            };
+            let paid = if is_transmit(index) {
+                ring.ring.has_deadline = false;
+                ring.ring.pay_interrupt()
+            } else {
+                let owed = ring.moderation.expire(self.now);
+                if owed {
+                    ring.ring.interrupt();
+                }
+                owed
+            };
+            port.counters.interrupts += u64::from(paid);
+        }
+    }
+}

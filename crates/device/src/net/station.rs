@@ -1,0 +1,128 @@
+//! The port behind which the network itself answers.
+
+use station::{Host, Station, StationConfig};
+use switch::bridge::{PortConfig, PortId};
+use wire::net_header::Offloads;
+
+use super::deliver::{Source, finish_and_give, gather};
+use super::uplink::Room;
+use super::{Behind, NetError, NetFabric};
+
+/// Who answers for a network, and where that is.
+pub(super) struct NetStation {
+    pub(super) station: Station,
+    pub(super) id: PortId,
+}
+
+impl NetFabric {
+    /// Has a network answer as this says from now on, from this port. Hosts have to be named again; addresses of a pool are given anew.
+    ///
+    /// # Errors
+    /// When there is no such network, or the configuration contradicts itself or what ports were given.
+    pub fn set_station(
+        &mut self,
+        network: &str,
+        (port, config): (PortConfig, StationConfig),
+    ) -> Result<(), NetError> {
+        let index = self.network_named(network)?;
+        let station = Station::new(config)?;
+        let network = &mut self.networks[index];
+        let id = match &network.station {
+            Some(known) => {
+                network.bridge.configure_port(known.id, port)?;
+                known.id
+            }
+            None => network.bridge.add_port(port)?,
+        };
+        network.put_behind(id, Some(Behind::Station));
+        network.station = Some(NetStation { station, id });
+        Ok(())
+    }
+
+    /// Replaces the hosts that a network gives addresses to, and whose names it knows, and tells its guests if anything is to be told.
+    ///
+    /// # Errors
+    /// When there is no such network, it does not answer, or two hosts would be the same.
+    pub fn set_hosts(&mut self, network: &str, hosts: Vec<Host>) -> Result<(), NetError> {
+        let index = self.network_named(network)?;
+        let Some(known) = &mut self.networks[index].station else {
+            return Err(NetError::NoStation(network.to_owned()));
+        };
+        known.station.set_hosts(hosts)?;
+        known.station.link_up();
+        self.answering.insert(index);
+        Ok(())
+    }
+
+    /// Shows the batch's frames that are for the network itself to its station.
+    pub(super) fn ask_station(&mut self, index: usize, source: &Source<'_>) {
+        let asked = self.batch.take_asked();
+        let now = self.start + self.now;
+        let Some(known) = &mut self.networks[index].station else {
+            return;
+        };
+        if !asked.is_empty() {
+            self.answering.insert(index);
+        }
+        let mut whole = Vec::new();
+        for routed in &asked {
+            let frame = self.batch.frames[routed.frame].retagged(routed.tagging);
+            let rest = source.rest(&self.batch.chains, routed.frame, &frame);
+            // What cannot be read, or contradicts its own headers, asks nothing.
+            if gather(&frame, &rest, &mut whole).is_ok() {
+                let finish = frame.offload.finish_for(Offloads::NONE);
+                let _ = finish_and_give(finish, &frame.offload, &mut whole, |frame| {
+                    known.station.receive(now, frame);
+                    Ok(())
+                });
+            }
+        }
+        self.batch.give_back_asked(asked);
+    }
+
+    /// Sends what stations have to say.
+    pub(super) fn answer_guests(&mut self) {
+        if self.station_timer.is_some_and(|at| at <= self.now) {
+            let waiting = self
+                .networks
+                .iter()
+                .filter(|(_, network)| network.station.is_some());
+            self.answering.extend(waiting.map(|(index, _)| index));
+        }
+        if self.answering.is_empty() {
+            return;
+        }
+        let now = self.start + self.now;
+        while let Some(index) = self.answering.pop_first() {
+            if let Some(known) = self.station_of(index) {
+                known.station.handle_timeout(now);
+            }
+            while let Some((id, frame)) = self.next_answer(index) {
+                self.inject(index, id, frame);
+            }
+        }
+        let timers = self.networks.iter().filter_map(|(_, network)| {
+            let at = network.station.as_ref()?.station.poll_at()?;
+            Some(at.saturating_duration_since(self.start))
+        });
+        self.station_timer = timers.min();
+    }
+
+    fn station_of(&mut self, index: usize) -> Option<&mut NetStation> {
+        self.networks.get_mut(index)?.station.as_mut()
+    }
+
+    fn next_answer(&mut self, index: usize) -> Option<(PortId, Vec<u8>)> {
+        let known = self.station_of(index)?;
+        Some((known.id, known.station.transmit()?))
+    }
+
+    /// Passes on a frame that is in memory of our own.
+    fn inject(&mut self, index: usize, from: PortId, bytes: Vec<u8>) {
+        self.batch.begin_private();
+        self.batch.frames[0].receive_whole(&bytes);
+        self.batch
+            .route(self.now, from, &mut self.networks[index], 0);
+        self.pass_on(index, &Source::Private(&[Room::of(bytes)]));
+    }
+}

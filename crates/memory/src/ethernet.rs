@@ -1,0 +1,190 @@
+//! Descriptors through which whole Ethernet frames go to the host and come from it: tap devices and packet sockets.
+//!
+//! They are opened here because the calls that do so take C structures, which no safe library offers without a good deal else. Every frame
+//! has a virtio header in front, of [`Opened::header_len`] bytes, so that checksums and segmentation can be left to the other side, as between
+//! two guests (Linux, Documentation/networking/tuntap.rst, and `packet(7)`).
+
+use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// A way to the host, which does not block.
+#[derive(Debug)]
+pub struct Opened {
+    /// Reads and writes one frame at a time.
+    pub descriptor: OwnedFd,
+    /// Length of the virtio header before each frame, in bytes.
+    pub header_len: usize,
+    /// Segments of UDP may be left to the host, and come from it.
+    pub udp_segments: bool,
+}
+
+/// Opens the tap device of this name, which is made if it is not there and then lives as long as the descriptor.
+///
+/// # Errors
+/// `InvalidInput` for a name that no device can have; otherwise what the system reports, such as that the process may not
+/// (CAP_NET_ADMIN, unless the device belongs to its user) or that somebody else has the device open.
+pub fn open_tap(name: &str) -> io::Result<Opened> {
+    let mut request = interface_request(name)?;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    // The flags are in the lower 16 bits.
+    request.ifr_ifru.ifru_flags = flags as i16;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open("/dev/net/tun")?;
+    let descriptor = OwnedFd::from(file);
+    // SAFETY: TUNSETIFF takes an `ifreq`, which it reads and fills in with the name; it outlives the call.
+    checked(unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNSETIFF, &mut request) })?;
+    let header_len: libc::c_int = 12;
+    // SAFETY: TUNSETVNETHDRSZ reads an int.
+    checked(unsafe {
+        libc::ioctl(
+            descriptor.as_raw_fd(),
+            libc::TUNSETVNETHDRSZ,
+            &header_len,
+        )
+    })?;
+    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let offload = |flags: libc::c_uint| {
+        // SAFETY: TUNSETOFFLOAD takes its argument by value.
+        checked(unsafe {
+            libc::ioctl(
+                descriptor.as_raw_fd(),
+                libc::TUNSETOFFLOAD,
+                libc::c_ulong::from(flags),
+            )
+        })
+    };
+    // Kernels before 6.2 know no segments of UDP.
+    let udp_segments = offload(tcp | udp).is_ok();
+    if !udp_segments {
+        offload(tcp)?;
+    }
+    Ok(Opened {
+        descriptor,
+        header_len: 12,
+        udp_segments,
+    })
+}
+
+/// Opens a packet socket on the interface of this name, which takes all its frames and none of those that the host itself sends there.
+///
+/// # Errors
+/// `InvalidInput` for a name that no interface can have, `NotFound` for one that none has; otherwise what the system reports, such as that the
+/// process may not (CAP_NET_RAW).
+pub fn open_packet_socket(interface: &str) -> io::Result<Opened> {
+    let request = interface_request(interface)?;
+    let protocol = (libc::ETH_P_ALL as u16).to_be();
+    // SAFETY: no pointers are involved. Protocol 0 takes no frames before the socket is bound.
+    let descriptor = checked(unsafe {
+        libc::socket(
+            libc::AF_PACKET,
+            libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            0,
+        )
+    })?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: the name ends with a zero, as `interface_request` sees to.
+    let index = unsafe { libc::if_nametoindex(request.ifr_name.as_ptr()) };
+    if index == 0 {
+        return Err(io::Error::from(io::ErrorKind::NotFound));
+    }
+    for option in [libc::PACKET_VNET_HDR, libc::PACKET_IGNORE_OUTGOING] {
+        let one: libc::c_int = 1;
+        set_option(&descriptor, option, &one)?;
+    }
+    let everything = libc::packet_mreq {
+        // As the system wants it.
+        mr_ifindex: index as libc::c_int,
+        mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set_option(&descriptor, libc::PACKET_ADD_MEMBERSHIP, &everything)?;
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: protocol,
+        sll_ifindex: index as libc::c_int,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: the address is a `sockaddr_ll` of that size, which is only read.
+    checked(unsafe {
+        libc::bind(
+            descriptor.as_raw_fd(),
+            (&raw const address).cast(),
+            mem::size_of_val(&address) as libc::socklen_t,
+        )
+    })?;
+    Ok(Opened {
+        descriptor,
+        header_len: 10,
+        udp_segments: false,
+    })
+}
+
+fn set_option<T>(descriptor: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the value is only read, as many bytes as it has. The options that are set here are plain C structures.
+    checked(unsafe {
+        libc::setsockopt(
+            descriptor.as_raw_fd(),
+            libc::SOL_PACKET,
+            option,
+            (&raw const *value).cast(),
+            mem::size_of::<T>() as libc::socklen_t,
+        )
+    })
+    .map(|_| ())
+}
+
+/// What calls about an interface take: its name, and otherwise zeros.
+fn interface_request(name: &str) -> io::Result<libc::ifreq> {
+    let name = CString::new(name)?;
+    let bytes = name.as_bytes_with_nul();
+    // SAFETY: an `ifreq` is an array of characters and a union of plain numbers: zeros are a value of it.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    let is_name = bytes.len() > 1 && bytes.len() <= request.ifr_name.len();
+    // With a pattern the system would choose the name.
+    if !is_name || name.as_bytes().iter().any(|byte| b"%/".contains(byte)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("the name of an interface has 1 to {} characters, without % and /", libc::IFNAMSIZ - 1),
+        ));
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(bytes) {
+        *place = *byte as libc::c_char;
+    }
+    Ok(request)
+}
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result),
+    }
+}
+
+#[cfg(all(test, not(any(miri, loom))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_interface_can_have_are_refused() {
+        for name in ["", "tap%d", "a/b", "sixteen-letters-", "nul\0"] {
+            let tap = open_tap(name).unwrap_err();
+            assert_eq!(tap.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+            let socket = open_packet_socket(name).unwrap_err();
+            assert_eq!(socket.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+        }
+        assert!(interface_request("fifteen-letters").is_ok());
+    }
+}

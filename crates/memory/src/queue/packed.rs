@@ -1,0 +1,536 @@
+//! The device side of a packed virtqueue (virtio 1.2, section 2.8).
+//!
+//! # One ring for both sides
+//!
+//! There is one ring of descriptors. The driver writes chains into it, one descriptor behind the other, and goes round; the device writes
+//! what it is done with into the same ring, behind it, in an order of its own, and goes round too. Whose a descriptor is, say two of its
+//! flags together with a *wrap counter*, one bit that each side turns over whenever it passes the end: the driver sets AVAIL to its
+//! counter and USED to the opposite, the device sets both to its own. So what is left from the last round is never taken for news.
+//!
+//! A chain is named by an *identifier* which the driver chooses and puts into the chain's last descriptor. Whoever gives a chain back
+//! writes one descriptor with that identifier, and then skips as many places as the chain had descriptors: both sides remember how many
+//! these were.
+//!
+//! # Visible at once
+//!
+//! A driver looks at one place, that of the next used descriptor, and goes on from there. So only the first descriptor of a batch
+//! has to be held back until [`Packed::publish`]; what is behind it nobody looks at before. The price is one store for each batch,
+//! and there is no index whose cache line travels between two processors.
+//!
+//! # What may be overwritten
+//!
+//! A descriptor that was taken is never read again, except after a rewind. The place of a used descriptor may well be that of another
+//! chain that is out, since chains come back in any order; but never one of a chain that can still be rewound: what was given back
+//! was taken before that chain, and has no more descriptors than lie in front of it.
+//!
+//! # Events
+//!
+//! Each side has a structure of 32 bits that only the other side reads: notify always, never, or (with event indices) when a certain place is
+//! passed. It is read and written in one access, so that its halves belong together.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use self::fields::*;
+use super::chain::{
+    self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
+};
+use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area};
+use crate::area::Area;
+use crate::guest::GuestMemory;
+use crate::sync::{Ordering, fence};
+
+/// The device side of one packed virtqueue.
+#[derive(Debug)]
+pub(super) struct Packed {
+    setup: QueueSetup,
+    areas: Areas,
+    /// Where the next available descriptor is.
+    next_available: Position,
+    /// Where the next used descriptor goes.
+    next_used: Position,
+    /// The first descriptor that was given back since the last publication: it becomes visible last.
+    held_back: Option<HeldBack>,
+    /// Whether anything was published: before, the driver's wish for an interrupt has no span to be measured against.
+    has_published: bool,
+    /// What is in the device's event structure.
+    device_event: u32,
+    fresh: bool,
+    in_flight: InFlight,
+}
+
+/// The second word of a descriptor that is not yet in the ring.
+#[derive(Debug, Clone, Copy)]
+struct HeldBack {
+    position: Position,
+    word: u64,
+}
+
+impl Packed {
+    pub(super) fn new(setup: QueueSetup, memory: &GuestMemory) -> Result<Packed, QueueError> {
+        let (size, base) = (setup.size, setup.ring_base);
+        if size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(QueueError::PackedSize { size });
+        }
+        let next_available = Position::from_bits(base as u16);
+        let next_used = Position::from_bits((base >> 16) as u16);
+        let inside = next_available.index() < size && next_used.index() < size;
+        // What is available is never behind what is used, nor ahead of it by more than the ring.
+        if !inside || next_available.ahead_of(next_used, size) > u32::from(size) {
+            return Err(QueueError::Base { base, size });
+        }
+        let areas = Areas::new(&setup, memory)?;
+        Ok(Packed {
+            setup,
+            next_available,
+            next_used,
+            held_back: None,
+            has_published: false,
+            device_event: areas.device_event.load_u32(0, Ordering::Relaxed),
+            fresh: base == FIRST_PACKED_BASE,
+            in_flight: InFlight::new(size),
+            areas,
+        })
+    }
+
+    pub(super) fn replace_memory(&mut self, memory: &GuestMemory) -> Result<(), QueueError> {
+        self.areas = Areas::new(&self.setup, memory)?;
+        Ok(())
+    }
+
+    pub(super) fn pop(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<bool, QueueError> {
+        // Acquire: what the driver wrote before it set these flags is visible after.
+        let word = self.load_word(self.next_available.index(), Ordering::Acquire);
+        if !self.next_available.is_available(word) {
+            return Ok(false);
+        }
+        let (position, size) = (self.next_available, self.setup.size);
+        let address = self.load_address(position.index());
+        let first = Descriptor::from_packed_words(address, word);
+        let is_free = self.in_flight.descriptors < u32::from(size);
+        let after = if is_free && take_only(memory, chain, address, first.len, first.flags) {
+            chain.head = first.identifier();
+            position.plus(1, size)
+        } else {
+            self.read_chain(memory, chain, address, word)?
+        };
+        if self.in_flight.contains(chain.head) {
+            return Err(QueueError::HeadInFlight { head: chain.head });
+        }
+        self.in_flight.insert(chain.head, chain.entries);
+        self.next_available = after;
+        self.fresh = false;
+        Ok(true)
+    }
+
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16, chains: u16) {
+        let size = self.setup.size;
+        if ahead >= size {
+            return;
+        }
+        let mut position = self.next_available.plus(ahead, size);
+        for _ in 0..chains.min(size - ahead) {
+            let word = self.load_word(position.index(), Ordering::Relaxed);
+            // A descriptor in the middle of a chain is asked for like another one: most chains have one only.
+            if !position.is_available(word) {
+                return;
+            }
+            let address = self.load_address(position.index());
+            // Length, identifier and flags are one word.
+            chain::prefetch(memory, address, word as u32, (word >> 48) as u16);
+            position = position.plus(1, size);
+        }
+    }
+
+    pub(super) fn pending(&self) -> Result<bool, QueueError> {
+        let word = self.load_word(self.next_available.index(), Ordering::Acquire);
+        Ok(self.next_available.is_available(word))
+    }
+
+    pub(super) fn complete(&mut self, identifier: u16, written: u32) {
+        let Some(entries) = self.in_flight.remove(identifier) else {
+            debug_assert!(false, "chain {identifier} is given back and is not out");
+            return;
+        };
+        // The flag says whether the length means anything (2.8.3, 2.8.4).
+        let has_data = if written > 0 {
+            u64::from(WRITE) << FLAGS_SHIFT
+        } else {
+            0
+        };
+        let name = u64::from(identifier) << IDENTIFIER_SHIFT;
+        let position = self.next_used;
+        let word = u64::from(written) | name | has_data | position.used_flags();
+        if self.held_back.is_none() {
+            self.held_back = Some(HeldBack { position, word });
+        } else {
+            self.store_word(position.index(), word, Ordering::Relaxed);
+        }
+        self.next_used = position.plus(entries, self.setup.size);
+    }
+
+    pub(super) fn publish(&mut self) -> bool {
+        let Some(HeldBack { position, word }) = self.held_back.take() else {
+            return false;
+        };
+        // Everything written before, the chains' bytes and the descriptors behind this one too, is visible to whoever sees it.
+        self.store_word(position.index(), word, Ordering::Release);
+        let first = !self.has_published;
+        self.has_published = true;
+        // Publish first, look for the driver's wish second: the driver does it the other way round.
+        fence(Ordering::SeqCst);
+        let event = self.areas.driver_event.load_u32(0, Ordering::Relaxed);
+        match event >> EVENT_FLAGS_SHIFT & EVENT_FLAGS {
+            EVENT_NEVER => false,
+            EVENT_AT if self.setup.event_index => {
+                first || is_passed(event as u16, position, self.next_used, self.setup.size)
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) fn disable_notifications(&mut self) {
+        self.set_device_event(EVENT_NEVER << EVENT_FLAGS_SHIFT);
+    }
+
+    pub(super) fn enable_notifications(&mut self) -> bool {
+        let event = if self.setup.event_index {
+            EVENT_AT << EVENT_FLAGS_SHIFT | u32::from(self.next_available.to_bits())
+        } else {
+            EVENT_ALWAYS << EVENT_FLAGS_SHIFT
+        };
+        self.set_device_event(event);
+        fence(Ordering::SeqCst);
+        self.pending().unwrap_or(true)
+    }
+
+    pub(super) fn ring_base(&self) -> u32 {
+        u32::from(self.next_available.to_bits()) | u32::from(self.next_used.to_bits()) << 16
+    }
+
+    pub(super) fn in_flight(&self) -> u16 {
+        // At most as many as the ring has places.
+        self.in_flight.chains as u16
+    }
+
+    pub(super) fn rewind(&mut self, chains: u16) {
+        for _ in 0..chains {
+            let Some(entries) = self.in_flight.forget_last() else {
+                debug_assert!(false, "a chain is rewound and is not out");
+                return;
+            };
+            self.next_available = self.next_available.minus(entries, self.setup.size);
+        }
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    pub(super) fn driver_digest(&self) -> u64 {
+        let mut digest = DefaultHasher::new();
+        for word in 0..2 * usize::from(self.setup.size) {
+            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
+        }
+        digest.finish()
+    }
+
+    /// Fills `chain` with the chain that begins with this descriptor, and says where the next one is.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
+    fn read_chain(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        address: u64,
+        word: u64,
+    ) -> Result<Position, QueueError> {
+        let size = self.setup.size;
+        let head = self.next_available.index();
+        let free = size - self.in_flight.descriptors as u16;
+        let mut reader = Reader::new(memory, chain, head);
+        let mut position = self.next_available;
+        let mut descriptor = Descriptor::from_packed_words(address, word);
+        for entries in 1..=free {
+            let index = position.index();
+            position = position.plus(1, size);
+            if descriptor.flags & INDIRECT != 0 {
+                if !self.setup.indirect {
+                    return Err(QueueError::IndirectNotNegotiated { head, index });
+                }
+                if descriptor.flags & NEXT != 0 {
+                    return Err(QueueError::IndirectWithNext { head, index });
+                }
+                if entries > 1 {
+                    return Err(QueueError::IndirectNotAlone { head, index });
+                }
+                reader.add_table(index, descriptor, TableOrder::Sequential)?;
+            } else {
+                reader.add(index, descriptor)?;
+            }
+            if descriptor.flags & NEXT == 0 {
+                chain.head = descriptor.identifier();
+                chain.entries = entries;
+                return Ok(position);
+            }
+            // The first descriptor was published last, so this one is there; and if it is not, it is the driver's own loss.
+            let word = self.load_word(position.index(), Ordering::Relaxed);
+            descriptor = Descriptor::from_packed_words(self.load_address(position.index()), word);
+        }
+        Err(QueueError::TooManyOut { head, free, size })
+    }
+
+    #[inline]
+    fn load_address(&self, index: u16) -> u64 {
+        let offset = DESCRIPTOR_LEN * usize::from(index);
+        self.areas.descriptors.load_u64(offset, Ordering::Relaxed)
+    }
+
+    /// The second word of a descriptor: length, identifier and flags in one access, so that they belong together.
+    #[inline]
+    fn load_word(&self, index: u16, ordering: Ordering) -> u64 {
+        let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
+        self.areas.descriptors.load_u64(offset, ordering)
+    }
+
+    #[inline]
+    fn store_word(&self, index: u16, word: u64, ordering: Ordering) {
+        let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
+        self.areas.descriptors.store_u64(offset, word, ordering);
+    }
+
+    fn set_device_event(&mut self, event: u32) {
+        if self.device_event != event {
+            self.device_event = event;
+            self.areas
+                .device_event
+                .store_u32(0, event, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Where things are, for both sides.
+pub(crate) mod fields {
+    use std::fmt;
+
+    /// In the second word of a descriptor: the identifier, above 32 bits of length.
+    pub(crate) const IDENTIFIER_SHIFT: u32 = 32;
+    /// In the second word of a descriptor: the flags.
+    pub(crate) const FLAGS_SHIFT: u32 = 48;
+    /// In the second word of a descriptor: the driver's wrap counter, if the descriptor is available.
+    pub(crate) const AVAILABLE: u64 = 1 << (FLAGS_SHIFT + 7);
+    /// In the second word of a descriptor: the device's wrap counter, if the descriptor is used.
+    pub(crate) const USED: u64 = 1 << (FLAGS_SHIFT + 15);
+
+    /// Size of an event suppression structure (2.8.14), in bytes.
+    pub(crate) const EVENT_LEN: usize = 4;
+    /// In such a structure: what is wanted, above 15 bits of index and one of a wrap counter.
+    pub(crate) const EVENT_FLAGS_SHIFT: u32 = 16;
+    /// Which bits of the flags mean anything.
+    pub(crate) const EVENT_FLAGS: u32 = 3;
+    pub(crate) const EVENT_ALWAYS: u32 = 0;
+    pub(crate) const EVENT_NEVER: u32 = 1;
+    pub(crate) const EVENT_AT: u32 = 2;
+
+    /// A place in the ring, with the wrap counter that whoever stands there has: an index, and the counter in bit 31.
+    ///
+    /// One word, for a reason: narrow fields that stand side by side may be loaded as one, and such a load waits for the store of
+    /// one of them to reach the cache.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct Position(u32);
+
+    const WRAP: u32 = 1 << 31;
+
+    impl Position {
+        pub(crate) fn new(index: u16, wrap: bool) -> Position {
+            Position(u32::from(index) | if wrap { WRAP } else { 0 })
+        }
+
+        pub(crate) fn from_bits(bits: u16) -> Position {
+            Position::new(bits & 0x7fff, bits & 0x8000 != 0)
+        }
+
+        pub(crate) fn to_bits(self) -> u16 {
+            self.index() | if self.wrap() { 0x8000 } else { 0 }
+        }
+
+        #[inline]
+        pub(crate) fn index(self) -> u16 {
+            // No index is over 32767.
+            self.0 as u16
+        }
+
+        #[inline]
+        pub(crate) fn wrap(self) -> bool {
+            self.0 & WRAP != 0
+        }
+
+        /// So many places further on; no more than the ring has.
+        #[inline]
+        pub(crate) fn plus(self, places: u16, size: u16) -> Position {
+            let moved = self.0 + u32::from(places);
+            if moved & !WRAP < u32::from(size) {
+                return Position(moved);
+            }
+            Position((moved - u32::from(size)) ^ WRAP)
+        }
+
+        /// So many places further back; no more than the ring has.
+        pub(crate) fn minus(self, places: u16, size: u16) -> Position {
+            match self.index().checked_sub(places) {
+                Some(index) => Position::new(index, self.wrap()),
+                None => Position::new(self.index() + (size - places), !self.wrap()),
+            }
+        }
+
+        /// How many places further on than `other`, on a ring which is twice as long and on which no two positions are alike.
+        pub(crate) fn ahead_of(self, other: Position, size: u16) -> u32 {
+            let size = u32::from(size);
+            let place = |position: Position| {
+                u32::from(position.index()) + if position.wrap() { 0 } else { size }
+            };
+            let ahead = place(self) + 2 * size - place(other);
+            if ahead < 2 * size {
+                ahead
+            } else {
+                ahead - 2 * size
+            }
+        }
+
+        /// The flags that a descriptor here has when it is available.
+        #[inline]
+        pub(crate) fn available_flags(self) -> u64 {
+            if self.wrap() { AVAILABLE } else { USED }
+        }
+
+        /// The flags that a descriptor here has when it is used.
+        #[inline]
+        pub(crate) fn used_flags(self) -> u64 {
+            if self.wrap() { AVAILABLE | USED } else { 0 }
+        }
+
+        /// Whether a descriptor here with this second word is available.
+        #[inline]
+        pub(crate) fn is_available(self, word: u64) -> bool {
+            word & (AVAILABLE | USED) == self.available_flags()
+        }
+    }
+
+    impl fmt::Debug for Position {
+        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let wrap = u8::from(self.wrap());
+            write!(formatter, "{} (wrap counter {wrap})", self.index())
+        }
+    }
+
+    /// Whether who went from `old` to `new`, at most once round the ring, has passed the place after which an event is wanted: an index and a
+    /// wrap counter.
+    pub(crate) fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
+        let wanted = Position::from_bits(wanted);
+        wanted.index() < size && wanted.ahead_of(old, size) < new.ahead_of(old, size)
+    }
+}
+
+/// The three areas, mapped and checked.
+#[derive(Debug)]
+struct Areas {
+    descriptors: Area,
+    driver_event: Area,
+    device_event: Area,
+}
+
+impl Areas {
+    fn new(setup: &QueueSetup, memory: &GuestMemory) -> Result<Areas, QueueError> {
+        let len = DESCRIPTOR_LEN * usize::from(setup.size);
+        Ok(Areas {
+            descriptors: area(memory, "descriptor ring", setup.descriptors, len, 16)?,
+            driver_event: area(
+                memory,
+                "driver's event structure",
+                setup.available,
+                EVENT_LEN,
+                4,
+            )?,
+            device_event: area(memory, "device's event structure", setup.used, EVENT_LEN, 4)?,
+        })
+    }
+}
+
+/// Which chains are out, and in which order they were taken.
+#[derive(Debug)]
+struct InFlight {
+    /// By identifier: how many descriptors the chain has, zero if it is not out. A driver may choose its identifiers as it likes, so this grows
+    /// with the largest that was seen; up to 65536 of them, that is.
+    entries: Vec<u16>,
+    /// The identifiers of the chains that were taken last, by a running number.
+    taken: Box<[u16]>,
+    /// How many chains were taken, less those that were forgotten.
+    number: Running,
+    /// Chains that are out.
+    chains: u32,
+    /// Their descriptors, of which there are at most as many as the ring has places.
+    descriptors: u32,
+}
+
+impl InFlight {
+    fn new(size: u16) -> InFlight {
+        InFlight {
+            entries: vec![0; usize::from(size)],
+            // A power of two, so that a running number may wrap. The largest size is one.
+            taken: vec![0; usize::from(size).next_power_of_two()].into(),
+            number: Running::new(0),
+            chains: 0,
+            descriptors: 0,
+        }
+    }
+
+    #[inline]
+    fn contains(&self, identifier: u16) -> bool {
+        self.entries
+            .get(usize::from(identifier))
+            .is_some_and(|entries| *entries != 0)
+    }
+
+    #[inline]
+    fn insert(&mut self, identifier: u16, entries: u16) {
+        let place = usize::from(identifier);
+        if place >= self.entries.len() {
+            self.entries.resize(place + 1, 0);
+        }
+        self.entries[place] = entries;
+        let slot = self.slot(self.number);
+        self.taken[slot] = identifier;
+        self.number = self.number.next();
+        self.chains += 1;
+        self.descriptors += u32::from(entries);
+    }
+
+    /// Takes a chain out, and says how many descriptors it has; nothing if it is not out.
+    #[inline]
+    fn remove(&mut self, identifier: u16) -> Option<u16> {
+        let entries = self.entries.get_mut(usize::from(identifier))?;
+        let entries = std::mem::take(entries);
+        if entries == 0 {
+            return None;
+        }
+        self.chains -= 1;
+        self.descriptors -= u32::from(entries);
+        Some(entries)
+    }
+
+    /// Takes the chain out that was taken last, likewise.
+    fn forget_last(&mut self) -> Option<u16> {
+        let last = self.number.previous();
+        let entries = self.remove(self.taken[self.slot(last)])?;
+        self.number = last;
+        Some(entries)
+    }
+
+    #[inline]
+    fn slot(&self, number: Running) -> usize {
+        usize::from(number.get()) & (self.taken.len() - 1)
+    }
+}

@@ -1,0 +1,430 @@
+//! The device side of a split virtqueue (virtio 1.2, section 2.7).
+//!
+//! # The three areas
+//!
+//! - the *descriptor table*: `size` descriptors of 16 bytes, each a stretch of guest memory and, if it has one, the index of
+//!   the next descriptor of its chain. A chain may end in one *indirect* descriptor, whose stretch holds a table of more
+//!   descriptors.
+//! - the *available ring*, which only the driver writes: heads of chains that the device may use now, and an index that
+//!   counts them all, modulo 65536.
+//! - the *used ring*, which only the device writes: heads of chains that the device is done with, how many bytes it wrote
+//!   into each, and an index that counts them.
+//!
+//! Our own two indices, and which chains are out, are kept in private memory and never read back. (The used index is read once when a
+//! queue is set up: vhost-user says where the available ring was left and not where the used ring was.)
+
+use std::hash::{DefaultHasher, Hasher};
+
+use super::chain::{
+    self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
+};
+use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area, needs_event};
+use crate::area::Area;
+use crate::guest::GuestMemory;
+use crate::sync::{Ordering, fence};
+
+use self::fields::*;
+
+/// The device side of one split virtqueue.
+#[derive(Debug)]
+pub(super) struct Split {
+    setup: QueueSetup,
+    areas: Areas,
+    /// The entry of the available ring to take next; counts chains modulo 65536.
+    next_available: Running,
+    /// The available index as it was read last: up to here entries may be taken without looking again.
+    seen_available: Running,
+    /// The entry of the used ring to fill next; counts chains modulo 65536.
+    next_used: Running,
+    /// The used index as the driver can see it.
+    published_used: Running,
+    /// Whether anything was published: before, the driver's wish for an interrupt has no span to be measured against.
+    has_published: bool,
+    /// What is in the used ring's flags.
+    used_flags: u16,
+    fresh: bool,
+    in_flight: InFlight,
+}
+
+impl Split {
+    pub(super) fn new(setup: QueueSetup, memory: &GuestMemory) -> Result<Split, QueueError> {
+        let size = setup.size;
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(QueueError::Size { size });
+        }
+        let base = setup.ring_base;
+        let next_available = u16::try_from(base).map_err(|_| QueueError::Base { base, size })?;
+        let areas = Areas::new(&setup, memory)?;
+        let used = areas.used.load_u16(USED_INDEX, Ordering::Acquire);
+        Ok(Split {
+            setup,
+            next_available: Running::new(next_available),
+            seen_available: Running::new(next_available),
+            next_used: Running::new(used),
+            published_used: Running::new(used),
+            has_published: false,
+            used_flags: areas.used.load_u16(USED_FLAGS, Ordering::Relaxed) & NO_NOTIFY,
+            fresh: next_available == 0 && used == 0,
+            in_flight: InFlight::new(size),
+            areas,
+        })
+    }
+
+    pub(super) fn replace_memory(&mut self, memory: &GuestMemory) -> Result<(), QueueError> {
+        self.areas = Areas::new(&self.setup, memory)?;
+        Ok(())
+    }
+
+    pub(super) fn pop(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<bool, QueueError> {
+        if self.next_available == self.seen_available {
+            self.seen_available = self.load_available_index()?;
+            if self.next_available == self.seen_available {
+                return Ok(false);
+            }
+        }
+        let slot = self.slot(self.next_available);
+        let head = self
+            .areas
+            .available
+            .load_u16(AVAILABLE_RING + 2 * slot, Ordering::Relaxed);
+        if head >= self.setup.size {
+            return Err(QueueError::HeadOutOfRange {
+                head,
+                size: self.setup.size,
+            });
+        }
+        if self.in_flight.contains(head) {
+            return Err(QueueError::HeadInFlight { head });
+        }
+        chain.head = head;
+        let [address, word] = self.load_descriptor(head);
+        let first = Descriptor::from_words(address, word);
+        if !take_only(memory, chain, address, first.len, first.flags) {
+            self.read_chain(memory, chain, address, word)?;
+        }
+        self.in_flight.insert(head, slot);
+        self.next_available = self.next_available.next();
+        self.fresh = false;
+        Ok(true)
+    }
+
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16, chains: u16) {
+        let available = self
+            .seen_available
+            .get()
+            .wrapping_sub(self.next_available.get());
+        for ahead in ahead..ahead.saturating_add(chains).min(available) {
+            let index = self.next_available.get().wrapping_add(ahead);
+            let slot = self.slot(Running::new(index));
+            let entry = AVAILABLE_RING + 2 * slot;
+            let head = self.areas.available.load_u16(entry, Ordering::Relaxed);
+            if head < self.setup.size {
+                let [address, word] = self.load_descriptor(head);
+                chain::prefetch(memory, address, word as u32, (word >> 32) as u16);
+            }
+        }
+    }
+
+    pub(super) fn pending(&self) -> Result<bool, QueueError> {
+        Ok(self.next_available != self.seen_available
+            || self.load_available_index()? != self.next_available)
+    }
+
+    pub(super) fn complete(&mut self, head: u16, written: u32) {
+        if !self.in_flight.remove(head) {
+            debug_assert!(false, "chain {head} is given back and is not out");
+            return;
+        }
+        let element = USED_RING + 8 * self.slot(self.next_used);
+        self.areas
+            .used
+            .store_u32(element, u32::from(head), Ordering::Relaxed);
+        self.areas
+            .used
+            .store_u32(element + 4, written, Ordering::Relaxed);
+        self.next_used = self.next_used.next();
+    }
+
+    pub(super) fn publish(&mut self) -> bool {
+        let (old, new) = (self.published_used, self.next_used);
+        if old == new {
+            return false;
+        }
+        // Everything written before, the chains' bytes too, is visible to whoever sees the new index.
+        self.areas
+            .used
+            .store_u16(USED_INDEX, new.get(), Ordering::Release);
+        self.published_used = new;
+        let first = !self.has_published;
+        self.has_published = true;
+        // Publish first, look for the driver's wish second: the driver does it the other way round.
+        fence(Ordering::SeqCst);
+        if self.setup.event_index {
+            let wanted = self
+                .areas
+                .available
+                .load_u16(self.used_event_offset(), Ordering::Relaxed);
+            first || needs_event(wanted, old.get(), new.get())
+        } else {
+            self.areas
+                .available
+                .load_u16(AVAILABLE_FLAGS, Ordering::Relaxed)
+                & NO_INTERRUPT
+                == 0
+        }
+    }
+
+    pub(super) fn disable_notifications(&mut self) {
+        // With event indices there is nothing to do: having passed the index that was asked for, the driver stays silent.
+        if !self.setup.event_index {
+            self.set_used_flags(NO_NOTIFY);
+        }
+    }
+
+    pub(super) fn enable_notifications(&mut self) -> bool {
+        if self.setup.event_index {
+            self.areas.used.store_u16(
+                self.available_event_offset(),
+                self.next_available.get(),
+                Ordering::Relaxed,
+            );
+        } else {
+            self.set_used_flags(0);
+        }
+        fence(Ordering::SeqCst);
+        self.pending().unwrap_or(true)
+    }
+
+    pub(super) fn ring_base(&self) -> u32 {
+        u32::from(self.next_available.get())
+    }
+
+    pub(super) fn in_flight(&self) -> u16 {
+        // At most as many as the queue has entries.
+        self.in_flight.count as u16
+    }
+
+    pub(super) fn rewind(&mut self, chains: u16) {
+        for _ in 0..chains {
+            let last = self.next_available.previous();
+            if !self.in_flight.remove_at(self.slot(last)) {
+                let last = last.get();
+                debug_assert!(false, "entry {last} is rewound and its chain is not out");
+                return;
+            }
+            self.next_available = last;
+        }
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    pub(super) fn driver_digest(&self) -> u64 {
+        let size = usize::from(self.setup.size);
+        let mut digest = DefaultHasher::new();
+        for word in 0..2 * size {
+            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
+        }
+        for word in 0..2 + size {
+            digest.write_u16(self.areas.available.load_u16(2 * word, Ordering::Relaxed));
+        }
+        digest.finish()
+    }
+
+    /// Fills `chain` with the ranges of the chain that starts at `chain.head`, which is an index of the table, with this descriptor.
+    // Apart, since few chains come here, and those that do not would pay for its variables.
+    #[inline(never)]
+    fn read_chain(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        address: u64,
+        word: u64,
+    ) -> Result<(), QueueError> {
+        let (head, size) = (chain.head, self.setup.size);
+        let mut reader = Reader::new(memory, chain, head);
+        let (mut index, mut descriptor) = (head, Descriptor::from_words(address, word));
+        // A chain with more descriptors than the table has visits one of them twice.
+        for entries in 1..=size {
+            reader.set_entries(entries);
+            if descriptor.flags & INDIRECT != 0 {
+                if !self.setup.indirect {
+                    return Err(QueueError::IndirectNotNegotiated { head, index });
+                }
+                if descriptor.flags & NEXT != 0 {
+                    return Err(QueueError::IndirectWithNext { head, index });
+                }
+                return reader.add_table(index, descriptor, TableOrder::Linked);
+            }
+            reader.add(index, descriptor)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(());
+            }
+            let next = descriptor.next();
+            if next >= size {
+                return Err(QueueError::NextOutOfRange {
+                    head,
+                    index,
+                    next,
+                    entries: size,
+                });
+            }
+            index = next;
+            let [address, word] = self.load_descriptor(index);
+            descriptor = Descriptor::from_words(address, word);
+        }
+        Err(QueueError::Loop {
+            head,
+            entries: size,
+        })
+    }
+
+    #[inline]
+    fn load_descriptor(&self, index: u16) -> [u64; 2] {
+        let offset = DESCRIPTOR_LEN * usize::from(index);
+        self.areas.descriptors.load_pair(offset, Ordering::Relaxed)
+    }
+
+    fn load_available_index(&self) -> Result<Running, QueueError> {
+        // Acquire: what the driver wrote before it published this index is visible after.
+        let index = self
+            .areas
+            .available
+            .load_u16(AVAILABLE_INDEX, Ordering::Acquire);
+        let ahead = index.wrapping_sub(self.next_available.get());
+        // Entries that were rewound may have been seen, and counted, already; hence no more than the size altogether.
+        if ahead > self.setup.size {
+            let (from, size) = (self.next_available.get(), self.setup.size);
+            return Err(QueueError::AvailableIndexJump {
+                from,
+                to: index,
+                size,
+            });
+        }
+        Ok(Running::new(index))
+    }
+
+    fn set_used_flags(&mut self, flags: u16) {
+        if self.used_flags != flags {
+            self.used_flags = flags;
+            self.areas
+                .used
+                .store_u16(USED_FLAGS, flags, Ordering::Relaxed);
+        }
+    }
+
+    /// The place in a ring that a running index stands for. The size is a power of two.
+    #[inline]
+    fn slot(&self, index: Running) -> usize {
+        usize::from(index.get() & (self.setup.size - 1))
+    }
+
+    fn used_event_offset(&self) -> usize {
+        AVAILABLE_RING + 2 * usize::from(self.setup.size)
+    }
+
+    fn available_event_offset(&self) -> usize {
+        USED_RING + 8 * usize::from(self.setup.size)
+    }
+}
+
+/// Where things are, for both sides.
+pub(crate) mod fields {
+    // Offsets in the available ring (virtio 1.2, section 2.7.6), in bytes.
+    pub(crate) const AVAILABLE_FLAGS: usize = 0;
+    pub(crate) const AVAILABLE_INDEX: usize = 2;
+    pub(crate) const AVAILABLE_RING: usize = 4;
+    /// The driver wants no interrupts.
+    pub(crate) const NO_INTERRUPT: u16 = 1;
+
+    // Offsets in the used ring (virtio 1.2, section 2.7.8), in bytes.
+    pub(crate) const USED_FLAGS: usize = 0;
+    pub(crate) const USED_INDEX: usize = 2;
+    pub(crate) const USED_RING: usize = 4;
+    /// The device wants no notifications.
+    pub(crate) const NO_NOTIFY: u16 = 1;
+}
+
+/// The three areas, mapped and checked.
+#[derive(Debug)]
+struct Areas {
+    descriptors: Area,
+    available: Area,
+    used: Area,
+}
+
+impl Areas {
+    fn new(setup: &QueueSetup, memory: &GuestMemory) -> Result<Areas, QueueError> {
+        let size = usize::from(setup.size);
+        let event = if setup.event_index { 2 } else { 0 };
+        Ok(Areas {
+            descriptors: area(memory, "descriptor table", setup.descriptors, 16 * size, 16)?,
+            available: area(
+                memory,
+                "available ring",
+                setup.available,
+                AVAILABLE_RING + 2 * size + event,
+                2,
+            )?,
+            used: area(
+                memory,
+                "used ring",
+                setup.used,
+                USED_RING + 8 * size + event,
+                4,
+            )?,
+        })
+    }
+}
+
+/// Which chains are out, and which head each entry of the available ring had when it was taken.
+#[derive(Debug)]
+struct InFlight {
+    /// By head. Not as bits: one after the other would then wait for the word that the last one wrote.
+    is_out: Box<[bool]>,
+    taken: Box<[u16]>,
+    count: u32,
+}
+
+impl InFlight {
+    fn new(size: u16) -> InFlight {
+        InFlight {
+            is_out: vec![false; usize::from(size)].into(),
+            taken: vec![0; usize::from(size)].into(),
+            count: 0,
+        }
+    }
+
+    #[inline]
+    fn contains(&self, head: u16) -> bool {
+        self.is_out
+            .get(usize::from(head))
+            .is_some_and(|is_out| *is_out)
+    }
+
+    #[inline]
+    fn insert(&mut self, head: u16, slot: usize) {
+        self.is_out[usize::from(head)] = true;
+        self.taken[slot] = head;
+        self.count += 1;
+    }
+
+    #[inline]
+    fn remove(&mut self, head: u16) -> bool {
+        match self.is_out.get_mut(usize::from(head)) {
+            Some(is_out) if *is_out => *is_out = false,
+            _ => return false,
+        }
+        self.count -= 1;
+        true
+    }
+
+    fn remove_at(&mut self, slot: usize) -> bool {
+        self.remove(self.taken[slot])
+    }
+}

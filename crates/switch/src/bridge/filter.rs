@@ -1,0 +1,248 @@
+//! Filters: what a guest may say of itself and to others.
+//!
+//! Three questions about every frame that a guest sends. Does it say who it is not, in ARP, IPv4, IPv6 or neighbour discovery? Does it
+//! play a part that is not a guest's, a DHCP server or a router? And could it be hiding either, behind a tag, an extension header or a fragment?
+//! What cannot be seen is refused (in the spirit of RFC 7113 and RFC 6980; receivers that look further than filters are what
+//! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port here, a station nothing.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use wire::ethernet::{
+    Arp, Fragment, Head, Ipv4, Ipv6, Layer3, MacAddress, Neighbour, NeighbourMessage, Transport,
+    protocol,
+};
+
+use super::owners::Claim;
+use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId};
+use crate::Time;
+
+const DHCP_SERVER: u16 = 67;
+const DHCP_CLIENT: u16 = 68;
+const DHCPV6_SERVER: u16 = 547;
+
+/// For so long somebody who asks for an address that another has just taken is not heard: the two would both give it up (RFC 4862,
+/// section 5.4.3), so that one guest could keep another from ever having an address. Later it is heard, so that the one who has it can answer.
+const TENTATIVE: Duration = Duration::from_secs(3);
+
+/// A frame, and where it came from.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival<'a> {
+    pub(super) now: Time,
+    pub(super) from: PortId,
+    pub(super) kind: PortKind,
+    /// The address that a guest was assigned.
+    pub(super) ipv4: Option<Ipv4Addr>,
+    pub(super) vlan: VlanId,
+    pub(super) head: Head,
+    pub(super) snapshot: &'a [u8],
+    pub(super) frame_len: usize,
+}
+
+impl Arrival<'_> {
+    fn is_guest(&self) -> bool {
+        self.kind == PortKind::Guest
+    }
+}
+
+impl Bridge {
+    /// Whether a frame passes the filters of the port it came from.
+    #[inline]
+    pub(super) fn filter(&mut self, arrival: &Arrival<'_>) -> Result<(), Refusal> {
+        match arrival.kind {
+            PortKind::Station => return Ok(()),
+            PortKind::Uplink if self.assigned.is_empty() && self.bindings.is_empty() => {
+                return Ok(());
+            }
+            PortKind::Uplink | PortKind::Guest => {}
+        }
+        match arrival.head.layer3(arrival.snapshot, arrival.frame_len) {
+            Layer3::Ipv4(ip) => self.filter_ipv4(arrival, &ip),
+            Layer3::Ipv6(ip) => self.filter_ipv6(arrival, &ip),
+            Layer3::Arp(arp) => self.filter_arp(arrival, &arp),
+            Layer3::Other => Ok(()),
+            _ if !arrival.is_guest() => Ok(()),
+            Layer3::Malformed => Err(Refusal::Malformed),
+            Layer3::Length { snap: false } => Ok(()),
+            Layer3::Length { snap: true } => Err(Refusal::Wrapped),
+            // On a trunk, a VLAN inside a VLAN is the guest's own affair. But behind a tag for a priority alone a receiver looks further.
+            Layer3::Tagged(inner) => match self.ports[arrival.from.0.into()].config.vlan {
+                Vlan::Trunk { .. } if inner.vlan() != 0 => Ok(()),
+                _ => Err(Refusal::Wrapped),
+            },
+        }
+    }
+
+    fn filter_arp(&self, arrival: &Arrival<'_>, arp: &Arp) -> Result<(), Refusal> {
+        if arrival.is_guest() && arp.sender_mac != arrival.head.source {
+            return Err(Refusal::ArpSender);
+        }
+        // A probe asks for an address without having one.
+        if arp.sender.is_unspecified() || self.may_use_ipv4(arrival, arp.sender) {
+            Ok(())
+        } else {
+            Err(Refusal::ArpSender)
+        }
+    }
+
+    #[inline]
+    fn filter_ipv4(&self, arrival: &Arrival<'_>, ip: &Ipv4) -> Result<(), Refusal> {
+        if arrival.is_guest() {
+            check_transport(ip.transport, DHCP_SERVER)?;
+        }
+        if self.may_use_ipv4(arrival, ip.source) {
+            return Ok(());
+        }
+        // Before it has an address, a guest asks for one and says which groups it is in.
+        let asks_for_address = matches!(
+            ip.transport,
+            Transport::Udp {
+                source_port: DHCP_CLIENT,
+                destination_port: DHCP_SERVER
+            }
+        );
+        let without_address = ip.source.is_unspecified()
+            && ip.fragment == Fragment::Whole
+            && (asks_for_address || ip.protocol == protocol::IGMP);
+        match without_address {
+            true => Ok(()),
+            false => Err(Refusal::Ipv4Source),
+        }
+    }
+
+    #[inline]
+    fn may_use_ipv4(&self, arrival: &Arrival<'_>, address: Ipv4Addr) -> bool {
+        match arrival.ipv4 {
+            Some(own) => own == address,
+            None => self.is_free(arrival, IpAddr::V4(address)),
+        }
+    }
+
+    /// Whether an address was assigned to no other port.
+    fn is_free(&self, arrival: &Arrival<'_>, address: IpAddr) -> bool {
+        if self.assigned.is_empty() {
+            return true;
+        }
+        let owner = self.assigned.get(&(arrival.vlan, address));
+        owner.is_none_or(|owner| *owner == arrival.from)
+    }
+
+    fn filter_ipv6(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
+        if arrival.is_guest() {
+            check_transport(ip.transport, DHCPV6_SERVER)?;
+        }
+        let kind = match ip.transport {
+            Transport::Icmpv6 { kind, .. } => Some(kind),
+            _ => None,
+        };
+        if ip.source.is_unspecified() {
+            // Before it has an address, a host asks whether anybody has it, for routers, and says which groups it is in.
+            if arrival.is_guest() && !matches!(kind, Some(131 | 132 | 133 | 135 | 143)) {
+                return Err(Refusal::Ipv6Source);
+            }
+        } else {
+            self.use_ipv6(arrival, ip.source)?;
+        }
+        match kind {
+            Some(kind) if Neighbour::has_type(kind) => self.filter_neighbour(arrival, ip),
+            _ => Ok(()),
+        }
+    }
+
+    fn filter_neighbour(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
+        let guest = arrival.is_guest();
+        let message = Neighbour::parse(&arrival.head, ip, arrival.snapshot);
+        let Some(neighbour) = message
+            .filter(|neighbour| !guest || (neighbour.complete && ip.fragment == Fragment::Whole))
+        else {
+            return if guest {
+                Err(Refusal::HiddenHeaders)
+            } else {
+                Ok(())
+            };
+        };
+        let other = |address: MacAddress| address != arrival.head.source;
+        if guest && neighbour.link_layer.is_some_and(other) {
+            return Err(Refusal::NeighbourAddress);
+        }
+        match (neighbour.message, neighbour.target) {
+            (NeighbourMessage::Advertisement, Some(target)) => self.use_ipv6(arrival, target),
+            (NeighbourMessage::Solicitation, Some(target)) if ip.source.is_unspecified() => {
+                self.ask_for_ipv6(arrival, target)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A port asks whether anybody has an address, as it wants it itself.
+    fn ask_for_ipv6(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
+        let taken = self.bindings.owner(arrival.now, (arrival.vlan, target));
+        match taken.filter(|(port, _)| *port != arrival.from) {
+            Some((_, since)) if arrival.now.saturating_sub(since) < TENTATIVE => {
+                Err(Refusal::Ipv6Taken)
+            }
+            Some(_) => Ok(()),
+            // Of an address that was assigned to another, that one will say so.
+            None if !self.is_free(arrival, IpAddr::V6(target)) => Ok(()),
+            None => self.use_ipv6(arrival, target),
+        }
+    }
+
+    /// A port uses an address as its own.
+    fn use_ipv6(&mut self, arrival: &Arrival<'_>, address: Ipv6Addr) -> Result<(), Refusal> {
+        if !self.is_free(arrival, IpAddr::V6(address)) {
+            return Err(Refusal::Ipv6Taken);
+        }
+        let key = (arrival.vlan, address);
+        let config = &self.ports[arrival.from.0.into()].config;
+        let Some(guard) = config.ipv6_guard.as_ref().filter(|_| arrival.is_guest()) else {
+            let owner = self.bindings.owner(arrival.now, key);
+            return match owner {
+                Some((owner, _)) if owner != arrival.from => Err(Refusal::Ipv6Taken),
+                _ => Ok(()),
+            };
+        };
+        if config.ipv6.contains(&address) {
+            return Ok(());
+        }
+        let allowed = Ipv6Prefix::LINK_LOCAL.contains(address)
+            || guard.prefixes.iter().any(|prefix| prefix.contains(address));
+        if !allowed || guard.addresses_max == 0 {
+            return Err(Refusal::Ipv6Source);
+        }
+        // An address that a host would make of another port's MAC address is that port's, also before it has started.
+        let max = guard.addresses_max;
+        if self.is_made_of_another(arrival.from, address) {
+            return Err(Refusal::Ipv6Taken);
+        }
+        match self.bindings.claim(arrival.now, key, arrival.from, max) {
+            Claim::Own => Ok(()),
+            Claim::Taken => Err(Refusal::Ipv6Taken),
+        }
+    }
+
+    fn is_made_of_another(&self, from: PortId, address: Ipv6Addr) -> bool {
+        let owner = made_of(address).and_then(|mac| self.stations.get(&mac.to_u64()));
+        owner.is_some_and(|owner| *owner != from)
+    }
+}
+
+/// The MAC address of which a host would make this IPv6 address by itself.
+pub(super) fn made_of(address: Ipv6Addr) -> Option<MacAddress> {
+    let identifier = address.octets().last_chunk::<8>().copied()?;
+    MacAddress::from_interface_identifier(identifier)
+}
+
+/// Refuses what a filter would have to see and cannot, servers' answers, and what only routers say.
+#[inline]
+fn check_transport(transport: Transport, server: u16) -> Result<(), Refusal> {
+    match transport {
+        Transport::Udp { source_port, .. } if source_port == server => Err(Refusal::RogueDhcp),
+        Transport::Icmpv6 {
+            kind: 134 | 137, ..
+        } => Err(Refusal::RogueRouter),
+        Transport::Hidden => Err(Refusal::HiddenHeaders),
+        Transport::Cut => Err(Refusal::Malformed),
+        _ => Ok(()),
+    }
+}

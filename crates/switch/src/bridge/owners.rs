@@ -1,0 +1,229 @@
+//! Who uses which address: whoever was first, until it falls silent.
+//!
+//! Learned MAC addresses and IPv6 addresses that guests have given themselves are the same to a switch. An address is the port's that
+//! used it first; another gets it only when the first has not used it for the ageing time, or is gone.
+//!
+//! # Theory of operation
+//!
+//! Every port's addresses are a list in the order of their last use, through slots that never move. So a port that is at its
+//! bound gives up its own oldest address at once, a port that goes takes time in proportion to its own addresses, and
+//! nothing that one port does costs another anything. There is no timer: an address that is too old is one that is not there. To move an
+//! address to the end of its list at each frame would cost more than the rest of the decision, so that is done
+//! only when the last time was a while ago ([`Owners::coarse`]).
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use slab::Slab;
+
+use super::PortId;
+use crate::Time;
+
+/// The end of a list.
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(super) struct Owners<K> {
+    slots: Slab<Slot<K>>,
+    by_key: HashMap<K, u32, FixedState>,
+    /// By the port's number.
+    lists: Vec<List>,
+    ageing: Duration,
+    /// How much too old the time of an address' last use may be.
+    coarse: Duration,
+}
+
+#[derive(Debug)]
+struct Slot<K> {
+    key: K,
+    port: PortId,
+    since: Time,
+    seen: Time,
+    older: u32,
+    newer: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct List {
+    oldest: u32,
+    newest: u32,
+    count: u32,
+}
+
+const EMPTY: List = List {
+    oldest: NONE,
+    newest: NONE,
+    count: 0,
+};
+
+/// What became of a wish to use an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It is the port's.
+    Own,
+    /// It is another's.
+    Taken,
+}
+
+/// An address in use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owned<K> {
+    pub(super) key: K,
+    pub(super) port: PortId,
+    pub(super) age: Duration,
+}
+
+impl<K: Copy + Eq + Hash> Owners<K> {
+    pub(super) fn new(seed: u64, ageing: Duration) -> Owners<K> {
+        Owners {
+            slots: Slab::new(),
+            by_key: HashMap::with_hasher(FixedState::with_seed(seed)),
+            lists: Vec::new(),
+            ageing,
+            coarse: (ageing / 8).min(Duration::from_secs(1)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// How many addresses a port has, of those also that are too old.
+    #[cfg(test)]
+    pub(super) fn count(&self, port: PortId) -> u32 {
+        self.lists
+            .get(usize::from(port.0))
+            .map_or(0, |list| list.count)
+    }
+
+    /// Who has an address, and since when.
+    #[inline]
+    pub(super) fn owner(&self, now: Time, key: K) -> Option<(PortId, Time)> {
+        let slot = &self.slots[*self.by_key.get(&key)? as usize];
+        (now.saturating_sub(slot.seen) < self.ageing).then_some((slot.port, slot.since))
+    }
+
+    /// `port` wants an address, and may have up to `max`, at least one.
+    pub(super) fn claim(&mut self, now: Time, key: K, port: PortId, max: u16) -> Claim {
+        match self.owner(now, key) {
+            Some((owner, _)) if owner != port => Claim::Taken,
+            _ => {
+                self.take(now, key, port, max);
+                Claim::Own
+            }
+        }
+    }
+
+    /// `port` gets an address, whoever had it, or uses it once more.
+    #[inline]
+    pub(super) fn take(&mut self, now: Time, key: K, port: PortId, max: u16) {
+        let Some(index) = self.by_key.get(&key).copied() else {
+            return self.insert(now, key, port, max);
+        };
+        let slot = &mut self.slots[index as usize];
+        if slot.port != port {
+            self.remove(index);
+            return self.insert(now, key, port, max);
+        }
+        let silent = now.saturating_sub(slot.seen);
+        if silent < self.coarse {
+            return;
+        }
+        if silent >= self.ageing {
+            slot.since = now;
+        }
+        slot.seen = now;
+        self.unlink(index);
+        self.link(index);
+    }
+
+    fn insert(&mut self, now: Time, key: K, port: PortId, max: u16) {
+        let number = usize::from(port.0);
+        if self.lists.len() <= number {
+            self.lists.resize(number + 1, EMPTY);
+        }
+        let list = self.lists[number];
+        if list.count >= u32::from(max) && list.oldest != NONE {
+            self.remove(list.oldest);
+        }
+        // Far below 2^32: the network's bound is a number of 32 bits, and reserved.
+        let index = self.slots.insert(Slot {
+            key,
+            port,
+            since: now,
+            seen: now,
+            older: NONE,
+            newer: NONE,
+        }) as u32;
+        self.by_key.insert(key, index);
+        self.link(index);
+    }
+
+    /// Forgets all addresses of a port.
+    pub(super) fn forget(&mut self, port: PortId) {
+        while let Some(list) = self.lists.get(usize::from(port.0)) {
+            if list.oldest == NONE {
+                return;
+            }
+            self.remove(list.oldest);
+        }
+    }
+
+    /// Forgets the addresses that are meant, whoever has them. Takes time in proportion to all there are.
+    pub(super) fn forget_keys(&mut self, is_meant: impl Fn(&K) -> bool) {
+        let meant: Vec<u32> = self
+            .by_key
+            .iter()
+            .filter(|(key, _)| is_meant(key))
+            .map(|(_, index)| *index)
+            .collect();
+        meant.into_iter().for_each(|index| self.remove(index));
+    }
+
+    /// All addresses that are not too old, in no order.
+    pub(super) fn iter(&self, now: Time) -> impl Iterator<Item = Owned<K>> + '_ {
+        let owned = self.slots.iter().map(move |(_, slot)| Owned {
+            key: slot.key,
+            port: slot.port,
+            age: now.saturating_sub(slot.seen),
+        });
+        owned.filter(|owned| owned.age < self.ageing)
+    }
+
+    fn remove(&mut self, index: u32) {
+        self.unlink(index);
+        let slot = self.slots.remove(index as usize);
+        self.by_key.remove(&slot.key);
+    }
+
+    /// Puts a slot at the new end of its port's list.
+    fn link(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        let list = &mut self.lists[usize::from(slot.port.0)];
+        (slot.older, slot.newer) = (list.newest, NONE);
+        let older = slot.older;
+        list.newest = index;
+        list.count += 1;
+        match older {
+            NONE => list.oldest = index,
+            _ => self.slots[older as usize].newer = index,
+        }
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let (port, older, newer) = (slot.port, slot.older, slot.newer);
+        let list = &mut self.lists[usize::from(port.0)];
+        list.count -= 1;
+        match older {
+            NONE => list.oldest = newer,
+            _ => self.slots[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => list.newest = older,
+            _ => self.slots[newer as usize].older = older,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What a network knows of a port.
+
+use core::net::Ipv4Addr;
+use std::time::Duration;
+
+use wire::ethernet::MacAddress;
+
+use super::{PortConfig, PortKind, Rates, Refusal, Vlan, VlanId};
+use crate::Time;
+use crate::rate::{Bucket, Meter};
+
+/// Who has been quiet for so long may send at once what passes in this time, beyond which it waits.
+const DEPTH: Duration = Duration::from_millis(50);
+/// The same for what is thrown away beyond its rate: a burst of requests for neighbours comes at once.
+const STORM_DEPTH: Duration = Duration::from_secs(1);
+
+/// What a port has sent and was sent. Frames that became several or went to several count as often as the field says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames that came from the port, refused ones too.
+    pub received_frames: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames that were to go to the port. Whether there was room for them is the device's to count.
+    pub sent_frames: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Of the frames that came, those that were to go to several ports.
+    pub flooded_frames: u64,
+    /// Of the frames that came, those that went nowhere, by [`Refusal`] as a number.
+    pub refused_frames: [u64; Refusal::COUNT],
+}
+
+impl Default for PortCounters {
+    fn default() -> PortCounters {
+        PortCounters {
+            received_frames: 0,
+            received_bytes: 0,
+            sent_frames: 0,
+            sent_bytes: 0,
+            flooded_frames: 0,
+            refused_frames: [0; Refusal::COUNT],
+        }
+    }
+}
+
+impl PortCounters {
+    /// Frames that went nowhere for this reason.
+    pub fn refused(&self, refusal: Refusal) -> u64 {
+        self.refused_frames[refusal as usize]
+    }
+
+    /// Frames that went nowhere.
+    pub fn refused_total(&self) -> u64 {
+        self.refused_frames.iter().sum()
+    }
+}
+
+/// Which of a port's budgets a frame to several ports is charged to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Storm {
+    Broadcast,
+    Multicast,
+    Unknown,
+}
+
+impl Storm {
+    pub(super) fn refusal(self) -> Refusal {
+        match self {
+            Storm::Broadcast => Refusal::BroadcastRate,
+            Storm::Multicast => Refusal::MulticastRate,
+            Storm::Unknown => Refusal::UnknownRate,
+        }
+    }
+}
+
+/// What every frame from a port or to it needs of it, in one cache line. The rest is in [`Port`].
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Gate {
+    /// The address that it has been assigned, as a number; 0, which no port can have, where addresses are learned.
+    pub(super) mac: u64,
+    pub(super) received_frames: u64,
+    pub(super) received_bytes: u64,
+    pub(super) sent_frames: u64,
+    pub(super) sent_bytes: u64,
+    /// The VLAN of an access port, `None` for a trunk.
+    pub(super) access: Option<VlanId>,
+    /// The address that a guest has been assigned and may use alone.
+    pub(super) ipv4: Option<Ipv4Addr>,
+    pub(super) place: Place,
+    pub(super) is_up: bool,
+    /// Whether frames and bytes have a rate.
+    pub(super) has_rate: bool,
+}
+
+impl Gate {
+    /// Of a number that is no port's.
+    pub(super) const NONE: Gate = Gate {
+        mac: 0,
+        received_frames: 0,
+        received_bytes: 0,
+        sent_frames: 0,
+        sent_bytes: 0,
+        access: None,
+        ipv4: None,
+        place: Place {
+            kind: PortKind::Guest,
+            isolated: true,
+        },
+        is_up: false,
+        has_rate: false,
+    };
+
+    /// Of a new port.
+    pub(super) fn new(config: &PortConfig) -> Gate {
+        let mut gate = Gate {
+            is_up: true,
+            ..Gate::NONE
+        };
+        gate.set_config(config);
+        gate
+    }
+
+    pub(super) fn set_config(&mut self, config: &PortConfig) {
+        let rates = config.rates;
+        self.mac = config.mac.map_or(0, MacAddress::to_u64);
+        self.access = match config.vlan {
+            Vlan::Access(vlan) => Some(vlan),
+            Vlan::Trunk { .. } => None,
+        };
+        self.ipv4 = config.ipv4.filter(|_| config.kind == PortKind::Guest);
+        self.place = Place {
+            kind: config.kind,
+            isolated: config.isolated,
+        };
+        self.has_rate = rates.frames_per_second.is_some() || rates.bytes_per_second.is_some();
+    }
+
+    #[inline]
+    pub(super) fn sent(&mut self, frame_len: usize) {
+        self.sent_frames += 1;
+        self.sent_bytes += frame_len as u64;
+    }
+}
+
+/// What only some frames need of a port.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) config: PortConfig,
+    /// Frames from it that were to go to several ports.
+    pub(super) flooded_frames: u64,
+    /// Frames from it that went nowhere.
+    pub(super) refused_frames: [u64; Refusal::COUNT],
+    frames: Option<Bucket>,
+    bytes: Option<Meter>,
+    storms: [Bucket; 3],
+}
+
+impl Port {
+    pub(super) fn new(config: PortConfig) -> Port {
+        let mut port = Port {
+            flooded_frames: 0,
+            refused_frames: [0; Refusal::COUNT],
+            frames: None,
+            bytes: None,
+            storms: [0; 3].map(|none| Bucket::new(none, STORM_DEPTH)),
+            config,
+        };
+        port.set_rates();
+        port
+    }
+
+    pub(super) fn set_config(&mut self, config: PortConfig) {
+        let same_rates = self.config.rates == config.rates;
+        self.config = config;
+        // What was used up stays so, unless there is another rate.
+        if !same_rates {
+            self.set_rates();
+        }
+    }
+
+    fn set_rates(&mut self) {
+        let Rates {
+            frames_per_second,
+            bytes_per_second,
+            broadcasts_per_second,
+            multicasts_per_second,
+            unknown_per_second,
+        } = self.config.rates;
+        self.frames = frames_per_second.map(|rate| Bucket::new(rate, DEPTH));
+        self.bytes = bytes_per_second.map(|rate| Meter::new(rate, DEPTH));
+        self.storms = [
+            broadcasts_per_second,
+            multicasts_per_second,
+            unknown_per_second,
+        ]
+        .map(|rate| Bucket::new(rate, STORM_DEPTH));
+    }
+
+    /// Charges a frame, whatever becomes of it.
+    pub(super) fn charge(&mut self, now: Time, frame_len: usize) {
+        if let Some(frames) = &mut self.frames {
+            frames.charge(now);
+        }
+        if let Some(bytes) = &mut self.bytes {
+            bytes.charge(now, u32::try_from(frame_len).unwrap_or(u32::MAX));
+        }
+    }
+
+    pub(super) fn take(&mut self, now: Time, storm: Storm) -> Result<(), Refusal> {
+        match self.storms[storm as usize].take(now) {
+            true => Ok(()),
+            false => Err(storm.refusal()),
+        }
+    }
+
+    pub(super) fn rests_until(&self, now: Time) -> Option<Time> {
+        let frames = self
+            .frames
+            .as_ref()
+            .and_then(|frames| frames.in_debt_until(now));
+        let bytes = self
+            .bytes
+            .as_ref()
+            .and_then(|bytes| bytes.in_debt_until(now));
+        frames.max(bytes)
+    }
+
+    pub(super) fn counters(&self, gate: &Gate) -> PortCounters {
+        PortCounters {
+            received_frames: gate.received_frames,
+            received_bytes: gate.received_bytes,
+            sent_frames: gate.sent_frames,
+            sent_bytes: gate.sent_bytes,
+            flooded_frames: self.flooded_frames,
+            refused_frames: self.refused_frames,
+        }
+    }
+}
+
+/// What decides which ports a port reaches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) kind: PortKind,
+    pub(super) isolated: bool,
+}
+
+/// Whether frames go from one port to another at all.
+#[inline]
+pub(super) fn reaches(from: Place, to: Place) -> Result<(), Refusal> {
+    match (from.kind, to.kind) {
+        (PortKind::Uplink, PortKind::Uplink) => Err(Refusal::Transit),
+        (PortKind::Guest, PortKind::Guest) if from.isolated || to.isolated => {
+            Err(Refusal::Isolated)
+        }
+        _ => Ok(()),
+    }
+}
