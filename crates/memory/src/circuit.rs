@@ -41,10 +41,12 @@
 
 use thiserror::Error;
 
-#[cfg(feature = "driver")]
+#[cfg(all(feature = "driver", not(loom)))]
 pub mod bare;
+#[cfg_attr(loom, allow(dead_code))] // A modelled window has no header.
 mod layout;
 mod ring;
+#[cfg_attr(loom, path = "circuit/span/modelled.rs")]
 mod span;
 #[cfg_attr(loom, path = "circuit/window/modelled.rs")]
 mod window;

@@ -1,13 +1,14 @@
 //! The pages of a window, in the order in which they are used here: the header, then each ring, twice in a row if its length allows.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use super::super::layout::Layout;
 use super::super::{WindowError, WindowSpec};
-use super::{Window, last_error};
+use super::Window;
 use crate::fault::{self, MAX_MAPPINGS, Registration};
 use crate::guest::MemoryError;
 use crate::region::{AddressSpan, page_len};
@@ -36,6 +37,18 @@ pub(super) fn create(spec: &WindowSpec) -> Result<File, WindowError> {
     }
     Window::format(&file, 0, spec)?;
     Ok(file)
+}
+
+#[cfg(test)]
+pub(super) fn pair(spec: &WindowSpec) -> (Mapping, Mapping) {
+    let file = create(spec).unwrap();
+    let map = || Mapping::new(&file, 0, spec.ring_len).unwrap();
+    (map(), map())
+}
+
+/// What the system reported last.
+fn last_error() -> WindowError {
+    WindowError::Map(io::Error::last_os_error())
 }
 
 /// The order of the fields is the order of their drop: the span must have left the table before its addresses can be somebody else's.
