@@ -34,9 +34,10 @@ fn line(place: *const u8, to: Use) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint; it reads nothing into the program and never faults, whatever the address.
         match to {
+            // SAFETY: a prefetch is a hint; it reads nothing into the program and never faults, whatever the address.
             Use::Read => unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) },
+            // SAFETY: as above.
             Use::Write => unsafe { _mm_prefetch::<_MM_HINT_ET0>(place.cast()) },
         }
     }
