@@ -1,366 +1,486 @@
-//! Frames of a guest: what a switch makes of them, and what a receiver does.
+//! A network, from a guest's descriptors to another's.
 
-use std::net::Ipv4Addr;
-use std::time::Duration;
+mod guest;
 
-use switch::bridge::{Bridge, BridgeLimits, Ipv6Guard, PortConfig, PortId, Tagging, Verdict};
-use wire::ethernet::{Head, Layer3, MacAddress, Neighbour, SNAPSHOT_LEN, Transport};
-use wire::net_header::{Finish, NET_HEADER_LEN, NetHeader, Offload, Offloads};
-use wire::offload::{complete_checksum, segment};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device::net::{ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot};
+use memory::driver::RawDescriptor;
+use memory::guest::Range;
+use switch::bridge::{BridgeLimits, PortConfig, Vlan, VlanId, VlanSet};
+use tempfile::TempDir;
+use wire::ethernet::MacAddress;
+use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_NONE, GSO_TCP4, GSO_UDP, NetHeader};
 
 use crate::Dice;
+use guest::{BASE, EVENT_INDEX, Guest, OFFLOADS, RX, TX};
 
-const ATTACKER: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 1]);
-const VICTIM: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 2]);
-const OWN_IPV4: [u8; 4] = [10, 0, 0, 1];
+/// Things that happen in one case, at most.
+const STEPS: usize = 100;
 
-/// A frame and its header are whatever they are: nothing panics, a snapshot shows less than the frame but nothing else, what is finished in software
-/// keeps all that a filter has seen, and what reaches another guest is nothing that filters are to keep from it, however that guest reads it.
-pub fn frame(input: &[u8]) {
+/// How long anything may take, and in how many turns, as in the other house.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_TURNS: u32 = 20_000;
+const TURN: Duration = Duration::from_micros(50);
+
+const LAN: &str = "lan";
+/// The longest packet in a frame, in bytes.
+const MTU: u16 = 1500;
+
+/// The honest ones, and the attacker.
+const WEB: u8 = 1;
+const DB: u8 = 2;
+const ATTACKER: u8 = 3;
+
+/// Entries of the honest guests' rings, and of the attacker's.
+const RING_SIZE: u16 = 128;
+const ATTACKER_RING_SIZE: u16 = 32;
+
+fn mac(number: u8) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, number])
+}
+
+/// A guest does whatever it likes to its rings, its frames, its memory and its VMM's words. What two others say to each other arrives
+/// meanwhile, once, in order and as it was said; nobody is given anything in their names; and afterwards the port serves a fresh guest.
+pub fn attack(input: &[u8]) {
     let mut dice = Dice::new(input);
-    let header = some_header(&mut dice);
-    let frame = some_frame(&mut dice);
-    let snapshot = &frame[..frame.len().min(SNAPSHOT_LEN)];
-    compare_views(snapshot, &frame);
-    let Ok(offload) = header.check(snapshot, frame.len(), Offloads::ALL) else {
-        return;
-    };
-    assert_eq!(
-        offload
-            .header(1)
-            .check(snapshot, frame.len(), Offloads::ALL),
-        Ok(offload),
-        "what a receiver is told is what was checked"
-    );
-    let finished = finish(&frame, &offload);
-    classify(snapshot, &frame, &offload, &finished);
+    let mut house = House::new(&mut dice);
+    let mut pair = Pair::attach(&mut house, &mut dice);
+    let mut attacker = Attacker::attach(&mut house, &mut dice);
+    for _ in 0..STEPS {
+        if dice.is_empty() {
+            break;
+        }
+        match dice.below(16) {
+            0..=10 => attacker.act(&mut house, &mut dice),
+            11..=13 => pair.say(&mut dice),
+            _ => house.settle(),
+        }
+        pair.listen(&mut house);
+    }
+    drop(attacker);
+    house.until("the attacker's VMM is gone", |house| {
+        !house.port(ATTACKER).attached
+    });
+    let mut fresh = Guest::attach(&mut house, ATTACKER, RING_SIZE, EVENT_INDEX);
+    while fresh.post(2048, &[]) {}
+    pair.finish(&mut house, &mut fresh);
+    drop((pair, fresh));
+    house.until("the VMMs are gone", |house| {
+        let ports = house.fabric.networks().remove(0).ports;
+        ports.iter().all(|port| !port.attached)
+    });
+    house.close_later();
 }
 
-fn some_header(dice: &mut Dice<'_>) -> NetHeader {
-    let mut bytes = [0; NET_HEADER_LEN];
-    let taken = dice.take(NET_HEADER_LEN);
-    bytes[..taken.len()].copy_from_slice(taken);
-    let mut header = NetHeader::decode(&bytes);
-    assert_eq!(header.encode(), bytes);
-    // Most random ones would be refused at once.
-    header.header_len %= 512;
-    header.checksum_offset = dice.pick(&[16, 6, 2, header.checksum_offset]);
-    header.checksum_start = dice.pick(&[34, 54, 38, 58, header.checksum_start]);
-    header.gso_type = dice.pick(&[0, 1, 4, 5, 0x81, header.gso_type]);
-    header
+/// A network with three ports.
+struct House {
+    fabric: NetFabric,
+    directory: TempDir,
+    /// The attacker's addresses are learned, so that it may have others than its own.
+    learns: bool,
 }
 
-/// A frame that begins as an honest one does and goes on with any bytes.
-fn some_frame(dice: &mut Dice<'_>) -> Vec<u8> {
-    let to = dice.pick(&[
-        VICTIM,
-        MacAddress::BROADCAST,
-        MacAddress([0x33, 0x33, 0, 0, 0, 1]),
-    ]);
-    let mut frame = [&to.0[..], &ATTACKER.0].concat();
-    for _ in 0..dice.below(3) {
-        let tag = dice.pick(&[[0x81, 0, 0, 0], [0x81, 0, 0, 1], [0x88, 0xa8, 0, 0]]);
-        frame.extend(tag);
-    }
-    if dice.one_in(8) {
-        frame.extend([0, 80, 0xaa, 0xaa, 3, 0, 0, 0]);
-    }
-    let kind = dice.below(6);
-    let protocol = dice.pick(&[6, 17, 58, 0, 44, 60, 43, dice.clone().byte()]);
-    let rest = dice.rest();
-    let len = rest.len() as u16;
-    match kind {
-        0 => frame.extend([8, 6]),
-        1 | 2 => {
-            frame.extend([8, 0, 0x45, 0]);
-            frame.extend((len + 20).to_be_bytes());
-            frame.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
-            frame.extend(OWN_IPV4);
-            frame.extend([10, 0, 0, 2]);
+impl House {
+    fn new(dice: &mut Dice<'_>) -> House {
+        let mut fabric = NetFabric::new().expect("a fabric");
+        let limits = BridgeLimits {
+            mtu: MTU,
+            ..BridgeLimits::default()
+        };
+        fabric.add_network(LAN, limits).expect("it is the first");
+        fabric.set_batch(dice.pick(&[NetFabric::MAX_BATCH, 1, 3]));
+        let directory = tempfile::tempdir().expect("a directory for sockets");
+        let learns = dice.one_in(3);
+        let mut house = House {
+            fabric,
+            directory,
+            learns,
+        };
+        for number in [WEB, DB, ATTACKER] {
+            let mut bridge = PortConfig::guest(mac(number));
+            if number == ATTACKER && learns {
+                bridge = PortConfig::learning_guest();
+            }
+            if number == ATTACKER && dice.one_in(3) {
+                let allowed: VlanSet = [VlanId::DEFAULT].into_iter().collect();
+                bridge.vlan = Vlan::Trunk {
+                    native: dice.pick(&[None, Some(VlanId::DEFAULT)]),
+                    allowed,
+                };
+            }
+            let config = NetPortConfig {
+                network: LAN.to_owned(),
+                vm: name(number),
+                vhost_user: house.path(number),
+                mac: bridge.mac,
+                bridge,
+                mtu: MTU,
+                queue_pairs: 1,
+                moderation: dice.pick(&[ModerationSetting::Adaptive, ModerationSetting::Off]),
+            };
+            house.fabric.add_port(config).expect("the port opens");
         }
-        3 | 4 => {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend(len.to_be_bytes());
-            frame.extend([protocol, 255, 0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
-            frame.extend([0, 0, 0, 0, 0, 0, 0, 9, 0xff, 2, 0, 0, 0, 0, 0, 0]);
-            frame.extend([0, 0, 0, 0, 0, 0, 0, 1]);
-        }
-        _ => {}
+        house
     }
-    frame.extend(rest);
+
+    fn path(&self, number: u8) -> PathBuf {
+        self.directory.path().join(name(number))
+    }
+
+    fn connect_vmm(&self, number: u8) -> UnixStream {
+        let stream = UnixStream::connect(self.path(number)).expect("the port's thread listens");
+        stream.set_nonblocking(true).expect("an open socket");
+        stream
+    }
+
+    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut House) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut turns = 0;
+        while !holds(self) {
+            let is_late = turns > PATIENCE_TURNS && Instant::now() > deadline;
+            assert!(!is_late, "it never came: {what}");
+            self.fabric.turn(Some(TURN)).expect("the fabric can wait");
+            turns += 1;
+        }
+    }
+
+    /// Lets the fabric do what it has to, as far as it knows.
+    fn settle(&mut self) {
+        for _ in 0..4 {
+            let turned = self.fabric.turn(Some(Duration::ZERO));
+            turned.expect("the fabric can wait");
+        }
+    }
+
+    fn port(&self, number: u8) -> NetPortSnapshot {
+        let ports = self.fabric.networks().remove(0).ports.into_iter();
+        let mut found = ports.filter(|port| port.vm == name(number));
+        found.next().expect("the port is there")
+    }
+
+    /// Closes the house while the next case runs.
+    fn close_later(self) {
+        let sent = CLOSER.send(self);
+        sent.expect("the closing thread lives as long as the process");
+    }
+}
+
+fn name(number: u8) -> String {
+    format!("vm{number}")
+}
+
+/// How many houses may wait to be closed.
+const CLOSING: usize = 16;
+
+/// Closes houses: that waits for threads that have nothing left to do but end.
+static CLOSER: LazyLock<SyncSender<House>> = LazyLock::new(|| {
+    let (sender, houses) = sync_channel::<House>(CLOSING);
+    thread::spawn(move || houses.into_iter().for_each(|mut house| house.fabric.stop()));
+    sender
+});
+
+/// The longest frame of the honest ones, in bytes.
+const MOST: usize = MTU as usize + 14;
+
+/// A type of frame that nobody looks into.
+const OWN_TYPE: [u8; 2] = [0x88, 0xb5];
+
+/// What an honest guest says as its frame of that number.
+fn saying(from: u8, to: u8, number: u32) -> Vec<u8> {
+    let mixed = (number + 1).wrapping_mul(0x9e37_79b9) ^ u32::from(from);
+    let len = 18 + mixed as usize % (MOST - 18);
+    let mut frame = [
+        &mac(to).0[..],
+        &mac(from).0,
+        &OWN_TYPE,
+        &number.to_be_bytes(),
+    ]
+    .concat();
+    frame.extend((18..len).map(|index| (index as u32 ^ mixed) as u8));
     frame
 }
 
-/// Who sees less of a frame may not know what is behind, but never sees something else there.
-fn compare_views(snapshot: &[u8], frame: &[u8]) {
-    let (Some(head), Some(whole)) = (Head::parse(snapshot), Head::parse(frame)) else {
-        return;
-    };
-    assert_eq!(head, whole);
-    let less = head.layer3(snapshot, frame.len());
-    match (less, head.layer3(frame, frame.len())) {
-        (Layer3::Ipv4(less), Layer3::Ipv4(more)) => {
-            assert_eq!((less.source, less.fragment), (more.source, more.fragment));
-            assert!(less.transport == more.transport || less.transport == Transport::Hidden);
+/// Two who speak with each other.
+struct Pair {
+    guests: [Guest; 2],
+    /// By speaker: how much was said, and how much of it was heard.
+    said: [u32; 2],
+    heard: [u32; 2],
+    learns: bool,
+}
+
+impl Pair {
+    fn attach(house: &mut House, dice: &mut Dice<'_>) -> Pair {
+        let guests = [WEB, DB].map(|number| {
+            let features = dice.pick(&[OFFLOADS | EVENT_INDEX, EVENT_INDEX, 0, OFFLOADS]);
+            let mut guest = Guest::attach(house, number, RING_SIZE, features);
+            while guest.post(2048, &[]) {}
+            guest
+        });
+        Pair {
+            guests,
+            said: [0; 2],
+            heard: [0; 2],
+            learns: house.learns,
         }
-        (Layer3::Ipv6(less), Layer3::Ipv6(more)) => {
-            assert_eq!(less.source, more.source);
-            if less.transport != Transport::Hidden {
-                assert_eq!(
-                    (less.transport, less.fragment),
-                    (more.transport, more.fragment)
-                );
-                compare_neighbours(&head, snapshot, frame);
+    }
+
+    fn say(&mut self, dice: &mut Dice<'_>) {
+        let from = dice.below(2);
+        for _ in 0..1 + dice.below(4) {
+            let frame = saying([WEB, DB][from], [DB, WEB][from], self.said[from]);
+            let cuts = [dice.below(40), dice.below(200)];
+            if self.guests[from].send(NetHeader::default(), &frame, &cuts) {
+                self.said[from] += 1;
             }
         }
-        (less, more) => assert_eq!(less, more),
-    }
-}
-
-fn neighbour(head: &Head, bytes: &[u8], frame_len: usize) -> Option<Neighbour> {
-    match head.layer3(bytes, frame_len) {
-        Layer3::Ipv6(ip) => Neighbour::parse(head, &ip, bytes),
-        _ => None,
-    }
-}
-
-fn compare_neighbours(head: &Head, snapshot: &[u8], frame: &[u8]) {
-    if let Some(less) = neighbour(head, snapshot, frame.len()).filter(|less| less.complete) {
-        assert_eq!(Some(less), neighbour(head, frame, frame.len()));
-    }
-}
-
-/// The frames that a receiver without offloads gets. Filters have looked at what came; what leaves may not say anything else to them.
-fn finish(frame: &[u8], offload: &Offload) -> Vec<Vec<u8>> {
-    let mut copy = frame.to_vec();
-    let mut finished = Vec::new();
-    match offload.finish_for(Offloads::NONE) {
-        Finish::Nothing => finished.push(copy),
-        Finish::Checksum(checksum) => {
-            assert_eq!(
-                complete_checksum(&mut copy, checksum),
-                Ok(()),
-                "it was checked"
-            );
-            finished.push(copy);
-        }
-        Finish::Segments => {
-            let longest = offload.longest_segment_len(frame.len());
-            let count = segment(&mut copy, offload, |piece| {
-                assert!(piece.len() <= longest, "no longer than was said");
-                finished.push(piece.to_vec());
-            });
-            assert_eq!(count, Ok(finished.len()), "it was checked");
-            let header_len = offload
-                .segmentation
-                .map_or(0, |found| usize::from(found.header_len));
-            let payload: Vec<u8> = finished
-                .iter()
-                .flat_map(|piece| piece[header_len..].to_vec())
-                .collect();
-            assert_eq!(
-                payload,
-                frame[header_len..],
-                "every byte, once and in order"
-            );
-        }
-    }
-    let Some(head) = Head::parse(frame) else {
-        return finished;
-    };
-    for piece in &finished {
-        assert_eq!(Head::parse(piece), Some(head));
-        match (
-            head.layer3(frame, frame.len()),
-            head.layer3(piece, piece.len()),
-        ) {
-            (Layer3::Ipv4(before), Layer3::Ipv4(after)) => {
-                let seen = (
-                    before.source,
-                    before.destination,
-                    before.transport,
-                    before.fragment,
-                );
-                assert_eq!(
-                    seen,
-                    (
-                        after.source,
-                        after.destination,
-                        after.transport,
-                        after.fragment
-                    )
-                );
-            }
-            (Layer3::Ipv6(before), Layer3::Ipv6(after)) => {
-                let seen = (
-                    before.source,
-                    before.destination,
-                    before.transport,
-                    before.fragment,
-                );
-                assert_eq!(
-                    seen,
-                    (
-                        after.source,
-                        after.destination,
-                        after.transport,
-                        after.fragment
-                    )
-                );
-                let neighbours = (
-                    neighbour(&head, frame, frame.len()),
-                    neighbour(&head, piece, piece.len()),
-                );
-                assert_eq!(neighbours.0, neighbours.1);
-            }
-            (before, after) => assert_eq!(before, after),
-        }
-    }
-    finished
-}
-
-/// What a guarded guest sends to another one, and what that one finds in it.
-fn classify(snapshot: &[u8], frame: &[u8], offload: &Offload, finished: &[Vec<u8>]) {
-    let mut bridge = Bridge::new(
-        BridgeLimits {
-            mtu: u16::MAX,
-            ..BridgeLimits::default()
-        },
-        1,
-    );
-    let attacker = PortConfig {
-        ipv4: Some(OWN_IPV4.into()),
-        ipv6_guard: Some(Ipv6Guard::default()),
-        ..PortConfig::guest(ATTACKER)
-    };
-    let victim = PortConfig {
-        ipv4: Some(Ipv4Addr::new(10, 0, 0, 2)),
-        ..PortConfig::guest(VICTIM)
-    };
-    let from = bridge.add_port(attacker).expect("there is room");
-    let to = bridge.add_port(victim).expect("there is room");
-    let segment_len = offload.longest_segment_len(frame.len());
-    let now = Duration::from_secs(1);
-    let tagging = match bridge.classify(now, from, snapshot, frame.len(), segment_len) {
-        Verdict::Drop(_) => return,
-        Verdict::Port(port, tagging) => {
-            assert_eq!(port, to, "there is nobody else");
-            tagging
-        }
-        Verdict::Flood => only_port(&bridge, to),
-    };
-    for piece in finished {
-        let mut arrived = piece.clone();
-        match tagging {
-            Tagging::Keep => {}
-            Tagging::Strip => drop(arrived.drain(12..16)),
-            Tagging::Insert(_) | Tagging::Replace(_) => panic!("a tag for a guest that has none"),
-        }
-        Receiver { frame: &arrived }.read();
-    }
-}
-
-fn only_port(bridge: &Bridge, expected: PortId) -> Tagging {
-    match bridge.flood_ports() {
-        [(port, tagging)] if *port == expected => *tagging,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A guest that looks through whatever any system looks through, and finds in it what filters are to keep away.
-struct Receiver<'a> {
-    frame: &'a [u8],
-}
-
-impl Receiver<'_> {
-    fn word(&self, at: usize) -> Option<usize> {
-        let bytes = self.frame.get(at..at + 2)?;
-        Some(usize::from(bytes[0]) << 8 | usize::from(bytes[1]))
     }
 
-    fn read(&self) {
-        assert_eq!(self.frame[6..12], ATTACKER.0, "in its own name");
-        let mut at = 12;
-        loop {
-            match self.word(at) {
-                // Tags of no VLAN, and of the VLAN that there is.
-                Some(0x8100 | 0x88a8) if self.word(at + 2).is_some_and(|tag| tag & 0xfff <= 1) => {
-                    at += 4
+    /// Takes what has come, and looks that it is the other's word.
+    fn listen(&mut self, house: &mut House) {
+        for to in 0..2 {
+            let from = 1 - to;
+            while let Some((header, frame)) = self.guests[to].receive() {
+                if header.gso_type == GSO_NONE {
+                    assert!(frame.len() <= MOST + 4, "a frame of {} bytes", frame.len());
                 }
-                Some(0..0x600) if self.frame.get(at + 2..at + 5) == Some(&[0xaa, 0xaa, 3]) => {
-                    at += 8
+                if frame[6..12] != self.guests[from].mac.0 {
+                    assert_ne!(frame[6..12], self.guests[to].mac.0, "from itself");
+                    let is_attackers = frame[6..12] == mac(ATTACKER).0;
+                    assert!(
+                        is_attackers || self.learns,
+                        "from nobody: {:?}",
+                        &frame[..18]
+                    );
+                    continue;
                 }
-                Some(0x800) => return self.ipv4(at + 2),
-                Some(0x86dd) => return self.ipv6(at + 2),
-                Some(0x806) => return self.arp(at + 2),
-                _ => return,
+                let number = u32::from_be_bytes([frame[14], frame[15], frame[16], frame[17]]);
+                assert!(number >= self.heard[from], "twice, or out of order");
+                // What an attacker sends to everybody may have filled the ring.
+                if number > self.heard[from] {
+                    let port = house.port([WEB, DB][to]);
+                    assert!(port.counters.dropped_without_buffers > 0, "a frame is lost");
+                }
+                assert!(number < self.said[from], "never said");
+                let said = saying([WEB, DB][from], [DB, WEB][from], number);
+                assert!(frame == said, "frame {number} is not as it was said");
+                self.heard[from] = number + 1;
             }
         }
     }
 
-    fn arp(&self, at: usize) {
-        let Some(packet) = self.frame.get(at..at + 28) else {
-            return;
-        };
-        if packet[..6] == [0, 1, 8, 0, 6, 4] {
-            assert_eq!(packet[8..14], ATTACKER.0, "ARP in its own name");
-            assert!(
-                packet[14..18] == OWN_IPV4 || packet[14..18] == [0; 4],
-                "and for its own address"
-            );
+    /// All that was said is heard, and a guest that is new speaks with both.
+    fn finish(&mut self, house: &mut House, fresh: &mut Guest) {
+        house.settle();
+        self.listen(house);
+        // Whatever filled a ring is gone: these arrive.
+        for from in 0..2 {
+            let number = self.said[from];
+            let frame = saying([WEB, DB][from], [DB, WEB][from], number);
+            assert!(self.guests[from].send(NetHeader::default(), &frame, &[]));
+            self.said[from] += 1;
+            let to_fresh = saying([WEB, DB][from], ATTACKER, number);
+            assert!(self.guests[from].send(NetHeader::default(), &to_fresh, &[]));
         }
-    }
-
-    fn ipv4(&self, at: usize) {
-        let Some(fixed) = self.frame.get(at..at + 20) else {
-            return;
-        };
-        let unset = fixed[12..16] == [0; 4];
+        house.settle();
+        self.listen(house);
+        assert_eq!(self.heard, self.said, "the last word is heard");
+        let is_tagged = house.port(ATTACKER).bridge.sent_frames == 0;
+        for to in [WEB, DB] {
+            let frame = saying(ATTACKER, to, 0);
+            assert!(fresh.send(NetHeader::default(), &frame, &[]));
+        }
+        let before = house.port(ATTACKER).counters.frames_from_guest;
+        house.until("the fresh guest's frames are taken", |house| {
+            house.port(ATTACKER).counters.frames_from_guest >= before + 2
+        });
+        self.listen(house);
+        let heard = std::iter::from_fn(|| fresh.receive()).count();
+        // Where the attacker may have had many addresses, whether its own was known depends on what it did.
         assert!(
-            fixed[0] >> 4 != 4 || unset || fixed[12..16] == OWN_IPV4,
-            "its own address"
+            heard >= 2 || self.learns || is_tagged,
+            "heard {heard} frames"
         );
-        let header_len = usize::from(fixed[0] & 15) * 4;
-        let first = self.word(at + 6).is_some_and(|place| place & 0x1fff == 0);
-        if first && fixed[9] == 17 {
-            assert_ne!(self.word(at + header_len), Some(67), "no DHCP server");
+    }
+}
+
+struct Attacker {
+    guest: Guest,
+    features: u64,
+    /// It has written into its rings: what comes back may be anything, and is not looked at.
+    wild: bool,
+}
+
+impl Attacker {
+    fn attach(house: &mut House, dice: &mut Dice<'_>) -> Attacker {
+        let features = dice.pick(&[OFFLOADS | EVENT_INDEX, OFFLOADS, EVENT_INDEX, 0]);
+        Attacker {
+            guest: Guest::attach(house, ATTACKER, ATTACKER_RING_SIZE, features),
+            features,
+            wild: false,
         }
     }
 
-    fn ipv6(&self, at: usize) {
-        let Some(fixed) = self.frame.get(at..at + 40) else {
-            return;
-        };
-        if fixed[0] >> 4 != 6 {
-            return;
-        }
-        let (mut next, mut at) = (fixed[6], at + 40);
-        loop {
-            let Some(header) = self.frame.get(at..at + 8) else {
-                return self.upper(next, at);
-            };
-            let len = match next {
-                44 if self.word(at + 2).is_some_and(|place| place >> 3 != 0) => return,
-                44 => 8,
-                51 => (usize::from(header[1]) + 2) * 4,
-                0 | 43 | 60 | 135 | 139 | 140 => (usize::from(header[1]) + 1) * 8,
-                _ => return self.upper(next, at),
-            };
-            (next, at) = (header[0], at + len);
-        }
-    }
-
-    fn upper(&self, protocol: u8, at: usize) {
-        if protocol == 58 {
-            let kind = self.frame.get(at);
-            assert!(!matches!(kind, Some(134 | 137)), "no router");
-            let target = self.frame.get(at + 8..at + 24);
-            if let (Some(136), Some(target)) = (kind, target) {
-                assert_eq!(target[..2], [0xfe, 0x80], "an address of the network");
+    fn act(&mut self, house: &mut House, dice: &mut Dice<'_>) {
+        match dice.below(20) {
+            0..=8 if !self.wild => self.send(dice),
+            9 | 10 if !self.wild => {
+                let len = dice.pick(&[2048, 1, 11, 12, 13, 64, 66_000]);
+                let cuts = [dice.below(30), dice.below(3), dice.below(200)];
+                self.guest.post(len, &cuts[..dice.below(4)]);
+            }
+            11 if !self.wild => while self.guest.receive().is_some() {},
+            12 => self.scribble(dice),
+            13 => {
+                self.wild = true;
+                let descriptor = RawDescriptor {
+                    address: BASE + u64::from(dice.edgy()),
+                    len: dice.edgy(),
+                    flags: dice.word() & 7,
+                    next: dice.word() % (ATTACKER_RING_SIZE + 2),
+                };
+                let ring = dice.pick(&[TX, RX]);
+                let index = dice.word() % ATTACKER_RING_SIZE;
+                self.guest.queues[ring].write_descriptor(index, descriptor);
+            }
+            14 => {
+                self.wild = true;
+                let queue = &mut self.guest.queues[dice.pick(&[TX, RX])];
+                let (ahead, head) = (dice.word() % 40, dice.word() % (ATTACKER_RING_SIZE + 2));
+                queue.set_available_entry(queue.available_index(), head);
+                queue.set_available_index(queue.available_index().wrapping_add(ahead));
+            }
+            15 => {
+                self.wild = true;
+                let ring = dice.pick(&[TX, RX]);
+                match dice.below(3) {
+                    0 => self.guest.stop(ring),
+                    1 => self.guest.enable(ring, dice.one_in(2)),
+                    _ => self.guest.start(ring, dice.word()),
+                }
+                if dice.one_in(2) {
+                    self.guest.wait(house);
+                }
+            }
+            16 if dice.one_in(8) => *self = Attacker::again(self.features, house),
+            _ => {
+                self.guest.notify(RX);
+                self.guest.notify(TX);
             }
         }
-        if protocol == 17 {
-            assert_ne!(self.word(at), Some(547), "no DHCPv6 server");
+    }
+
+    /// Its VMM goes without a word and comes again.
+    fn again(features: u64, house: &mut House) -> Attacker {
+        // The port takes the next VMM when it has let go of this one.
+        Attacker {
+            guest: Guest::attach(house, ATTACKER, ATTACKER_RING_SIZE, features),
+            features,
+            wild: false,
         }
     }
+
+    /// Writes somewhere into its rings and their tables.
+    fn scribble(&mut self, dice: &mut Dice<'_>) {
+        self.wild = true;
+        let bytes = dice.take(8);
+        let rings = self.guest.queues[RX].setup().descriptors - self.guest.arena.base();
+        let offset = rings as usize + dice.below(4096);
+        self.guest.arena.write(offset, bytes);
+    }
+
+    fn send(&mut self, dice: &mut Dice<'_>) {
+        if dice.one_in(10) {
+            let range = Range {
+                address: BASE + u64::from(dice.edgy()) % (1 << 20),
+                len: dice.edgy() % (1 << 18),
+            };
+            let ranges = [range; 3];
+            return self.guest.send_ranges(&ranges[..1 + dice.below(3)]);
+        }
+        let frame = any_frame(dice);
+        let header = any_header(dice, frame.len());
+        let cuts = [dice.below(40), dice.below(40), dice.below(200)];
+        let count = dice.below(4);
+        self.guest.send(header, &frame, &cuts[..count]);
+    }
+}
+
+/// A frame that is nearly right.
+fn any_frame(dice: &mut Dice<'_>) -> Vec<u8> {
+    let to = dice.pick(&[
+        mac(WEB),
+        mac(DB),
+        MacAddress::BROADCAST,
+        mac(9),
+        mac(ATTACKER),
+    ]);
+    let from = match dice.below(8) {
+        0 => dice.pick(&[mac(WEB), mac(DB), MacAddress::BROADCAST, mac(7)]),
+        _ => mac(ATTACKER),
+    };
+    let mut frame = [to.0, from.0].concat();
+    if dice.one_in(4) {
+        frame.extend([0x81, 0, 0, dice.pick(&[1, 0, 2])]);
+    }
+    let len = match dice.below(8) {
+        0 => dice.below(66_000),
+        1..=3 => dice.below(1600),
+        _ => dice.below(140),
+    };
+    let is_udp = dice.one_in(2);
+    match dice.below(6) {
+        0 => frame.extend(OWN_TYPE),
+        1 => frame.extend([dice.byte(), dice.byte()]),
+        2 => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend((len as u16).to_be_bytes());
+            frame.extend([if is_udp { 17 } else { 6 }, 64]);
+            frame.extend([0xfd; 32]);
+        }
+        _ => {
+            frame.extend([8, 0, 0x45, 0]);
+            frame.extend((20 + len as u16).to_be_bytes());
+            frame.extend([0, 0, 0, 0, 64, if is_udp { 17 } else { 6 }, 0, 0]);
+            frame.extend([10, 0, 0, ATTACKER, 10, 0, 0, WEB]);
+        }
+    }
+    let layer4 = frame.len();
+    frame.resize(layer4 + len, dice.byte());
+    if !is_udp && len >= 20 {
+        frame[layer4 + 12] = 0x50;
+    }
+    if dice.one_in(8) {
+        frame.truncate(dice.below(frame.len() + 1));
+    }
+    frame
+}
+
+/// A header that may fit such a frame.
+fn any_header(dice: &mut Dice<'_>, len: usize) -> NetHeader {
+    let mut header = NetHeader::default();
+    if dice.one_in(3) {
+        return header;
+    }
+    header.flags = FLAG_NEEDS_CHECKSUM;
+    header.checksum_start = dice.pick(&[34, 34, 54, 38, 58, 14, 0, len as u16]);
+    header.checksum_offset = dice.pick(&[16, 6, 16, 6, 0, 12, u16::MAX]);
+    if dice.one_in(2) {
+        header.gso_type = dice.pick(&[GSO_TCP4, GSO_UDP, 4, 3, 0x81, 0xff]);
+        header.gso_size = dice.pick(&[1000, 1400, 1, 48, 0, 65_535]);
+        header.header_len = dice.pick(&[54, 42, 0, 74, u16::MAX]);
+    }
+    if dice.one_in(10) {
+        header.flags = dice.byte();
+        header.checksum_start = dice.word();
+        header.gso_type = dice.byte();
+        header.buffers = dice.word();
+    }
+    header
 }

@@ -2,4 +2,4 @@
 
 mod support;
 
-target!(net_frame, 4096, fuzz::net::frame);
+target!(net_fabric, 2048, fuzz::net::attack);

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use super::case::{Case, full_matrix, quick_matrix};
 use super::run::Plan;
 use super::subject::Subject;
+use super::techniques::STEPS;
 use super::{bridge, ovs, report, testpmd};
 use crate::perf::measure::Conditions;
 use crate::perf::processor::{Placement, load, pin};
@@ -148,8 +149,16 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let peers = (!versions.is_empty()).then(|| versions.join(", "));
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let environment = Environment::find(source, peers, conditions.placement);
+    let steps = subjects.iter().find_map(|subject| match subject {
+        Subject::Ringdown(program) => Some(program.clone()),
+        _ => None,
+    });
+    let steps = steps
+        .into_iter()
+        .flat_map(|program| (0..STEPS.len()).map(move |step| Subject::Step(program.clone(), step)));
     let plan = Plan {
         cases,
+        steps: steps.collect(),
         subjects,
         rounds: options.rounds.max(1),
         conditions,

@@ -30,9 +30,9 @@ mod shortcut;
 mod tests;
 mod vlan;
 
+use core::net::{IpAddr, Ipv6Addr};
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use foldhash::fast::FixedState;

@@ -7,7 +7,7 @@ mod shortcut;
 mod simulation;
 mod vlans;
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use wire::ethernet::SNAPSHOT_LEN;
