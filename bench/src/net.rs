@@ -25,6 +25,8 @@ pub mod meters;
 pub mod ovs;
 pub mod port;
 pub mod report;
+pub mod ringdown;
 pub mod run;
 pub mod subject;
+pub mod techniques;
 pub mod testpmd;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::accelerator::{self, Accelerator};
+use crate::card::Card;
 use crate::control::{CommandSpec, Control, Output, Running};
 use crate::images::{Images, Kernel};
 use crate::ports::{Meeting, Port};
@@ -105,7 +106,7 @@ impl GuestSpec {
         self
     }
 
-    /// Adds a layer of foreign programs: `tools`, `net`, `nbd` or `jobs`.
+    /// Adds a layer of foreign programs: `tools`, `net`, `lan`, `nbd` or `jobs`.
     #[must_use]
     pub fn layer(mut self, name: &str) -> GuestSpec {
         self.layers.push(name.to_owned());
@@ -136,6 +137,13 @@ impl GuestSpec {
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u32) -> GuestSpec {
         self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Gives it a network card.
+    #[must_use]
+    pub fn card(mut self, card: &Card) -> GuestSpec {
+        self.qemu_arguments.extend(card.arguments());
         self
     }
 

@@ -13,6 +13,7 @@
 //! - Guests are expensive. Tests of one file share them: see [`Shared`].
 
 pub mod accelerator;
+mod card;
 pub mod control;
 mod daemon;
 mod guest;
@@ -31,6 +32,7 @@ pub mod spawn;
 pub mod terminal;
 pub mod three_vms;
 
+pub use card::Card;
 pub use control::{CommandSpec, Output, Running};
 pub use daemon::{Daemon, DaemonSpec, ringdown_program};
 pub use guest::{BOOT_DEADLINE_S, Guest, GuestSpec};

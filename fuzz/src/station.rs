@@ -128,7 +128,9 @@ impl Attack {
         }
         let leases = self.station.leases(self.now);
         let addresses: BTreeSet<_> = leases.iter().map(|lease| lease.address).collect();
+        let guests: BTreeSet<_> = leases.iter().map(|lease| lease.mac).collect();
         assert!(addresses.len() == leases.len() && leases.len() <= 4);
+        assert_eq!(guests.len(), leases.len(), "a guest has two addresses");
         assert!(
             addresses
                 .iter()

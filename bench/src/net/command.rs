@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use super::case::{Case, full_matrix, quick_matrix};
 use super::run::Plan;
 use super::subject::Subject;
+use super::techniques::STEPS;
 use super::{bridge, ovs, report, testpmd};
 use crate::perf::measure::Conditions;
 use crate::perf::processor::{Placement, load, pin};
@@ -49,9 +50,12 @@ pub struct RunOptions {
     /// Say which cases there are
     #[arg(long)]
     list: bool,
-    /// Measure only this subject (repeatable): testpmd, ovs-dpdk, bridge
+    /// Measure only this subject (repeatable): ringdown, testpmd, ovs-dpdk, bridge
     #[arg(long = "subject", value_name = "SUBJECT")]
     subjects: Vec<String>,
+    /// The program to measure; by default `ringdown` beside this program
+    #[arg(long)]
+    ringdown: Option<PathBuf>,
     /// Rounds of each case
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -128,7 +132,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
         return Ok(());
     }
     let conditions = options.times.conditions()?;
-    let subjects = subjects(&options.subjects)?;
+    let subjects = subjects(options)?;
     pin(conditions.placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if load() > 0.5 {
         eprintln!(
@@ -145,8 +149,16 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let peers = (!versions.is_empty()).then(|| versions.join(", "));
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let environment = Environment::find(source, peers, conditions.placement);
+    let steps = subjects.iter().find_map(|subject| match subject {
+        Subject::Ringdown(program) => Some(program.clone()),
+        _ => None,
+    });
+    let steps = steps
+        .into_iter()
+        .flat_map(|program| (0..STEPS.len()).map(move |step| Subject::Step(program.clone(), step)));
     let plan = Plan {
         cases,
+        steps: steps.collect(),
         subjects,
         rounds: options.rounds.max(1),
         conditions,
@@ -156,13 +168,25 @@ fn run(options: &RunOptions) -> Result<(), String> {
 }
 
 /// What is there and wanted. What is not there is said.
-fn subjects(wanted: &[String]) -> Result<Vec<Subject>, String> {
+fn subjects(options: &RunOptions) -> Result<Vec<Subject>, String> {
+    let wanted = &options.subjects;
     let bench = std::env::current_exe().map_err(|error| error.to_string())?;
     let bridge = match bridge::obstacle() {
-        None => Ok(Subject::Bridge(bench)),
+        None => Ok(Subject::Bridge(bench.clone())),
         Some(reason) => Err(reason),
     };
+    let ringdown = options
+        .ringdown
+        .clone()
+        .unwrap_or_else(|| bench.with_file_name("ringdown"));
+    let ringdown = match ringdown.is_file() {
+        true => Ok(Subject::Ringdown(ringdown)),
+        false => {
+            Err("there is no ringdown beside this program; build it, or give --ringdown".to_owned())
+        }
+    };
     let found = [
+        ("ringdown", ringdown),
         (
             "testpmd",
             testpmd::find()

@@ -26,8 +26,11 @@ pub trait Card {
     /// A frame that is not what was sent.
     fn turn(&mut self) -> Result<bool, String>;
 
+    /// How many frames came so far.
+    fn received(&self) -> u64;
+
     /// What has happened so far.
-    fn meters(&self) -> Meters;
+    fn meters(&mut self) -> Meters;
 }
 
 impl Card for Port {
@@ -36,7 +39,11 @@ impl Card for Port {
         Port::turn(self)
     }
 
-    fn meters(&self) -> Meters {
+    fn received(&self) -> u64 {
+        Port::received(self)
+    }
+
+    fn meters(&mut self) -> Meters {
         Port::meters(self)
     }
 }
@@ -63,7 +70,7 @@ struct Moment {
 }
 
 impl Moment {
-    fn now<C: Card>(cards: &[C], subject: Option<Pid>) -> Moment {
+    fn now<C: Card>(cards: &mut [C], subject: Option<Pid>) -> Moment {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         Moment {
             at: Instant::now(),
@@ -83,9 +90,9 @@ impl Moment {
     }
 }
 
-fn sum<C: Card>(cards: &[C]) -> Meters {
+fn sum<C: Card>(cards: &mut [C]) -> Meters {
     cards
-        .iter()
+        .iter_mut()
         .map(Card::meters)
         .fold(Meters::default(), |sum, meters| sum + meters)
 }
@@ -166,9 +173,9 @@ fn run<C: Card>(
         }
         Ok::<(), String>(())
     };
-    let all_hear = |cards: &[C]| cards.iter().all(|card| card.meters().received > 0);
+    let all_hear = |cards: &[C]| cards.iter().all(|card| card.received() > 0);
     rounds_until(cards, Instant::now() + conditions.patience, all_hear)?;
-    if let Some(deaf) = cards.iter().position(|card| card.meters().received == 0) {
+    if let Some(deaf) = cards.iter().position(|card| card.received() == 0) {
         return Err(Failed::Hangs(format!(
             "port {deaf} heard nothing in {:?}",
             conditions.patience

@@ -292,9 +292,6 @@ pub enum NetError {
     /// The switch does not take it: a table is full, or an address is another's.
     #[error("{0}")]
     Refused(String),
-    /// This daemon has no switch.
-    #[error("this daemon has no networks: remove them from the configuration")]
-    Unsupported,
     /// The system refused something else.
     #[error("the network could not be changed: {0}")]
     Io(#[from] io::Error),
@@ -309,7 +306,7 @@ pub trait NetWorker: Send + Sync + 'static {
     /// [`NetError`]. Nothing of it remains then.
     fn add_network(&self, spec: NetworkSpec) -> Result<(), NetError>;
 
-    /// Changes what the network answers. MTU and uplink are what they were.
+    /// Changes what the network answers. MTU and uplink are what they were; its hosts it is told anew.
     ///
     /// # Errors
     /// [`NetError::UnknownNetwork`], [`NetError::Io`] when the worker has stopped.
@@ -363,58 +360,4 @@ pub trait NetWorker: Send + Sync + 'static {
 
     /// Removes every network and ends what serves them.
     fn stop(&self);
-}
-
-/// The data plane of a daemon without networks: it refuses to have any.
-#[derive(Debug)]
-pub struct NoNetworks;
-
-impl NetWorker for NoNetworks {
-    fn add_network(&self, _: NetworkSpec) -> Result<(), NetError> {
-        Err(NetError::Unsupported)
-    }
-
-    fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
-        let network = spec.full_name();
-        Err(NetError::UnknownNetwork { network })
-    }
-
-    fn remove_network(&self, network: &str) -> Result<(), NetError> {
-        unknown(network)
-    }
-
-    fn set_hosts(&self, network: &str, _: Vec<NetHost>) -> Result<(), NetError> {
-        unknown(network)
-    }
-
-    fn add_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        unknown(&spec.network)
-    }
-
-    fn configure_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        unknown(&spec.network)
-    }
-
-    fn remove_port(&self, network: &str, _: &str) -> Result<(), NetError> {
-        unknown(network)
-    }
-
-    fn set_link(&self, network: &str, _: &str, _: bool) -> Result<(), NetError> {
-        unknown(network)
-    }
-
-    fn networks(&self) -> Vec<NetworkStatus> {
-        Vec::new()
-    }
-
-    fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError> {
-        unknown(network)
-    }
-
-    fn stop(&self) {}
-}
-
-fn unknown<T>(network: &str) -> Result<T, NetError> {
-    let network = network.to_owned();
-    Err(NetError::UnknownNetwork { network })
 }

@@ -119,11 +119,7 @@ impl GuestMemory {
         size: u64,
         frontend_address: u64,
     ) -> Result<(), MemoryError> {
-        let index = self.regions.iter().position(|region| {
-            region.guest_address() == guest_address
-                && region.size() == size
-                && region.frontend_address() == frontend_address
-        });
+        let index = self.index_of(guest_address, size, frontend_address);
         let index = index.ok_or(MemoryError::NoSuchRegion {
             guest_address,
             size,
@@ -132,6 +128,20 @@ impl GuestMemory {
         self.regions.remove(index);
         self.spans.remove(index);
         Ok(())
+    }
+
+    /// Whether there is a region with these three values.
+    pub fn has_region(&self, guest_address: u64, size: u64, frontend_address: u64) -> bool {
+        self.index_of(guest_address, size, frontend_address)
+            .is_some()
+    }
+
+    fn index_of(&self, guest_address: u64, size: u64, frontend_address: u64) -> Option<usize> {
+        self.regions.iter().position(|region| {
+            region.guest_address() == guest_address
+                && region.size() == size
+                && region.frontend_address() == frontend_address
+        })
     }
 
     /// How many regions there are.
@@ -158,6 +168,20 @@ impl GuestMemory {
     ) -> Result<(), MemoryError> {
         transfer::read(self, ranges, offset, into)?;
         self.check_poison()
+    }
+
+    /// Copies the beginning of the ranges out of the guest, as much of it as there is and `into` has room for, and says how many bytes that is.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotMapped`] and [`MemoryError::Poisoned`], as for [`read`](Self::read).
+    #[inline]
+    pub fn read_head(&self, ranges: &[Range], into: &mut [u8]) -> Result<usize, MemoryError> {
+        let len = match ranges.first() {
+            Some(first) if first.len as usize >= into.len() => into.len(),
+            _ => total_len(ranges).min(into.len()),
+        };
+        self.read(ranges, 0, &mut into[..len])?;
+        Ok(len)
     }
 
     /// Copies bytes into the guest: all of `from`, to `offset` bytes into the ranges on.

@@ -4,7 +4,7 @@
 //! whatever the guest, its virtual machine monitor (VMM) or the caller does:
 //!
 //! - [`guest`] maps the regions that a VMM hands over and copies bytes in, out, and from guest to guest.
-//! - [`queue`] is the device side of a split virtqueue (virtio 1.2, section 2.7).
+//! - [`queue`] is the device side of a virtqueue, split or packed (virtio 1.2, sections 2.7 and 2.8).
 //! - [`io`] lets a socket read from, and write to, guest memory without a copy of ours in between.
 //! - [`circuit`] is a pair of byte rings in a window of shared memory: one connection between two programs.
 //! - [`ethernet`] opens tap devices and packet sockets.
@@ -47,15 +47,16 @@
 pub mod circuit;
 #[cfg(feature = "driver")]
 pub mod driver;
-#[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
-pub mod fault;
 #[cfg(not(any(miri, loom)))]
 pub mod ethernet;
+#[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
+pub mod fault;
 pub mod guest;
 pub mod io;
 pub mod queue;
 
 #[cfg_attr(loom, path = "area/modelled.rs")]
 mod area;
+mod prefetch;
 mod region;
 mod sync;

@@ -187,6 +187,16 @@ impl Queue {
         either!(mut self, ring => ring.pop(&self.memory, chain))
     }
 
+    /// Asks the processor for the beginnings of chains that are not taken yet: of `chains` of them, of which the first is the one behind the next
+    /// `ahead`. It has no other effect, and fails at nothing.
+    ///
+    /// [`pop`](Self::pop) asks for the beginning of what it takes, which is in time for whoever takes many chains and then looks at them. This is
+    /// for who uses each chain at once: call it for eight chains ahead, now and then.
+    #[inline]
+    pub fn prefetch(&self, ahead: u16, chains: u16) {
+        either!(self, ring => ring.prefetch(&self.memory, ahead, chains));
+    }
+
     /// Whether a chain is available right now.
     ///
     /// # Errors

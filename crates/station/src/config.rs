@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use smoltcp::wire::Ipv4Cidr;
+use wire::ethernet::MacAddress;
 
 use crate::dhcp::MAX_POOL_ADDRESSES;
 use crate::hosts::MAX_HOSTS;
-use wire::ethernet::MacAddress;
 
 /// The longest search domain: with it the longest answer to a question of DNS, about a host with a name of 63 characters, still fits into the
 /// 512 bytes that every resolver takes.

@@ -19,6 +19,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use smoltcp::wire::DhcpMessageType;
+use wire::ethernet::MacAddress;
 
 pub(crate) use message::Request;
 pub use pool::{Lease, MAX_POOL_ADDRESSES};
@@ -27,7 +28,6 @@ use crate::config::{Host, Ipv4Settings, StationConfig};
 use crate::hosts::Hosts;
 use message::Facts;
 use pool::Pool;
-use wire::ethernet::MacAddress;
 
 pub(crate) const SERVER_PORT: u16 = smoltcp::wire::DHCP_SERVER_PORT;
 pub(crate) const CLIENT_PORT: u16 = smoltcp::wire::DHCP_CLIENT_PORT;

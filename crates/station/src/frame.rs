@@ -2,13 +2,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use wire::ethernet::MacAddress;
-
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, Icmpv6Packet, IpProtocol, Ipv4Packet,
     Ipv4Repr, Ipv6Packet, Ipv6Repr, UdpPacket, UdpRepr,
 };
+use wire::ethernet::MacAddress;
 
 pub(crate) const HEADER_LEN: usize = 14;
 const IPV4_HEADER_LEN: usize = 20;

@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::config::{Host, HostError, StationConfig, is_label, is_unicast, slaac_address};
 use wire::ethernet::MacAddress;
+
+use crate::config::{Host, HostError, StationConfig, is_label, is_unicast, slaac_address};
 
 /// How many hosts a network has at most.
 pub const MAX_HOSTS: usize = 16_384;

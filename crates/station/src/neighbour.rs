@@ -9,7 +9,6 @@ use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetProtocol, Icmpv6Message,
     Icmpv6Packet, Ipv6Packet, NdiscNeighborFlags, NdiscRepr, RawHardwareAddress,
 };
-
 use wire::ethernet::MacAddress;
 
 use crate::frame::{self, Path};

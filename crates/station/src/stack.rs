@@ -17,10 +17,10 @@ use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::{tcp, udp};
 use smoltcp::wire::{HardwareAddress, IpCidr, IpVersion, Ipv4Packet, Ipv6Cidr, Ipv6Packet};
+use wire::ethernet::MacAddress;
 
 use crate::config::StationConfig;
 use crate::station::Names;
-use wire::ethernet::MacAddress;
 
 const DNS_PORT: u16 = 53;
 

@@ -29,9 +29,9 @@ mod refusal;
 mod tests;
 mod vlan;
 
+use core::net::{IpAddr, Ipv6Addr};
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use foldhash::fast::FixedState;
@@ -281,7 +281,7 @@ impl Bridge {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide(
         &mut self,
         now: Time,
@@ -384,7 +384,7 @@ impl Bridge {
     }
 
     /// Where the one is whom a frame is for.
-    #[inline]
+    #[inline(always)]
     fn find(&self, arrival: &Arrival<'_>) -> Option<PortId> {
         let mac = arrival.head.destination;
         if let Some(port) = self.stations.get(&mac.to_u64()) {
@@ -395,7 +395,7 @@ impl Bridge {
     }
 
     /// Sends a frame to one port, if it may go there.
-    #[inline]
+    #[inline(always)]
     fn forward(&mut self, arrival: &Arrival<'_>, to: PortId) -> Result<Verdict, Refusal> {
         if to == arrival.from {
             return Err(Refusal::SamePort);
@@ -406,6 +406,11 @@ impl Bridge {
         if !target.is_up {
             return Err(Refusal::DestinationDown);
         }
+        // The common case by itself, so that its answer is made in registers.
+        if arrival.head.tag.is_none() && target.access == Some(arrival.vlan) {
+            target.sent(arrival.frame_len);
+            return Ok(Verdict::Port(to, Tagging::Keep));
+        }
         let tagging = tagging(&self.ports, to, target, arrival);
         let tagging = tagging.ok_or(Refusal::DestinationVlan)?;
         target.sent(arrival.frame_len);
@@ -413,6 +418,7 @@ impl Bridge {
     }
 
     /// Sends a frame to every port where it may go.
+    #[cold]
     fn flood(&mut self, arrival: &Arrival<'_>, storm: Storm) -> Result<Verdict, Refusal> {
         self.flooded.clear();
         let from = usize::from(arrival.from.0);

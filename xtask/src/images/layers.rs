@@ -77,6 +77,19 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         own_files: &[],
     },
     ForeignLayer {
+        name: "lan",
+        title: "ip, bridge, ethtool, iperf3, a DHCP client's script",
+        packages: &["ethtool", "iperf3", "iproute2", "udhcpc"],
+        paths: &[
+            "etc/udhcpc/default.script",
+            "sbin/ethtool",
+            "bin/ip",
+            "sbin/bridge",
+            "usr/bin/iperf3",
+        ],
+        own_files: &[],
+    },
+    ForeignLayer {
         name: "nbd",
         title: "nbdkit, nbdcopy, nbdinfo",
         packages: &["libnbd-bin", "nbdkit"],

@@ -16,6 +16,7 @@ const LOADED: &[&str] = &["virtio_pci", "virtio_console", "vmw_vsock_virtio_tran
 
 /// In the image for `modprobe`, when the kernel has them.
 const AVAILABLE: &[&str] = &[
+    "8021q",
     "af_packet_diag",
     "dax_pmem",
     "device_dax",

@@ -205,7 +205,7 @@ fn net_kind(error: &NetError) -> Kind {
         NetError::AddressInUse { .. } | NetError::Directory { .. } => Kind::SocketUnavailable,
         NetError::UnknownNetwork { .. } | NetError::UnknownPort { .. } => Kind::UnknownNetwork,
         NetError::Refused(_) => Kind::Conflict,
-        NetError::Uplink { .. } | NetError::Unsupported | NetError::Io(_) => Kind::Internal,
+        NetError::Uplink { .. } | NetError::Io(_) => Kind::Internal,
     }
 }
 

@@ -1,18 +1,21 @@
 //! From what was asked for to lines that can be opened: names, context identifiers and paths that belong to nobody else.
 
-mod nets;
+mod networks;
+mod ports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use switch::DEFAULT_DOMAIN;
 
-pub use nets::MAX_PORTS;
-use nets::{PlannedNetwork, PortRefusal};
+pub use ports::MAX_PORTS;
+
+use networks::PlannedNetwork;
+use ports::PortRefusal;
 
 use super::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
-    VmRequest, full_name, refuse,
+    StateError, VmRequest, full_name, refuse,
 };
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
@@ -78,7 +81,7 @@ impl Plan {
         let names: BTreeSet<String> = config.vms.iter().map(|vm| vm.value.full_name()).collect();
         self.set_members(config.groups.iter().map(|group| &group.value));
         let occupied = self.occupied();
-        self.change_networks(config)?;
+        self.change_networks(config, &occupied)?;
         let asked_for: BTreeSet<(&str, u32)> = config
             .vms
             .iter()
@@ -184,6 +187,25 @@ impl Plan {
     /// What is remembered of context identifiers, also of VMs that are away.
     pub fn cids(&self) -> &Cids {
         &self.cids
+    }
+
+    /// Writes into a state directory what is remembered, as far as it differs from what is there.
+    ///
+    /// # Errors
+    /// [`StateError::Unwritable`].
+    pub fn save(
+        &self,
+        state_dir: &Path,
+        cids: &Cids,
+        addresses: &Addresses,
+    ) -> Result<(), StateError> {
+        if self.cids != *cids {
+            self.cids.save(state_dir)?;
+        }
+        if self.addresses != *addresses {
+            self.addresses.save(state_dir)?;
+        }
+        Ok(())
     }
 
     /// Where its sockets are, unless a VM says otherwise.

@@ -134,6 +134,7 @@ impl NetWorker for FakeNet {
     fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
         self.with(&spec.full_name(), |network| {
             network.spec = spec.clone();
+            network.hosts.clear();
             Ok(())
         })
     }

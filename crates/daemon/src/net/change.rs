@@ -51,13 +51,15 @@ impl NetChange {
         let old: BTreeMap<String, &NetworkSpec> = by_name(current);
         let new: BTreeMap<String, &NetworkSpec> = by_name(next);
         for (name, spec) in &new {
-            match old.get(name) {
-                None => change.added_networks.push((*spec).clone()),
-                Some(before) if before != spec => change.changed_networks.push((*spec).clone()),
-                Some(_) => {}
+            let before = old.get(name);
+            let is_changed = before.is_some_and(|before| before != spec);
+            if before.is_none() {
+                change.added_networks.push((*spec).clone());
+            } else if is_changed {
+                change.changed_networks.push((*spec).clone());
             }
-            let (hosts, before) = (next.net_hosts(name), current.net_hosts(name));
-            if hosts != before {
+            let hosts = next.net_hosts(name);
+            if is_changed || hosts != current.net_hosts(name) {
                 change.hosts.push((name.clone(), hosts));
             }
         }

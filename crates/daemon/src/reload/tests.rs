@@ -449,6 +449,15 @@ fn networks_and_ports_come_go_and_change() {
     );
     assert_eq!(hosts(&daemon, "lan"), ["web"]);
     assert_eq!(hosts(&daemon, "dmz"), ["db"]);
+    // A network that is told anew what it answers is told its hosts anew as well.
+    write(
+        &daemon,
+        &(text.replace("isolated = true", "isolated = true\ndns = false")
+            + "[[network]]\nname = \"dmz\"\n"),
+    );
+    assert_eq!(reload(&daemon).0, 200);
+    assert!(!daemon.net().network("lan").unwrap().station.dns);
+    assert_eq!(hosts(&daemon, "lan"), ["web"]);
     let after = daemon.net().ports("lan");
     assert_eq!(after.len(), 1);
     assert!(after[0].isolated);

@@ -16,7 +16,7 @@ use super::{Behind, NetFabric, Network};
 
 /// The most frames that are taken from a ring at a time. Many enough that what is done once for a batch costs little for each frame, few
 /// enough that their beginnings stay in the processor's first cache.
-pub(super) const MAX_BATCH: usize = 128;
+pub(super) const MAX_BATCH: usize = 64;
 
 /// Longer than that no frame is: what the largest offload leaves to be cut, with two tags.
 pub(super) const MAX_FRAME_LEN: usize = 65_535 + HEADER_LEN + 2 * TAG_LEN;
@@ -90,6 +90,8 @@ impl Batch {
     ) {
         for index in 0..self.count {
             let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
+            // Of a chain that holds no frame nothing is known, least of all what was here before.
+            frame.receive(0);
             let Some(len) = frame_len(chain) else {
                 // What was here before says nothing of this sender's flows.
                 frame.receive(0);

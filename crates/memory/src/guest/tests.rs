@@ -102,6 +102,18 @@ proptest! {
     }
 
     #[test]
+    fn reads_as_much_of_the_head_as_there_is((ranges, _, _) in any_part(), room in 0..3 * PAGE) {
+        let guest = guest();
+        guest.fill(9);
+        let bytes = guest.bytes();
+        let expected: Vec<u8> = places(&ranges).iter().take(room).map(|place| bytes[*place]).collect();
+        let mut found = vec![0xee; room];
+        let len = guest.memory.read_head(&ranges, &mut found).unwrap();
+        prop_assert_eq!(&found[..len], &expected[..]);
+        prop_assert!(found[len..].iter().all(|byte| *byte == 0xee));
+    }
+
+    #[test]
     fn writes_there_and_nowhere_else((ranges, offset, len) in any_part()) {
         let guest = guest();
         guest.fill(2);
@@ -260,8 +272,11 @@ fn a_removed_region_stays_with_the_old_snapshot() {
             .remove_region(address, size as u64, frontend)
             .unwrap_err();
         assert!(matches!(error, MemoryError::NoSuchRegion { .. }), "{error}");
+        assert!(!new.has_region(address, size as u64, frontend));
     }
+    assert!(new.has_region(HIGH, HIGH_LEN as u64, frontend));
     new.remove_region(HIGH, HIGH_LEN as u64, frontend).unwrap();
+    assert!(!new.has_region(HIGH, HIGH_LEN as u64, frontend));
     assert_eq!(new.region_count(), 2);
     let ranges = [Range {
         address: HIGH,

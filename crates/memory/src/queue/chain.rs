@@ -2,6 +2,7 @@
 
 use super::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, QueueError};
 use crate::guest::{GuestMemory, Range};
+use crate::prefetch;
 
 /// Size of a descriptor (virtio 1.2, sections 2.7.5 and 2.8.13), in bytes.
 pub(crate) const DESCRIPTOR_LEN: usize = 16;
@@ -59,6 +60,24 @@ impl Descriptor {
     }
 }
 
+/// What is done with the memory of a descriptor with these flags.
+#[inline]
+fn intent(flags: u16) -> prefetch::Use {
+    match flags & WRITE {
+        0 => prefetch::Use::Read,
+        _ => prefetch::Use::Write,
+    }
+}
+
+/// Asks for the beginning of what a descriptor stands for, whatever it is: nothing is concluded from it.
+#[inline]
+pub(super) fn prefetch(memory: &GuestMemory, address: u64, len: u32, flags: u16) {
+    if let Some((place, room)) = memory.locate(address) {
+        let to = intent(flags);
+        prefetch::beginning(place.as_ptr(), room.min(len as usize), to);
+    }
+}
+
 /// Fills `chain` with a descriptor that is all of it and lies in one region, as nearly all are. `false` if it is another one, and then
 /// [`Reader`] is to be asked.
 #[inline]
@@ -73,7 +92,9 @@ pub(super) fn take_only(
         return false;
     }
     match memory.locate(address) {
-        Some((_, room)) if room >= len as usize => {}
+        Some((place, room)) if room >= len as usize => {
+            prefetch::beginning(place.as_ptr(), len as usize, intent(flags));
+        }
         _ => return false,
     }
     chain.entries = 1;

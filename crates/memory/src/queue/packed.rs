@@ -32,7 +32,7 @@ use std::hash::{DefaultHasher, Hasher};
 
 use self::fields::*;
 use super::chain::{
-    DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
+    self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
 };
 use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area};
 use crate::area::Area;
@@ -124,6 +124,25 @@ impl Packed {
         self.next_available = after;
         self.fresh = false;
         Ok(true)
+    }
+
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16, chains: u16) {
+        let size = self.setup.size;
+        if ahead >= size {
+            return;
+        }
+        let mut position = self.next_available.plus(ahead, size);
+        for _ in 0..chains.min(size - ahead) {
+            let word = self.load_word(position.index(), Ordering::Relaxed);
+            // A descriptor in the middle of a chain is asked for like another one: most chains have one only.
+            if !position.is_available(word) {
+                return;
+            }
+            let address = self.load_address(position.index());
+            // Length, identifier and flags are one word.
+            chain::prefetch(memory, address, word as u32, (word >> 48) as u16);
+            position = position.plus(1, size);
+        }
     }
 
     pub(super) fn pending(&self) -> Result<bool, QueueError> {

@@ -15,7 +15,9 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use super::chain::{DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only};
+use super::chain::{
+    self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
+};
 use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area, needs_event};
 use crate::area::Area;
 use crate::guest::GuestMemory;
@@ -108,6 +110,23 @@ impl Split {
         self.next_available = self.next_available.next();
         self.fresh = false;
         Ok(true)
+    }
+
+    pub(super) fn prefetch(&self, memory: &GuestMemory, ahead: u16, chains: u16) {
+        let available = self
+            .seen_available
+            .get()
+            .wrapping_sub(self.next_available.get());
+        for ahead in ahead..ahead.saturating_add(chains).min(available) {
+            let index = self.next_available.get().wrapping_add(ahead);
+            let slot = self.slot(Running::new(index));
+            let entry = AVAILABLE_RING + 2 * slot;
+            let head = self.areas.available.load_u16(entry, Ordering::Relaxed);
+            if head < self.setup.size {
+                let [address, word] = self.load_descriptor(head);
+                chain::prefetch(memory, address, word as u32, (word >> 32) as u16);
+            }
+        }
     }
 
     pub(super) fn pending(&self) -> Result<bool, QueueError> {

@@ -174,6 +174,50 @@ fn goes_on(mut pair: Pair, base: u32) {
     assert_eq!(pair.driver.take_used(), Some((7, 9)));
 }
 
+/// A hint changes nothing, whatever is asked for and whatever the driver has written.
+#[test]
+fn asking_for_chains_ahead_takes_none() {
+    for (format, start) in FORMATS
+        .into_iter()
+        .flat_map(|format| [(format, 0), (format, 65_533)])
+    {
+        let mut pair = Pair::of(format, start, 8, true, true);
+        let hints = |queue: &Queue| {
+            for (ahead, chains) in [0, 1, 7, 8, 9, u16::MAX]
+                .into_iter()
+                .flat_map(|ahead| [0, 1, 8, 9, u16::MAX].map(|chains| (ahead, chains)))
+            {
+                queue.prefetch(ahead, chains);
+            }
+        };
+        hints(&pair.queue);
+        for token in 0..5 {
+            pair.add(token);
+        }
+        let base = pair.queue.ring_base();
+        hints(&pair.queue);
+        let first = pair.pop().unwrap();
+        pair.queue.rewind(1);
+        // Heads and places that there are not, and chains of which the first is all that may be looked at.
+        for index in 0..8 {
+            let descriptor = RawDescriptor {
+                address: u64::MAX - u64::from(index),
+                len: u32::MAX,
+                flags: RawDescriptor::NEXT | RawDescriptor::AVAILABLE,
+                next: u16::MAX,
+            };
+            if index != first % 8 {
+                pair.driver.write_descriptor(index, descriptor);
+            }
+            if !pair.driver.setup().packed {
+                pair.driver.set_available_entry(index + 1, 8 + index);
+            }
+        }
+        hints(&pair.queue);
+        assert_eq!((pair.queue.ring_base(), pair.queue.in_flight()), (base, 0));
+    }
+}
+
 #[test]
 fn is_fresh_until_something_went_through() {
     let mut pair = Pair::new(4, true, false);

@@ -8,11 +8,11 @@ use smoltcp::wire::{
     DhcpFlags, DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr, EthernetAddress, IpProtocol,
     Ipv4Packet, UdpPacket, UdpRepr,
 };
+use wire::ethernet::MacAddress;
 
 use super::{CLIENT_PORT, SERVER_PORT};
 use crate::advertise::encoded_domain;
 use crate::config::{Host, Ipv4Settings, StationConfig};
-use wire::ethernet::MacAddress;
 
 const MAGIC: u32 = 0x6382_5363;
 const BOOT_REQUEST: u8 = 1;

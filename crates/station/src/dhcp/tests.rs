@@ -447,6 +447,19 @@ fn an_address_that_was_given_out_before_a_restart_is_given_again() {
 }
 
 #[test]
+fn a_guest_has_one_address_of_the_pool_at_a_time() {
+    let mut house = House::with_pool();
+    let first = house.serve(10).unwrap();
+    let other = if first == LAST { FIRST } else { LAST };
+    let (outcome, _) = house.ask(Client::new(10, REQUEST).wants(other));
+    assert_eq!(outcome, Outcome::Acknowledged);
+    let leases = house.server.leases(house.now);
+    assert_eq!((leases.len(), leases[0].address), (1, other));
+    let (outcome, _) = house.ask(Client::new(11, REQUEST).wants(first));
+    assert_eq!(outcome, Outcome::Acknowledged, "what it had before is free");
+}
+
+#[test]
 fn what_belongs_to_somebody_is_never_given_out() {
     let mut house = House::new(|config| {
         config.pool = Some([10, 0, 0, 1].into()..=[10, 0, 0, 3].into());

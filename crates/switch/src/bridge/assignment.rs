@@ -1,6 +1,6 @@
 //! What is a port's by its operator's word: checked before anything changes, so that a port is added as a whole or not at all.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use wire::ethernet::MacAddress;
 

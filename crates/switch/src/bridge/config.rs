@@ -1,6 +1,6 @@
 //! What an operator says about a network and its ports.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -257,7 +257,7 @@ pub enum AddPortError {
     InvalidMac(MacAddress),
     /// An address that no host can have.
     #[error("{0} is no address of one host")]
-    InvalidAddress(std::net::IpAddr),
+    InvalidAddress(core::net::IpAddr),
     /// Another port has it.
     #[error("{mac} is the address of another port already")]
     MacTaken {
@@ -270,7 +270,7 @@ pub enum AddPortError {
     #[error("{address} is the address of another port in this VLAN already")]
     AddressTaken {
         /// The address.
-        address: std::net::IpAddr,
+        address: core::net::IpAddr,
         /// Who has it.
         port: PortId,
     },

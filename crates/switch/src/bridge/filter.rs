@@ -5,7 +5,7 @@
 //! What cannot be seen is refused (in the spirit of RFC 7113 and RFC 6980; receivers that look further than filters are what
 //! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port here, a station nothing.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use wire::ethernet::{

@@ -1,6 +1,6 @@
 //! What a network knows of a port.
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 use std::time::Duration;
 
 use wire::ethernet::MacAddress;

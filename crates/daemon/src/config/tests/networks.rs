@@ -630,6 +630,13 @@ fn a_reload_changes_what_can_change_and_takes_nothing_from_anybody() {
         found.contains(&format!("the MAC address {mac} belongs to \"b\" already")),
         "{found}"
     );
+    // Nor to the network itself.
+    let subnet = format!("name = \"lan\"\nipv4 = \"{b}/24\"");
+    let found = reload(&plan, &TWO.replace("name = \"lan\"", &subnet)).unwrap_err();
+    assert!(
+        found.contains(&format!("the address {b} belongs to \"b\" already")),
+        "{found}"
+    );
     // A port that goes leaves the VM as it is.
     let next = reload(&plan, &TWO.replacen("networks = [\"lan\"]", "", 1)).unwrap();
     assert!(next.get("a").unwrap().ports.is_empty());

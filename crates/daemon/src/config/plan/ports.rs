@@ -1,4 +1,4 @@
-//! Networks and ports: names, sockets and addresses that belong to nobody else.
+//! Ports: sockets and addresses that belong to nobody else.
 //!
 //! What a VM is given depends on its networks, and what a network gives depends on who else is there. So all ports are worked out anew
 //! whenever anything changes; what is remembered keeps the result the same for those that did not change.
@@ -10,29 +10,16 @@ use std::path::PathBuf;
 use wire::ethernet::MacAddress;
 
 use super::Plan;
-use crate::config::addresses::{Addresses, STATION_NUMBER};
-use crate::config::network::{AddressRequest, is_label};
+use crate::config::addresses::Addresses;
+use crate::config::network::is_label;
 use crate::config::pattern::malformed;
-use crate::config::{
-    Config, ConfigError, NetworkRequest, PortRequest, VmRequest, check_dns_domain, refuse,
-};
+use crate::config::{PortRequest, VmRequest};
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
-use crate::net::{
-    Ipv4Subnet, Moderation, NetHost, NetworkSpec, PortSpec, StationSpec, UplinkDevice,
-    hears_station,
-};
+use crate::net::{NetHost, NetworkSpec, PortSpec, hears_station};
 
 /// The most ports of VMs in networks, over all VMs of a daemon.
 pub const MAX_PORTS: usize = 2048;
-
-/// A network, and what its ports are unless they say otherwise.
-#[derive(Debug, Clone)]
-pub(super) struct PlannedNetwork {
-    spec: NetworkSpec,
-    isolated: bool,
-    moderation: Moderation,
-}
 
 /// Addresses that belong to somebody.
 #[derive(Debug, Clone, Default)]
@@ -71,6 +58,27 @@ struct Wanted {
     number: Option<u32>,
 }
 
+impl Occupied {
+    /// The VM that has an address in a network.
+    pub(super) fn vm_with(&self, network: &str, address: Ipv4Addr) -> Option<&str> {
+        let owner = self.ipv4.get(&(network.to_owned(), address))?;
+        Some(owner.vm.as_str()).filter(|vm| !vm.is_empty())
+    }
+
+    /// Adds the addresses of a network itself.
+    fn insert_network(&mut self, network: &NetworkSpec) {
+        let name = network.full_name();
+        let owner = Owner {
+            network: name.clone(),
+            vm: String::new(),
+        };
+        if let Some(subnet) = network.station.ipv4 {
+            self.ipv4.insert((name, subnet.own), owner.clone());
+        }
+        self.macs.insert(network.station.mac, owner);
+    }
+}
+
 impl Plan {
     /// The same plan, with what is remembered of networks.
     pub fn remembering(mut self, addresses: Addresses) -> Plan {
@@ -83,24 +91,12 @@ impl Plan {
         &self.addresses
     }
 
-    /// The networks, by full name.
-    pub fn networks(&self) -> impl Iterator<Item = &NetworkSpec> {
-        self.networks.values().map(|network| &network.spec)
-    }
-
-    /// The network with this full name.
-    pub fn network(&self, full_name: &str) -> Option<&NetworkSpec> {
-        self.networks.get(full_name).map(|network| &network.spec)
-    }
-
     /// The guests that a network gives addresses to, and whose names it knows: those of its own VLAN.
     pub fn net_hosts(&self, network: &str) -> Vec<NetHost> {
         let port = |line: &LineSpec| {
-            let ports = line.ports.iter();
-            ports
-                .filter(|port| port.network == network && hears_station(&port.vlan))
-                .next()
-                .cloned()
+            let mut ports = line.ports.iter();
+            let is_heard = |port: &&PortSpec| port.network == network && hears_station(&port.vlan);
+            ports.find(is_heard).cloned()
         };
         let members: Vec<(&LineSpec, PortSpec)> = self
             .lines
@@ -136,138 +132,11 @@ impl Plan {
         hosts
     }
 
-    /// Makes the networks those of a configuration.
-    ///
-    /// # Errors
-    /// [`ConfigError::Input`] with the place of the network that collides with another, or that would have to change what cannot change.
-    pub(super) fn change_networks(&mut self, config: &Config) -> Result<(), ConfigError> {
-        let names: BTreeSet<String> = config
-            .networks
-            .iter()
-            .map(|network| network.value.full_name())
-            .collect();
-        for network in &config.networks {
-            let NetworkRequest { domain, name, .. } = &network.value;
-            let in_use =
-                |domain: &str, name: &str| names.contains(&switch::full_name(domain, name));
-            self.addresses.remember_network(domain, name, in_use);
-        }
-        let mut planned: BTreeMap<String, PlannedNetwork> = BTreeMap::new();
-        // Those that were asked for are given first, so that a default one never takes what a later network names.
-        let (given, default): (Vec<_>, Vec<_>) = config
-            .networks
-            .iter()
-            .partition(|network| matches!(network.value.ipv4, AddressRequest::Given(_)));
-        for network in given.into_iter().chain(default) {
-            let request = &network.value;
-            let spec = refuse(&network.place, self.resolve_network(request, &planned))?;
-            let network = PlannedNetwork {
-                spec,
-                isolated: request.isolated,
-                moderation: request.moderation,
-            };
-            planned.insert(request.full_name(), network);
-        }
-        self.networks = planned;
-        Ok(())
-    }
-
-    fn resolve_network(
-        &mut self,
-        request: &NetworkRequest,
-        planned: &BTreeMap<String, PlannedNetwork>,
-    ) -> Result<NetworkSpec, InputError> {
-        let NetworkRequest { domain, name, .. } = request;
-        let overlapping = |subnet: Ipv4Subnet| {
-            let mut planned = planned.iter();
-            planned.find(|(_, other)| {
-                other
-                    .spec
-                    .station
-                    .ipv4
-                    .is_some_and(|other| other.overlaps(subnet))
-            })
-        };
-        let ipv4 = match request.ipv4 {
-            AddressRequest::None => None,
-            AddressRequest::Given(subnet) => {
-                if let Some((owner, _)) = overlapping(subnet) {
-                    return Err(taken(format!("a part of {subnet}"), owner));
-                }
-                Some(subnet)
-            }
-            AddressRequest::Default => {
-                let is_free = |subnet: Ipv4Subnet| overlapping(subnet).is_none();
-                Some(self.addresses.default_subnet(domain, name, is_free))
-            }
-        };
-        let ipv6 = match request.ipv6 {
-            AddressRequest::None => None,
-            AddressRequest::Given(subnet) => Some(subnet),
-            AddressRequest::Default => Some(self.addresses.default_ipv6(domain, name)),
-        };
-        for (owner, other) in planned {
-            if let (Some(ours), Some(theirs)) = (ipv6, other.spec.station.ipv6) {
-                if ours.prefix() == theirs.prefix() {
-                    return Err(taken(format!("the prefix of {ours}"), owner));
-                }
-            }
-            if let (Some(ours), Some(theirs)) = (&request.uplink, &other.spec.uplink) {
-                if interface(&ours.device) == interface(&theirs.device) {
-                    return Err(taken(format!("the {}", ours.device), owner));
-                }
-            }
-        }
-        check_gateway_and_pool(request, ipv4)?;
-        let dns_domain = match &request.dns_domain {
-            Some(domain) => domain.clone(),
-            None => {
-                check_dns_domain(name)?;
-                name.clone()
-            }
-        };
-        let spec = NetworkSpec {
-            domain: domain.clone(),
-            name: name.clone(),
-            mtu: request.mtu,
-            station: StationSpec {
-                mac: self.addresses.mac(domain, name, STATION_NUMBER),
-                ipv4,
-                ipv6,
-                dns_domain,
-                dhcp: request.dhcp.unwrap_or(true) && ipv4.is_some(),
-                dns: request.dns,
-                router_advertisements: request.router_advertisements.unwrap_or(true)
-                    && ipv6.is_some(),
-                pool: request.pool.clone(),
-                gateway: request.gateway,
-            },
-            uplink: request.uplink.clone(),
-        };
-        if let Some(before) = self.network(&spec.full_name()) {
-            let fixed = [
-                ("mtu", before.mtu == spec.mtu),
-                ("uplink", before.uplink == spec.uplink),
-            ];
-            if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
-                let network = spec.full_name();
-                return Err(InputError::FixedOfNetwork { key, network });
-            }
-        }
-        Ok(spec)
-    }
-
     /// What belongs to somebody now.
     pub(super) fn occupied(&self) -> Occupied {
         let mut occupied = Occupied::default();
-        for network in self.networks() {
-            let name = network.full_name();
-            let owner = Owner {
-                network: name.clone(),
-                vm: String::new(),
-            };
-            occupied.macs.insert(network.station.mac, owner);
-        }
+        self.networks()
+            .for_each(|network| occupied.insert_network(network));
         for port in self.lines.values().flat_map(|line| &line.ports) {
             let owner = Owner {
                 network: port.network.clone(),
@@ -527,13 +396,8 @@ impl<'a> Claims<'a> {
             );
         }
         let mut now = Occupied::default();
-        for network in plan.networks() {
-            let owner = Owner {
-                network: network.full_name(),
-                vm: String::new(),
-            };
-            now.macs.insert(network.station.mac, owner);
-        }
+        plan.networks()
+            .for_each(|network| now.insert_network(network));
         Claims {
             before,
             now,
@@ -588,15 +452,9 @@ fn owner(port: &Wanted) -> Owner {
     }
 }
 
-fn taken(what: String, owner: &str) -> InputError {
+pub(super) fn taken(what: String, owner: &str) -> InputError {
     let owner = owner.to_owned();
     InputError::Taken { what, owner }
-}
-
-fn interface(device: &UplinkDevice) -> &str {
-    match device {
-        UplinkDevice::Tap(name) | UplinkDevice::Interface(name) => name,
-    }
 }
 
 /// Whether a VM may have this number in a network.
@@ -613,44 +471,4 @@ fn is_assignable(network: &NetworkSpec, number: u32) -> bool {
                 .as_ref()
                 .is_some_and(|pool| pool.contains(&address))
     })
-}
-
-/// Refuses a gateway or a pool that is not one of this network's.
-fn check_gateway_and_pool(
-    request: &NetworkRequest,
-    subnet: Option<Ipv4Subnet>,
-) -> Result<(), InputError> {
-    let Some(subnet) = subnet else {
-        return Ok(());
-    };
-    let is_host = |address| subnet.number(address).is_some() && address != subnet.own;
-    let remedy = format!(
-        "the network {:?} is {}/{}, itself {}: choose among its other addresses, or set ipv4",
-        request.name,
-        subnet.base(),
-        subnet.prefix_len,
-        subnet.own
-    );
-    if let Some(gateway) = request.gateway.filter(|gateway| !is_host(*gateway)) {
-        return Err(malformed(
-            "a gateway of this network",
-            &gateway.to_string(),
-            &remedy,
-        ));
-    }
-    if let Some(pool) = &request.pool {
-        let (first, last) = (*pool.start(), *pool.end());
-        let is_inside = is_host(first) && is_host(last) && !pool.contains(&subnet.own);
-        let has_gateway = request
-            .gateway
-            .is_some_and(|gateway| pool.contains(&gateway));
-        if !is_inside || has_gateway {
-            return Err(malformed(
-                "a pool of this network",
-                &format!("{first}-{last}"),
-                &remedy,
-            ));
-        }
-    }
-    Ok(())
 }

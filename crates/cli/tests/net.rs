@@ -1,0 +1,204 @@
+//! `ringdown net` and what the other commands say about networks, as a person or a script meets them.
+
+// Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
+#![allow(clippy::unwrap_used)]
+
+mod program;
+
+use std::os::unix::net::UnixStream;
+
+use daemon::fake::FakeDaemon;
+use program::{assert_refused, run, run_with};
+use serde_json::Value;
+
+const FILE: &str = r#"
+[[network]]
+name = "lan"
+ipv4 = "10.1.2.0/24"
+ipv6 = "fd00:1:2:3::/64"
+mtu = 9000
+
+[[vm]]
+name = "web"
+aliases = ["www"]
+[[vm.net]]
+network = "lan"
+mac = "52:54:00:00:00:01"
+"#;
+
+fn json(daemon: &FakeDaemon, words: &[&str]) -> Value {
+    let outcome = run_with(daemon.runtime_dir(), words);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+    serde_json::from_str(&outcome.out).expect(&outcome.out)
+}
+
+fn said(daemon: &FakeDaemon, words: &[&str]) -> String {
+    let outcome = run_with(daemon.runtime_dir(), words);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+    outcome.out
+}
+
+#[test]
+fn wrong_words_end_with_2_and_the_remedy() {
+    let table: &[(&[&str], &str)] = &[
+        (
+            &["serve", "--network", "Lan"],
+            "\"Lan\" cannot be the name of a network",
+        ),
+        (
+            &["serve", "--network", "lan", "--network", "lan"],
+            "the network \"lan\" is there already",
+        ),
+        (&["serve", "--network", "l..n"], "is not a domain for names"),
+        (
+            &["serve", "--vm", "name=web,networks=lan"],
+            "add a [[network]] with this name",
+        ),
+        (
+            &["vm", "add", "web", "--net", "lan,vlan=5000"],
+            "use a whole number from 1 to 4094",
+        ),
+        (
+            &["vm", "add", "web", "--net", "lan,colour=red"],
+            "unknown key \"colour\"",
+        ),
+        (
+            &["net", "show", "Lan"],
+            "\"Lan\" cannot be the name of a network",
+        ),
+        (
+            &["net", "link", "web", "lan", "sideways"],
+            "possible values: up, down",
+        ),
+    ];
+    for (words, expected) in table {
+        let outcome = run(words);
+        assert_refused(&outcome, 2, expected);
+    }
+}
+
+#[test]
+fn networks_are_listed_shown_and_their_links_taken_down() {
+    let daemon = FakeDaemon::with_file(FILE);
+    daemon.net().set_state("lan", "web", true, 6);
+    assert_eq!(
+        said(&daemon, &["net", "ls"]),
+        "NAME  IPV4         IPV6              MTU   UPLINK  VMS  ATTACHED  RECEIVED  REFUSED\n\
+         lan   10.1.2.1/24  fd00:1:2:3::1/64  9000  -       1    1         6         -\n"
+    );
+    let shown = said(&daemon, &["net", "show", "lan"]);
+    assert!(
+        shown.contains("answers:  DHCP, DNS, router advertisements\n"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("\nweb        52:54:00:00:00:01  10.1.2.2  1     up    running  6 "),
+        "{shown}"
+    );
+    assert!(
+        shown.ends_with("refused of web: other source 3\n"),
+        "{shown}"
+    );
+    let macs = said(&daemon, &["net", "macs", "lan"]);
+    assert!(
+        macs.ends_with("\n52:54:00:00:00:01  -     web   given  -\n"),
+        "{macs}"
+    );
+    let socket = daemon.runtime_dir().join("web.net-lan.vhost");
+    assert_eq!(said(&daemon, &["net", "link", "www", "lan", "down"]), "");
+    assert!(UnixStream::connect(&socket).is_err());
+    assert!(said(&daemon, &["net", "show", "lan"]).contains(" down  waiting "));
+    let port = json(&daemon, &["net", "link", "web", "lan", "up", "--json"]);
+    assert_eq!(
+        (&port["vm"], &port["link_up"]),
+        (&"web".into(), &true.into())
+    );
+    UnixStream::connect(&socket).unwrap();
+    let details = json(&daemon, &["net", "show", "default/lan", "--json"]);
+    assert_eq!(
+        details["ports"][0]["attachment"]["ipv6"],
+        "fd00:1:2:3:5054:ff:fe00:1"
+    );
+    assert_eq!(
+        json(&daemon, &["net", "ls", "--json"])["networks"][0]["dns_domain"],
+        "lan"
+    );
+    assert_eq!(
+        json(&daemon, &["net", "macs", "lan", "--json"])["macs"][0]["fixed"],
+        true
+    );
+    let table: &[(&[&str], &str)] = &[
+        (
+            &["net", "show", "wan"],
+            "there is no network named \"wan\": `ringdown net ls`",
+        ),
+        (
+            &["net", "macs", "red/lan"],
+            "there is no network named \"red/lan\"",
+        ),
+        (
+            &["net", "link", "db", "lan", "up"],
+            "there is no VM named \"db\"",
+        ),
+    ];
+    for (words, expected) in table {
+        assert_refused(&run_with(daemon.runtime_dir(), words), 1, expected);
+    }
+    let empty = FakeDaemon::start(&[], &[]);
+    let outcome = run_with(empty.runtime_dir(), &["net", "ls"]);
+    assert_eq!((outcome.code, outcome.out.as_str()), (Some(0), ""));
+    assert!(outcome.err.contains("no networks yet"), "{}", outcome.err);
+}
+
+#[test]
+fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
+    let daemon = FakeDaemon::with_file(FILE);
+    let net = "lan,mac=52:54:00:00:00:02,queue-pairs=2";
+    let added = said(&daemon, &["vm", "add", "db", "--net", net]);
+    assert!(
+        added.ends_with("  net:  lan with 52:54:00:00:00:02 and 10.1.2.3\n"),
+        "{added}"
+    );
+    let taken = run_with(daemon.runtime_dir(), &["vm", "add", "x", "--net", net]);
+    assert_refused(
+        &taken,
+        1,
+        "the MAC address 52:54:00:00:00:02 belongs to \"db\" already",
+    );
+    let unknown = run_with(daemon.runtime_dir(), &["vm", "add", "x", "--net", "wan"]);
+    assert_refused(&unknown, 2, "choose one of lan, or add a [[network]]");
+    let arguments = run_with(daemon.runtime_dir(), &["args", "db", "--vmm", "qemu"]);
+    for word in [
+        "-chardev socket,id=n0,path=",
+        "db.net-lan.vhost,reconnect=1",
+        "queues=2",
+        "host_mtu=9000",
+        "mac=52:54:00:00:00:02,mrg_rxbuf=on,mq=on,vectors=6",
+    ] {
+        assert!(arguments.out.contains(word), "{word}\n{}", arguments.out);
+    }
+    assert!(
+        arguments.err.contains("reconnect-ms=1000"),
+        "{}",
+        arguments.err
+    );
+    let xml = said(&daemon, &["args", "db", "--vmm", "libvirt"]);
+    assert!(
+        xml.contains("<interface type='vhostuser'>") && xml.contains("<mtu size='9000'/>"),
+        "{xml}"
+    );
+    let cloud_hypervisor = ["args", "db", "--vmm", "cloud-hypervisor"];
+    let outcome = run_with(daemon.runtime_dir(), &cloud_hypervisor);
+    assert!(
+        outcome.out.contains("--net vhost_user=true,socket="),
+        "{}",
+        outcome.out
+    );
+    assert!(outcome.err.contains("the networks only"), "{}", outcome.err);
+    said(&daemon, &["vm", "add", "plain"]);
+    let plain = run_with(
+        daemon.runtime_dir(),
+        &["args", "plain", "--vmm", "cloud-hypervisor"],
+    );
+    assert_refused(&plain, 2, "add VM \"plain\" with --hybrid SOCKET");
+}

@@ -1,0 +1,537 @@
+//! What a guest may say of itself and to others.
+
+use super::*;
+
+/// A guest that is to use these addresses only.
+fn guarded(number: u8) -> PortConfig {
+    PortConfig {
+        ipv4: Some(ipv4(number)),
+        ipv6_guard: Some(Ipv6Guard::default()),
+        ..PortConfig::guest(mac(number))
+    }
+}
+
+/// Two guarded guests, a plain one and an uplink.
+fn world() -> World {
+    let mut world = World::new();
+    world.add(guarded(1));
+    world.add(guarded(2));
+    world.add(PortConfig::guest(mac(3)));
+    world.add(PortConfig::uplink());
+    world
+}
+
+const UPLINK: PortId = PortId(3);
+
+fn check(world: &mut World, from: PortId, frame: &[u8], expected: Option<Refusal>) {
+    assert_eq!(world.refusal(from, frame), expected, "{from} {frame:02x?}");
+}
+
+#[test]
+fn arp_is_in_the_senders_own_name() {
+    let mut world = world();
+    let cases = [
+        (A, 1, (mac(1), ipv4(1)), None),
+        // A probe before an address is used, RFC 5227.
+        (A, 1, (mac(1), Ipv4Addr::UNSPECIFIED), None),
+        (A, 1, (mac(1), ipv4(2)), Some(Refusal::ArpSender)),
+        (A, 1, (mac(1), ipv4(77)), Some(Refusal::ArpSender)),
+        (A, 1, (mac(2), ipv4(1)), Some(Refusal::ArpSender)),
+        // Without an address of its own a guest may have any but those of others.
+        (C, 3, (mac(3), ipv4(77)), None),
+        (C, 3, (mac(3), ipv4(2)), Some(Refusal::ArpSender)),
+        (C, 3, (mac(9), ipv4(77)), Some(Refusal::ArpSender)),
+        // And so may those outside.
+        (UPLINK, 99, (mac(99), ipv4(77)), None),
+        (UPLINK, 99, (mac(98), ipv4(77)), None),
+        (UPLINK, 99, (mac(99), ipv4(1)), Some(Refusal::ArpSender)),
+    ];
+    for (from, source, sender, expected) in cases {
+        check(
+            &mut world,
+            from,
+            &arp(BROADCAST, mac(source), sender, ipv4(9)),
+            expected,
+        );
+    }
+    let whole = arp(BROADCAST, mac(1), (mac(1), ipv4(1)), ipv4(9));
+    check(
+        &mut world,
+        A,
+        &whole[..whole.len() - 1],
+        Some(Refusal::Malformed),
+    );
+}
+
+#[test]
+fn ipv4_comes_from_the_senders_own_address() {
+    let mut world = world();
+    let none = Ipv4Addr::UNSPECIFIED;
+    let cases = [
+        (A, udp4(mac(2), mac(1), ipv4(1), (5, 5)), None),
+        (
+            A,
+            udp4(mac(2), mac(1), ipv4(2), (5, 5)),
+            Some(Refusal::Ipv4Source),
+        ),
+        (
+            A,
+            udp4(mac(2), mac(1), none, (5, 5)),
+            Some(Refusal::Ipv4Source),
+        ),
+        (A, udp4(BROADCAST, mac(1), none, (68, 67)), None),
+        (
+            A,
+            udp4(BROADCAST, mac(1), none, (68, 68)),
+            Some(Refusal::Ipv4Source),
+        ),
+        (
+            A,
+            ipv4_part(BROADCAST, mac(1), none, 0x2000, 17, &udp((68, 67))),
+            Some(Refusal::Ipv4Source),
+        ),
+        (A, ipv4_part(group(), mac(1), none, 0, 2, &[0; 8]), None),
+        // Later fragments say where they are from as others do.
+        (A, ipv4_part(mac(2), mac(1), ipv4(1), 3, 17, &[0; 8]), None),
+        (
+            A,
+            ipv4_part(mac(2), mac(1), ipv4(9), 3, 17, &[0; 8]),
+            Some(Refusal::Ipv4Source),
+        ),
+        (C, udp4(mac(2), mac(3), ipv4(50), (5, 5)), None),
+        (
+            C,
+            udp4(mac(2), mac(3), ipv4(1), (5, 5)),
+            Some(Refusal::Ipv4Source),
+        ),
+        (UPLINK, udp4(mac(2), mac(99), ipv4(50), (5, 5)), None),
+        (
+            UPLINK,
+            udp4(mac(2), mac(99), ipv4(1), (5, 5)),
+            Some(Refusal::Ipv4Source),
+        ),
+    ];
+    for (from, frame, expected) in cases {
+        check(&mut world, from, &frame, expected);
+    }
+}
+
+#[test]
+fn only_uplinks_and_stations_are_dhcp_servers() {
+    let mut world = world();
+    let station = world.add(PortConfig {
+        ipv4: Some(ipv4(254)),
+        ..PortConfig::station(mac(254))
+    });
+    let offer = |from: u8, source| udp4(mac(2), mac(from), ipv4(source), (67, 68));
+    check(&mut world, A, &offer(1, 1), Some(Refusal::RogueDhcp));
+    check(&mut world, C, &offer(3, 50), Some(Refusal::RogueDhcp));
+    check(&mut world, UPLINK, &offer(99, 50), None);
+    check(&mut world, station, &offer(254, 254), None);
+    // The station's own address is nobody else's.
+    check(
+        &mut world,
+        UPLINK,
+        &offer(99, 254),
+        Some(Refusal::Ipv4Source),
+    );
+    // The beginning of a server's answer in fragments.
+    let first = ipv4_part(mac(2), mac(1), ipv4(1), 0x2000, 17, &udp((67, 68)));
+    check(&mut world, A, &first, Some(Refusal::RogueDhcp));
+    let without_header = ipv4_part(mac(2), mac(1), ipv4(1), 0x2000, 17, &[0, 67, 0]);
+    check(&mut world, A, &without_header, Some(Refusal::Malformed));
+    let version_six = ipv6_packet(mac(2), mac(1), ipv6(1), 17, &udp((547, 546)));
+    check(&mut world, A, &version_six, Some(Refusal::RogueDhcp));
+    let asks = ipv6_packet(group(), mac(1), ipv6(1), 17, &udp((546, 547)));
+    check(&mut world, A, &asks, None);
+}
+
+#[test]
+fn only_uplinks_and_stations_are_routers() {
+    let mut world = world();
+    let station = world.add(PortConfig::station(mac(254)));
+    for kind in [134, 137] {
+        let message = |from: u8| ipv6_packet(group(), mac(from), ipv6(from), 58, &icmpv6(kind));
+        check(&mut world, A, &message(1), Some(Refusal::RogueRouter));
+        check(&mut world, C, &message(3), Some(Refusal::RogueRouter));
+        check(&mut world, UPLINK, &message(99), None);
+        check(&mut world, station, &message(254), None);
+    }
+    check(
+        &mut world,
+        A,
+        &ipv6_packet(group(), mac(1), ipv6(1), 58, &icmpv6(128)),
+        None,
+    );
+}
+
+/// Advertisements in every disguise that RFC 7113 names, and others.
+#[test]
+fn an_advertisement_cannot_be_hidden() {
+    let mut world = world();
+    let options = |next: u8, units: u8| {
+        let mut header = vec![0; 8 * (usize::from(units) + 1)];
+        (header[0], header[1]) = (next, units);
+        header
+    };
+    let fragment = |next: u8, place: u16| {
+        let [high, low] = place.to_be_bytes();
+        vec![next, 0, high, low, 0, 0, 0, 1]
+    };
+    let send = |world: &mut World, first: u8, headers: &[Vec<u8>], message: &[u8]| {
+        let payload = [&headers.concat()[..], message].concat();
+        world.refusal(A, &ipv6_packet(group(), mac(1), ipv6(1), first, &payload))
+    };
+    let (router, echo) = (icmpv6(134), icmpv6(128));
+    let mut has =
+        |first, headers: &[Vec<u8>], message: &[u8]| send(&mut world, first, headers, message);
+    assert_eq!(
+        has(60, &[options(58, 0)], &router),
+        Some(Refusal::RogueRouter)
+    );
+    assert_eq!(
+        has(0, &[options(60, 0), options(58, 1)], &router),
+        Some(Refusal::RogueRouter)
+    );
+    assert_eq!(has(60, &[options(58, 0)], &echo), None);
+    // Beyond the snapshot it could be anything.
+    for message in [&router, &echo] {
+        assert_eq!(
+            has(60, &[options(58, 20)], message),
+            Some(Refusal::HiddenHeaders)
+        );
+    }
+    // In fragments: the first one shows what it is, or is refused; a message of neighbour discovery is in none.
+    assert_eq!(
+        has(44, &[fragment(58, 1)], &router),
+        Some(Refusal::RogueRouter)
+    );
+    assert_eq!(
+        has(44, &[fragment(60, 1), options(58, 20)], &router),
+        Some(Refusal::HiddenHeaders)
+    );
+    assert_eq!(has(44, &[fragment(60, 1)], &[]), Some(Refusal::Malformed));
+    assert_eq!(
+        has(44, &[fragment(60, 1)], &[58, 1, 0, 0, 0, 0, 0, 0]),
+        Some(Refusal::Malformed)
+    );
+    let solicitation = neighbour(135, ipv6(9), None);
+    assert_eq!(
+        has(44, &[fragment(58, 0)], &solicitation),
+        Some(Refusal::HiddenHeaders)
+    );
+    assert_eq!(
+        has(44, &[fragment(58, 8)], &router),
+        None,
+        "there is no header in a later one"
+    );
+    assert_eq!(has(58, &[], &solicitation), None);
+    // Behind what receivers look through and most filters do not: CVE-2021-27853 and those after it.
+    let packet = ipv6_packet(group(), mac(1), ipv6(1), 58, &router);
+    let snap = [
+        &packet[..12],
+        &[0, 100, 0xaa, 0xaa, 3, 0, 0, 0],
+        &packet[12..],
+    ]
+    .concat();
+    assert_eq!(world.refusal(A, &snap), Some(Refusal::Wrapped));
+    let twice = tagged(tagged(packet.clone(), 0), 0);
+    assert_eq!(world.refusal(A, &twice), Some(Refusal::Wrapped));
+    assert_eq!(
+        world.refusal(A, &tagged(packet.clone(), 0)),
+        Some(Refusal::RogueRouter)
+    );
+    let provider = [&packet[..12], &[0x88, 0xa8, 0, 0], &packet[12..]].concat();
+    assert_eq!(world.refusal(A, &provider), Some(Refusal::Wrapped));
+    // Packets that are not as long as they say.
+    assert_eq!(
+        world.refusal(A, &packet[..packet.len() - 1]),
+        Some(Refusal::Malformed)
+    );
+}
+
+#[test]
+fn a_guest_keeps_to_its_prefixes() {
+    let mut world = World::new();
+    let prefix = Ipv6Prefix {
+        address: "fd00:1::".parse().unwrap(),
+        len: 64,
+    };
+    let guard = Ipv6Guard {
+        prefixes: vec![prefix],
+        ..Ipv6Guard::default()
+    };
+    let assigned: Ipv6Addr = "fd00:2::5".parse().unwrap();
+    world.add(PortConfig {
+        ipv6_guard: Some(guard),
+        ipv6: vec![assigned],
+        ..PortConfig::guest(mac(1))
+    });
+    world.add(PortConfig::guest(mac(2)));
+    for (source, expected) in [
+        ("fd00:1::1", None),
+        ("fd00:1::ffff:ffff:ffff:ffff", None),
+        ("fd00:1:0:1::1", Some(Refusal::Ipv6Source)),
+        ("fd00:2::5", None),
+        ("fd00:2::6", Some(Refusal::Ipv6Source)),
+        ("fe80::1", None),
+        ("febf::1", None),
+        ("fec0::1", Some(Refusal::Ipv6Source)),
+        ("ff02::1", Some(Refusal::Ipv6Source)),
+        ("::1", Some(Refusal::Ipv6Source)),
+    ] {
+        let packet = ipv6_packet(mac(2), mac(1), source.parse().unwrap(), 17, &udp((5, 5)));
+        assert_eq!(world.refusal(A, &packet), expected, "{source}");
+    }
+    // Another may not use the assigned one, guarded or not.
+    let packet = ipv6_packet(mac(1), mac(2), assigned, 17, &udp((5, 5)));
+    assert_eq!(world.refusal(B, &packet), Some(Refusal::Ipv6Taken));
+    // The network's bounds: all of a prefix of 0, one of a prefix of 128.
+    assert!(
+        Ipv6Prefix {
+            address: assigned,
+            len: 0
+        }
+        .contains(ipv6(1))
+    );
+    assert!(
+        Ipv6Prefix {
+            address: assigned,
+            len: 128
+        }
+        .contains(assigned)
+    );
+    assert!(
+        !Ipv6Prefix {
+            address: assigned,
+            len: 128
+        }
+        .contains(ipv6(1))
+    );
+}
+
+#[test]
+fn an_ipv6_address_is_whoevers_was_first() {
+    let mut world = world();
+    let packet = |from: u8, source| ipv6_packet(mac(9), mac(from), source, 17, &udp((5, 5)));
+    assert_eq!(world.refusal(A, &packet(1, ipv6(50))), None);
+    assert_eq!(
+        world.refusal(B, &packet(2, ipv6(50))),
+        Some(Refusal::Ipv6Taken)
+    );
+    assert_eq!(
+        world.refusal(C, &packet(3, ipv6(50))),
+        Some(Refusal::Ipv6Taken)
+    );
+    assert_eq!(
+        world.refusal(UPLINK, &packet(99, ipv6(50))),
+        Some(Refusal::Ipv6Taken)
+    );
+    let entry = world.bridge.ipv6_bindings(world.now).next().unwrap();
+    assert_eq!((entry.address, entry.port), (ipv6(50), A));
+    world.now += world.bridge.limits().ageing;
+    assert_eq!(world.bridge.ipv6_bindings(world.now).count(), 0);
+    assert_eq!(world.refusal(B, &packet(2, ipv6(50))), None);
+    assert_eq!(
+        world.refusal(A, &packet(1, ipv6(50))),
+        Some(Refusal::Ipv6Taken)
+    );
+    // Whose link goes down holds nothing back.
+    world.bridge.set_link(B, false);
+    assert_eq!(world.refusal(A, &packet(1, ipv6(50))), None);
+}
+
+#[test]
+fn the_address_made_of_a_mac_address_is_its_owners_from_the_start() {
+    let mut world = world();
+    let packet = |from: u8, source| ipv6_packet(mac(9), mac(from), source, 17, &udp((5, 5)));
+    assert_eq!(
+        world.refusal(A, &packet(1, made_of(mac(2)))),
+        Some(Refusal::Ipv6Taken)
+    );
+    assert_eq!(world.refusal(B, &packet(2, made_of(mac(2)))), None);
+    // Also of a port that comes later.
+    assert_eq!(world.refusal(A, &packet(1, made_of(mac(7)))), None);
+    let late = world.add(guarded(7));
+    assert_eq!(
+        world.refusal(A, &packet(1, made_of(mac(7)))),
+        Some(Refusal::Ipv6Taken)
+    );
+    assert_eq!(world.refusal(late, &packet(7, made_of(mac(7)))), None);
+}
+
+#[test]
+fn a_guest_at_its_bound_gives_up_its_own_oldest_address() {
+    let mut world = world();
+    let packet = |from: u8, source| ipv6_packet(mac(9), mac(from), source, 17, &udp((5, 5)));
+    assert_eq!(world.refusal(B, &packet(2, ipv6(200))), None);
+    for number in 0..=Ipv6Guard::default().addresses_max {
+        assert_eq!(world.refusal(A, &packet(1, ipv6(number as u8))), None);
+    }
+    assert_eq!(world.bridge.bindings.count(A), 16);
+    assert_eq!(
+        world.refusal(B, &packet(2, ipv6(0))),
+        None,
+        "the oldest is free"
+    );
+    assert_eq!(
+        world.refusal(B, &packet(2, ipv6(1))),
+        Some(Refusal::Ipv6Taken)
+    );
+    assert_eq!(
+        world.refusal(A, &packet(1, ipv6(200))),
+        Some(Refusal::Ipv6Taken)
+    );
+}
+
+#[test]
+fn neighbour_messages_are_in_the_senders_own_name() {
+    let mut world = world();
+    let send = |world: &mut World, from: u8, source, message: &[u8]| {
+        let port = PortId(u16::from(from) - 1);
+        world.refusal(port, &ipv6_packet(group(), mac(from), source, 58, message))
+    };
+    let (own, other) = (Some(mac(1)), Some(mac(2)));
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(135, ipv6(2), own)),
+        None
+    );
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(136, ipv6(1), own)),
+        None
+    );
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(136, ipv6(1), None)),
+        None
+    );
+    let wrong = Some(Refusal::NeighbourAddress);
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(135, ipv6(2), other)),
+        wrong
+    );
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(136, ipv6(1), other)),
+        wrong
+    );
+    assert_eq!(
+        send(&mut world, 3, ipv6(3), &neighbour(136, ipv6(3), other)),
+        wrong
+    );
+    // The target of an advertisement is claimed as a source is.
+    assert_eq!(
+        send(&mut world, 2, ipv6(2), &neighbour(136, ipv6(2), other)),
+        None
+    );
+    let taken = Some(Refusal::Ipv6Taken);
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &neighbour(136, ipv6(2), own)),
+        taken
+    );
+    assert_eq!(
+        send(
+            &mut world,
+            3,
+            ipv6(3),
+            &neighbour(136, ipv6(2), Some(mac(3)))
+        ),
+        taken
+    );
+    // Options that cannot be read to their end.
+    let endless = [
+        &neighbour(136, ipv6(1), own)[..],
+        &[14, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), &endless),
+        Some(Refusal::HiddenHeaders)
+    );
+    let short = &neighbour(136, ipv6(1), None)[..23];
+    assert_eq!(
+        send(&mut world, 1, ipv6(1), short),
+        Some(Refusal::HiddenHeaders)
+    );
+}
+
+#[test]
+fn without_an_address_a_host_may_ask_for_one() {
+    let mut world = world();
+    let none = Ipv6Addr::UNSPECIFIED;
+    for (kind, allowed) in [
+        (128, false),
+        (131, true),
+        (132, true),
+        (133, true),
+        (136, false),
+        (143, true),
+    ] {
+        let refusal = world.refusal(
+            A,
+            &ipv6_packet(group(), mac(1), none, 58, &icmpv6(kind)[..8]),
+        );
+        assert_eq!(refusal.is_none(), allowed, "{kind}: {refusal:?}");
+    }
+    let other = ipv6_packet(group(), mac(1), none, 17, &udp((546, 547)));
+    assert_eq!(world.refusal(A, &other), Some(Refusal::Ipv6Source));
+}
+
+#[test]
+fn who_asks_for_an_address_first_gets_it_and_who_has_it_can_say_so() {
+    let mut world = world();
+    let ask = |from: u8, target| {
+        ipv6_packet(
+            group(),
+            mac(from),
+            Ipv6Addr::UNSPECIFIED,
+            58,
+            &neighbour(135, target, None),
+        )
+    };
+    assert_eq!(world.refusal(A, &ask(1, ipv6(50))), None);
+    // Another one who asks at once would have both give it up.
+    world.now += 2 * SECOND;
+    assert_eq!(
+        world.refusal(B, &ask(2, ipv6(50))),
+        Some(Refusal::Ipv6Taken)
+    );
+    // Later the owner is asked, and answers; the address stays its own.
+    world.now += 2 * SECOND;
+    assert!(world.receivers(B, &ask(2, ipv6(50))).contains(&A));
+    let answer = ipv6_packet(
+        group(),
+        mac(1),
+        ipv6(50),
+        58,
+        &neighbour(136, ipv6(50), Some(mac(1))),
+    );
+    assert_eq!(world.refusal(A, &answer), None);
+    let uses = ipv6_packet(mac(9), mac(2), ipv6(50), 17, &udp((5, 5)));
+    assert_eq!(world.refusal(B, &uses), Some(Refusal::Ipv6Taken));
+    // Nobody gets what its prefixes do not have.
+    let outside = "2001:db8::1".parse().unwrap();
+    assert_eq!(
+        world.refusal(A, &ask(1, outside)),
+        Some(Refusal::Ipv6Source)
+    );
+}
+
+#[test]
+fn what_is_refused_teaches_nothing() {
+    let mut world = World::new();
+    world.add(PortConfig::learning_guest());
+    world.add(PortConfig::learning_guest());
+    let rogue = ipv6_packet(group(), mac(50), ipv6(1), 58, &icmpv6(134));
+    assert_eq!(world.refusal(A, &rogue), Some(Refusal::RogueRouter));
+    assert_eq!(world.bridge.macs(world.now).count(), 0);
+}
+
+#[test]
+fn other_types_and_what_is_only_long_pass() {
+    let mut world = world();
+    check(&mut world, A, &plain(mac(2), mac(1)), None);
+    let llc = frame(mac(2), mac(1), 46, &[0x42, 0x42, 3, 0, 0]);
+    check(&mut world, A, &llc, None);
+    let mut padded = udp4(mac(2), mac(1), ipv4(1), (5, 5));
+    padded.resize(60, 0);
+    check(&mut world, A, &padded, None);
+}
