@@ -35,7 +35,8 @@ const MAX_MEMORY_SLOTS: u64 = 509;
 
 /// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
-const FEATURE_RING_PACKED: u64 = 1 << 34;
+/// Rings may be packed.
+pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
 const FEATURE_PROTOCOL: u64 = 1 << 30;
 const FEATURE_VERSION_1: u64 = 1 << 32;
