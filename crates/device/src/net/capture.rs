@@ -24,6 +24,10 @@ pub const MAX_CAPTURES: usize = 16;
 /// interfaces, it is the longest piece that a sink is offered.
 const PIECE_LEN: usize = 64 << 10;
 
+/// The most bytes of descriptions that wait for a sink to have room, which is those of thousands of ports that came and went meanwhile. A
+/// capture that is behind by more ends.
+const MAX_DESCRIBED_LEN: usize = 1 << 20;
+
 /// Where the blocks of a capture go. The capture ends when it is dropped.
 pub trait CaptureSink: Send {
     /// Takes whole blocks of pcapng, without waiting for anybody.
@@ -237,6 +241,7 @@ impl Capture {
                 }
             }
             Err(NotTaken::Full(mut blocks)) => {
+                self.has_ended = described_len > MAX_DESCRIBED_LEN;
                 blocks.truncate(described_len);
                 self.described = blocks;
                 for interface in &mut self.interfaces {
