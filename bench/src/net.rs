@@ -28,4 +28,5 @@ pub mod report;
 pub mod ringdown;
 pub mod run;
 pub mod subject;
+pub mod techniques;
 pub mod testpmd;

@@ -24,16 +24,20 @@
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
+//! | [`frame::frame`] | guest | frames and their headers: parser, offloads, filters |
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
 //! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
+//! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
 mod dice;
 pub mod fabric;
+pub mod frame;
 mod guest;
 mod house;
+pub mod net;
 pub mod proxy;
 pub mod ring;
 pub mod segments;

@@ -9,7 +9,7 @@ use bench::net::command::NetCommand;
 use bench::perf::case::Case;
 use bench::perf::limits::{Task, be_other, raise_descriptor_limit};
 use bench::perf::measure::Conditions;
-use bench::perf::processor::{Placement, load, pin};
+use bench::perf::processor::{Placement, load, pin, set_priority};
 use bench::perf::progress::Progress;
 use bench::perf::results::{Environment, Run};
 use bench::perf::run::{Plan, full_matrix, quick_matrix};
@@ -180,10 +180,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let placement = Placement::find().map_err(|error| format!("processors: {error}"))?;
     pin(placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if let Some(nice) = options.nice {
-        rustix::process::setpriority_process(None, nice)
-            .map_err(|error| format!("priority {nice}: {error}"))?;
-        // Where the kernel shares processors among sessions first, priorities are the sessions'. Not every kernel does.
-        let _ = fs::write("/proc/self/autogroup", nice.to_string());
+        set_priority(nice).map_err(|error| format!("priority {nice}: {error}"))?;
     }
     raise_descriptor_limit(DESCRIPTORS);
     let plan = plan(options, cases, placement)?;

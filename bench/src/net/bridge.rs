@@ -231,7 +231,11 @@ impl Card for Tap {
         Ok(self.send()? | received)
     }
 
-    fn meters(&self) -> Meters {
+    fn received(&self) -> u64 {
+        self.meters.received
+    }
+
+    fn meters(&mut self) -> Meters {
         self.meters
     }
 }

@@ -9,9 +9,10 @@ use clap::{Args, Subcommand};
 use super::case::{Case, full_matrix, quick_matrix};
 use super::run::Plan;
 use super::subject::Subject;
+use super::techniques::STEPS;
 use super::{bridge, ovs, report, testpmd};
 use crate::perf::measure::Conditions;
-use crate::perf::processor::{Placement, load, pin};
+use crate::perf::processor::{Placement, load, pin, set_priority};
 use crate::perf::progress::Progress;
 use crate::perf::results::{Environment, Run};
 
@@ -63,6 +64,9 @@ pub struct RunOptions {
     /// Keep the run in a directory of its own in this directory
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Let everything measured have this priority (-20 to 19): below zero where others use the machine, too; needs root
+    #[arg(long, allow_negative_numbers = true)]
+    nice: Option<i32>,
     /// Print the results as JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -78,7 +82,7 @@ pub struct Times {
     #[arg(long, default_value_t = 100)]
     warm_up_ms: u64,
     /// How long nothing may happen, in milliseconds, before a case counts as hanging
-    #[arg(long, default_value_t = 5000)]
+    #[arg(long, default_value_t = 10_000)]
     patience_ms: u64,
 }
 
@@ -132,6 +136,9 @@ fn run(options: &RunOptions) -> Result<(), String> {
     }
     let conditions = options.times.conditions()?;
     let subjects = subjects(options)?;
+    if let Some(nice) = options.nice {
+        set_priority(nice).map_err(|error| format!("priority {nice}: {error}"))?;
+    }
     pin(conditions.placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if load() > 0.5 {
         eprintln!(
@@ -148,8 +155,16 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let peers = (!versions.is_empty()).then(|| versions.join(", "));
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let environment = Environment::find(source, peers, conditions.placement);
+    let steps = subjects.iter().find_map(|subject| match subject {
+        Subject::Ringdown(program) => Some(program.clone()),
+        _ => None,
+    });
+    let steps = steps
+        .into_iter()
+        .flat_map(|program| (0..STEPS.len()).map(move |step| Subject::Step(program.clone(), step)));
     let plan = Plan {
         cases,
+        steps: steps.collect(),
         subjects,
         rounds: options.rounds.max(1),
         conditions,

@@ -6,6 +6,7 @@ use super::frame::Address;
 use super::generator::{Span, poll, sleep};
 use super::port::{Port, PortOptions};
 use super::subject::{Running, Subject};
+use super::techniques::Techniques;
 use crate::perf::measure::{Conditions, Failed, Figures};
 
 /// Entries of each ring: what QEMU gives a network card unless it is told otherwise.
@@ -25,23 +26,29 @@ pub fn measure(subject: &Subject, case: &Case, conditions: &Conditions) -> Resul
 
 fn measure_rings(subject: &Subject, case: &Case, conditions: &Conditions) -> Result<Span, Failed> {
     let mut running = Running::start(subject, case.ports, conditions.placement)?;
-    let result = drive(&running, case, conditions);
+    let result = drive(&running, subject.techniques(), case, conditions);
     match running.ended() {
         Some(how) => Err(Failed::Error(how)),
         None => result,
     }
 }
 
-/// Drives all ports of a running subject.
+/// Drives all ports of a running subject, with what the guests have part in.
 ///
 /// # Errors
 /// As [`measure`].
-pub fn drive(running: &Running, case: &Case, conditions: &Conditions) -> Result<Span, Failed> {
+pub fn drive(
+    running: &Running,
+    techniques: Techniques,
+    case: &Case,
+    conditions: &Conditions,
+) -> Result<Span, Failed> {
     let options = PortOptions {
         kind: case.kind,
         flows: case.flows,
         packed: case.packed,
-        event_index: true,
+        combining: techniques.combining,
+        suppression: techniques.suppression,
         ring_size: RING_SIZE,
         interrupts: case.asleep,
         checked: case.checked,

@@ -48,8 +48,10 @@ pub struct PortOptions {
     pub flows: u16,
     /// Packed rings.
     pub packed: bool,
-    /// VIRTIO_F_EVENT_IDX, if the device offers it.
-    pub event_index: bool,
+    /// Frames are handed over as many at once as there are, and not each by itself.
+    pub combining: bool,
+    /// Notifications happen where they are wanted; else for everything that is handed over, and interrupts are never switched off.
+    pub suppression: bool,
     /// Entries of each ring.
     pub ring_size: u16,
     /// The guest sleeps and is interrupted, and does not look all the time.
@@ -67,6 +69,7 @@ struct Ring {
     buffers: Vec<usize>,
     /// An interrupt is asked for, and nothing is looked at before it comes.
     armed: bool,
+    suppression: bool,
 }
 
 /// A network card and its driver.
@@ -110,7 +113,7 @@ impl Ring {
             .collect();
         let stream = StreamOptions {
             packed: options.packed,
-            event_index: options.event_index,
+            event_index: options.suppression,
             writable,
             guest_base: GUEST_BASE,
         };
@@ -121,13 +124,14 @@ impl Ring {
             call: event()?,
             buffers,
             armed: false,
+            suppression: options.suppression,
         })
     }
 
     /// Posts slots and notifies if that is wanted.
     #[inline]
     fn post(&mut self, count: u16, kicks: &mut u64) {
-        if self.queue.post(count) {
+        if self.queue.post(count) || !self.suppression {
             *kicks += 1;
             // It cannot be full: nobody notifies 2^64 times.
             let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
@@ -138,9 +142,17 @@ impl Ring {
     fn arm(&mut self) -> bool {
         self.armed = !self.queue.enable_interrupts();
         if !self.armed {
-            self.queue.disable_interrupts();
+            self.disarm();
         }
         self.armed
+    }
+
+    /// Is awake, and wants no interrupts.
+    fn disarm(&mut self) {
+        self.armed = false;
+        if self.suppression {
+            self.queue.disable_interrupts();
+        }
     }
 }
 
@@ -157,7 +169,7 @@ impl Port {
     ) -> Result<Port, String> {
         let words = |error: FrontendError| error.to_string();
         let mut vmm = Vmm::on_net(socket).map_err(words)?;
-        let (features, options) = negotiate(options, vmm.offered_features())?;
+        let features = negotiate(&options, vmm.offered_features())?;
         let io = |error: io::Error| format!("memory of a guest: {error}");
         let arena = Arc::new(Arena::new(arena_len(&options)).map_err(io)?);
         let frame_len = options.kind.len() + NET_HEADER_LEN;
@@ -190,14 +202,25 @@ impl Port {
             _vmm: vmm,
         };
         for ring in &mut port.rings {
-            ring.queue.disable_interrupts();
+            ring.disarm();
         }
         port.rings[RX].post(options.ring_size, &mut port.meters.kicks);
         Ok(port)
     }
 
-    /// What has happened so far.
-    pub fn meters(&self) -> Meters {
+    /// How many frames came.
+    pub fn received(&self) -> u64 {
+        self.meters.received
+    }
+
+    /// What has happened so far, with interrupts of which nobody has taken notice.
+    pub fn meters(&mut self) -> Meters {
+        for ring in &self.rings {
+            let mut count = [0; 8];
+            if !ring.armed && rustix::io::read(&ring.call, &mut count).is_ok() {
+                self.meters.interrupts += u64::from_ne_bytes(count);
+            }
+        }
         self.meters
     }
 
@@ -211,22 +234,9 @@ impl Port {
         let ring = &mut self.rings[index];
         let mut count = [0; 8];
         if rustix::io::read(&ring.call, &mut count).is_ok() {
-            self.meters.interrupts += 1;
+            self.meters.interrupts += u64::from_ne_bytes(count);
         }
-        if ring.armed {
-            ring.armed = false;
-            ring.queue.disable_interrupts();
-        }
-    }
-
-    /// Counts notifications that came although nobody asked for them.
-    pub fn drain_calls(&mut self) {
-        for ring in &self.rings {
-            let mut count = [0; 8];
-            if rustix::io::read(&ring.call, &mut count).is_ok() {
-                self.meters.interrupts += u64::from_ne_bytes(count);
-            }
-        }
+        ring.disarm();
     }
 
     /// Takes what has come, and sends what there is room for. `false` if there was nothing to do.
@@ -262,7 +272,10 @@ impl Port {
             self.arena
                 .write(buffer + place, &self.meters.sent.to_le_bytes());
         }
-        ring.post(room, &mut self.meters.kicks);
+        match self.options.combining {
+            true => ring.post(room, &mut self.meters.kicks),
+            false => (0..room).for_each(|_| ring.post(1, &mut self.meters.kicks)),
+        }
         true
     }
 
@@ -355,38 +368,29 @@ fn depth(options: &PortOptions) -> u16 {
     }
 }
 
-/// The features to ask for, and the options without what is not offered and may be missing.
-fn negotiate(options: PortOptions, offered: u64) -> Result<(u64, PortOptions), String> {
-    let mut needed = FEATURE_VERSION_1 | FEATURE_PROTOCOL | FEATURE_MERGEABLE;
+/// The features to ask for.
+fn negotiate(options: &PortOptions, offered: u64) -> Result<u64, String> {
+    let mut needed = FEATURE_VERSION_1
+        | FEATURE_PROTOCOL
+        | FEATURE_MERGEABLE
+        | FEATURE_INDIRECT
+        | FEATURE_CSUM
+        | FEATURE_GUEST_CSUM;
     if options.packed {
         needed |= FEATURE_PACKED;
     }
+    if options.suppression {
+        needed |= FEATURE_EVENT_INDEX;
+    }
     if options.kind == Kind::Segmented {
-        needed |= FEATURE_CSUM
-            | FEATURE_GUEST_CSUM
-            | FEATURE_GUEST_TSO4
-            | FEATURE_HOST_TSO4
-            | FEATURE_INDIRECT;
+        needed |= FEATURE_GUEST_TSO4 | FEATURE_HOST_TSO4;
     }
-    if needed & !offered != 0 {
-        return Err(format!(
-            "the device offers {offered:#x}, which lacks {:#x}",
-            needed & !offered
-        ));
+    match needed & !offered {
+        0 => Ok(needed),
+        lacking => Err(format!(
+            "the device offers {offered:#x}, which lacks {lacking:#x}"
+        )),
     }
-    let mut wanted = FEATURE_INDIRECT | FEATURE_CSUM | FEATURE_GUEST_CSUM;
-    if options.event_index {
-        wanted |= FEATURE_EVENT_INDEX;
-    }
-    let features = needed | wanted & offered;
-    let event_index = features & FEATURE_EVENT_INDEX != 0;
-    Ok((
-        features,
-        PortOptions {
-            event_index,
-            ..options
-        },
-    ))
 }
 
 /// Length of a receive buffer, its header included.

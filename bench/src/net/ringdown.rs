@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::frame::Address;
 use super::subject::Running;
+use super::techniques::Techniques;
 use crate::perf::process::{Process, mortal};
 use crate::perf::processor::Placement;
 
@@ -29,11 +30,10 @@ fn configuration(sockets: &[PathBuf], network: &str) -> String {
     text
 }
 
-/// Starts it, with these lines for the network and these arguments.
+/// Starts it.
 pub(super) fn start(
     program: &Path,
-    network: &str,
-    arguments: &[&str],
+    techniques: Techniques,
     ports: usize,
     placement: Placement,
 ) -> Result<Running, String> {
@@ -43,7 +43,7 @@ pub(super) fn start(
         .map(|port| directory.path().join(format!("port{port}")))
         .collect();
     let file = directory.path().join("ringdown.toml");
-    fs::write(&file, configuration(&sockets, network)).map_err(words)?;
+    fs::write(&file, configuration(&sockets, techniques.network())).map_err(words)?;
     let mut command = mortal(program);
     command
         .arg("serve")
@@ -51,7 +51,7 @@ pub(super) fn start(
         .arg(&file)
         .arg("--runtime-dir")
         .arg(directory.path())
-        .args(arguments);
+        .args(techniques.arguments());
     let (own, place) = (placement.generator, placement.subject);
     let process = Process::start(command, directory, &[place], own);
     let mut process = process.map_err(words)?;

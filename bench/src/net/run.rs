@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::case::Case;
 use super::measure::measure;
 use super::subject::Subject;
+use super::techniques::CASES;
 use crate::perf::measure::{Conditions, Failed};
 use crate::perf::processor::{load, stolen};
 use crate::perf::progress::{Progress, line_of};
@@ -20,6 +21,8 @@ pub struct Plan {
     pub cases: Vec<Case>,
     /// What is measured in each.
     pub subjects: Vec<Subject>,
+    /// What is measured beside in some of them: the techniques, one by one.
+    pub steps: Vec<Subject>,
     /// Rounds of each case.
     pub rounds: usize,
     /// How long each measurement takes, and where.
@@ -62,9 +65,12 @@ impl Plan {
 
     /// A bridge has no rings: what differs in them only need not be measured twice.
     fn subjects(&self, case: &Case) -> Vec<&Subject> {
-        let subjects = self.subjects.iter();
+        let steps = match CASES.contains(&case.to_string().as_str()) {
+            true => self.steps.as_slice(),
+            false => &[],
+        };
         let fitting = |subject: &&Subject| subject.has_rings() || !(case.packed || case.asleep);
-        subjects.filter(fitting).collect()
+        self.subjects.iter().filter(fitting).chain(steps).collect()
     }
 
     fn expected(&self) -> Duration {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use super::techniques::{STEPS, Techniques};
 use super::{ovs, ringdown, testpmd};
 use crate::perf::process::{PATIENCE, Process};
 use crate::perf::processor::Placement;
@@ -15,6 +16,8 @@ use crate::perf::processor::Placement;
 pub enum Subject {
     /// This project's program.
     Ringdown(PathBuf),
+    /// The same with so many of the techniques that make it fast.
+    Step(PathBuf, usize),
     /// DPDK's testpmd: frames of one port go to its neighbour, whatever is in them. A wire, not a switch.
     Testpmd(PathBuf),
     /// Open vSwitch with DPDK, as a learning switch.
@@ -28,9 +31,18 @@ impl Subject {
     pub fn name(&self) -> &'static str {
         match self {
             Subject::Ringdown(_) => "ringdown",
+            Subject::Step(_, step) => STEPS[*step].0,
             Subject::Testpmd(_) => "testpmd",
             Subject::Ovs(_) => "ovs-dpdk",
             Subject::Bridge(_) => "bridge",
+        }
+    }
+
+    /// What is switched on of what can be switched off.
+    pub fn techniques(&self) -> Techniques {
+        match self {
+            Subject::Step(_, step) => STEPS[*step].1,
+            _ => Techniques::ALL,
         }
     }
 
@@ -76,7 +88,9 @@ impl Running {
     /// In words, when it does not start.
     pub fn start(subject: &Subject, ports: usize, placement: Placement) -> Result<Running, String> {
         match subject {
-            Subject::Ringdown(program) => ringdown::start(program, "", &[], ports, placement),
+            Subject::Ringdown(program) | Subject::Step(program, _) => {
+                ringdown::start(program, subject.techniques(), ports, placement)
+            }
             Subject::Testpmd(program) => testpmd::start(program, ports, placement),
             Subject::Ovs(programs) => ovs::start(programs, ports, placement),
             Subject::Bridge(_) => Err("a bridge has no vhost-user ports".to_owned()),

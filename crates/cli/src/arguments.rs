@@ -131,6 +131,9 @@ pub struct Serve {
     /// wake-ups, at the cost of CPU time. 0 sleeps at once, 1000 is the most [default: 100]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=MAX_SPIN_MICROSECONDS))]
     pub spin: Option<u64>,
+    /// Take so many frames from a guest's ring at a time; to measure what batches bring
+    #[arg(long, value_name = "FRAMES", hide = true)]
+    pub net_batch: Option<usize>,
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,

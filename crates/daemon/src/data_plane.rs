@@ -18,11 +18,15 @@ use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
 
 /// Starts a worker and a proxy that know each other. While guests and programs answer quickly, the worker looks for up to
-/// `spin` before it sleeps.
+/// `spin` before it sleeps. Of frames it takes up to `net_batch` from a ring at a time, or as many as is best.
 ///
 /// # Errors
 /// When the system has no threads or descriptors left.
-pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> {
+pub fn start(
+    surroundings: Surroundings,
+    spin: Duration,
+    net_batch: Option<usize>,
+) -> io::Result<Started> {
     let Surroundings {
         arrivals,
         audit,
@@ -44,7 +48,7 @@ pub fn start(surroundings: Surroundings, spin: Duration) -> io::Result<Started> 
     proxy.set_exchange(worker.clone());
     Ok(Started {
         worker,
-        net: Arc::new(NetThread::new(spin)),
+        net: Arc::new(NetThread::new(spin, net_batch)),
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),

@@ -24,9 +24,10 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     let spin = configuration(runtime_dir.clone(), &options, &directory)?
         .spin
         .unwrap_or(DEFAULT_SPIN);
+    let net_batch = options.net_batch;
     Ok(daemon::serve::serve(
         Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
-        Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin)),
+        Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
     )?)
 }

@@ -26,6 +26,7 @@ const LEASE: Duration = Duration::from_secs(12 * 3600);
 /// Switches frames, on a thread that begins with the first network.
 pub struct NetThread {
     spin: Duration,
+    batch: Option<usize>,
     running: Mutex<Option<Running>>,
 }
 
@@ -37,10 +38,12 @@ struct Running {
 }
 
 impl NetThread {
-    /// Without networks. While frames come quickly the thread looks for up to `spin` before it sleeps.
-    pub fn new(spin: Duration) -> NetThread {
+    /// Without networks. While frames come quickly the thread looks for up to `spin` before it sleeps; it takes up to
+    /// `batch` of them from a ring at a time, or as many as is best.
+    pub fn new(spin: Duration, batch: Option<usize>) -> NetThread {
         NetThread {
             spin,
+            batch,
             running: Mutex::default(),
         }
     }
@@ -70,9 +73,10 @@ impl NetThread {
 }
 
 impl Running {
-    fn start(spin: Duration) -> io::Result<Running> {
+    fn start(spin: Duration, batch: Option<usize>) -> io::Result<Running> {
         let mut fabric = NetFabric::new()?;
         fabric.set_spin(spin);
+        fabric.set_batch(batch.unwrap_or(NetFabric::MAX_BATCH));
         let (orders, thread) = Orders::start("net", fabric)?;
         Ok(Running {
             orders,
@@ -106,7 +110,9 @@ impl NetWorker for NetThread {
         let mut running = self.running();
         match &mut *running {
             Some(running) => running.add_network(spec),
-            none => none.insert(Running::start(self.spin)?).add_network(spec),
+            none => none
+                .insert(Running::start(self.spin, self.batch)?)
+                .add_network(spec),
         }
     }
 

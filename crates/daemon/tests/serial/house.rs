@@ -57,7 +57,7 @@ impl House {
             config.extend(read_file(&file)?);
             Ok(config)
         };
-        let start = |surroundings| daemon::data_plane::start(surroundings, Duration::ZERO);
+        let start = |surroundings| daemon::data_plane::start(surroundings, Duration::ZERO, None);
         let daemon = Daemon::start(Box::new(read), Box::new(start)).unwrap();
         let (end, ended) = oneshot::channel();
         self.end = Some(end);

@@ -19,6 +19,9 @@ pub(super) const MAX_MERGED: usize = 64;
 /// Where the number of buffers is in the virtio header, in bytes (virtio 1.2, section 5.1.6).
 const BUFFERS: std::ops::Range<usize> = 10..12;
 
+/// How many buffers ahead the processor is asked for the next one: as many as are filled while it arrives.
+const AHEAD: u16 = 8;
+
 /// Where the frames of a batch are.
 pub(super) enum Source<'a> {
     /// In the batch's chains, behind their virtio headers.
@@ -108,6 +111,7 @@ impl NetFabric {
     fn deliver_into(&mut self, number: usize, index: usize, list: &[Routed], source: &Source<'_>) {
         let port = &mut self.ports[number];
         let before = port.counters.frames_to_guest;
+        port.prefetch(index, 0, AHEAD);
         let mut failure = None;
         for routed in list {
             let mut retagged;
@@ -118,6 +122,7 @@ impl NetFabric {
                 frame = &mut retagged;
             }
             let rest = source.rest(chains, routed.frame, frame);
+            port.prefetch(index, AHEAD, 1);
             match give(port, index, frame, &rest, &mut self.scratch) {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
@@ -160,18 +165,11 @@ fn give(
         return Ok(());
     };
     let (ring, counters) = (&mut ring.ring, &mut port.counters);
-    let offload = frame.offload;
+    let offload = frame.offload();
     let finish = offload.finish_for(takes);
     if finish == Finish::Nothing {
         let rest_len = frame.rest_len();
-        place(
-            ring,
-            mergeable,
-            frame.front(&offload),
-            rest,
-            rest_len,
-            scratch,
-        )?;
+        place(ring, mergeable, frame.front(), rest, rest_len, scratch)?;
         counters.count_to_guest(frame.len);
         return Ok(());
     }
@@ -261,6 +259,11 @@ fn place(
     let most = if mergeable { MAX_MERGED } else { 1 };
     let count = take_buffers(&mut ring.queue, len, most, &mut scratch.chains)?;
     let chains = &scratch.chains[..count];
+    // At most MAX_MERGED. It is written only if it has to be: see `Frame::set_offload`.
+    let buffers = (count as u16).to_le_bytes();
+    if front[BUFFERS] != buffers {
+        front[BUFFERS].copy_from_slice(&buffers);
+    }
     let ranges = match chains {
         [chain] => &chain.writable,
         _ => {
@@ -268,8 +271,6 @@ fn place(
             for chain in chains {
                 scratch.ranges.extend_from_slice(&chain.writable);
             }
-            // At most MAX_MERGED.
-            front[BUFFERS].copy_from_slice(&(count as u16).to_le_bytes());
             &scratch.ranges
         }
     };

@@ -16,7 +16,7 @@ use super::{Behind, NetFabric, Network};
 
 /// The most frames that are taken from a ring at a time. Many enough that what is done once for a batch costs little for each frame, few
 /// enough that their beginnings stay in the processor's first cache.
-pub(super) const MAX_BATCH: usize = 128;
+pub(super) const MAX_BATCH: usize = 64;
 
 /// Longer than that no frame is: what the largest offload leaves to be cut, with two tags.
 pub(super) const MAX_FRAME_LEN: usize = 65_535 + HEADER_LEN + 2 * TAG_LEN;
@@ -93,6 +93,8 @@ impl Batch {
             // Of a chain that holds no frame nothing is known, least of all what was here before.
             frame.receive(0);
             let Some(len) = frame_len(chain) else {
+                // What was here before says nothing of this sender's flows.
+                frame.receive(0);
                 counters.malformed_headers += 1;
                 continue;
             };
@@ -105,7 +107,7 @@ impl Batch {
             counters.bytes_from_guest += len as u64;
             let header = NetHeader::decode(frame.header());
             match header.check(frame.head(), len, sends) {
-                Ok(offload) => frame.offload = offload,
+                Ok(offload) => frame.set_offload(offload),
                 Err(_) => {
                     counters.malformed_headers += 1;
                     continue;
@@ -132,7 +134,7 @@ impl Batch {
         frame.receive_whole(bytes);
         match header.check(frame.head(), bytes.len(), sends) {
             Ok(offload) => {
-                frame.offload = offload;
+                frame.set_offload(offload);
                 true
             }
             Err(_) => false,
@@ -142,7 +144,7 @@ impl Batch {
     /// Puts a frame on the lists of its destinations.
     pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
         let frame = &self.frames[index];
-        let segment_len = frame.offload.longest_segment_len(frame.len);
+        let segment_len = frame.offload().longest_segment_len(frame.len);
         let verdict = network
             .bridge
             .classify(now, from, frame.head(), frame.len, segment_len);

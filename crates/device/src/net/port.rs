@@ -142,6 +142,14 @@ impl Port {
         })
     }
 
+    /// Has the processor fetch buffers that will be filled soon.
+    #[inline]
+    pub(super) fn prefetch(&self, index: usize, ahead: u16, buffers: u16) {
+        if let Some(Some(ring)) = self.rings.get(index) {
+            ring.ring.queue.prefetch(ahead, buffers);
+        }
+    }
+
     pub(super) fn ring(&mut self, index: usize) -> Option<&mut PortRing> {
         self.rings.get_mut(index)?.as_mut()
     }

@@ -1,2 +1,9 @@
+mod hostile;
 mod house;
+mod lifecycle;
+mod offloads;
+mod packets;
 mod paths;
+mod rules;
+mod sleepers;
+mod station;

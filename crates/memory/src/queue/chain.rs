@@ -60,11 +60,21 @@ impl Descriptor {
     }
 }
 
+/// What is done with the memory of a descriptor with these flags.
+#[inline]
+fn intent(flags: u16) -> prefetch::Use {
+    match flags & WRITE {
+        0 => prefetch::Use::Read,
+        _ => prefetch::Use::Write,
+    }
+}
+
 /// Asks for the beginning of what a descriptor stands for, whatever it is: nothing is concluded from it.
 #[inline]
-pub(super) fn prefetch(memory: &GuestMemory, address: u64, len: u32) {
+pub(super) fn prefetch(memory: &GuestMemory, address: u64, len: u32, flags: u16) {
     if let Some((place, room)) = memory.locate(address) {
-        prefetch::beginning(place.as_ptr(), room.min(len as usize));
+        let to = intent(flags);
+        prefetch::beginning(place.as_ptr(), room.min(len as usize), to);
     }
 }
 
@@ -83,7 +93,7 @@ pub(super) fn take_only(
     }
     match memory.locate(address) {
         Some((place, room)) if room >= len as usize => {
-            prefetch::beginning(place.as_ptr(), len as usize);
+            prefetch::beginning(place.as_ptr(), len as usize, intent(flags));
         }
         _ => return false,
     }

@@ -138,7 +138,9 @@ impl Packed {
             if !position.is_available(word) {
                 return;
             }
-            chain::prefetch(memory, self.load_address(position.index()), word as u32);
+            let address = self.load_address(position.index());
+            // Length, identifier and flags are one word.
+            chain::prefetch(memory, address, word as u32, (word >> 48) as u16);
             position = position.plus(1, size);
         }
     }

@@ -124,7 +124,7 @@ impl Split {
             let head = self.areas.available.load_u16(entry, Ordering::Relaxed);
             if head < self.setup.size {
                 let [address, word] = self.load_descriptor(head);
-                chain::prefetch(memory, address, word as u32);
+                chain::prefetch(memory, address, word as u32, (word >> 32) as u16);
             }
         }
     }

@@ -1,0 +1,134 @@
+//! The network itself, asked by guests.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use station::{Ipv4Settings, StationConfig};
+use switch::bridge::PortConfig;
+use wire::ethernet::MacAddress;
+use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
+
+use super::house::{Driver, Guest, House, LAN, done};
+
+const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 1, 0]);
+const OWN: [u8; 4] = [10, 0, 0, 250];
+
+fn house() -> House {
+    let mut house = House::new();
+    let config = StationConfig {
+        mac: OWN_MAC,
+        ipv4: Some(Ipv4Settings {
+            address: Ipv4Addr::from(OWN),
+            prefix_len: 24,
+        }),
+        ipv6: None,
+        domain: LAN.to_owned(),
+        mtu: 1500,
+        dhcp: true,
+        advertise: false,
+        dns: true,
+        lease: Duration::from_secs(3600),
+        gateway: None,
+        pool: Some(Ipv4Addr::new(10, 0, 0, 100)..=Ipv4Addr::new(10, 0, 0, 109)),
+        seed: 1,
+    };
+    let port = PortConfig::station(OWN_MAC);
+    house.fabric.set_station(LAN, (port, config)).unwrap();
+    house
+}
+
+fn question(guest: &Guest) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &guest.mac.0, &[8, 6]].concat();
+    let asks = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &guest.mac.0, &[10, 0, 0, 7]].concat();
+    [&head[..], &asks, &[0; 6], &OWN].concat()
+}
+
+/// A DHCPDISCOVER (RFC 2131), with its UDP checksum left to others.
+fn discover(guest: &Guest) -> (NetHeader, Vec<u8>) {
+    let mut message = vec![1, 1, 6, 0, 9, 9, 9, 9];
+    message.resize(28, 0);
+    message.extend(guest.mac.0);
+    message.resize(236, 0);
+    message.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
+    let builder = etherparse::PacketBuilder::ethernet2(guest.mac.0, [0xff; 6])
+        .ipv4([0; 4], [255; 4], 64)
+        .udp(68, 67);
+    let mut frame = Vec::new();
+    builder.write(&mut frame, &message).unwrap();
+    // The sum of the pseudo-header: addresses, protocol and length.
+    let sum = 2 * 0xffff + 17 + 8 + message.len() as u32;
+    let sum = (sum & 0xffff) + (sum >> 16);
+    frame[40..42].copy_from_slice(&((sum & 0xffff) + (sum >> 16)).to_be_bytes()[2..]);
+    let header = NetHeader {
+        flags: FLAG_NEEDS_CHECKSUM,
+        checksum_start: 34,
+        checksum_offset: 6,
+        ..NetHeader::default()
+    };
+    (header, frame)
+}
+
+#[test]
+fn the_network_answers_for_its_address() {
+    for driver in Driver::of_each_kind() {
+        let mut house = house();
+        let (mut web, mut db) = (house.guest_with(1, driver), house.guest(2));
+        let question = question(&web);
+        web.send(&question);
+        house.settle();
+        let answers = web.received();
+        assert_eq!(answers.len(), 1, "one answer");
+        let (header, answer) = &answers[0];
+        assert_eq!(*header, done(1));
+        assert_eq!(answer[..12], [web.mac.0, OWN_MAC.0].concat());
+        assert_eq!(answer[20..32], [&[0, 2][..], &OWN_MAC.0, &OWN].concat());
+        assert!(web.interrupts() > 0);
+        assert_eq!(db.frames(), [question], "others hear the question only");
+    }
+}
+
+#[test]
+fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
+    let mut house = house();
+    let (mut web, mut db) = (house.guest(1), house.guest_with(2, Driver::plain()));
+    let mut given = Vec::new();
+    for guest in [&mut web, &mut db] {
+        let (header, frame) = discover(guest);
+        let is_plain = guest.driver.features == super::house::PLAIN;
+        match is_plain {
+            // It may leave nothing to others, and a UDP packet needs no checksum.
+            true => {
+                let mut frame = frame;
+                frame[40..42].fill(0);
+                guest.send(&frame);
+            }
+            false => guest.send_with(header, &frame),
+        }
+        house.settle();
+        let offers: Vec<_> = guest.frames();
+        // From port 67; what others have asked is from 68.
+        let offer = offers.iter().find(|frame| frame[35] == 67);
+        let offer = offer.expect("an offer");
+        // Ethernet, IPv4, UDP, then 16 bytes before `yiaddr`.
+        given.push(offer[42 + 16..42 + 20].to_vec());
+    }
+    assert!(given.iter().all(|address| (100..110).contains(&address[3])));
+    assert_ne!(given[0], given[1]);
+}
+
+#[test]
+fn a_guest_that_asks_without_end_holds_up_nobody() {
+    let mut house = house();
+    let (mut web, mut db, mut spy) = (house.guest(1), house.guest(2), house.guest(3));
+    let question = question(&web);
+    let unicast = [&OWN_MAC.0[..], &question[6..]].concat();
+    for _ in 0..200 {
+        while web.try_enqueue(super::house::TRANSMIT, NetHeader::default(), &unicast, &[]) {}
+        web.kick();
+        let sent = super::house::frame(spy.mac, db.mac, 60);
+        db.send(&sent);
+        house.settle();
+        assert_eq!(spy.frames(), [sent]);
+        assert!(!web.received().is_empty());
+    }
+}
