@@ -161,7 +161,11 @@ mod tests {
             1
         );
         let optional = json!([{ "name": "tokio", "optional": true }]);
-        assert!(check(&workspace("ringdown-circuit", optional)).unwrap().is_empty());
+        assert!(
+            check(&workspace("ringdown-circuit", optional))
+                .unwrap()
+                .is_empty()
+        );
         assert!(
             check(&workspace("ringdown-daemon", json!([{ "name": "tokio" }])))
                 .unwrap()
