@@ -1,6 +1,6 @@
 //! `ringdown net capture`: frames as pcapng, to a file or to whoever reads standard output.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
@@ -48,6 +48,8 @@ pub fn run(client: &Client, options: &NetCapture) -> Result<(), Failure> {
 /// Where the capture goes.
 struct Output {
     file: Box<dyn Write>,
+    /// What is in this file goes once there is something to replace it with: a capture that is refused replaces nothing.
+    replaced: Option<File>,
     name: String,
 }
 
@@ -61,6 +63,7 @@ impl Output {
             }
             return Ok(Output {
                 file: Box::new(io::stdout()),
+                replaced: None,
                 name: "standard output".to_owned(),
             });
         }
@@ -68,22 +71,30 @@ impl Output {
         let file = OpenOptions::new()
             .write(true)
             .create(true)
-            .truncate(true)
+            .truncate(false)
             .mode(0o600)
             .open(&options.write);
         let name = options.write.display().to_string();
-        match file {
-            Ok(file) => Ok(Output {
-                file: Box::new(file),
-                name,
-            }),
-            Err(error) => Err(Failure::failed(format!("cannot write {name}: {error}"))),
-        }
+        let failed = |error| Failure::failed(format!("cannot write {name}: {error}"));
+        let file = file.map_err(failed)?;
+        let is_file = file.metadata().map_err(failed)?.is_file();
+        Ok(Output {
+            replaced: is_file
+                .then(|| file.try_clone())
+                .transpose()
+                .map_err(failed)?,
+            file: Box::new(file),
+            name,
+        })
     }
 
     /// Writes blocks at once, for whoever follows. A reader that has seen enough ends the capture.
     fn write(&mut self, blocks: &[u8]) -> Result<ControlFlow<()>, Failure> {
-        let written = self.file.write_all(blocks);
+        let emptied = match self.replaced.take() {
+            Some(file) => file.set_len(0),
+            None => Ok(()),
+        };
+        let written = emptied.and_then(|()| self.file.write_all(blocks));
         match written.and_then(|()| self.file.flush()) {
             Ok(()) => Ok(ControlFlow::Continue(())),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),

@@ -52,7 +52,7 @@ fn another_reader_reads_what_was_written() {
             let mut blocks = PcapNGSlice::from_slice(&written).unwrap();
             let mut next = || match blocks.next().unwrap().unwrap() {
                 PcapBlockOwned::NG(block) => block,
-                other => panic!("{other:?}"),
+                _ => panic!("no pcapng"),
             };
             let Block::SectionHeader(section) = next() else {
                 panic!("no section")
