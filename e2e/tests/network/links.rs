@@ -1,7 +1,6 @@
 //! Links that go up and down, cards and networks that come and go, ports that are kept apart.
 
 use e2e::{Card, Guest, Scene};
-use serde_json::json;
 
 use super::{
     BAY, CONFIGURATION, PATIENCE, address, answers, assert_answers, assert_silent, eventually,
@@ -57,11 +56,10 @@ fn plug_and_unplug(scene: &Scene, vm: &str, network: &str) {
     let own = super::network(scene, network)["ipv4"].clone();
     let own = own.as_str().unwrap().split('/').next().unwrap();
     assert_answers(guest, own);
-    let device = json!({ "id": card.id });
-    guest.qmp().execute("device_del", device).unwrap();
+    card.unplug(guest).unwrap();
+    eventually("the guest has let go of it", || !card.is_in(guest).unwrap());
     present(guest, &card, false);
-    // The device is gone from QEMU only when the guest has let go of its slot.
-    eventually("the back end can go", || card.unplugged(guest).is_ok());
+    card.remove_back_end(guest).unwrap();
     eventually("the port is free", || {
         port(scene, network, vm)["attached"] == false
     });
