@@ -2,16 +2,42 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[path = "network/addresses.rs"]
+mod addresses;
+#[path = "network/hostile.rs"]
+mod hostile;
+#[path = "network/idle.rs"]
+mod idle;
+#[path = "network/links.rs"]
+mod links;
+#[path = "network/packet.rs"]
+mod packet;
+#[path = "network/restarts.rs"]
+mod restarts;
+#[path = "network/shapes.rs"]
+mod shapes;
+#[path = "network/transfer.rs"]
+mod transfer;
+
 use std::fs;
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use e2e::{
     Card, CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard,
-    spawn,
+    finished, spawn,
 };
 use serde_json::Value;
 
 static SCENE: Shared<Scene> = Shared::new();
+
+/// Whose turn it is: what one test does to a network, another would see.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The slot of every guest into which a card may be plugged.
+const BAY: &str = "bay";
 
 /// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,7 +111,10 @@ fn start() -> Scene {
     let daemon = Daemon::start(spec).unwrap();
     let card = |name: &str, network: &str| Card::of(&daemon, name, network).unwrap();
     let guest = |name: &str, kernel| {
-        let slot = ["-device", "pcie-root-port,id=bay,chassis=1,slot=1"];
+        let slot = [
+            "-device",
+            &format!("pcie-root-port,id={BAY},chassis=1,slot=1"),
+        ];
         GuestSpec::new(name, kernel)
             .layer("lan")
             .allow_reboot()
@@ -144,98 +173,98 @@ fn address(guest: &Guest, card: &str) {
     assert_eq!(output.code, 0, "{}: {}", guest.name(), output.text());
 }
 
-fn scene() -> SharedGuard<Scene> {
-    SCENE.get(start)
+/// The scene, in use by one test.
+struct Held {
+    scene: SharedGuard<Scene>,
+    _turn: MutexGuard<'static, ()>,
 }
 
-#[test]
-fn guests_find_each_other_by_name() {
-    let scene = scene();
-    for guest in &scene.guests {
-        println!(
-            "{}",
-            guest
-                .run("ip addr; ip route; ip -6 route; cat /etc/resolv.conf; dmesg | tail -5")
-                .unwrap()
-                .text()
-        );
-        for other in ["web", "db", "box"] {
-            for family in ["-4", "-6"] {
-                let line = format!("ping {family} -c 3 -W 5 {other}");
-                let output = guest.run(&line).unwrap();
-                println!(
-                    "{}: {line}: {} {} {}",
-                    guest.name(),
-                    output.code,
-                    output.text(),
-                    output.error_text()
-                );
-            }
-        }
+impl Deref for Held {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
     }
-    let output = scene.daemon.run(&["net", "show", "lan"]).unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stdout));
 }
 
-#[test]
-#[ignore = "a console for trying things out"]
-fn console() {
-    use std::io::BufRead;
-    let scene = scene();
-    println!("READY");
-    loop {
-        let fifo = std::io::BufReader::new(fs::File::open("/tmp/e2enet-fifo").unwrap());
-        for line in fifo.lines() {
-            let line = line.unwrap();
-            println!("### {line}");
-            let (who, what) = line.split_once(": ").unwrap_or((&line, ""));
-            if who == "end" {
-                return;
-            } else if who == "ringdown" {
-                let words: Vec<&str> = what.split_whitespace().collect();
-                let output = scene.daemon.run(&words).unwrap();
-                println!(
-                    "{}{}",
-                    String::from_utf8_lossy(&output.stdout),
-                    String::from_utf8_lossy(&output.stderr)
-                );
-            } else if who == "log" {
-                println!(
-                    "{}",
-                    e2e::log_tail(&scene.daemon.runtime_directory().join("daemon.log"), 40)
-                );
-            } else if who == "config" {
-                fs::write(
-                    scene.daemon.runtime_directory().join("ringdown.toml"),
-                    what.replace("\\n", "\n"),
-                )
-                .unwrap();
-            } else if let Some(name) = who.strip_prefix("qmp ") {
-                let (command, arguments) = what.split_once(' ').unwrap_or((what, "{}"));
-                let answer = scene
-                    .guest(name)
-                    .qmp()
-                    .execute(command, serde_json::from_str(arguments).unwrap());
-                println!("{answer:?}");
-            } else if let Some(name) = who.strip_prefix("bg ") {
-                std::mem::forget(scene.guest(name).start(what).unwrap());
-            } else if let Some(name) = who.strip_prefix("plug ") {
-                let card = Card::of(&scene.daemon, name, what).unwrap();
-                println!("{:?}", card.plug(scene.guest(name), "bay"));
-            } else if let Some(name) = who.strip_prefix("console ") {
-                scene.guest(name).show_console();
-            } else {
-                match scene
-                    .guest(who)
-                    .run_spec(CommandSpec::new(what).deadline(PATIENCE))
-                {
-                    Ok(output) => {
-                        println!("[{}] {}{}", output.code, output.text(), output.error_text())
-                    }
-                    Err(error) => println!("ERROR {error:#}"),
-                }
-            }
-            println!("DONE");
-        }
+fn scene() -> Held {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Held {
+        scene: SCENE.get(start),
+        _turn: turn,
     }
+}
+
+/// Runs `ringdown`, which must succeed, and gives its standard output.
+fn ringdown(scene: &Scene, arguments: &[&str]) -> String {
+    let output = scene.daemon.run(arguments).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What `net show` says of a network.
+fn network(scene: &Scene, network: &str) -> Value {
+    serde_json::from_str(&ringdown(scene, &["net", "show", network, "--json"])).unwrap()
+}
+
+/// What it says of a VM's port.
+fn port(scene: &Scene, name: &str, vm: &str) -> Value {
+    let shown = network(scene, name);
+    let ports = shown["ports"].as_array().unwrap();
+    let port = ports.iter().find(|port| port["vm"] == vm);
+    port.unwrap_or_else(|| panic!("{vm} has no port in {name}: {shown}"))
+        .clone()
+}
+
+/// An address of a VM in a network, `ipv4` or `ipv6` or `mac`.
+fn address_of(scene: &Scene, name: &str, vm: &str, kind: &str) -> String {
+    let port = port(scene, name, vm);
+    let address = port["attachment"][kind].as_str();
+    address
+        .unwrap_or_else(|| panic!("{vm} has no {kind} in {name}: {port}"))
+        .to_owned()
+}
+
+/// What has been counted at a VM's port; what is not there has not happened.
+fn counted(scene: &Scene, name: &str, vm: &str, counter: &str) -> u64 {
+    port(scene, name, vm)["counters"][counter]
+        .as_u64()
+        .unwrap_or(0)
+}
+
+/// Whether the one who has this name or address answers.
+fn answers(guest: &Guest, whom: &str) -> bool {
+    let line = format!("ping -c 2 -W 5 {whom} 2>&1");
+    guest.run(&line).unwrap().code == 0
+}
+
+fn assert_answers(guest: &Guest, whom: &str) {
+    let line = format!("ping -c 5 -W 5 {whom} 2>&1");
+    let output = guest.run(&line).unwrap();
+    let who = guest.name();
+    assert_eq!(output.code, 0, "{who}: {line}: {}", output.text());
+}
+
+/// Nobody answers, however long one waits: two tries with a second each.
+fn assert_silent(guest: &Guest, whom: &str) {
+    let output = guest.run(&format!("ping -c 2 -W 1 {whom} 2>&1")).unwrap();
+    let who = guest.name();
+    assert_ne!(output.code, 0, "{who}, {whom}: {}", output.text());
+}
+
+/// Waits until something is so, and fails when it does not come to be.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "it did not come to be: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Has the daemon read this configuration instead.
+fn reload(scene: &Scene, configuration: &str) {
+    let file = scene.daemon.runtime_directory().join("ringdown.toml");
+    fs::write(file, configuration).unwrap();
+    ringdown(scene, &["reload"]);
 }

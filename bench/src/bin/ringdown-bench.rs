@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::circuit::command::CircuitCommand;
 use bench::net::command::NetCommand;
 use bench::perf::case::Case;
 use bench::perf::limits::{Task, be_other, raise_descriptor_limit};
@@ -48,6 +49,9 @@ enum Command {
     /// The switch: frames from guest to guest, beside DPDK, Open vSwitch and Linux's bridge
     #[command(subcommand)]
     Net(NetCommand),
+    /// Circuits: a ring between two processes, beside sockets and the machine's limits
+    #[command(subcommand)]
+    Circuit(CircuitCommand),
     /// Be the other process of a limit
     #[command(hide = true)]
     Other {
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
             install_peer(root)
         }
         Command::Net(command) => command.execute(),
+        Command::Circuit(command) => command.execute(),
         Command::Other {
             path,
             task,

@@ -1,5 +1,7 @@
 //! Circuits between threads and between processes.
 
+#![allow(clippy::unwrap_used)] // What goes wrong here is a failed test.
+
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -7,6 +7,7 @@ use daemon::api::types::{
     LinkRequest, MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort,
 };
 
+use super::capture;
 use super::table::{row, table};
 use super::{print, print_json};
 use crate::arguments::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
@@ -23,6 +24,7 @@ pub fn run(client: &Client, command: &NetCommand) -> Result<(), Failure> {
         NetCommand::Show(options) => show(client, options),
         NetCommand::Macs(options) => macs(client, options),
         NetCommand::Link(options) => link(client, options),
+        NetCommand::Capture(options) => capture::run(client, options),
     }
 }
 

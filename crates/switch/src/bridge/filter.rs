@@ -17,7 +17,7 @@ use super::owners::Claim;
 use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId};
 use crate::Time;
 
-const DHCP_SERVER: u16 = 67;
+pub(super) const DHCP_SERVER: u16 = 67;
 const DHCP_CLIENT: u16 = 68;
 const DHCPV6_SERVER: u16 = 547;
 
