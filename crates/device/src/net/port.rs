@@ -160,8 +160,8 @@ impl Port {
 impl PortRing {
     pub(super) fn new(ring: Ring, setting: ModerationSetting) -> PortRing {
         PortRing {
+            moderation: Moderation::new(setting, ring.queue.size()),
             ring,
-            moderation: Moderation::new(setting),
             is_ready: false,
             is_unarmed: false,
         }
