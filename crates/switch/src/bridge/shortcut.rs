@@ -7,7 +7,7 @@
 //! The shortcut knows no reasons: where anything is otherwise it has no answer, has changed nothing, and the long way is taken. The two never
 //! differ; `tests/shortcut.rs` holds them against each other.
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 
 use wire::ethernet::{EtherType, HEADER_LEN, Ipv4, protocol};
 
