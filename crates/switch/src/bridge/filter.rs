@@ -205,6 +205,9 @@ impl Bridge {
         if config.ipv6.contains(&address) {
             return Ok(());
         }
+        if address.is_multicast() || address.is_loopback() {
+            return Err(Refusal::Ipv6Source);
+        }
         let allowed = Ipv6Prefix::LINK_LOCAL.contains(address)
             || guard.prefixes.iter().any(|prefix| prefix.contains(address));
         if !allowed || guard.addresses_max == 0 {
