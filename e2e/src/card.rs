@@ -113,15 +113,33 @@ impl Card {
         qmp.execute("device_add", device.into()).map(drop)
     }
 
-    /// Takes the back end away, when the device is gone.
+    /// Asks the guest to let go of the card. It does so in its own time: see [`Card::is_in`].
     ///
     /// # Errors
     /// When QEMU refuses.
-    pub fn unplugged(&self, guest: &Guest) -> Result<()> {
-        let qmp = guest.qmp();
-        qmp.execute("netdev_del", json!({ "id": format!("n{}", self.id) }))?;
-        qmp.execute("chardev-remove", json!({ "id": format!("c{}", self.id) }))
-            .map(drop)
+    pub fn unplug(&self, guest: &Guest) -> Result<()> {
+        let device = json!({ "id": self.id });
+        guest.qmp().execute("device_del", device).map(drop)
+    }
+
+    /// Whether the device is there. While it is, its back end must be too: QEMU ends with a segmentation fault otherwise.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn is_in(&self, guest: &Guest) -> Result<bool> {
+        let devices = json!({ "path": "/machine/peripheral" });
+        let list = guest.qmp().execute("qom-list", devices)?;
+        let mut list = list.as_array().into_iter().flatten();
+        Ok(list.any(|device| device["name"] == self.id.as_str()))
+    }
+
+    /// Takes the back end away, when the device is gone. Its character device goes with it.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn remove_back_end(&self, guest: &Guest) -> Result<()> {
+        let back_end = json!({ "id": format!("n{}", self.id) });
+        guest.qmp().execute("netdev_del", back_end).map(drop)
     }
 
     fn device(&self) -> Vec<(&'static str, Value)> {

@@ -4,6 +4,8 @@
 //! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
 //! change is answered by the fabric before the VMM is.
 
+mod early;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,10 +35,11 @@ const MAX_MEMORY_SLOTS: u64 = 509;
 
 /// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
-const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
 const FEATURE_PROTOCOL: u64 = 1 << 30;
 const FEATURE_VERSION_1: u64 = 1 << 32;
+/// Rings may be packed: for devices that offer it.
+pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURES: u64 =
     FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
 
@@ -222,13 +225,35 @@ fn converse(stream: UnixStream, caller: &Caller, model: &Model) -> ProtocolError
     if caller.call(Request::Attach).is_err() {
         return ProtocolError::Disconnected;
     }
+    let early = match stream.try_clone() {
+        Ok(early) => early,
+        Err(error) => return ProtocolError::SocketError(error),
+    };
     let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, session);
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     loop {
-        if let Err(error) = handler.handle_request() {
+        let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
+            true => Ok(()),
+            false => handler.handle_request(),
+        });
+        if let Err(error) = handled {
             return error;
         }
     }
+}
+
+/// Does what the next message asks, if it enables a ring before there are features; see [`early`].
+fn enabled_early(stream: &UnixStream, session: &Mutex<Session>) -> ProtocolResult<bool> {
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    if session.features & FEATURE_PROTOCOL != 0 {
+        return Ok(false);
+    }
+    let Some(enable) = early::take(stream)? else {
+        return Ok(false);
+    };
+    let done = session.set_vring_enable(enable.ring, enable.enabled);
+    enable.answer(stream, done)?;
+    Ok(true)
 }
 
 /// One device's way to ask the fabric.
@@ -296,6 +321,16 @@ impl Session {
         self.rings
             .get_mut(index as usize)
             .ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn has_region(&self, region: &VhostUserSingleMemoryRegion) -> bool {
+        let (guest, size) = (region.guest_phys_addr, region.memory_size);
+        self.memory.has_region(guest, size, region.user_addr)
+    }
+
+    /// Whether the device may have several pairs of rings. QEMU before version 8.1 then adds and removes each region once for each pair.
+    fn has_pairs(&self) -> bool {
+        self.model.rings > 3
     }
 
     fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
@@ -378,6 +413,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> ProtocolResult<Option<u64>> {
+        if self.has_region(region) && self.has_pairs() {
+            return Ok(None);
+        }
         let mut memory = self.memory.clone();
         memory
             .add_region(region_spec(region, file))
@@ -387,6 +425,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
+        if !self.has_region(region) && self.has_pairs() {
+            return Ok(());
+        }
         let mut memory = self.memory.clone();
         memory
             .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)

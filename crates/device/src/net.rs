@@ -39,6 +39,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use memory::queue::FIRST_SPLIT_BASE;
 use slab::Slab;
 use switch::Time;
 use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
@@ -372,6 +373,7 @@ impl NetFabric {
             frontend: None,
             attached: false,
             rings: Vec::new(),
+            first_base: FIRST_SPLIT_BASE,
             sends: Default::default(),
             takes: Default::default(),
             mergeable: false,

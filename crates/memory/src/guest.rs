@@ -119,11 +119,7 @@ impl GuestMemory {
         size: u64,
         frontend_address: u64,
     ) -> Result<(), MemoryError> {
-        let index = self.regions.iter().position(|region| {
-            region.guest_address() == guest_address
-                && region.size() == size
-                && region.frontend_address() == frontend_address
-        });
+        let index = self.index_of(guest_address, size, frontend_address);
         let index = index.ok_or(MemoryError::NoSuchRegion {
             guest_address,
             size,
@@ -132,6 +128,20 @@ impl GuestMemory {
         self.regions.remove(index);
         self.spans.remove(index);
         Ok(())
+    }
+
+    /// Whether there is a region with these three values.
+    pub fn has_region(&self, guest_address: u64, size: u64, frontend_address: u64) -> bool {
+        self.index_of(guest_address, size, frontend_address)
+            .is_some()
+    }
+
+    fn index_of(&self, guest_address: u64, size: u64, frontend_address: u64) -> Option<usize> {
+        self.regions.iter().position(|region| {
+            region.guest_address() == guest_address
+                && region.size() == size
+                && region.frontend_address() == frontend_address
+        })
     }
 
     /// How many regions there are.

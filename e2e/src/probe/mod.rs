@@ -7,11 +7,13 @@
 //! - [`crowd`]: servers and clients with thousands of circuits at once.
 //! - [`assault`]: what root in a guest may do with the kernel's own sockets to annoy others.
 //! - [`crate::hostile`]: the same with the device itself, without the kernel.
+//! - `frames`: frames through a network card that no program would send. `probe frames eth0 < lines`
 //!
 //! It ends with 0 when every step went as it was written, with 1 and a line on standard error when one did not.
 
 pub mod assault;
 pub mod crowd;
+mod frames;
 pub mod script;
 mod socket;
 
@@ -37,9 +39,9 @@ pub fn main(arguments: &[String]) -> ExitCode {
 }
 
 fn obey(arguments: &[String]) -> Result<()> {
-    let (what, rest) = arguments
-        .split_first()
-        .context("expected `run`, `serve`, `call`, `hold`, `burst`, `assault` or `attack`")?;
+    let (what, rest) = arguments.split_first().context(
+        "expected `run`, `serve`, `call`, `hold`, `burst`, `assault`, `attack` or `frames`",
+    )?;
     match (what.as_str(), rest) {
         ("run", steps) => script::run(steps),
         ("serve", [port, mode, file]) => crowd::serve(port, mode, file.as_ref()),
@@ -55,6 +57,7 @@ fn obey(arguments: &[String]) -> Result<()> {
         }
         ("assault", [name, directory]) => assault::main(name, directory.as_ref()),
         ("attack", words) => crate::hostile::main(words),
+        ("frames", [interface]) => frames::main(interface),
         _ => bail!("cannot do {arguments:?}"),
     }
 }

@@ -170,14 +170,14 @@ fn give(
         return Ok(());
     };
     let (ring, counters) = (&mut ring.ring, &mut port.counters);
-    let offload = frame.offload;
+    let offload = frame.offload();
     let finish = offload.finish_for(takes);
     if finish == Finish::Nothing {
         let rest_len = frame.rest_len();
         place(
             ring,
             mergeable,
-            frame.front(&offload),
+            frame.front(),
             rest,
             rest_len,
             scratch,
@@ -275,6 +275,11 @@ fn place(
     let most = if mergeable { MAX_MERGED } else { 1 };
     let count = take_buffers(&mut ring.queue, len, most, &mut scratch.chains)?;
     let chains = &scratch.chains[..count];
+    // At most MAX_MERGED. It is written only if it has to be: see `Frame::set_offload`.
+    let buffers = (count as u16).to_le_bytes();
+    if front[BUFFERS] != buffers {
+        front[BUFFERS].copy_from_slice(&buffers);
+    }
     let ranges = match chains {
         [chain] => &chain.writable,
         _ => {
@@ -282,8 +287,6 @@ fn place(
             for chain in chains {
                 scratch.ranges.extend_from_slice(&chain.writable);
             }
-            // At most MAX_MERGED.
-            front[BUFFERS].copy_from_slice(&(count as u16).to_le_bytes());
             &scratch.ranges
         }
     };

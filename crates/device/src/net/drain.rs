@@ -111,7 +111,7 @@ impl Batch {
             counters.bytes_from_guest += len as u64;
             let header = NetHeader::decode(frame.header());
             match header.check(frame.head(), len, sends) {
-                Ok(offload) => frame.offload = offload,
+                Ok(offload) => frame.set_offload(offload),
                 Err(_) => {
                     counters.malformed_headers += 1;
                     self.refused.push((index, "malformed_header"));
@@ -140,7 +140,7 @@ impl Batch {
         frame.receive_whole(bytes);
         match header.check(frame.head(), bytes.len(), sends) {
             Ok(offload) => {
-                frame.offload = offload;
+                frame.set_offload(offload);
                 true
             }
             Err(_) => false,
@@ -150,7 +150,7 @@ impl Batch {
     /// Puts a frame on the lists of its destinations.
     pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
         let frame = &self.frames[index];
-        let segment_len = frame.offload.longest_segment_len(frame.len);
+        let segment_len = frame.offload().longest_segment_len(frame.len);
         let verdict = network
             .bridge
             .classify(now, from, frame.head(), frame.len, segment_len);

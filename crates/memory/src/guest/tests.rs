@@ -272,8 +272,11 @@ fn a_removed_region_stays_with_the_old_snapshot() {
             .remove_region(address, size as u64, frontend)
             .unwrap_err();
         assert!(matches!(error, MemoryError::NoSuchRegion { .. }), "{error}");
+        assert!(!new.has_region(address, size as u64, frontend));
     }
+    assert!(new.has_region(HIGH, HIGH_LEN as u64, frontend));
     new.remove_region(HIGH, HIGH_LEN as u64, frontend).unwrap();
+    assert!(!new.has_region(HIGH, HIGH_LEN as u64, frontend));
     assert_eq!(new.region_count(), 2);
     let ranges = [Range {
         address: HIGH,

@@ -110,8 +110,7 @@ impl AddressSpan {
         let padded = len.checked_add(page_len).ok_or_else(too_large)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
-        let found =
-            unsafe { libc::mmap(ptr::null_mut(), padded, libc::PROT_NONE, flags, -1, 0) };
+        let found = unsafe { libc::mmap(ptr::null_mut(), padded, libc::PROT_NONE, flags, -1, 0) };
         if found == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

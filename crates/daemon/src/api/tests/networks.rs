@@ -69,7 +69,10 @@ fn a_network_is_listed_and_shown_with_its_ports() {
         daemon.runtime_dir().join("web.net-lan.vhost")
     );
     // The same is a part of the VM.
-    assert_eq!(status_of(&daemon, "/v1/vms/web").nets, [attachment.clone()]);
+    assert_eq!(
+        &status_of(&daemon, "/v1/vms/web").nets[..],
+        std::slice::from_ref(attachment)
+    );
     let macs: MacList = get(&daemon, "/v1/networks/default%2Flan/macs");
     assert_eq!(macs.macs.len(), 1);
     assert_eq!(

@@ -287,3 +287,20 @@ fn a_guest_whose_ring_is_full_hears_that_there_is_room() {
         }
     }
 }
+
+#[test]
+fn a_guest_that_waits_for_a_few_frames_to_leave_hears_that_they_have() {
+    for driver in Driver::of_each_kind() {
+        let mut house = House::new();
+        let mut web = house.guest_with(1, driver);
+        for round in 0..5 {
+            for _ in 0..3 {
+                web.send(&frame(mac(9), web.mac, 60));
+            }
+            house.rest();
+            assert!(web.interrupts_on(TRANSMIT) > 0, "round {round}");
+            web.take_sent(TRANSMIT);
+            assert_eq!(web.outstanding, 0);
+        }
+    }
+}
