@@ -10,7 +10,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
-
 use serde::Deserialize;
 use wire::pcapng::MAX_SNAPLEN;
 
