@@ -356,7 +356,7 @@ fn a_capture_that_cannot_be_is_refused() {
     for (words, code, expected) in table {
         let outcome = run_with(
             daemon.runtime_dir(),
-            &[&["net", "capture"], *words].concat(),
+            &[&["net", "capture"][..], *words].concat(),
         );
         assert_refused(&outcome, *code, expected);
     }
