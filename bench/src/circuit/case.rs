@@ -127,7 +127,9 @@ impl FromStr for Case {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Case, String> {
-        let found = full_matrix().into_iter().find(|case| case.to_string() == text);
+        let found = full_matrix()
+            .into_iter()
+            .find(|case| case.to_string() == text);
         found.ok_or_else(|| format!("no case {text:?}; --list says which there are"))
     }
 }

@@ -80,7 +80,11 @@ impl Plan {
                 progress.advance(self.expected());
             }
         }
-        let names: Vec<&str> = case.subjects().iter().map(|subject| subject.name()).collect();
+        let names: Vec<&str> = case
+            .subjects()
+            .iter()
+            .map(|subject| subject.name())
+            .collect();
         progress.line(&line_of(run, &name, &names, case.headline()));
     }
 }

@@ -94,7 +94,10 @@ fn start(subject: Subject, case: &Case, conditions: &Conditions) -> Result<Other
         .arg(std::env::current_exe()?)
         .args(["circuit", "other", "--subject", subject.name()])
         .args(["--case", &case.to_string()])
-        .args(["--patience-ms", &conditions.patience.as_millis().to_string()])
+        .args([
+            "--patience-ms",
+            &conditions.patience.as_millis().to_string(),
+        ])
         .arg("--path")
         .arg(&path)
         .stdin(Stdio::null())
@@ -237,7 +240,10 @@ fn come(told: &OtherOptions) -> Result<(End, Vec<Circuit>), Anything> {
     let mut others = Vec::with_capacity(count);
     for _ in 0..count {
         let stream = UnixStream::connect(&told.path)?;
-        others.push(Circuit::accept(stream, &options(case.wait, OTHER_RING_LEN))?);
+        others.push(Circuit::accept(
+            stream,
+            &options(case.wait, OTHER_RING_LEN),
+        )?);
     }
     Ok((end, others))
 }

@@ -101,6 +101,18 @@ impl Writer {
         self.known_room(least, most)
     }
 
+    /// Gives the next `len` bytes to the peer, which were written through [`Span::pieces`] of a room that is gone. It is for those who cannot keep a
+    /// [`Room`], such as programs in C.
+    ///
+    /// # Errors
+    /// The window was revoked, or there is no room for so many.
+    pub fn commit(&mut self, len: usize) -> Result<()> {
+        if self.producer.commit(len)? {
+            self.channel.wake();
+        }
+        Ok(())
+    }
+
     /// Writes as much as there is room for, and does not wait. Returns how much that was.
     ///
     /// # Errors

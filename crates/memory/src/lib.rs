@@ -47,10 +47,10 @@
 pub mod circuit;
 #[cfg(feature = "driver")]
 pub mod driver;
-#[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
-pub mod fault;
 #[cfg(not(any(miri, loom)))]
 pub mod ethernet;
+#[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
+pub mod fault;
 pub mod guest;
 pub mod io;
 pub mod queue;
