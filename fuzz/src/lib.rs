@@ -32,6 +32,7 @@
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
 mod dice;
+pub mod circuit;
 pub mod fabric;
 mod guest;
 mod house;
