@@ -149,7 +149,12 @@ impl Model {
                     false => Step::Look,
                 };
             }
-            Step::Look => *to = Step::Ticket,
+            Step::Look => {
+                *to = match self.fault {
+                    Fault::LateTicket => Step::Arm,
+                    _ => Step::Ticket,
+                }
+            }
             Step::Ticket => {
                 next.tickets[half] = state.epoch;
                 *to = match self.fault {
