@@ -154,9 +154,7 @@ impl World {
         let (head, state) = (self.fields[6], self.fields[7]);
         let released = self.consumer.position();
         let ahead = head.wrapping_sub(self.head);
-        let most = released
-            .wrapping_add(self.capacity)
-            .wrapping_sub(self.head);
+        let most = released.wrapping_add(self.capacity).wrapping_sub(self.head);
         let is_possible = ahead <= most;
         let available = match self.consumer.available() {
             Err(CircuitError::Count { .. }) => {

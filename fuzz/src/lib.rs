@@ -31,8 +31,8 @@
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
-mod dice;
 pub mod circuit;
+mod dice;
 pub mod fabric;
 mod guest;
 mod house;

@@ -237,8 +237,8 @@ impl Writer {
     #[cold]
     fn sleep_for_room(&mut self, least: usize) -> Result<()> {
         let patience = Patience::new(self.timeout);
-        // With some room in a full ring a stream would go on byte by byte, each with a wake-up. The peer has all that it can have, so it does not wait
-        // for more, and goes on to half of it.
+        // Woken for each bit of room in a full ring, a stream would go on byte by byte. So it is woken once half of the ring is free; a reader that
+        // waits for more than it has left, before that, wakes us (see `Reader::sleep`).
         let comfortable = match self.producer.free()? {
             0 => least.max(self.capacity() / 2),
             _ => least,
@@ -256,7 +256,7 @@ impl Writer {
                 continue;
             }
             let ticket = self.channel.ticket();
-            if !self.producer.arm(comfortable)? {
+            if !self.producer.arm(comfortable)? || self.producer.free()? >= least {
                 return Ok(());
             }
             self.check_gone(true)?;
