@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 const HALVES: usize = 2;
 /// How often each half waits.
-const ROUNDS: u8 = 3;
+const ROUNDS: u8 = 2;
 
 /// Where a half of ours is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ struct State {
     seen: [u8; HALVES],
     /// The publication at which each wants to be woken.
     events: [u8; HALVES],
-    /// Each may give up once, if the model says so.
+    /// The first may give up once, if the model says so.
     patience: [bool; HALVES],
     peer: [PeerStep; HALVES],
     published: [u8; HALVES],
@@ -76,7 +76,7 @@ enum Fault {
 #[derive(Debug, Clone, Copy)]
 struct Model {
     fault: Fault,
-    /// Halves may give up.
+    /// A half may give up.
     impatient: bool,
     /// The peer goes instead of publishing the last time.
     peer_goes: bool,
@@ -89,7 +89,7 @@ impl Model {
             tickets: [0; HALVES],
             seen: [0; HALVES],
             events: [0; HALVES],
-            patience: [self.impatient; HALVES],
+            patience: [self.impatient, false],
             peer: [PeerStep::Publish; HALVES],
             published: [0; HALVES],
             has_byte: false,
