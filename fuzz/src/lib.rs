@@ -32,6 +32,7 @@
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
+pub mod circuit;
 mod dice;
 pub mod fabric;
 pub mod frame;

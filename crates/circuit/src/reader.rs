@@ -136,6 +136,9 @@ impl Reader {
         if sleep && self.channel.is_gone() {
             return self.last_look(beyond).map(|_| false);
         }
+        if sleep {
+            self.ask_for_more(beyond);
+        }
         Ok(sleep)
     }
 
@@ -258,11 +261,19 @@ impl Reader {
             if self.channel.is_gone() {
                 return self.last_look(beyond);
             }
+            self.ask_for_more(beyond);
             let started = Instant::now();
             if !self.channel.wait(ticket, patience.deadline())? {
                 patience.check()?;
             }
             self.spin.slept(started.elapsed());
+        }
+    }
+
+    /// A writer that has filled the ring sleeps until much of it is free. If we wait for more than is left, that may never come.
+    fn ask_for_more(&self, beyond: usize) {
+        if beyond > 0 {
+            self.channel.wake();
         }
     }
 

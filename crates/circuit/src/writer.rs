@@ -101,6 +101,18 @@ impl Writer {
         self.known_room(least, most)
     }
 
+    /// Gives the next `len` bytes to the peer, which were written through [`Span::pieces`] of a room that is gone. It is for those who cannot keep a
+    /// [`Room`], such as programs in C.
+    ///
+    /// # Errors
+    /// The window was revoked, or there is no room for so many.
+    pub fn commit(&mut self, len: usize) -> Result<()> {
+        if self.producer.commit(len)? {
+            self.channel.wake();
+        }
+        Ok(())
+    }
+
     /// Writes as much as there is room for, and does not wait. Returns how much that was.
     ///
     /// # Errors
@@ -225,8 +237,8 @@ impl Writer {
     #[cold]
     fn sleep_for_room(&mut self, least: usize) -> Result<()> {
         let patience = Patience::new(self.timeout);
-        // With some room in a full ring a stream would go on byte by byte, each with a wake-up. The peer has all that it can have, so it does not wait
-        // for more, and goes on to half of it.
+        // Woken for each bit of room in a full ring, a stream would go on byte by byte. So it is woken once half of the ring is free; a reader that
+        // waits for more than it has left, before that, wakes us (see `Reader::sleep`).
         let comfortable = match self.producer.free()? {
             0 => least.max(self.capacity() / 2),
             _ => least,
@@ -244,7 +256,7 @@ impl Writer {
                 continue;
             }
             let ticket = self.channel.ticket();
-            if !self.producer.arm(comfortable)? {
+            if !self.producer.arm(comfortable)? || self.producer.free()? >= least {
                 return Ok(());
             }
             self.check_gone(true)?;

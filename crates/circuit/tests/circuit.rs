@@ -139,6 +139,22 @@ fn a_reader_can_wait_for_more_than_it_has() {
     assert_eq!(far.join().unwrap(), "halfanothe");
 }
 
+/// The writer has filled the ring and sleeps; the reader takes less than would wake it, and waits for more than is left.
+#[test]
+fn a_reader_that_waits_for_more_than_is_left_gets_it_from_a_writer_that_sleeps() {
+    for options in spins(&small()) {
+        let ((mut writer, _), (_, mut reader)) = pair(&options);
+        let far = thread::spawn(move || writer.write_all(&[5; 1000 + 5 * 3500]).unwrap());
+        assert!(reader.wait(MIN_RING_LEN as usize - 1).unwrap());
+        for len in [1000, 3500, 3500, 3500, 3500, 3500] {
+            assert!(reader.wait(len - 1).unwrap());
+            reader.release(len).unwrap();
+        }
+        assert!(reader.peek(1).unwrap().is_none());
+        far.join().unwrap();
+    }
+}
+
 #[test]
 fn records_keep_their_boundaries() {
     for options in spins(&records()) {
