@@ -26,7 +26,7 @@ enum Step {
     /// In the socket, without the lock.
     Take,
     /// With bytes, or having given up.
-    StepDown(bool),
+    Resign(bool),
     /// It has seen all that it waited for, or that the peer is gone, or it has given up.
     Done,
 }
@@ -193,7 +193,7 @@ impl Model {
                 if state.patience[half] {
                     let mut given_up = next;
                     given_up.patience[half] = false;
-                    given_up.steps[half] = Step::StepDown(false);
+                    given_up.steps[half] = Step::Resign(false);
                     all.push(given_up);
                 }
                 if !state.has_byte && !state.is_closed {
@@ -201,9 +201,9 @@ impl Model {
                 }
                 next.is_gone |= !state.has_byte;
                 next.has_byte = false;
-                next.steps[half] = Step::StepDown(true);
+                next.steps[half] = Step::Resign(true);
             }
-            Step::StepDown(has_bytes) => {
+            Step::Resign(has_bytes) => {
                 next.has_leader = false;
                 *to = if has_bytes { Step::Decide } else { Step::Done };
                 if has_bytes && self.fault != Fault::SameEpoch {
