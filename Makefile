@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -112,9 +112,27 @@ bench: build ## measure beside a peer and the machine's limits, in about 12 minu
 bench-quick: ## measure only what goals are about, and keep nothing
 	@$(MAKE) --no-print-directory bench BENCH_QUICK=1
 
+bench-net: build ## measure the switch beside DPDK's testpmd, Open vSwitch and Linux's bridge, in about 15 minutes; keeps the run in bench/runs
+	@scripts/setup bench-net
+	@echo '[bench] the generator, optimised'
+	@$(CARGO) build --release --package ringdown-bench --bin ringdown-bench
+	@$(BENCH) net run $(if $(BENCH_QUICK),--quick --rounds 1,--output bench/runs)
+
+bench-net-quick: ## measure of the switch only what goals are about, once, in about a minute, and keep nothing
+	@$(MAKE) --no-print-directory bench-net BENCH_QUICK=1
+
 bench-copies: build ## measure cp and exec beside scp, ssh and QEMU's guest agent, in one guest; keeps the run in bench/runs
 	@$(CARGO) xtask images --layer tools --layer jobs
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask copies --output bench/runs
+
+bench-circuit: setup ## measure circuits between two processes beside sockets and the machine's limits; keeps the run in bench/runs
+	@echo '[bench] two processes and a ring between them, optimised'
+	@$(CARGO) build --release --package ringdown-bench --bin ringdown-bench
+	@$(BENCH) circuit run --output bench/runs
+
+circuit-library: setup ## build the library of circuits for C; with PREFIX=/usr/local (and DESTDIR) install it there
+	@$(CARGO) build --release --package ringdown-circuit-c
+	@scripts/circuit-library $(abspath $(TARGET_DIR))/release "$(PREFIX)" "$(DESTDIR)"
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)

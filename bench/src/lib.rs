@@ -9,6 +9,7 @@
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
 pub mod attacks;
+pub mod circuit;
 pub mod daemon;
 pub mod frontend;
 pub mod guest;

@@ -75,13 +75,14 @@ fn nothing_leaks(scene: &Scene) {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let found = scene.daemon.descriptor_count().unwrap();
-        if found == scene.descriptors {
+        // Fewer, if a call of the preparation was still open when they were counted.
+        if found <= scene.descriptors {
             return;
         }
         let expected = scene.descriptors;
         assert!(
             Instant::now() < until,
-            "{found} descriptors instead of {expected}"
+            "{found} descriptors instead of {expected} at most"
         );
         thread::sleep(Duration::from_millis(20));
     }

@@ -24,6 +24,7 @@
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
+//! | [`frame::frame`] | guest | frames and their headers: parser, offloads, filters |
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
 //! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
@@ -31,8 +32,10 @@
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
 
+pub mod circuit;
 mod dice;
 pub mod fabric;
+pub mod frame;
 mod guest;
 mod house;
 pub mod net;

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bench::circuit::command::CircuitCommand;
 use bench::net::command::NetCommand;
 use bench::perf::case::Case;
 use bench::perf::limits::{Task, be_other, raise_descriptor_limit};
 use bench::perf::measure::Conditions;
-use bench::perf::processor::{Placement, load, pin};
+use bench::perf::processor::{Placement, load, pin, set_priority};
 use bench::perf::progress::Progress;
 use bench::perf::results::{Environment, Run};
 use bench::perf::run::{Plan, full_matrix, quick_matrix};
@@ -48,6 +49,9 @@ enum Command {
     /// The switch: frames from guest to guest, beside DPDK, Open vSwitch and Linux's bridge
     #[command(subcommand)]
     Net(NetCommand),
+    /// Circuits: a ring between two processes, beside sockets and the machine's limits
+    #[command(subcommand)]
+    Circuit(CircuitCommand),
     /// Be the other process of a limit
     #[command(hide = true)]
     Other {
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
             install_peer(root)
         }
         Command::Net(command) => command.execute(),
+        Command::Circuit(command) => command.execute(),
         Command::Other {
             path,
             task,
@@ -180,10 +185,7 @@ fn run(options: &RunOptions) -> Result<(), String> {
     let placement = Placement::find().map_err(|error| format!("processors: {error}"))?;
     pin(placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if let Some(nice) = options.nice {
-        rustix::process::setpriority_process(None, nice)
-            .map_err(|error| format!("priority {nice}: {error}"))?;
-        // Where the kernel shares processors among sessions first, priorities are the sessions'. Not every kernel does.
-        let _ = fs::write("/proc/self/autogroup", nice.to_string());
+        set_priority(nice).map_err(|error| format!("priority {nice}: {error}"))?;
     }
     raise_descriptor_limit(DESCRIPTORS);
     let plan = plan(options, cases, placement)?;

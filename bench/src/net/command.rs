@@ -12,7 +12,7 @@ use super::subject::Subject;
 use super::techniques::STEPS;
 use super::{bridge, ovs, report, testpmd};
 use crate::perf::measure::Conditions;
-use crate::perf::processor::{Placement, load, pin};
+use crate::perf::processor::{Placement, load, pin, set_priority};
 use crate::perf::progress::Progress;
 use crate::perf::results::{Environment, Run};
 
@@ -64,6 +64,9 @@ pub struct RunOptions {
     /// Keep the run in a directory of its own in this directory
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Let everything measured have this priority (-20 to 19): below zero where others use the machine, too; needs root
+    #[arg(long, allow_negative_numbers = true)]
+    nice: Option<i32>,
     /// Print the results as JSON instead of tables
     #[arg(long)]
     json: bool,
@@ -79,7 +82,7 @@ pub struct Times {
     #[arg(long, default_value_t = 100)]
     warm_up_ms: u64,
     /// How long nothing may happen, in milliseconds, before a case counts as hanging
-    #[arg(long, default_value_t = 5000)]
+    #[arg(long, default_value_t = 10_000)]
     patience_ms: u64,
 }
 
@@ -133,6 +136,9 @@ fn run(options: &RunOptions) -> Result<(), String> {
     }
     let conditions = options.times.conditions()?;
     let subjects = subjects(options)?;
+    if let Some(nice) = options.nice {
+        set_priority(nice).map_err(|error| format!("priority {nice}: {error}"))?;
+    }
     pin(conditions.placement.generator).map_err(|error| format!("pinning: {error}"))?;
     if load() > 0.5 {
         eprintln!(

@@ -57,7 +57,7 @@ pub struct Span {
     pub meters: Meters,
     /// What the subject used.
     pub subject: Usage,
-    /// Processor time of this thread, in seconds.
+    /// Processor time of this thread, in seconds, without what it spent looking in vain.
     pub generator_s: f64,
 }
 
@@ -70,13 +70,16 @@ struct Moment {
 }
 
 impl Moment {
-    fn now<C: Card>(cards: &mut [C], subject: Option<Pid>) -> Moment {
+    /// With what this thread has spent in vain so far.
+    fn now<C: Card>(cards: &mut [C], subject: Option<Pid>, vain: Duration) -> Moment {
         let time = clock_gettime(ClockId::ThreadCPUTime);
+        let time = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
         Moment {
             at: Instant::now(),
             meters: sum(cards),
             subject: subject.map(Usage::of).unwrap_or_default(),
-            generator: Duration::new(time.tv_sec as u64, time.tv_nsec as u32),
+            // The two clocks differ a little.
+            generator: time.saturating_sub(vain),
         }
     }
 
@@ -85,7 +88,10 @@ impl Moment {
             seconds: (self.at - before.at).as_secs_f64(),
             meters: self.meters - before.meters,
             subject: self.subject.since(before.subject),
-            generator_s: (self.generator - before.generator).as_secs_f64(),
+            generator_s: self
+                .generator
+                .saturating_sub(before.generator)
+                .as_secs_f64(),
         }
     }
 }
@@ -107,10 +113,11 @@ pub fn poll<C: Card>(
     subject: Option<Pid>,
 ) -> Result<Span, Failed> {
     run(cards, conditions, subject, |cards| {
+        let mut busy = false;
         for card in cards {
-            card.turn()?;
+            busy |= card.turn()?;
         }
-        Ok(())
+        Ok(busy)
     })
 }
 
@@ -146,7 +153,8 @@ pub fn sleep(
             let data = event.data.u64() as usize;
             ports[data / 2].interrupted(data % 2);
         }
-        Ok(())
+        // What is not done asleep is not in vain.
+        Ok(true)
     })
 }
 
@@ -165,13 +173,20 @@ fn run<C: Card>(
     cards: &mut [C],
     conditions: &Conditions,
     subject: Option<Pid>,
-    mut round: impl FnMut(&mut [C]) -> Result<(), String>,
+    mut round: impl FnMut(&mut [C]) -> Result<bool, String>,
 ) -> Result<Span, Failed> {
+    let mut vain = Duration::ZERO;
     let mut rounds_until = |cards: &mut [C], end: Instant, early: fn(&[C]) -> bool| {
-        while Instant::now() < end && !early(cards) {
-            round(cards)?;
+        let mut now = Instant::now();
+        while now < end && !early(cards) {
+            let before = now;
+            let busy = round(cards)?;
+            now = Instant::now();
+            if !busy {
+                vain += now - before;
+            }
         }
-        Ok::<(), String>(())
+        Ok::<Duration, String>(vain)
     };
     let all_hear = |cards: &[C]| cards.iter().all(|card| card.received() > 0);
     rounds_until(cards, Instant::now() + conditions.patience, all_hear)?;
@@ -181,10 +196,10 @@ fn run<C: Card>(
             conditions.patience
         )));
     }
-    rounds_until(cards, Instant::now() + conditions.warm_up, |_| false)?;
-    let before = Moment::now(cards, subject);
-    rounds_until(cards, before.at + conditions.window, |_| false)?;
-    let span = Moment::now(cards, subject).since(&before);
+    let vain = rounds_until(cards, Instant::now() + conditions.warm_up, |_| false)?;
+    let before = Moment::now(cards, subject, vain);
+    let vain = rounds_until(cards, before.at + conditions.window, |_| false)?;
+    let span = Moment::now(cards, subject, vain).since(&before);
     match span.meters.received {
         0 => Err(Failed::Hangs(format!(
             "nothing more arrived after {} frames",

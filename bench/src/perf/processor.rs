@@ -58,6 +58,17 @@ pub fn pin_to(cpus: &[usize]) -> rustix::io::Result<()> {
     sched_setaffinity(None, &set)
 }
 
+/// Gives this process, and what it starts from now on, a priority of -20 to 19.
+///
+/// # Errors
+/// What the system reports.
+pub fn set_priority(nice: i32) -> rustix::io::Result<()> {
+    rustix::process::setpriority_process(None, nice)?;
+    // Where the kernel shares processors among sessions first, priorities are the sessions'. Not every kernel does.
+    let _ = fs::write("/proc/self/autogroup", nice.to_string());
+    Ok(())
+}
+
 /// Processor time of this process so far.
 pub fn own_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);

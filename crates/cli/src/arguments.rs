@@ -18,7 +18,7 @@ pub use jobs::{
     TimeArguments,
 };
 
-pub use net::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
+pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
 use crate::commands::bench::{Size, Time};
 use crate::qemu::Memory;
@@ -48,7 +48,7 @@ pub enum Command {
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
-    /// List networks, show who is in them, and take links up and down
+    /// List networks, show who is in them, capture their frames, and take links up and down
     #[command(subcommand)]
     Net(NetCommand),
     /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks

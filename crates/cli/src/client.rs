@@ -1,6 +1,7 @@
 //! The client of the control API: one request per connection, and the calling thread waits for the answer.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +21,10 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
+use crate::arguments::NetCapture;
 use crate::failure::Failure;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
@@ -88,6 +92,15 @@ impl From<ClientError> for Failure {
             _ => Failure::failed(error),
         }
     }
+}
+
+/// Who ended a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CaptureEnd {
+    /// Who asked for it.
+    ByPerson,
+    /// The daemon, as there is nothing more to come.
+    ByDaemon,
 }
 
 /// A client of the daemon of one runtime directory.
@@ -204,6 +217,66 @@ impl Client {
         Ok(())
     }
 
+    /// Captures frames, and hands over the capture's bytes as they come, until `take` has enough, the person ends it, or the daemon does.
+    ///
+    /// # Errors
+    /// A name that nobody can have, or [`ClientError`].
+    pub fn capture(
+        &self,
+        options: &NetCapture,
+        take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<CaptureEnd, Failure> {
+        let mut target = format!(
+            "{}/capture?snaplen={}",
+            network(&options.network)?,
+            options.snaplen
+        );
+        if let Some(vm) = &options.vm {
+            parse_full_name("a VM", vm)?;
+            let vm = utf8_percent_encode(vm, NON_ALPHANUMERIC);
+            target.push_str(&format!("&vm={vm}"));
+        }
+        if let Some(count) = options.count {
+            target.push_str(&format!("&count={count}"));
+        }
+        let runtime = one_thread().map_err(ClientError::from)?;
+        Ok(runtime.block_on(self.capture_from(&target, take))?)
+    }
+
+    async fn capture_from(
+        &self,
+        target: &str,
+        mut take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<CaptureEnd, ClientError> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let begun =
+            tokio::time::timeout(ANSWER_TIMEOUT, self.send(Method::GET, target, Vec::new()));
+        let response = begun.await.unwrap_or_else(|_| Err(self.silent()))?;
+        if !response.status().is_success() {
+            // It says why not.
+            self.read(response).await?;
+            return Err(self.broken("a refusal without a reason"));
+        }
+        let mut body = response.into_body();
+        loop {
+            let frame = tokio::select! {
+                _ = interrupt.recv() => return Ok(CaptureEnd::ByPerson),
+                frame = body.frame() => frame,
+            };
+            let Some(frame) = frame else {
+                return Ok(CaptureEnd::ByDaemon);
+            };
+            // A daemon that was ended cuts off what it says.
+            let Ok(frame) = frame else {
+                return Ok(CaptureEnd::ByDaemon);
+            };
+            let bytes = frame.into_data().unwrap_or_default();
+            if take(&bytes).is_break() {
+                return Ok(CaptureEnd::ByPerson);
+            }
+        }
+    }
+
     /// Removes a VM.
     ///
     /// # Errors
@@ -274,25 +347,20 @@ impl Client {
         body: Vec<u8>,
         timeout: Duration,
     ) -> Result<Bytes, ClientError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        runtime.block_on(async {
-            let exchange = tokio::time::timeout(timeout, self.exchange_soon(method, target, body));
-            exchange.await.unwrap_or_else(|_| {
-                Err(ClientError::Silent {
-                    socket: self.socket.clone(),
-                })
-            })
+        one_thread()?.block_on(async {
+            let exchange = async { self.read(self.send(method, target, body).await?).await };
+            let exchange = tokio::time::timeout(timeout, exchange);
+            exchange.await.unwrap_or_else(|_| Err(self.silent()))
         })
     }
 
-    async fn exchange_soon(
+    /// Sends a request, and waits for the head of the answer.
+    async fn send(
         &self,
         method: Method,
         target: &str,
         body: Vec<u8>,
-    ) -> Result<Bytes, ClientError> {
+    ) -> Result<Response<Incoming>, ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| self.unreachable(error))?;
@@ -307,11 +375,8 @@ impl Client {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| self.broken(error))?;
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| self.broken(error))?;
-        self.read(response).await
+        let response = sender.send_request(request).await;
+        response.map_err(|error| self.broken(error))
     }
 
     async fn read(&self, response: Response<Incoming>) -> Result<Bytes, ClientError> {
@@ -348,12 +413,24 @@ impl Client {
         }
     }
 
+    fn silent(&self) -> ClientError {
+        ClientError::Silent {
+            socket: self.socket.clone(),
+        }
+    }
+
     fn broken(&self, what: impl ToString) -> ClientError {
         ClientError::Broken {
             socket: self.socket.clone(),
             what: what.to_string(),
         }
     }
+}
+
+fn one_thread() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
 }
 
 /// Where a network is in the API. Its full name may have a slash.

@@ -3,6 +3,7 @@
 mod agent;
 mod args;
 pub(crate) mod bench;
+mod capture;
 mod clipboard;
 mod copy;
 mod exec;

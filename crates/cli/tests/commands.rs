@@ -127,7 +127,7 @@ fn wrong_words_end_with_2_and_the_remedy() {
         (&["args", "web"], "--vmm"),
         (
             &["args", "web", "--vmm", "xen"],
-            "[possible values: qemu, libvirt]",
+            "[possible values: qemu, libvirt, cloud-hypervisor]",
         ),
         (
             &["args", "web", "--vmm", "qemu", "--memory", "lots"],

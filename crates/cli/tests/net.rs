@@ -5,11 +5,16 @@
 
 mod program;
 
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
-use daemon::fake::FakeDaemon;
-use program::{assert_refused, run, run_with};
+use daemon::fake::{FakeCapture, FakeDaemon};
+use program::{assert_refused, ringdown, run, run_with};
 use serde_json::Value;
+use wire::pcapng;
 
 const FILE: &str = r#"
 [[network]]
@@ -201,4 +206,159 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
         &["args", "plain", "--vmm", "cloud-hypervisor"],
     );
     assert_refused(&plain, 2, "add VM \"plain\" with --hybrid SOCKET");
+}
+
+/// A capture of so many frames, of which so many more were lost.
+fn capture_of(frames: u32, lost: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    pcapng::section(&mut bytes, "test");
+    pcapng::interface(&mut bytes, "web", 96);
+    let packet = pcapng::Packet {
+        interface: 0,
+        time_ns: 1,
+        original_len: 60,
+        direction: pcapng::Direction::Inbound,
+        comment: None,
+    };
+    for _ in 0..frames {
+        let written = packet.write(&mut bytes, 60, |room| {
+            room.fill(7);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        written.unwrap();
+    }
+    pcapng::statistics(&mut bytes, 0, 1, lost);
+    bytes
+}
+
+/// The one capture that was asked for, once it was.
+fn asked_for(daemon: &FakeDaemon) -> FakeCapture {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(capture) = daemon.net().take_captures().pop() {
+            return capture;
+        }
+        assert!(Instant::now() < deadline, "nobody asked for a capture");
+        std::thread::yield_now();
+    }
+}
+
+/// The program while it captures.
+fn capturing(daemon: &FakeDaemon, words: &[&str]) -> (Child, FakeCapture) {
+    let mut command = ringdown(&["net", "capture"]);
+    command
+        .args(words)
+        .arg("--runtime-dir")
+        .arg(daemon.runtime_dir());
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    (child.unwrap(), asked_for(daemon))
+}
+
+#[test]
+fn a_capture_of_so_many_frames_goes_to_a_file_of_ones_own() {
+    let daemon = FakeDaemon::with_file(FILE);
+    let file = daemon.runtime_dir().join("lan.pcapng");
+    let words = [
+        "lan",
+        "www",
+        "--snaplen",
+        "96",
+        "--count",
+        "2",
+        "-w",
+        file.to_str().unwrap(),
+    ];
+    let (child, mut capture) = capturing(&daemon, &words);
+    assert_eq!(
+        (capture.network.as_str(), capture.vm.as_deref()),
+        ("lan", Some("web"))
+    );
+    assert_eq!(
+        (capture.options.snaplen, capture.options.count),
+        (96, Some(2))
+    );
+    let bytes = capture_of(2, 9);
+    assert!(capture.show(&bytes));
+    drop(capture);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "2 frames captured, 9 lost\n"
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+}
+
+#[test]
+fn a_capture_goes_on_until_it_is_interrupted_and_has_whole_blocks() {
+    let daemon = FakeDaemon::with_file(FILE);
+    let (mut child, mut capture) = capturing(&daemon, &["lan"]);
+    let bytes = capture_of(3, 0);
+    // The begun block is not shown before it is whole.
+    assert!(capture.show(&[&bytes[..], &[6, 0, 0, 0, 64]].concat()));
+    let mut shown = vec![0; bytes.len()];
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut shown).unwrap();
+    assert_eq!(shown, bytes);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "3 frames captured, 0 lost\n"
+    );
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty(), "{rest:?}");
+}
+
+#[test]
+fn a_capture_that_ends_early_is_a_failure_and_one_whose_reader_has_gone_is_not() {
+    let daemon = FakeDaemon::with_file(FILE);
+    let (child, mut capture) = capturing(&daemon, &["lan", "--count", "9"]);
+    assert!(capture.show(&capture_of(3, 0)));
+    drop(capture);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("3 frames captured, 0 lost\n"), "{said}");
+    assert!(said.contains("the capture has ended early"), "{said}");
+    let (mut child, mut capture) = capturing(&daemon, &["lan"]);
+    drop(child.stdout.take());
+    assert!(capture.show(&capture_of(1, 0)));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_capture_that_cannot_be_is_refused() {
+    let daemon = FakeDaemon::with_file(FILE);
+    let table: &[(&[&str], i32, &str)] = &[
+        (&["wan"], 1, "\"wan\""),
+        (&["lan", "db"], 1, "\"db\""),
+        (&["Lan"], 2, "\"Lan\" cannot be the name of a network"),
+        (&["lan", "--snaplen", "0"], 2, "1..=262144"),
+        (&["lan", "--snaplen", "262145"], 2, "1..=262144"),
+        (&["lan", "--count", "0"], 2, "0 is not in"),
+        (
+            &["lan", "-w", "/nowhere/lan.pcapng"],
+            1,
+            "cannot write /nowhere/lan.pcapng",
+        ),
+    ];
+    for (words, code, expected) in table {
+        let outcome = run_with(
+            daemon.runtime_dir(),
+            &[&["net", "capture"][..], *words].concat(),
+        );
+        assert_refused(&outcome, *code, expected);
+    }
+    assert!(daemon.net().take_captures().is_empty());
 }

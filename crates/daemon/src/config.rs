@@ -9,8 +9,14 @@
 //! [hosts]                                # optional: names that no resolver is asked for, by egress and services
 //! "deb.example" = "192.0.2.1"            # or a list of addresses
 //!
+//! [[network]]                            # a switch of layer 2; docs/network.md has every key
+//! name = "lan"
+//! ipv4 = "10.1.2.0/24"                   # optional: by default one is made from the name, and so with ipv6
+//! uplink = { tap = "rd0" }               # optional
+//!
 //! [[vm]]
 //! name = "web"
+//! networks = ["lan"]                     # optional: the VM has a port in each
 //! domain = "red"                         # optional: a domain has names and CIDs of its own
 //! cid = 3                                # optional: one is assigned, from 3 up, and kept for the name
 //! groups = ["frontends"]                 # optional
@@ -35,6 +41,10 @@
 //! listen = "/run/old.log"                # optional: where QEMU connects; `old.org.example.log.channel` is the default
 //! # connect = "/run/old.log"             # or the path where QEMU listens
 //! to = "unix:/run/collector"             # or listen:PATH, file:PATH; or command = ["/usr/bin/prog"]; or install-log = true
+//!
+//! [[vm.net]]                             # the same as `networks`, where there is more to say of a port
+//! network = "lan"
+//! vlan = 10
 //!
 //! [[group]]                              # the same as `groups` of VMs, from the other side
 //! name = "frontends"

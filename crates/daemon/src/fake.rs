@@ -5,7 +5,7 @@ mod net;
 mod offers;
 
 pub use daemon::{FakeDaemon, router, start};
-pub use net::FakeNet;
+pub use net::{FakeCapture, FakeNet};
 pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;

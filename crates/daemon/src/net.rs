@@ -4,6 +4,7 @@
 //! validated, and is complete: defaults are filled in.
 
 mod bridge;
+mod capture;
 mod change;
 mod subnet;
 mod worker;
@@ -15,6 +16,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use device::net::CaptureOptions;
 use switch::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
@@ -22,6 +24,7 @@ use crate::config::full_name;
 use crate::line::Counters;
 
 pub use bridge::{refused_counters, switch_counters};
+pub use capture::{CaptureReader, CaptureSender, MAX_WAITING_LEN, capture_queue};
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 pub use worker::NetThread;
@@ -357,6 +360,18 @@ pub trait NetWorker: Send + Sync + 'static {
     /// # Errors
     /// [`NetError::UnknownNetwork`].
     fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError>;
+
+    /// Captures the frames of a network, or of one VM's port, until the reader is dropped, or network or port are removed, or it has
+    /// as many as it wants.
+    ///
+    /// # Errors
+    /// [`NetError::UnknownNetwork`], [`NetError::UnknownPort`], [`NetError::Refused`] when there are too many captures already.
+    fn capture(
+        &self,
+        network: &str,
+        vm: Option<&str>,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, NetError>;
 
     /// Removes every network and ends what serves them.
     fn stop(&self);

@@ -278,16 +278,10 @@ impl Parts {
     /// Writes down which context identifiers and which addresses belong to which names, if that has changed.
     ///
     /// # Errors
-    /// [`StateError::Unwritable`].
+    /// [`StateError`].
     pub fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), StateError> {
-        let state_dir = &self.settings.state_dir;
-        if current.plan.cids() != next.plan.cids() {
-            next.plan.cids().save(state_dir)?;
-        }
-        if current.plan.addresses() != next.plan.addresses() {
-            next.plan.addresses().save(state_dir)?;
-        }
-        Ok(())
+        let (cids, addresses) = (current.plan.cids(), current.plan.addresses());
+        next.plan.save(&self.settings.state_dir, cids, addresses)
     }
 
     fn move_audit(&self, from: &InForce, to: &InForce) -> Result<(), ReloadError> {

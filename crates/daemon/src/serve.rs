@@ -153,12 +153,7 @@ impl Daemon {
         let addresses = Addresses::load(&settings.state_dir)?;
         let plan = Plan::new(settings.runtime_dir.clone(), cids.clone());
         let book = Rulebook::new(plan.remembering(addresses.clone()), &config)?;
-        if *book.plan.cids() != cids {
-            book.plan.cids().save(&settings.state_dir)?;
-        }
-        if *book.plan.addresses() != addresses {
-            book.plan.addresses().save(&settings.state_dir)?;
-        }
+        book.plan.save(&settings.state_dir, &cids, &addresses)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

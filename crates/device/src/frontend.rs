@@ -35,10 +35,11 @@ const MAX_MEMORY_SLOTS: u64 = 509;
 
 /// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
-const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
 const FEATURE_PROTOCOL: u64 = 1 << 30;
 const FEATURE_VERSION_1: u64 = 1 << 32;
+/// Rings may be packed: for devices that offer it.
+pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURES: u64 =
     FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
 
@@ -458,6 +459,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
+        // Only a packed ring has more than an index to go on from.
+        let is_packed = self.features & FEATURE_RING_PACKED != 0;
+        if !is_packed && base > u32::from(u16::MAX) {
+            return Err(ProtocolError::InvalidParam);
+        }
         self.ring(index)?.base = base;
         Ok(())
     }

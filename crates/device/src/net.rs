@@ -20,6 +20,7 @@
 //! When nothing is left to do, the thread looks for a moment longer if that has been worth it lately (as the vsock's worker does),
 //! asks all guests to notify, and sleeps. There is no timer that ticks: with quiet guests it does not wake up.
 
+mod capture;
 mod control;
 mod deliver;
 mod drain;
@@ -38,17 +39,20 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use memory::queue::FIRST_SPLIT_BASE;
 use slab::Slab;
 use switch::Time;
 use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
 use thiserror::Error;
 use wire::ethernet::MacAddress;
 
+pub use self::capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use self::model::MAX_QUEUE_PAIRS;
 pub use self::moderation::ModerationSetting;
 pub use self::port::PortCounters;
 pub use self::uplink::{UplinkCounters, UplinkDevice};
 
+use self::capture::Captures;
 use self::deliver::Scratch;
 use self::drain::Batch;
 use self::port::{Port, is_transmit};
@@ -126,6 +130,9 @@ pub enum NetError {
     /// The hosts that the network is to know contradict each other.
     #[error(transparent)]
     Hosts(#[from] ::station::HostError),
+    /// Nobody else can look.
+    #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
+    TooManyCaptures,
     /// The port's socket cannot be listened on.
     #[error("cannot listen at {path}: {error}")]
     Socket {
@@ -241,6 +248,7 @@ pub struct NetFabric {
     station_timer: Option<Time>,
     batch: Batch,
     scratch: Scratch,
+    captures: Captures,
     spin: Spin,
     /// Turns since the descriptors were looked at.
     blind_turns: u32,
@@ -278,6 +286,7 @@ impl NetFabric {
             station_timer: None,
             batch: Batch::default(),
             scratch: Scratch::default(),
+            captures: Captures::default(),
             spin: Spin::new(Duration::ZERO),
             blind_turns: 0,
             stopped: false,
@@ -333,6 +342,7 @@ impl NetFabric {
         for port in ports {
             self.close_port(port);
         }
+        self.captures.forget_network(network);
         self.networks.remove(network);
         Ok(())
     }
@@ -363,6 +373,7 @@ impl NetFabric {
             frontend: None,
             attached: false,
             rings: Vec::new(),
+            first_base: FIRST_SPLIT_BASE,
             sends: Default::default(),
             takes: Default::default(),
             mergeable: false,
@@ -472,6 +483,7 @@ impl NetFabric {
         for number in ports {
             self.close_port(number);
         }
+        self.captures.end();
         self.networks.clear();
         self.stopped = true;
     }
@@ -607,6 +619,7 @@ impl NetFabric {
 
     fn close_port(&mut self, number: usize) {
         self.hang_up(number);
+        self.captures.forget_port(number);
         let port = self.ports.remove(number);
         let network = &mut self.networks[port.network];
         network.bridge.remove_port(port.id);

@@ -1,5 +1,7 @@
 //! A network's way out, with the kernel's own stack at its other end: in a network namespace of its own, so that nothing of the host is touched.
 
+#![allow(clippy::unwrap_used)]
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::sync::Arc;

@@ -41,10 +41,12 @@
 
 use thiserror::Error;
 
-#[cfg(feature = "driver")]
+#[cfg(all(feature = "driver", not(loom)))]
 pub mod bare;
+#[cfg_attr(loom, allow(dead_code))] // A modelled window has no header.
 mod layout;
 mod ring;
+#[cfg_attr(loom, path = "circuit/span/modelled.rs")]
 mod span;
 #[cfg_attr(loom, path = "circuit/window/modelled.rs")]
 mod window;
@@ -135,7 +137,9 @@ pub struct WindowSpec {
 #[derive(Debug, Error)]
 pub enum WindowError {
     /// No such length.
-    #[error("a ring of {found} bytes: expected a power of two from {MIN_RING_LEN} to {MAX_RING_LEN}")]
+    #[error(
+        "a ring of {found} bytes: expected a power of two from {MIN_RING_LEN} to {MAX_RING_LEN}"
+    )]
     RingLen {
         /// In bytes.
         found: u64,
@@ -147,7 +151,9 @@ pub enum WindowError {
         found: u64,
     },
     /// The file ends before the window does.
-    #[error("the window needs {needed} bytes from its offset on and its file has {found}: make the file larger, or the rings smaller")]
+    #[error(
+        "the window needs {needed} bytes from its offset on and its file has {found}: make the file larger, or the rings smaller"
+    )]
     FileTooShort {
         /// In bytes.
         needed: u64,
@@ -155,7 +161,9 @@ pub enum WindowError {
         found: u64,
     },
     /// The window does not begin at a page of the file.
-    #[error("the window begins at {offset} in its file: expected a multiple of {page_len}, the size of its pages")]
+    #[error(
+        "the window begins at {offset} in its file: expected a multiple of {page_len}, the size of its pages"
+    )]
     Misaligned {
         /// In bytes.
         offset: u64,
@@ -163,7 +171,9 @@ pub enum WindowError {
         page_len: usize,
     },
     /// The header says something else than what was agreed upon.
-    #[error("the window's {field} is {found:#x}, expected {expected:#x}: this is another window, or another life of it")]
+    #[error(
+        "the window's {field} is {found:#x}, expected {expected:#x}: this is another window, or another life of it"
+    )]
     Header {
         /// Which of its fields.
         field: &'static str,
@@ -202,7 +212,9 @@ pub enum CircuitError {
     #[error("the window of the circuit was revoked: connect again")]
     Revoked,
     /// The peer's count is impossible.
-    #[error("the peer's {count} is {found}, expected {least} to {most}: it broke the rules, and the circuit ends")]
+    #[error(
+        "the peer's {count} is {found}, expected {least} to {most}: it broke the rules, and the circuit ends"
+    )]
     Count {
         /// Which: "head" or "tail".
         count: &'static str,
@@ -214,7 +226,9 @@ pub enum CircuitError {
         most: u64,
     },
     /// The peer's state is impossible.
-    #[error("the peer's state is {found:#x}, which does not exist: it broke the rules, and the circuit ends")]
+    #[error(
+        "the peer's state is {found:#x}, which does not exist: it broke the rules, and the circuit ends"
+    )]
     State {
         /// What it wrote.
         found: u64,

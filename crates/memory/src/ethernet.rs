@@ -42,13 +42,7 @@ pub fn open_tap(name: &str) -> io::Result<Opened> {
     checked(unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNSETIFF, &mut request) })?;
     let header_len: libc::c_int = 12;
     // SAFETY: TUNSETVNETHDRSZ reads an int.
-    checked(unsafe {
-        libc::ioctl(
-            descriptor.as_raw_fd(),
-            libc::TUNSETVNETHDRSZ,
-            &header_len,
-        )
-    })?;
+    checked(unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNSETVNETHDRSZ, &header_len) })?;
     let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
     let offload = |flags: libc::c_uint| {
@@ -157,7 +151,10 @@ fn interface_request(name: &str) -> io::Result<libc::ifreq> {
     if !is_name || name.as_bytes().iter().any(|byte| b"%/".contains(byte)) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("the name of an interface has 1 to {} characters, without % and /", libc::IFNAMSIZ - 1),
+            format!(
+                "the name of an interface has 1 to {} characters, without % and /",
+                libc::IFNAMSIZ - 1
+            ),
         ));
     }
     for (place, byte) in request.ifr_name.iter_mut().zip(bytes) {

@@ -29,17 +29,57 @@ pub(crate) fn beginning(piece: *const u8, len: usize, to: Use) {
     }
 }
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn line(place: *const u8, to: Use) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint; it reads nothing into the program and never faults, whatever the address.
-        match to {
-            Use::Read => unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) },
-            Use::Write => unsafe { _mm_prefetch::<_MM_HINT_ET0>(place.cast()) },
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    if to == Use::Write && takes_lines_to_write() {
+        // SAFETY: a prefetch is a hint; it changes nothing that the program could see and never faults, whatever the address. The processor has just said
+        // that it knows this one. (The compiler's intrinsic makes it only for processors that all have it, and otherwise asks for reading.)
+        unsafe {
+            std::arch::asm!("prefetchw [{0}]", in(reg) place, options(nostack, preserves_flags, readonly));
+        }
+        return;
+    }
+    // SAFETY: as above; every x86-64 processor knows this one.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[inline]
+fn line(place: *const u8, to: Use) {
+    let _ = (place, to);
+}
+
+/// Whether the processor knows `PREFETCHW` (Intel SDM, volume 2, CPUID: 80000001H, ECX, bit 8). It is asked once: a hypervisor takes its time to answer.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn takes_lines_to_write() -> bool {
+    use std::arch::x86_64::__cpuid;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    #[cold]
+    #[allow(unused_unsafe)] // Newer compilers hold that it is safe.
+    fn ask() -> u8 {
+        // SAFETY: every x86-64 processor has the instruction, and answers zeros to questions that it does not know.
+        match unsafe { __cpuid(0x8000_0001) }.ecx & 1 << 8 {
+            0 => NO,
+            _ => YES,
         }
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (place, to);
+
+    let known = match ANSWER.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let answer = ask();
+            ANSWER.store(answer, Ordering::Relaxed);
+            answer
+        }
+        known => known,
+    };
+    known == YES
 }

@@ -6,7 +6,7 @@ mod hostile;
 mod hybrid;
 mod limits;
 mod lines;
-mod model;
+pub(crate) mod model;
 mod operator;
 mod refusals;
 mod results;

@@ -9,6 +9,7 @@ pub mod ethernet;
 pub mod http_connect;
 pub mod net_header;
 pub mod offload;
+pub mod pcapng;
 pub mod serial;
 pub mod socks;
 pub mod vsock;

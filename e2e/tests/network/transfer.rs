@@ -72,7 +72,7 @@ fn a_guest_may_cut_its_own_segments() {
     let expected = offer(web, size_mib());
     let address = address_of(&scene, "lan", "web", "ipv4");
     let segments = (size_mib() << 20) / 1448;
-    let mut fetch_counting = || {
+    let fetch_counting = || {
         let before = counted(&scene, "lan", "web", "received_frames");
         assert_eq!(fetch(scene.guest("db"), &address), expected);
         counted(&scene, "lan", "web", "received_frames") - before

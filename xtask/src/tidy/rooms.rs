@@ -30,6 +30,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
+    ("ringdown-circuit-c", &["ringdown-circuit"]),
     ("ringdown-transfer", &["ringdown-wire"]),
     (
         "ringdown-agent",
@@ -55,6 +56,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-serial",
     "ringdown-station",
     "ringdown-circuit",
+    "ringdown-circuit-c",
     "ringdown-transfer",
     "ringdown-agent",
 ];
@@ -91,7 +93,9 @@ pub fn check(metadata: &Value) -> Result<Vec<String>> {
                     "{name} imports {imported}, allowed are {allowed:?}"
                 ));
             }
-            if WITHOUT_RUNTIME.contains(&name) && RUNTIMES.contains(&imported) {
+            // What is optional is for an application's own runtime.
+            let is_forced = dependency["optional"] != true;
+            if is_forced && WITHOUT_RUNTIME.contains(&name) && RUNTIMES.contains(&imported) {
                 findings.push(format!(
                     "{name} imports the async runtime {imported}: it must do without"
                 ));
@@ -155,6 +159,12 @@ mod tests {
             .unwrap()
             .len(),
             1
+        );
+        let optional = json!([{ "name": "tokio", "optional": true }]);
+        assert!(
+            check(&workspace("ringdown-circuit", optional))
+                .unwrap()
+                .is_empty()
         );
         assert!(
             check(&workspace("ringdown-daemon", json!([{ "name": "tokio" }])))

@@ -1,6 +1,9 @@
 //! The commands about networks.
 
-use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum, value_parser};
+use wire::pcapng::MAX_SNAPLEN;
 
 /// The commands about networks.
 #[derive(Debug, Subcommand)]
@@ -14,6 +17,8 @@ pub enum NetCommand {
     Macs(NetMacs),
     /// Take the link of a VM's port down, so that the guest has no carrier, or up again
     Link(NetLink),
+    /// Show the frames of a network, or of one VM's port, to Wireshark or another reader of pcapng
+    Capture(NetCapture),
 }
 
 /// The options of `net ls`.
@@ -64,6 +69,34 @@ pub struct NetLink {
     /// Print the port as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The options of `net capture`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each VM's port is an interface of the capture. Inbound is what came from the guest, also what the switch refused, which a comment says; outbound
+is what the guest was given. So a frame between two VMs is there twice in the capture of a network. Frames that a guest leaves its network card to
+cut are captured whole, up to 64 KiB, with checksums that are not done yet, as on any host.
+
+Live:      ringdown net capture lan | wireshark -k -i -
+In words:  ringdown net capture lan web | tcpdump -n -r -
+
+It ends with Ctrl-C, after --count frames, or when its reader goes away. A reader that is too slow loses frames, never a guest; how many, the
+capture says, and the last line on standard error. The exit code is 1 if the capture ended for another reason.")]
+pub struct NetCapture {
+    /// Name of the network, or DOMAIN/NAME
+    pub network: String,
+    /// Name of the VM, or DOMAIN/NAME, whose port is to be captured alone
+    pub vm: Option<String>,
+    /// The file to write, which is replaced, or - for standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub write: PathBuf,
+    /// Keep so many bytes of each frame
+    #[arg(long, value_name = "BYTES", default_value_t = MAX_SNAPLEN, value_parser = value_parser!(u32).range(1..=i64::from(MAX_SNAPLEN)))]
+    pub snaplen: u32,
+    /// End after so many frames
+    #[arg(long, value_name = "FRAMES", value_parser = value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
 }
 
 /// Whether a link is to be up.

@@ -7,6 +7,7 @@ use daemon::api::types::{
     LinkRequest, MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort,
 };
 
+use super::capture;
 use super::table::{row, table};
 use super::{print, print_json};
 use crate::arguments::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
@@ -23,6 +24,7 @@ pub fn run(client: &Client, command: &NetCommand) -> Result<(), Failure> {
         NetCommand::Show(options) => show(client, options),
         NetCommand::Macs(options) => macs(client, options),
         NetCommand::Link(options) => link(client, options),
+        NetCommand::Capture(options) => capture::run(client, options),
     }
 }
 
@@ -124,7 +126,7 @@ fn network_in_words(details: &NetworkDetails) -> String {
     let facts = facts.map(|(name, value)| vec![format!("{name}:"), value]);
     let mut text = table(&facts);
     text.push('\n');
-    text.push_str(&ports_in_words(&details.ports));
+    text.push_str(&ports_in_words(details));
     for port in &details.ports {
         let reasons = port.refused.iter().filter(|(_, count)| **count > 0);
         let reasons: Vec<String> = reasons
@@ -138,7 +140,12 @@ fn network_in_words(details: &NetworkDetails) -> String {
     text
 }
 
-fn ports_in_words(ports: &[NetworkPort]) -> String {
+fn ports_in_words(details: &NetworkDetails) -> String {
+    let network = &details.network;
+    let own_ipv4 = network
+        .ipv4
+        .as_ref()
+        .and_then(|ipv4| ipv4.split('/').next());
     let header = [
         "PORT",
         "MAC",
@@ -164,10 +171,17 @@ fn ports_in_words(ports: &[NetworkPort]) -> String {
                 saved.unwrap_or_default()
             )
         };
+        let (mac, ipv4) = match port.kind {
+            PortKind::Station => (network.mac.to_string(), or_dash(own_ipv4)),
+            _ => (
+                or_dash(of_vm(|port| port.mac.to_string())),
+                or_dash(of_vm(|port| or_dash(port.ipv4))),
+            ),
+        };
         vec![
             owner(port.kind, port.vm.as_ref()),
-            or_dash(of_vm(|port| port.mac.to_string())),
-            or_dash(of_vm(|port| or_dash(port.ipv4))),
+            mac,
+            ipv4,
             or_dash(of_vm(|port| port.vlan.clone())),
             if port.link_up { "up" } else { "down" }.to_owned(),
             match (port.kind, port.attached, port.driver_ready) {
@@ -185,7 +199,7 @@ fn ports_in_words(ports: &[NetworkPort]) -> String {
             saved("kicks"),
         ]
     };
-    let rows = std::iter::once(row(header)).chain(ports.iter().map(cells));
+    let rows = std::iter::once(row(header)).chain(details.ports.iter().map(cells));
     table(&rows.collect::<Vec<_>>())
 }
 
@@ -260,7 +274,7 @@ mod tests {
              \n\
              PORT       MAC                IPV4       VLAN  LINK  VMM      RECEIVED  SENT  REFUSED  DROPPED  INTERRUPTS  KICKS\n\
              web        02:00:00:01:00:03  10.64.0.3  1     up    running  7         5     2        -        3 (2)       -\n\
-             (station)  -                  -          -     up    -        -         -     -        -        -           -\n\
+             (station)  02:00:00:01:00:00  10.64.0.1  -     up    -        -         -     -        -        -           -\n\
              refused of web: other source 2\n"
         );
     }

@@ -11,6 +11,9 @@ use wire::ethernet::MacAddress;
 pub use crate::config::NewPort;
 use crate::config::full_name;
 
+/// The media type of a capture: pcapng.
+pub const CAPTURE_MEDIA_TYPE: &str = "application/x-pcapng";
+
 /// A network as the daemon sees it now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkInfo {

@@ -15,7 +15,7 @@ use ports::PortRefusal;
 
 use super::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
-    VmRequest, full_name, refuse,
+    StateError, VmRequest, full_name, refuse,
 };
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
@@ -187,6 +187,25 @@ impl Plan {
     /// What is remembered of context identifiers, also of VMs that are away.
     pub fn cids(&self) -> &Cids {
         &self.cids
+    }
+
+    /// Writes into a state directory what is remembered, as far as it differs from what is there.
+    ///
+    /// # Errors
+    /// [`StateError::Unwritable`].
+    pub fn save(
+        &self,
+        state_dir: &Path,
+        cids: &Cids,
+        addresses: &Addresses,
+    ) -> Result<(), StateError> {
+        if self.cids != *cids {
+            self.cids.save(state_dir)?;
+        }
+        if self.addresses != *addresses {
+            self.addresses.save(state_dir)?;
+        }
+        Ok(())
     }
 
     /// Where its sockets are, unless a VM says otherwise.

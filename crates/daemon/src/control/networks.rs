@@ -10,7 +10,8 @@ use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortK
 use crate::config::Plan;
 use crate::line::{Counters, LineSpec};
 use crate::net::{
-    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
+    CaptureOptions, CaptureReader, MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner,
+    PortSpec, PortStatus, vlan_in_words,
 };
 
 impl Control {
@@ -66,6 +67,32 @@ impl Control {
         let mut macs = self.parts.net.macs(&name)?;
         macs.sort_by_key(|status| (status.vlan, status.mac));
         Ok(macs.into_iter().map(mac).collect())
+    }
+
+    /// Captures the frames of a network, or of one VM's port. The VM may be named by an alias.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownNetwork`], [`ControlError::Unknown`], [`ControlError::Net`].
+    pub async fn capture(
+        &self,
+        name: &str,
+        vm: Option<&str>,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, ControlError> {
+        let in_force = self.in_force.lock().await;
+        let plan = &in_force.book.plan;
+        let network = known(plan, name)?.full_name();
+        let vm = match vm {
+            Some(vm) => {
+                let name = vm.to_owned();
+                let line = plan.get(vm).ok_or(ControlError::Unknown { name })?;
+                Some(line.full_name())
+            }
+            None => None,
+        };
+        let reader = self.parts.net.capture(&network, vm.as_deref(), options)?;
+        tracing::info!(network, vm, "began a capture of frames");
+        Ok(reader)
     }
 
     /// Takes the link of a VM's port up or down. The VM may be named by an alias.

@@ -1,13 +1,15 @@
-//! A switch for tests: its ports have real sockets and nobody behind them, and no frame moves.
+//! A switch for tests: its ports have real sockets and nobody behind them, and no frame moves. What a capture shows, tests make up.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use device::net::CaptureSink;
+
 use crate::line::Counters;
 use crate::net::{
-    MacStatus, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner, PortSpec,
-    PortStatus,
+    CaptureOptions, CaptureReader, CaptureSender, MacStatus, NetError, NetHost, NetWorker,
+    NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, capture_queue,
 };
 use crate::runtime::{RuntimeError, listen_privately};
 
@@ -15,6 +17,31 @@ use crate::runtime::{RuntimeError, listen_privately};
 #[derive(Debug, Default)]
 pub struct FakeNet {
     networks: Mutex<BTreeMap<String, Network>>,
+    captures: Mutex<Vec<FakeCapture>>,
+}
+
+/// A capture that was asked for.
+#[derive(Debug)]
+pub struct FakeCapture {
+    /// Of which network.
+    pub network: String,
+    /// Of which VM, if of one.
+    pub vm: Option<String>,
+    /// What it is to take.
+    pub options: CaptureOptions,
+    sender: CaptureSender,
+}
+
+impl FakeCapture {
+    /// Shows the reader these bytes. Returns whether it takes them. The capture ends when this is dropped.
+    pub fn show(&mut self, bytes: &[u8]) -> bool {
+        self.sender.offer(bytes.to_vec()).is_ok()
+    }
+
+    /// Whether nobody reads it any more.
+    pub fn is_gone(&self) -> bool {
+        self.sender.is_gone()
+    }
 }
 
 #[derive(Debug)]
@@ -67,6 +94,12 @@ impl FakeNet {
             port.status.counters.insert("received_frames", frames);
             port.status.refused.insert("other_source", frames / 2);
         }
+    }
+
+    /// The captures that were asked for since the last time.
+    pub fn take_captures(&self) -> Vec<FakeCapture> {
+        let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *captures)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
@@ -238,6 +271,27 @@ impl NetWorker for FakeNet {
             });
             Ok(given.collect())
         })
+    }
+
+    fn capture(
+        &self,
+        network: &str,
+        vm: Option<&str>,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, NetError> {
+        self.with(network, |network| match vm {
+            Some(vm) => network.port(vm).map(|_| ()),
+            None => Ok(()),
+        })?;
+        let (sender, reader) = capture_queue();
+        let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
+        captures.push(FakeCapture {
+            network: network.to_owned(),
+            vm: vm.map(str::to_owned),
+            options,
+            sender,
+        });
+        Ok(reader)
     }
 
     fn stop(&self) {

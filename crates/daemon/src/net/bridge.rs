@@ -55,10 +55,18 @@ impl PortSpec {
                 ..PortConfig::learning_guest()
             };
         }
-        let prefix = network.station.ipv6.map(|subnet| Ipv6Prefix {
-            address: subnet.own,
-            len: 64,
-        });
+        let own = network.station.ipv6;
+        let prefix = match network.uplink {
+            None => own.map(|subnet| Ipv6Prefix {
+                address: subnet.own,
+                len: 64,
+            }),
+            // Routers behind it may advertise others.
+            Some(_) => Some(Ipv6Prefix {
+                address: Ipv6Addr::UNSPECIFIED,
+                len: 0,
+            }),
+        };
         let has_one_vlan = matches!(self.vlan, Vlan::Access(_));
         let guard = Ipv6Guard {
             prefixes: prefix.into_iter().collect(),
@@ -126,6 +134,25 @@ mod tests {
             ..Config::default()
         };
         Plan::from_config("/run/ringdown".into(), &config, Cids::default()).unwrap()
+    }
+
+    #[test]
+    fn guests_use_the_networks_prefix_unless_others_may_be_advertised() {
+        let plan = plan(&[("a", "lan")]);
+        let mut network = plan.networks().next().unwrap().clone();
+        let port = &plan.get("a").unwrap().ports[0];
+        let outside: Ipv6Addr = "2001:db8::1".parse().unwrap();
+        let may_use = |network: &NetworkSpec, address| {
+            let guard = port.bridge_port(network).ipv6_guard.unwrap();
+            guard.prefixes.iter().any(|prefix| prefix.contains(address))
+        };
+        assert!(may_use(&network, port.ipv6.unwrap()) && !may_use(&network, outside));
+        network.uplink = Some(crate::net::UplinkSpec {
+            device: crate::net::UplinkDevice::Tap("rd0".to_owned()),
+            vlan: Vlan::default(),
+        });
+        assert!(may_use(&network, port.ipv6.unwrap()) && may_use(&network, outside));
+        assert!(network.uplink_port().is_some());
     }
 
     /// The switch takes all ports of a plan, and a frame from one VM to another goes there.

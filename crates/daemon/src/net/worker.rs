@@ -14,8 +14,9 @@ use station::{Host, Ipv4Settings, StationConfig};
 use switch::bridge::{self, PortId};
 
 use super::{
-    MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
-    PortSpec, PortStatus, UplinkDevice, refused_counters, switch_counters,
+    CaptureOptions, CaptureReader, MacStatus, Moderation, NetError, NetHost, NetWorker,
+    NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, UplinkDevice, capture_queue,
+    refused_counters, switch_counters,
 };
 use crate::line::Counters;
 use crate::orders::Orders;
@@ -204,6 +205,20 @@ impl NetWorker for NetThread {
             age: entry.age,
         });
         Ok(macs.collect())
+    }
+
+    fn capture(
+        &self,
+        network: &str,
+        vm: Option<&str>,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, NetError> {
+        let (name, vm) = (network.to_owned(), vm.map(str::to_owned));
+        let (sender, reader) = capture_queue();
+        self.tell(network, move |fabric, _| {
+            fabric.capture(&name, vm.as_deref(), options, Box::new(sender))
+        })?;
+        Ok(reader)
     }
 
     fn stop(&self) {

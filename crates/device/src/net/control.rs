@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use memory::queue::Queue;
+use memory::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Queue};
 use switch::LineId;
 
 use super::NetFabric;
@@ -79,6 +79,10 @@ impl NetFabric {
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let port = &mut self.ports[number];
         port.set_features(start.features);
+        port.first_base = match start.setup.packed {
+            true => FIRST_PACKED_BASE,
+            false => FIRST_SPLIT_BASE,
+        };
         let ring = Ring::new(queue, start.kick, start.call, start.enabled);
         port.rings[index] = Some(PortRing::new(ring, port.moderation));
         if is_transmit(index) {
@@ -89,9 +93,9 @@ impl NetFabric {
 
     /// Stops a ring, and says how many chains have been taken from it.
     fn stop_ring(&mut self, number: usize, index: usize) -> u32 {
-        let rings = &mut self.ports[number].rings;
-        let Some(mut ring) = rings.get_mut(index).and_then(Option::take) else {
-            return 0;
+        let port = &mut self.ports[number];
+        let Some(mut ring) = port.rings.get_mut(index).and_then(Option::take) else {
+            return port.first_base;
         };
         ring.ring.publish();
         // A guest that sleeps for an interrupt that was held back would sleep on when its ring comes back.

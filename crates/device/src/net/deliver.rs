@@ -7,6 +7,7 @@ use wire::net_header::{Finish, NET_HEADER_LEN, Offload};
 use wire::offload::{self, WrongFrame};
 
 use super::NetFabric;
+use super::capture::Watch;
 use super::drain::{Batch, Routed};
 use super::port::Port;
 use super::snapshot::Frame;
@@ -113,6 +114,7 @@ impl NetFabric {
         let before = port.counters.frames_to_guest;
         port.prefetch(index, 0, AHEAD);
         let mut failure = None;
+        let mut watch = self.captures.watch(port.network, number, &port.vm);
         for routed in list {
             let mut retagged;
             let Batch { frames, chains, .. } = &mut self.batch;
@@ -123,7 +125,8 @@ impl NetFabric {
             }
             let rest = source.rest(chains, routed.frame, frame);
             port.prefetch(index, AHEAD, 1);
-            match give(port, index, frame, &rest, &mut self.scratch) {
+            let watch = watch.as_mut();
+            match give(port, index, frame, &rest, &mut self.scratch, watch) {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
                 // The sender is at fault, and nobody else has to do with it.
@@ -134,6 +137,7 @@ impl NetFabric {
                 }
             }
         }
+        drop(watch);
         let frames = port.counters.frames_to_guest - before;
         if frames > 0 {
             self.show_received(number, index, frames as u32);
@@ -159,23 +163,25 @@ fn give(
     frame: &mut Frame,
     rest: &Rest<'_>,
     scratch: &mut Scratch,
+    mut watch: Option<&mut Watch<'_>>,
 ) -> Result<(), Undelivered> {
     let (takes, mergeable) = (port.takes, port.mergeable);
     let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
         return Ok(());
     };
     let (ring, counters) = (&mut ring.ring, &mut port.counters);
-    let offload = frame.offload;
+    let offload = frame.offload();
     let finish = offload.finish_for(takes);
     if finish == Finish::Nothing {
         let rest_len = frame.rest_len();
         place(
             ring,
             mergeable,
-            frame.front(&offload),
+            frame.front(),
             rest,
             rest_len,
             scratch,
+            watch,
         )?;
         counters.count_to_guest(frame.len);
         return Ok(());
@@ -188,7 +194,9 @@ fn give(
             piece.clear();
             piece.extend_from_slice(&Offload::NONE.header(1).encode());
             piece.extend_from_slice(bytes);
-            place(ring, mergeable, &mut piece, &Rest::Private(&[]), 0, scratch)?;
+            let watch = watch.as_deref_mut();
+            let none = Rest::Private(&[]);
+            place(ring, mergeable, &mut piece, &none, 0, scratch, watch)?;
             counters.count_to_guest(bytes.len());
             Ok(())
         };
@@ -261,11 +269,17 @@ fn place(
     rest: &Rest<'_>,
     rest_len: usize,
     scratch: &mut Scratch,
+    watch: Option<&mut Watch<'_>>,
 ) -> Result<(), Undelivered> {
     let len = front.len() + rest_len;
     let most = if mergeable { MAX_MERGED } else { 1 };
     let count = take_buffers(&mut ring.queue, len, most, &mut scratch.chains)?;
     let chains = &scratch.chains[..count];
+    // At most MAX_MERGED. It is written only if it has to be: see `Frame::set_offload`.
+    let buffers = (count as u16).to_le_bytes();
+    if front[BUFFERS] != buffers {
+        front[BUFFERS].copy_from_slice(&buffers);
+    }
     let ranges = match chains {
         [chain] => &chain.writable,
         _ => {
@@ -273,8 +287,6 @@ fn place(
             for chain in chains {
                 scratch.ranges.extend_from_slice(&chain.writable);
             }
-            // At most MAX_MERGED.
-            front[BUFFERS].copy_from_slice(&(count as u16).to_le_bytes());
             &scratch.ranges
         }
     };
@@ -299,6 +311,9 @@ fn place(
     if let Err(error) = copied {
         ring.queue.rewind(count as u16);
         return Err(error.into());
+    }
+    if let Some(watch) = watch {
+        watch.given(front, rest, rest_len);
     }
     let mut left = len;
     for chain in chains {

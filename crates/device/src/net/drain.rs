@@ -37,6 +37,8 @@ pub(super) struct Batch {
     asked: Vec<Routed>,
     /// Which frames leave the network.
     pub(super) leaving: Vec<Routed>,
+    /// Which frames go nowhere, in their order, and why.
+    pub(super) refused: Vec<(usize, &'static str)>,
 }
 
 /// A frame that goes to a destination.
@@ -57,6 +59,7 @@ impl Default for Batch {
             touched: Vec::new(),
             asked: Vec::new(),
             leaving: Vec::new(),
+            refused: Vec::new(),
         }
     }
 }
@@ -69,6 +72,7 @@ impl Batch {
     /// Takes frames out of a ring, and copies their beginnings. Returns whether there may be more.
     fn take(&mut self, queue: &mut Queue) -> Result<bool, QueueError> {
         self.count = 0;
+        self.refused.clear();
         while self.count < self.limit {
             if !queue.pop(&mut self.chains[self.count])? {
                 return Ok(false);
@@ -107,9 +111,10 @@ impl Batch {
             counters.bytes_from_guest += len as u64;
             let header = NetHeader::decode(frame.header());
             match header.check(frame.head(), len, sends) {
-                Ok(offload) => frame.offload = offload,
+                Ok(offload) => frame.set_offload(offload),
                 Err(_) => {
                     counters.malformed_headers += 1;
+                    self.refused.push((index, "malformed_header"));
                     continue;
                 }
             }
@@ -120,6 +125,7 @@ impl Batch {
     /// Begins a batch of frames that are in memory of our own.
     pub(super) fn begin_private(&mut self) {
         self.count = 0;
+        self.refused.clear();
     }
 
     /// Puts a frame that is in memory of our own into the batch. Returns whether it may be what its header says.
@@ -134,7 +140,7 @@ impl Batch {
         frame.receive_whole(bytes);
         match header.check(frame.head(), bytes.len(), sends) {
             Ok(offload) => {
-                frame.offload = offload;
+                frame.set_offload(offload);
                 true
             }
             Err(_) => false,
@@ -144,12 +150,12 @@ impl Batch {
     /// Puts a frame on the lists of its destinations.
     pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
         let frame = &self.frames[index];
-        let segment_len = frame.offload.longest_segment_len(frame.len);
+        let segment_len = frame.offload().longest_segment_len(frame.len);
         let verdict = network
             .bridge
             .classify(now, from, frame.head(), frame.len, segment_len);
         match verdict {
-            Verdict::Drop(_) => {}
+            Verdict::Drop(refusal) => self.refused.push((index, refusal.name())),
             Verdict::Port(to, tagging) => self.append(network.behind(to), index, tagging),
             Verdict::Flood => {
                 for (to, tagging) in network.bridge.flood_ports() {
@@ -159,7 +165,7 @@ impl Batch {
         }
     }
 
-    fn taken_frames(&self) -> &[Frame] {
+    pub(super) fn taken_frames(&self) -> &[Frame] {
         &self.frames[..self.count]
     }
 
@@ -258,7 +264,11 @@ impl NetFabric {
             }
         }
         let network = port.network;
-        self.pass_on(network, &Source::Guest(&memory));
+        let source = Source::Guest(&memory);
+        if let Some(mut watch) = self.captures.watch(network, number, &port.vm) {
+            watch.taken(&self.batch, &source);
+        }
+        self.pass_on(network, &source);
         let Some(ring) = self.ports[number].ring(index) else {
             return;
         };

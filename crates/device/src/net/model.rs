@@ -3,7 +3,7 @@
 use wire::ethernet::MacAddress;
 use wire::net_header::Offloads;
 
-use crate::frontend::Model;
+use crate::frontend::{FEATURE_RING_PACKED, Model};
 
 /// The most pairs of rings that a port may have, so that eight processors of a guest can send without waiting for each other.
 pub const MAX_QUEUE_PAIRS: u16 = 8;
@@ -69,7 +69,8 @@ const FEATURES: u64 = CSUM
     | CTRL_MAC_ADDR
     | GUEST_USO4
     | GUEST_USO6
-    | HOST_USO;
+    | HOST_USO
+    | FEATURE_RING_PACKED;
 
 fn offloads(features: u64, bits: [u64; 6]) -> Offloads {
     let [checksum, tso4, tso6, ecn, uso4, uso6] = bits.map(|bit| features & bit != 0);

@@ -11,6 +11,9 @@
 //! The window adapts: while each interrupt is for many frames it doubles, since the guest lives on throughput; as soon as one is for
 //! few it is halved.
 //!
+//! A window is no use to a guest whose buffers run out meanwhile: what else comes for it is dropped. So a guest that sleeps is interrupted before
+//! the window is over once a part of its ring has been filled since.
+//!
 //! This is beside what the guest asks for itself with event indices: an interrupt that it does not want is never sent.
 
 use std::time::Duration;
@@ -28,6 +31,9 @@ const MANY: u32 = 32;
 
 /// Frames for an interrupt up to which a shorter one is.
 const FEW: u32 = 4;
+
+/// This part of a ring may be filled while an interrupt is held back.
+const HELD_PART: u16 = 4;
 
 /// How a port's interrupts are held back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,16 +78,23 @@ pub(super) struct Moderation {
     /// Frames since the last interrupt.
     frames: u32,
     owed: bool,
+    /// Frames since an interrupt is owed.
+    held: u32,
+    /// With so many of them it is sent at once.
+    most_held: u32,
 }
 
 impl Moderation {
-    pub(super) fn new(setting: ModerationSetting) -> Moderation {
+    /// For a ring with so many entries.
+    pub(super) fn new(setting: ModerationSetting, entries: u16) -> Moderation {
         Moderation {
             setting,
             window: setting.first_window(),
             quiet_until: Time::ZERO,
             frames: 0,
             owed: false,
+            held: 0,
+            most_held: u32::from(entries / HELD_PART).max(1),
         }
     }
 
@@ -94,11 +107,19 @@ impl Moderation {
     /// The guest has been given frames.
     pub(super) fn count(&mut self, frames: u32) {
         self.frames = self.frames.saturating_add(frames);
+        if self.owed {
+            self.held = self.held.saturating_add(frames);
+        }
+    }
+
+    /// An interrupt is owed, and cannot wait any longer: want it.
+    pub(super) fn is_pressing(&self) -> bool {
+        self.owed && self.held >= self.most_held
     }
 
     /// The guest wants an interrupt.
     pub(super) fn want(&mut self, now: Time) -> Due {
-        if now >= self.quiet_until {
+        if now >= self.quiet_until || self.is_pressing() {
             self.sent(now);
             return Due::Now;
         }
@@ -127,6 +148,7 @@ impl Moderation {
         }
         self.frames = 0;
         self.owed = false;
+        self.held = 0;
         self.quiet_until = now + self.window;
     }
 }
@@ -137,20 +159,24 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_micros(50);
 
+    fn moderation(setting: ModerationSetting) -> Moderation {
+        Moderation::new(setting, 256)
+    }
+
     fn at(micros: u64) -> Time {
         Duration::from_micros(1000 + micros)
     }
 
     #[test]
     fn the_first_frame_into_an_idle_ring_interrupts_at_once() {
-        let mut moderation = Moderation::new(ModerationSetting::Window(WINDOW));
+        let mut moderation = moderation(ModerationSetting::Window(WINDOW));
         assert_eq!(moderation.want(at(0)), Due::Now);
         assert_eq!(moderation.want(at(50)), Due::Now, "idle again");
     }
 
     #[test]
     fn there_is_one_interrupt_in_a_window() {
-        let mut moderation = Moderation::new(ModerationSetting::Window(WINDOW));
+        let mut moderation = moderation(ModerationSetting::Window(WINDOW));
         assert_eq!(moderation.want(at(0)), Due::Now);
         assert_eq!(moderation.want(at(1)), Due::At(at(50)));
         assert_eq!(moderation.want(at(49)), Due::Known);
@@ -159,8 +185,28 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_that_fills_up_does_not_wait_for_the_window() {
+        let mut moderation = moderation(ModerationSetting::Window(WINDOW));
+        moderation.count(1000);
+        assert_eq!(moderation.want(at(0)), Due::Now);
+        moderation.count(1000);
+        assert_eq!(
+            moderation.want(at(1)),
+            Due::At(at(50)),
+            "it was awake meanwhile"
+        );
+        moderation.count(63);
+        assert!(!moderation.is_pressing());
+        moderation.count(1);
+        assert!(moderation.is_pressing());
+        assert_eq!(moderation.want(at(2)), Due::Now);
+        assert!(!moderation.is_pressing());
+        assert_eq!(moderation.want(at(3)), Due::At(at(52)));
+    }
+
+    #[test]
     fn an_interrupt_that_was_sent_meanwhile_is_not_owed() {
-        let mut moderation = Moderation::new(ModerationSetting::Window(WINDOW));
+        let mut moderation = moderation(ModerationSetting::Window(WINDOW));
         assert_eq!(moderation.want(at(0)), Due::Now);
         assert_eq!(moderation.want(at(1)), Due::At(at(50)));
         // The turn came later than the timer.
@@ -170,7 +216,7 @@ mod tests {
 
     #[test]
     fn without_moderation_each_wish_is_granted() {
-        let mut moderation = Moderation::new(ModerationSetting::Off);
+        let mut moderation = moderation(ModerationSetting::Off);
         for micros in [0, 0, 1] {
             assert_eq!(moderation.want(at(micros)), Due::Now);
         }
@@ -178,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_window_grows_with_bulk_and_shrinks_without() {
-        let mut moderation = Moderation::new(ModerationSetting::Adaptive);
+        let mut moderation = moderation(ModerationSetting::Adaptive);
         let mut now = at(0);
         for _ in 0..10 {
             moderation.count(MANY);

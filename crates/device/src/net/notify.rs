@@ -163,7 +163,7 @@ impl NetFabric {
             return;
         };
         ring.moderation.count(frames);
-        if !ring.ring.publish_silently() {
+        if !ring.ring.publish_silently() && !ring.moderation.is_pressing() {
             port.counters.interrupts_unwanted += 1;
             return;
         }

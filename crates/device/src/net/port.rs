@@ -49,6 +49,8 @@ pub(super) struct Port {
     /// A VMM is connected.
     pub(super) attached: bool,
     pub(super) rings: Vec<Option<PortRing>>,
+    /// Where a ring stands that has never run, in the format that the driver uses.
+    pub(super) first_base: u32,
     /// What the guest may send, and what it takes.
     pub(super) sends: Offloads,
     pub(super) takes: Offloads,
@@ -158,8 +160,8 @@ impl Port {
 impl PortRing {
     pub(super) fn new(ring: Ring, setting: ModerationSetting) -> PortRing {
         PortRing {
+            moderation: Moderation::new(setting, ring.queue.size()),
             ring,
-            moderation: Moderation::new(setting),
             is_ready: false,
             is_unarmed: false,
         }

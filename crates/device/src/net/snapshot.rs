@@ -18,7 +18,7 @@ pub(super) struct Frame {
     /// Length of the frame in bytes.
     pub(super) len: usize,
     /// What its sender has left to be done.
-    pub(super) offload: Offload,
+    offload: Offload,
 }
 
 impl Default for Frame {
@@ -48,11 +48,17 @@ impl Frame {
         let room = self.receive(bytes.len());
         let (_, head) = room.split_at_mut(NET_HEADER_LEN);
         head.copy_from_slice(&bytes[..head.len()]);
+        self.set_offload(Offload::NONE);
     }
 
     /// The virtio header as the guest has written it.
     pub(super) fn header(&self) -> &[u8; NET_HEADER_LEN] {
         self.buffer.first_chunk().expect("the buffer is longer")
+    }
+
+    /// What its sender has left to be done.
+    pub(super) fn offload(&self) -> Offload {
+        self.offload
     }
 
     /// The frame's first bytes.
@@ -103,12 +109,20 @@ impl Frame {
         self.len - self.head_len
     }
 
-    /// The beginning as it is to be written, behind a virtio header that is made anew: nothing that the sender wrote there is passed
-    /// on unchecked.
-    pub(super) fn front(&mut self, offload: &Offload) -> &mut [u8] {
-        let end = NET_HEADER_LEN + self.head_len;
+    /// Says what is left to be done for the frame, in a virtio header that is made anew: nothing that the sender wrote there is passed on
+    /// unchecked.
+    ///
+    /// This is done when the frame is judged, and not just before it is copied: a copy that loads in one piece what has been stored in several waits until
+    /// all stores before have left the processor, which go to memory that another processor has.
+    #[inline]
+    pub(super) fn set_offload(&mut self, offload: Offload) {
         self.buffer[..NET_HEADER_LEN].copy_from_slice(&offload.header(1).encode());
-        &mut self.buffer[..end]
+        self.offload = offload;
+    }
+
+    /// The beginning as it is to be written, with its virtio header.
+    pub(super) fn front(&mut self) -> &mut [u8] {
+        &mut self.buffer[..NET_HEADER_LEN + self.head_len]
     }
 
     /// The frame as a destination gets it that wants tags otherwise.
@@ -133,7 +147,7 @@ impl Frame {
         };
         frame.head_len = frame.head_len.saturating_add_signed(shift.into());
         frame.len = frame.len.saturating_add_signed(shift.into());
-        frame.offload = self.offload.shifted(shift);
+        frame.set_offload(self.offload.shifted(shift));
         frame
     }
 }

@@ -70,8 +70,8 @@ impl NetFabric {
             let rest = source.rest(&self.batch.chains, routed.frame, &frame);
             // What cannot be read, or contradicts its own headers, asks nothing.
             if gather(&frame, &rest, &mut whole).is_ok() {
-                let finish = frame.offload.finish_for(Offloads::NONE);
-                let _ = finish_and_give(finish, &frame.offload, &mut whole, |frame| {
+                let finish = frame.offload().finish_for(Offloads::NONE);
+                let _ = finish_and_give(finish, &frame.offload(), &mut whole, |frame| {
                     known.station.receive(now, frame);
                     Ok(())
                 });

@@ -1,3 +1,4 @@
+mod capture;
 mod hostile;
 mod house;
 mod lifecycle;

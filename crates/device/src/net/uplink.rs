@@ -252,15 +252,15 @@ impl NetFabric {
             for routed in &leaving {
                 let frame = self.batch.frames[routed.frame].retagged(routed.tagging);
                 let rest = source.rest(&self.batch.chains, routed.frame, &frame);
-                let finish = frame.offload.finish_for(uplink.takes);
+                let finish = frame.offload().finish_for(uplink.takes);
                 if finish == Finish::Nothing {
-                    uplink.send(&frame.offload, frame.head(), &rest, frame.rest_len());
+                    uplink.send(&frame.offload(), frame.head(), &rest, frame.rest_len());
                     continue;
                 }
                 let mut whole = Vec::new();
                 // What cannot be read, or contradicts its own headers, goes nowhere.
                 if gather(&frame, &rest, &mut whole).is_ok() {
-                    let _ = finish_and_give(finish, &frame.offload, &mut whole, |bytes| {
+                    let _ = finish_and_give(finish, &frame.offload(), &mut whole, |bytes| {
                         uplink.send(&Offload::NONE, bytes, &Rest::Private(&[]), 0);
                         Ok(())
                     });

@@ -10,7 +10,7 @@ use crate::sync::{Ordering, fence};
 ///
 /// It is true for one publication only, so a sleeper is woken once. A new window's events are zero, which no count comes to.
 #[inline]
-fn passes(event: u64, old: u64, new: u64) -> bool {
+pub(super) fn passes(event: u64, old: u64, new: u64) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }
 
@@ -34,6 +34,7 @@ impl Peer {
     #[inline]
     fn look(&mut self, window: &Window) -> Result<State, CircuitError> {
         let word = window.load(self.field, Ordering::Acquire);
+        window.check_revoked()?;
         let generation = window.generation();
         let state = match State::parse(word, generation) {
             Some(state) => state,
@@ -119,8 +120,11 @@ impl Producer {
         most: usize,
     ) -> Result<Option<Reservation<'_>>, CircuitError> {
         let most = most.max(least);
+        if self.state != State::Open {
+            return Err(self.refuse_commit(0, 0));
+        }
         let mut free = self.known_free();
-        if free < most || self.state != State::Open {
+        if free < most {
             free = self.free()?;
         }
         if free < least {
@@ -134,19 +138,17 @@ impl Producer {
         }))
     }
 
-    /// Room in bytes, after a look at the peer's tail.
+    /// Room in bytes, after a look at the peer's tail. It is told after `finish`, too.
     ///
     /// # Errors
-    /// The connection is over, or `finish` was called.
+    /// The connection is over.
     pub fn free(&mut self) -> Result<usize, CircuitError> {
-        match self.state {
-            State::Open => {}
-            State::Reset => return Err(CircuitError::Reset),
-            State::Absent | State::Finished => return Err(CircuitError::Closed),
+        if self.state == State::Reset {
+            return Err(CircuitError::Reset);
         }
         let tail = self.window.load(self.fields.tail, Ordering::Acquire);
+        self.window.check_revoked()?;
         if tail.wrapping_sub(self.tail) > self.head.wrapping_sub(self.tail) {
-            self.window.check_revoked()?;
             return Err(CircuitError::Count {
                 count: "tail",
                 found: tail,
@@ -155,10 +157,9 @@ impl Producer {
             });
         }
         self.tail = tail;
-        match self.peer.look(&self.window) {
-            Ok(State::Finished) => Err(CircuitError::ReaderGone),
-            Ok(_) => Ok(self.known_free()),
-            Err(error) => Err(self.window.check_revoked().err().unwrap_or(error)),
+        match self.peer.look(&self.window)? {
+            State::Finished => Err(CircuitError::ReaderGone),
+            _ => Ok(self.known_free()),
         }
     }
 
@@ -191,7 +192,7 @@ impl Producer {
     /// Asks to be woken when there is room for `least` bytes. `true`: there is not, so sleep. `false`: look again, nobody may wake us.
     ///
     /// # Errors
-    /// As [`reserve`](Self::reserve).
+    /// The connection is over, or `least` is more than the ring has.
     pub fn arm(&mut self, least: usize) -> Result<bool, CircuitError> {
         self.check_len(least)?;
         let missing = self.capacity() - least;
@@ -214,15 +215,15 @@ impl Producer {
         self.set_state(State::Reset);
     }
 
-    /// Whether the peer has released everything that was published.
+    /// Whether the peer has released everything that was published; also once either side has finished.
     ///
     /// # Errors
-    /// As [`free`](Self::free), except that it may be asked after `finish`.
+    /// The connection is over in another way.
     pub fn is_drained(&mut self) -> Result<bool, CircuitError> {
-        let state = std::mem::replace(&mut self.state, State::Open);
-        let free = self.free();
-        self.state = state;
-        Ok(free? == self.capacity())
+        match self.free() {
+            Ok(_) | Err(CircuitError::ReaderGone) => Ok(self.head == self.tail),
+            Err(error) => Err(error),
+        }
     }
 
     fn set_state(&mut self, state: State) {
@@ -372,9 +373,7 @@ impl Consumer {
                 _ => Peeked::Empty,
             });
         }
-        let span = self
-            .window
-            .span(self.ring, self.tail, available.min(most));
+        let span = self.window.span(self.ring, self.tail, available.min(most));
         Ok(Peeked::Bytes(span))
     }
 
@@ -394,8 +393,7 @@ impl Consumer {
         if self.known() > 0 {
             return Ok(self.known());
         }
-        let state = self.peer.look(&self.window);
-        let state = state.map_err(|error| self.window.check_revoked().err().unwrap_or(error))?;
+        let state = self.peer.look(&self.window)?;
         if state == State::Finished && !finished {
             // What came before that word may have been published since we looked.
             self.look_at_head()?;
@@ -404,9 +402,9 @@ impl Consumer {
         Ok(self.known())
     }
 
-    /// Whether the peer has said that no more will come, and there is nothing left. As it was seen last.
-    pub fn is_finished(&self) -> bool {
-        self.peer.state == State::Finished && self.known() == 0
+    /// Whether the peer has said that no more will come than what is there. As it was seen last.
+    pub fn is_at_end(&self) -> bool {
+        self.is_end_known
     }
 
     /// Gives the first `len` bytes back. `true`: wake the other side.
@@ -453,9 +451,7 @@ impl Consumer {
             return Ok(false);
         }
         // With bytes there nobody has looked at the state yet.
-        let state = self.peer.look(&self.window);
-        let state = state.map_err(|error| self.window.check_revoked().err().unwrap_or(error))?;
-        Ok(state != State::Finished)
+        Ok(self.peer.look(&self.window)? != State::Finished)
     }
 
     /// Says that no more bytes are wanted. The other side is to be woken afterwards, whatever it asked for.
@@ -481,11 +477,11 @@ impl Consumer {
     #[inline]
     fn look_at_head(&mut self) -> Result<(), CircuitError> {
         let head = self.window.load(self.fields.head, Ordering::Acquire);
+        self.window.check_revoked()?;
         let most = self.tail.wrapping_add(self.capacity() as u64);
         // Once it is finished, it stays where it was.
         let most = if self.is_end_known { self.head } else { most };
         if head.wrapping_sub(self.head) > most.wrapping_sub(self.head) {
-            self.window.check_revoked()?;
             return Err(CircuitError::Count {
                 count: "head",
                 found: head,

@@ -1,8 +1,6 @@
 //! A window, mapped.
 
 use std::fs::File;
-use std::io;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -89,6 +87,30 @@ impl Window {
         (Producer::new(&window, side), Consumer::new(&window, side))
     }
 
+    /// Writes any word into the header, the fields of the rings included: what a hostile peer can do.
+    #[cfg(feature = "driver")]
+    pub fn scribble(&self, offset: usize, value: u64) {
+        self.store(offset, value, Ordering::SeqCst);
+    }
+
+    /// Any bytes of the ring that this side writes into: what a hostile peer can touch at any time.
+    #[cfg(feature = "driver")]
+    pub fn any_span(&self, ring: Side, position: u64, len: usize) -> Span<'_> {
+        self.span(ring, position, len)
+    }
+
+    /// One window in two mappings.
+    #[cfg(test)]
+    pub(super) fn pair(spec: &WindowSpec) -> (Window, Window) {
+        let (first, second) = mapping::pair(spec);
+        let window = |mapping: Mapping| Window {
+            spec: *spec,
+            layout: mapping.layout(),
+            mapping,
+        };
+        (window(first), window(second))
+    }
+
     /// What the window is like.
     pub fn spec(&self) -> &WindowSpec {
         &self.spec
@@ -173,11 +195,7 @@ fn header(spec: &WindowSpec, layout: Layout) -> [(usize, &'static str, u64); 7] 
     let nonce = u128::from_le_bytes(spec.identity.nonce);
     let version = u64::from(layout::VERSION) | u64::from(spec.kind.code()) << 32;
     [
-        (
-            layout::HEADER_VERSION_AND_KIND,
-            "version and kind",
-            version,
-        ),
+        (layout::HEADER_VERSION_AND_KIND, "version and kind", version),
         (layout::HEADER_RING_LEN, "ring length", spec.ring_len),
         (
             layout::HEADER_DATA_OFFSET,
@@ -193,10 +211,4 @@ fn header(spec: &WindowSpec, layout: Layout) -> [(usize, &'static str, u64); 7] 
         (layout::HEADER_NONCE + 8, "nonce", (nonce >> 64) as u64),
         (layout::HEADER_MAGIC, "magic", layout::MAGIC),
     ]
-}
-
-/// What the system reported last.
-#[cfg(not(miri))]
-fn last_error() -> WindowError {
-    WindowError::Map(io::Error::last_os_error())
 }

@@ -24,9 +24,7 @@ use crate::queue::split_fields::{
     AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, NO_INTERRUPT, NO_NOTIFY, USED_FLAGS,
     USED_INDEX, USED_RING,
 };
-use crate::queue::{
-    DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event,
-};
+use crate::queue::{DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event};
 use crate::sync::{Ordering, fence};
 
 #[cfg(test)]

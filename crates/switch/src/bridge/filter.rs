@@ -17,7 +17,7 @@ use super::owners::Claim;
 use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId};
 use crate::Time;
 
-const DHCP_SERVER: u16 = 67;
+pub(super) const DHCP_SERVER: u16 = 67;
 const DHCP_CLIENT: u16 = 68;
 const DHCPV6_SERVER: u16 = 547;
 
@@ -204,6 +204,9 @@ impl Bridge {
         };
         if config.ipv6.contains(&address) {
             return Ok(());
+        }
+        if address.is_multicast() || address.is_loopback() {
+            return Err(Refusal::Ipv6Source);
         }
         let allowed = Ipv6Prefix::LINK_LOCAL.contains(address)
             || guard.prefixes.iter().any(|prefix| prefix.contains(address));

@@ -138,6 +138,12 @@ impl Gate {
     }
 
     #[inline]
+    pub(super) fn received(&mut self, frame_len: usize) {
+        self.received_frames += 1;
+        self.received_bytes += frame_len as u64;
+    }
+
+    #[inline]
     pub(super) fn sent(&mut self, frame_len: usize) {
         self.sent_frames += 1;
         self.sent_bytes += frame_len as u64;

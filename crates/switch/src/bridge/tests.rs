@@ -3,6 +3,7 @@
 mod addresses;
 mod filters;
 mod rates;
+mod shortcut;
 mod simulation;
 mod vlans;
 

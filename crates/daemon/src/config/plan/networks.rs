@@ -80,29 +80,7 @@ impl Plan {
         before: &Occupied,
     ) -> Result<NetworkSpec, InputError> {
         let NetworkRequest { domain, name, .. } = request;
-        let overlapping = |subnet: Ipv4Subnet| {
-            let mut planned = planned.iter();
-            planned.find(|(_, other)| {
-                other
-                    .spec
-                    .station
-                    .ipv4
-                    .is_some_and(|other| other.overlaps(subnet))
-            })
-        };
-        let ipv4 = match request.ipv4 {
-            AddressRequest::None => None,
-            AddressRequest::Given(subnet) => {
-                if let Some((owner, _)) = overlapping(subnet) {
-                    return Err(taken(format!("a part of {subnet}"), owner));
-                }
-                Some(subnet)
-            }
-            AddressRequest::Default => {
-                let is_free = |subnet: Ipv4Subnet| overlapping(subnet).is_none();
-                Some(self.addresses.default_subnet(domain, name, is_free))
-            }
-        };
+        let ipv4 = self.subnet(request, planned)?;
         let ipv6 = match request.ipv6 {
             AddressRequest::None => None,
             AddressRequest::Given(subnet) => Some(subnet),
@@ -151,6 +129,40 @@ impl Plan {
             },
             uplink: request.uplink.clone(),
         };
+        self.check_fixed(&spec)?;
+        Ok(spec)
+    }
+
+    /// The IPv4 addresses that a network asks for, or others; none that are another's.
+    fn subnet(
+        &mut self,
+        request: &NetworkRequest,
+        planned: &BTreeMap<String, PlannedNetwork>,
+    ) -> Result<Option<Ipv4Subnet>, InputError> {
+        let owner = |subnet: Ipv4Subnet| {
+            let overlaps = |other: &PlannedNetwork| {
+                let other = other.spec.station.ipv4;
+                other.is_some_and(|other| other.overlaps(subnet))
+            };
+            let mut planned = planned.iter();
+            planned.find(|(_, other)| overlaps(other))
+        };
+        Ok(match request.ipv4 {
+            AddressRequest::None => None,
+            AddressRequest::Given(subnet) => match owner(subnet) {
+                Some((owner, _)) => return Err(taken(format!("a part of {subnet}"), owner)),
+                None => Some(subnet),
+            },
+            AddressRequest::Default => {
+                let NetworkRequest { domain, name, .. } = request;
+                let is_free = |subnet| owner(subnet).is_none();
+                Some(self.addresses.default_subnet(domain, name, is_free))
+            }
+        })
+    }
+
+    /// Refuses what cannot change of a network that is there.
+    fn check_fixed(&self, spec: &NetworkSpec) -> Result<(), InputError> {
         if let Some(before) = self.network(&spec.full_name()) {
             let fixed = [
                 ("mtu", before.mtu == spec.mtu),
@@ -161,7 +173,7 @@ impl Plan {
                 return Err(InputError::FixedOfNetwork { key, network });
             }
         }
-        Ok(spec)
+        Ok(())
     }
 }
 

@@ -94,11 +94,9 @@ impl Plan {
     /// The guests that a network gives addresses to, and whose names it knows: those of its own VLAN.
     pub fn net_hosts(&self, network: &str) -> Vec<NetHost> {
         let port = |line: &LineSpec| {
-            let ports = line.ports.iter();
-            ports
-                .filter(|port| port.network == network && hears_station(&port.vlan))
-                .next()
-                .cloned()
+            let mut ports = line.ports.iter();
+            let is_heard = |port: &&PortSpec| port.network == network && hears_station(&port.vlan);
+            ports.find(is_heard).cloned()
         };
         let members: Vec<(&LineSpec, PortSpec)> = self
             .lines

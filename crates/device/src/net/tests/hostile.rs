@@ -298,10 +298,13 @@ fn a_frame_with_room_for_an_answer_is_sent_and_nothing_is_written_there() {
     assert_eq!(after, [7; 100]);
 }
 
+/// Does something to this ring of a guest.
+type Corruption = fn(&mut Guest, usize);
+
 #[test]
 fn rings_that_make_no_sense_cost_their_own_port() {
     for ring in [TRANSMIT, RECEIVE] {
-        let corrupt: [(&str, fn(&mut Guest, usize)); 6] = [
+        let corrupt: [(&str, Corruption); 6] = [
             ("a chain that bites its tail", |liar, ring| {
                 let descriptor = RawDescriptor {
                     address: 4096,

@@ -98,7 +98,7 @@ fn what_says_that_congestion_was_answered_is_cut_for_those_who_do_not_take_that(
     let (plain, answered) = (&packets[0], &packets[2]);
     web.send_with(plain.to_be_cut(1400), &plain.frame);
     house.settle();
-    assert_eq!(db.frames(), [plain.frame.clone()]);
+    assert_eq!(db.frames(), std::slice::from_ref(&plain.frame));
     web.send_with(answered.to_be_cut(1400), &answered.frame);
     house.settle();
     let received: Vec<_> = db.frames().iter().map(|frame| arrived(frame)).collect();

@@ -48,7 +48,7 @@ fn ipv6(guest: &Guest) -> [u8; 16] {
 
 fn payload(len: usize) -> Vec<u8> {
     (0..len)
-        .map(|index| (index * 31 ^ index >> 8) as u8)
+        .map(|index| ((index * 31) ^ (index >> 8)) as u8)
         .collect()
 }
 

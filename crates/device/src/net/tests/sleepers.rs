@@ -8,7 +8,7 @@ use memory::driver::Arena;
 use switch::bridge::PortConfig;
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, Guest, House, RECEIVE, TRANSMIT, frame, mac};
+use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};
 use crate::frontend::Request;
 use crate::net::ModerationSetting;
 
@@ -155,6 +155,12 @@ fn run(house: &mut House, arenas: &[Arc<Arena>], count: usize, random: &mut Rand
             // Each time from the beginning, in memory that has served others.
             let driver = any_driver(random);
             let arena = Arc::clone(&arenas[number]);
+            let bridge = PortConfig::guest(mac(number as u8 + 1));
+            let name = format!("vm{}", number + 1);
+            house
+                .fabric
+                .configure_port(LAN, &name, bridge, driver.moderation)
+                .unwrap();
             Sleeper {
                 guest: house.guest_in(number as u8 + 1, driver, arena),
                 is_awake: false,

@@ -1,13 +1,14 @@
 //! The pages of a window, in the order in which they are used here: the header, then each ring, twice in a row if its length allows.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use super::super::layout::Layout;
 use super::super::{WindowError, WindowSpec};
-use super::{Window, last_error};
+use super::Window;
 use crate::fault::{self, MAX_MAPPINGS, Registration};
 use crate::guest::MemoryError;
 use crate::region::{AddressSpan, page_len};
@@ -36,6 +37,18 @@ pub(super) fn create(spec: &WindowSpec) -> Result<File, WindowError> {
     }
     Window::format(&file, 0, spec)?;
     Ok(file)
+}
+
+#[cfg(test)]
+pub(super) fn pair(spec: &WindowSpec) -> (Mapping, Mapping) {
+    let file = create(spec).unwrap();
+    let map = || Mapping::new(&file, 0, spec.ring_len).unwrap();
+    (map(), map())
+}
+
+/// What the system reported last.
+fn last_error() -> WindowError {
+    WindowError::Map(io::Error::last_os_error())
 }
 
 /// The order of the fields is the order of their drop: the span must have left the table before its addresses can be somebody else's.
@@ -75,8 +88,8 @@ impl Mapping {
         let len = layout.data_offset + (2 * copies * layout.ring_len).next_multiple_of(page_len);
         // Address space first, so that what follows goes to places that are ours, and becomes one span in the table.
         let span = AddressSpan::reserve(len, page_len).map_err(WindowError::Map)?;
-        let registration =
-            fault::register(span.base().addr().get(), len, page_len).ok_or(WindowError::TooManyMappings { max: MAX_MAPPINGS })?;
+        let registration = fault::register(span.base().addr().get(), len, page_len)
+            .ok_or(WindowError::TooManyMappings { max: MAX_MAPPINGS })?;
         let mapping = Mapping {
             registration,
             span,
@@ -110,8 +123,10 @@ impl Mapping {
 
     fn place(&self, file: &File, from: u64, at: usize, len: usize) -> Result<(), WindowError> {
         assert!(at + len <= self.span.len(), "{len} at {at} of the span");
-        let from = libc::off_t::try_from(from)
-            .map_err(|_| WindowError::FileTooShort { needed: from, found: 0 })?;
+        let from = libc::off_t::try_from(from).map_err(|_| WindowError::FileTooShort {
+            needed: from,
+            found: 0,
+        })?;
         // SAFETY: the place is inside the span.
         let place = unsafe { self.span.base().add(at) };
         let protection = libc::PROT_READ | libc::PROT_WRITE;

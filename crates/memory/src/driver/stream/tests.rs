@@ -124,4 +124,3 @@ fn no_slot_is_posted_twice() {
     stream.post(SIZE);
     stream.post(1);
 }
-

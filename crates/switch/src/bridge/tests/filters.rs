@@ -286,6 +286,28 @@ fn a_guest_keeps_to_its_prefixes() {
     // Another may not use the assigned one, guarded or not.
     let packet = ipv6_packet(mac(1), mac(2), assigned, 17, &udp((5, 5)));
     assert_eq!(world.refusal(B, &packet), Some(Refusal::Ipv6Taken));
+    // A prefix of everything does not make a host of a group.
+    let everything = Ipv6Prefix {
+        address: Ipv6Addr::UNSPECIFIED,
+        len: 0,
+    };
+    let guard = Ipv6Guard {
+        prefixes: vec![everything],
+        ..Ipv6Guard::default()
+    };
+    let config = PortConfig {
+        ipv6_guard: Some(guard),
+        ..PortConfig::guest(mac(1))
+    };
+    world.bridge.configure_port(A, config).unwrap();
+    for (source, expected) in [
+        ("2001:db8::1", None),
+        ("ff02::1", Some(Refusal::Ipv6Source)),
+        ("::1", Some(Refusal::Ipv6Source)),
+    ] {
+        let packet = ipv6_packet(mac(2), mac(1), source.parse().unwrap(), 17, &udp((5, 5)));
+        assert_eq!(world.refusal(A, &packet), expected, "{source}");
+    }
     // The network's bounds: all of a prefix of 0, one of a prefix of 128.
     assert!(
         Ipv6Prefix {

@@ -1,1 +1,592 @@
+//! Random networks, configured, attacked and used at once, beside a model of what a bridge is. Every step is decided by the seed, so that a
+//! failure can be run again: `RINGDOWN_SIM_SEED=<seed>`.
+//!
+//! The model shares nothing with the bridge but the words. It keeps its learned addresses in one list and looks through all of it, knows of a frame only
+//! what it was made of, and says for every frame who gets it. A frame's tag is followed through: what the receiver reads from the frame that
+//! would arrive must be the VLAN it was sent in.
+
+use std::collections::VecDeque;
+
 use super::*;
+use crate::tests::model::payload::Random;
+
+/// Frames and changes in one world.
+const STEPS: u32 = 10_000;
+/// Worlds, unless one is asked for.
+const WORLDS: u64 = 12;
+/// Few VLANs, so that ports meet.
+const VLANS: [u16; 4] = [1, 2, 3, 4094];
+/// Few ports, so that numbers are used again.
+const PORTS: u16 = 12;
+
+struct ModelPort {
+    config: PortConfig,
+    is_up: bool,
+    /// When it has flooded, of each kind.
+    storms: [VecDeque<Time>; 3],
+}
+
+struct Learned {
+    vlan: u16,
+    mac: MacAddress,
+    port: u16,
+    seen: Time,
+}
+
+/// A frame, as its sender has made it.
+#[derive(Debug, Clone)]
+struct Sent {
+    from: u16,
+    to: MacAddress,
+    source: MacAddress,
+    tag: Option<u16>,
+    inner: Option<u16>,
+}
+
+impl Sent {
+    fn bytes(&self) -> Vec<u8> {
+        let mut frame = plain(self.to, self.source);
+        if let Some(inner) = self.inner {
+            frame = tagged(frame, inner);
+        }
+        match self.tag {
+            Some(tag) => tagged(frame, tag),
+            None => frame,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Expected {
+    Refused,
+    /// To these ports, unless the rate of a storm is used up.
+    To(Vec<u16>, Option<usize>),
+}
+
+struct Model {
+    ports: Vec<Option<ModelPort>>,
+    /// In the order of their last use.
+    learned: Vec<Learned>,
+    ageing: Duration,
+}
+
+impl Model {
+    fn port(&self, number: u16) -> Option<&ModelPort> {
+        self.ports.get(usize::from(number))?.as_ref()
+    }
+
+    fn all(&self) -> impl Iterator<Item = (u16, &ModelPort)> {
+        let numbered = self.ports.iter().enumerate();
+        numbered.filter_map(|(number, port)| Some((number as u16, port.as_ref()?)))
+    }
+
+    fn assigned(&self, mac: MacAddress) -> Option<u16> {
+        let mut owners = self.all().filter(|(_, port)| port.config.mac == Some(mac));
+        owners.next().map(|(number, _)| number)
+    }
+
+    /// The VLAN that a frame with this tag is in at a port, be it sent or received there.
+    fn vlan(config: &PortConfig, tag: Option<u16>) -> Option<u16> {
+        let number = tag.map_or(0, |tag| tag & 0xfff);
+        match &config.vlan {
+            Vlan::Access(vlan) => (number == 0).then_some(vlan.get()),
+            Vlan::Trunk { native, .. } if number == 0 => native.map(VlanId::get),
+            Vlan::Trunk { native, allowed } => {
+                let vlan = VlanId::new(number)?;
+                (*native == Some(vlan) || allowed.contains(vlan)).then_some(number)
+            }
+        }
+    }
+
+    fn may_get(&self, sent: &Sent, vlan: u16, to: u16) -> bool {
+        let (Some(from), Some(target)) = (self.port(sent.from), self.port(to)) else {
+            return false;
+        };
+        let member = match &target.config.vlan {
+            Vlan::Access(own) => own.get() == vlan,
+            // Without its outer tag an inner one would lead on.
+            Vlan::Trunk {
+                native: Some(native),
+                ..
+            } if native.get() == vlan => sent.inner.is_none(),
+            Vlan::Trunk { allowed, .. } => allowed.contains(VlanId::new(vlan).unwrap()),
+        };
+        let kinds = (from.config.kind, target.config.kind);
+        let separated = match kinds {
+            (PortKind::Guest, PortKind::Guest) => from.config.isolated || target.config.isolated,
+            (PortKind::Uplink, PortKind::Uplink) => true,
+            _ => false,
+        };
+        to != sent.from && target.is_up && member && !separated
+    }
+
+    /// What has to become of a frame; the model learns from it.
+    fn send(&mut self, now: Time, sent: &Sent) -> Expected {
+        self.learned
+            .retain(|learned| now - learned.seen < self.ageing);
+        let Some(from) = self.port(sent.from).filter(|port| port.is_up) else {
+            return Expected::Refused;
+        };
+        let config = &from.config;
+        let Some(vlan) = Model::vlan(config, sent.tag) else {
+            return Expected::Refused;
+        };
+        let hidden = match (sent.tag.map(|tag| tag & 0xfff), sent.inner) {
+            (_, None) => false,
+            // The inner tag is the outer one then.
+            (None, Some(_)) => unreachable!("a frame has an outer tag first"),
+            (Some(_), Some(inner)) => {
+                let access = matches!(config.vlan, Vlan::Access(_));
+                config.kind == PortKind::Guest && (access || inner & 0xfff == 0)
+            }
+        };
+        let wrong_source = match config.mac {
+            Some(mac) => mac != sent.source,
+            None => !sent.source.is_assignable() || self.assigned(sent.source).is_some(),
+        };
+        if hidden || wrong_source || (config.mac.is_none() && !self.learn(now, sent, vlan)) {
+            return Expected::Refused;
+        }
+        self.destination(sent, vlan)
+    }
+
+    fn learn(&mut self, now: Time, sent: &Sent, vlan: u16) -> bool {
+        let config = &self.port(sent.from).unwrap().config;
+        let (kind, max) = (config.kind, usize::from(config.learned_max));
+        let found = self
+            .learned
+            .iter()
+            .position(|learned| learned.vlan == vlan && learned.mac == sent.source);
+        if let Some(index) = found {
+            let owner = self.learned[index].port;
+            if owner == sent.from {
+                // To within a second, and then it is the youngest.
+                if now - self.learned[index].seen >= SECOND {
+                    let mut learned = self.learned.remove(index);
+                    learned.seen = now;
+                    self.learned.push(learned);
+                }
+                return true;
+            }
+            let uplinks = kind == PortKind::Uplink
+                && self.port(owner).unwrap().config.kind == PortKind::Uplink;
+            if !uplinks {
+                return false;
+            }
+            self.learned.remove(index);
+        }
+        let own = self
+            .learned
+            .iter()
+            .filter(|learned| learned.port == sent.from)
+            .count();
+        if own >= max {
+            let oldest = self
+                .learned
+                .iter()
+                .position(|learned| learned.port == sent.from)
+                .unwrap();
+            self.learned.remove(oldest);
+        }
+        self.learned.push(Learned {
+            vlan,
+            mac: sent.source,
+            port: sent.from,
+            seen: now,
+        });
+        true
+    }
+
+    fn destination(&self, sent: &Sent, vlan: u16) -> Expected {
+        let learned = || {
+            self.learned
+                .iter()
+                .find(|learned| learned.vlan == vlan && learned.mac == sent.to)
+        };
+        let known = self
+            .assigned(sent.to)
+            .or_else(|| learned().map(|learned| learned.port));
+        let storm = match known {
+            _ if sent.to.is_broadcast() => 0,
+            _ if sent.to.is_multicast() => 1,
+            Some(to) if self.may_get(sent, vlan, to) => return Expected::To(vec![to], None),
+            Some(_) => return Expected::Refused,
+            None => 2,
+        };
+        let takes = |port: &ModelPort| storm < 2 || port.config.mac.is_none();
+        let ports = self
+            .all()
+            .filter(|(to, port)| takes(port) && self.may_get(sent, vlan, *to));
+        Expected::To(ports.map(|(to, _)| to).collect(), Some(storm))
+    }
+}
+
+struct Simulation {
+    random: Random,
+    world: World,
+    model: Model,
+    delivered: u64,
+    flooded: u64,
+    refused: u64,
+    stormed: u64,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Simulation {
+        let limits = BridgeLimits {
+            ports_max: PORTS,
+            learned_max: 60,
+            ..BridgeLimits::default()
+        };
+        let ageing = limits.ageing;
+        Simulation {
+            random: Random::new(seed),
+            world: World::with(limits),
+            model: Model {
+                ports: Vec::new(),
+                learned: Vec::new(),
+                ageing,
+            },
+            delivered: 0,
+            flooded: 0,
+            refused: 0,
+            stormed: 0,
+        }
+    }
+
+    fn some_mac(&mut self) -> MacAddress {
+        match self.random.below(20) {
+            0 => BROADCAST,
+            1 => group(),
+            2 => MacAddress::from_u64(self.random.below(1 << 40) | 0x0200_0000_0000),
+            3 => MacAddress::ZERO,
+            _ => mac(self.random.below(24) as u8),
+        }
+    }
+
+    fn some_vlan(&mut self) -> VlanId {
+        VlanId::new(self.random.pick(&VLANS)).unwrap()
+    }
+
+    fn some_config(&mut self) -> PortConfig {
+        let address = mac(1 + self.random.below(20) as u8);
+        let mut config = match self.random.below(8) {
+            0 | 1 => PortConfig::uplink(),
+            2 => PortConfig::station(address),
+            3 | 4 => PortConfig::learning_guest(),
+            _ => PortConfig::guest(address),
+        };
+        config.learned_max = 1 + self.random.below(8) as u16;
+        config.isolated = self.random.one_in(4);
+        config.vlan = match self.random.below(3) {
+            0 => Vlan::Trunk {
+                native: self.random.one_in(2).then(|| self.some_vlan()),
+                allowed: (0..self.random.below(4))
+                    .map(|_| self.some_vlan())
+                    .collect(),
+            },
+            _ => Vlan::Access(self.some_vlan()),
+        };
+        config.rates.broadcasts_per_second = 1 + self.random.below(20) as u32;
+        config
+    }
+
+    fn change(&mut self) {
+        let number = self.random.below(PORTS.into()) as u16;
+        let id = PortId(number);
+        match self.random.below(10) {
+            0 => {
+                let removed = self.world.bridge.remove_port(id).is_some();
+                assert_eq!(removed, self.model.port(number).is_some());
+                if removed {
+                    self.model.ports[usize::from(number)] = None;
+                    self.forget(number);
+                }
+            }
+            1 => {
+                let is_up = !self.random.one_in(4);
+                self.world.bridge.set_link(id, is_up);
+                if let Some(Some(port)) = self.model.ports.get_mut(usize::from(number)) {
+                    port.is_up = is_up;
+                    if !is_up {
+                        self.forget(number);
+                    }
+                }
+            }
+            2 => {
+                let config = self.some_config();
+                if self.world.bridge.configure_port(id, config.clone()).is_ok() {
+                    self.forget(number);
+                    self.assign(&config);
+                    let port = self.model.ports[usize::from(number)].as_mut().unwrap();
+                    if port.config.rates != config.rates {
+                        // Its budgets are full again.
+                        port.storms = Default::default();
+                    }
+                    port.config = config;
+                }
+            }
+            _ => self.add(),
+        }
+    }
+
+    fn add(&mut self) {
+        let config = self.some_config();
+        let taken = config
+            .mac
+            .is_some_and(|mac| self.model.assigned(mac).is_some());
+        let room = self.model.all().count() < usize::from(PORTS);
+        let reserved: u32 = self
+            .model
+            .all()
+            .map(|(_, port)| room_for(&port.config))
+            .sum();
+        match self.world.bridge.add_port(config.clone()) {
+            Ok(PortId(number)) => {
+                assert!(room && !taken && reserved + room_for(&config) <= 60);
+                assert!(self.model.port(number).is_none(), "a number of one port");
+                self.assign(&config);
+                let port = ModelPort {
+                    config,
+                    is_up: true,
+                    storms: Default::default(),
+                };
+                let index = usize::from(number);
+                if self.model.ports.len() <= index {
+                    self.model.ports.resize_with(index + 1, || None);
+                }
+                self.model.ports[index] = Some(port);
+            }
+            Err(AddPortError::TooManyPorts { .. }) => assert!(!room),
+            Err(AddPortError::MacTaken { .. }) => assert!(taken),
+            Err(AddPortError::TooManyAddresses { .. }) => {
+                assert!(reserved + room_for(&config) > 60);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn forget(&mut self, number: u16) {
+        self.model.learned.retain(|learned| learned.port != number);
+    }
+
+    fn assign(&mut self, config: &PortConfig) {
+        self.model
+            .learned
+            .retain(|learned| Some(learned.mac) != config.mac);
+    }
+
+    fn send(&mut self) {
+        let from = self.random.below(u64::from(PORTS) + 1) as u16;
+        let own = self.model.port(from).and_then(|port| port.config.mac);
+        let source = match own {
+            Some(mac) if !self.random.one_in(10) => mac,
+            _ => self.some_mac(),
+        };
+        let fitting = match self.model.port(from).map(|port| &port.config.vlan) {
+            Some(Vlan::Trunk { allowed, .. }) => allowed.iter().next().map(VlanId::get),
+            _ => None,
+        };
+        let tag = match self.random.below(8) {
+            0 => Some(self.some_vlan().get() | (self.random.below(8) as u16) << 13),
+            1 => Some(self.random.pick(&[0, 0xe000, 2, 3, 77, 4095])),
+            _ => fitting,
+        };
+        let inner = (tag.is_some() && self.random.one_in(5))
+            .then(|| self.random.pick(&[0, 1, 2, 3, 0x6000]));
+        let sent = Sent {
+            from,
+            to: self.some_mac(),
+            source,
+            tag,
+            inner,
+        };
+        let times = if self.random.one_in(100) { 50 } else { 1 };
+        for _ in 0..times {
+            self.check(&sent);
+        }
+        if self.random.one_in(8) {
+            self.check_bounds();
+        }
+    }
+
+    fn check(&mut self, sent: &Sent) {
+        let now = self.world.now;
+        let frame = sent.bytes();
+        let expected = self.model.send(now, sent);
+        let verdict = self.world.send(PortId(sent.from), &frame);
+        let got: Vec<(PortId, Tagging)> = match verdict {
+            Verdict::Drop(_) => Vec::new(),
+            Verdict::Port(to, tagging) => vec![(to, tagging)],
+            Verdict::Flood => self.world.bridge.flood_ports().to_vec(),
+        };
+        for (to, tagging) in &got {
+            self.follow(sent, &frame, *to, *tagging);
+        }
+        let receivers: Vec<u16> = got.iter().map(|(to, _)| to.0).collect();
+        match (expected, verdict) {
+            (Expected::Refused, Verdict::Drop(_)) => self.refused += 1,
+            (Expected::To(_, Some(storm)), Verdict::Drop(refusal)) if refusal == STORMS[storm] => {
+                self.check_storm(sent.from, storm, true);
+                self.stormed += 1;
+            }
+            (Expected::To(ports, Some(storm)), _) => {
+                assert_eq!(receivers, ports, "{sent:?} {verdict:?}");
+                self.check_storm(sent.from, storm, false);
+                self.flooded += 1;
+            }
+            (Expected::To(ports, None), _) => {
+                assert_eq!(receivers, ports, "{sent:?} {verdict:?}");
+                self.delivered += 1;
+            }
+            (expected, verdict) => panic!("{expected:?} {verdict:?} {sent:?}"),
+        }
+    }
+
+    /// Makes the frame that arrives, and reads it as its receiver would.
+    fn follow(&self, sent: &Sent, frame: &[u8], to: PortId, tagging: Tagging) {
+        let mut arrived = frame.to_vec();
+        match tagging {
+            Tagging::Keep => {}
+            Tagging::Strip => drop(arrived.drain(12..16)),
+            Tagging::Insert(tag) => drop(arrived.splice(12..12, tag.to_bytes())),
+            Tagging::Replace(tag) => arrived[12..16].copy_from_slice(&tag.to_bytes()),
+        }
+        let (from, to) = (
+            self.model.port(sent.from).unwrap(),
+            self.model.port(to.0).unwrap(),
+        );
+        let vlan = Model::vlan(&from.config, sent.tag);
+        let head = Head::parse(&arrived).unwrap();
+        let tag = head.tag.map(|tag| tag.0);
+        // A VLAN inside a VLAN comes out at an access port, where it is no VLAN of this network.
+        let nested = sent.inner.is_some() && matches!(to.config.vlan, Vlan::Access(_));
+        if nested {
+            assert_eq!(tag, sent.inner);
+        } else {
+            assert_eq!(Model::vlan(&to.config, tag), vlan, "{sent:?} {tagging:?}");
+        }
+        let access = matches!(to.config.vlan, Vlan::Access(_));
+        assert!(
+            !access || nested || tag.is_none(),
+            "an access port gets no tags"
+        );
+    }
+
+    /// A storm passes up to its rate and what comes in a second at once, and is not refused before.
+    fn check_storm(&mut self, from: u16, storm: usize, refused: bool) {
+        let now = self.world.now;
+        let port = self.model.ports[usize::from(from)].as_mut().unwrap();
+        let rates = port.config.rates;
+        let rate = [
+            rates.broadcasts_per_second,
+            rates.multicasts_per_second,
+            rates.unknown_per_second,
+        ][storm];
+        let passed = &mut port.storms[storm];
+        while passed.front().is_some_and(|first| now - *first > SECOND) {
+            passed.pop_front();
+        }
+        if refused {
+            assert!(
+                passed.len() + 1 >= rate as usize,
+                "refused after {} of {rate}",
+                passed.len()
+            );
+        } else {
+            passed.push_back(now);
+            // Those of a full bucket, and those that came back meanwhile.
+            assert!(
+                passed.len() <= 2 * rate as usize + 1,
+                "{} of {rate}",
+                passed.len()
+            );
+        }
+    }
+
+    fn check_bounds(&self) {
+        let now = self.world.now;
+        let mut learned = 0;
+        for entry in self
+            .world
+            .bridge
+            .macs(now)
+            .filter(|entry| entry.age.is_some())
+        {
+            learned += 1;
+            let (vlan, age) = (entry.vlan.unwrap().get(), entry.age.unwrap());
+            let known = |other: &&Learned| other.vlan == vlan && other.mac == entry.mac;
+            let model = self
+                .model
+                .learned
+                .iter()
+                .find(known)
+                .expect("it was learned");
+            assert_eq!((model.port, now - model.seen), (entry.port.0, age));
+        }
+        let alive = self
+            .model
+            .learned
+            .iter()
+            .filter(|learned| now - learned.seen < self.model.ageing);
+        assert_eq!(learned, alive.count());
+        assert!(learned <= 60);
+    }
+
+    fn run(&mut self) {
+        for _ in 0..STEPS {
+            match self.random.below(40) {
+                0 => self.change(),
+                1 => self.world.now += Duration::from_millis(self.random.below(60_000)),
+                2..10 => self.world.now += Duration::from_micros(self.random.below(30_000)),
+                _ => self.send(),
+            }
+        }
+    }
+}
+
+const STORMS: [Refusal; 3] = [
+    Refusal::BroadcastRate,
+    Refusal::MulticastRate,
+    Refusal::UnknownRate,
+];
+
+fn room_for(config: &PortConfig) -> u32 {
+    match config.mac {
+        Some(_) => 0,
+        None => config.learned_max.into(),
+    }
+}
+
+fn simulate(seed: u64) -> Simulation {
+    let run = std::panic::catch_unwind(|| {
+        let mut simulation = Simulation::new(seed);
+        simulation.run();
+        simulation
+    });
+    run.unwrap_or_else(|failure| {
+        eprintln!("seed {seed} fails; run it alone with RINGDOWN_SIM_SEED={seed}");
+        std::panic::resume_unwind(failure)
+    })
+}
+
+#[test]
+fn every_network_does_what_the_model_does() {
+    if let Ok(seed) = std::env::var("RINGDOWN_SIM_SEED") {
+        simulate(seed.parse().expect("a whole number"));
+        return;
+    }
+    let (mut delivered, mut flooded, mut refused, mut stormed) = (0, 0, 0, 0);
+    for seed in 0..WORLDS {
+        let simulation = simulate(seed);
+        delivered += simulation.delivered;
+        flooded += simulation.flooded;
+        refused += simulation.refused;
+        stormed += simulation.stormed;
+    }
+    eprintln!(
+        "{WORLDS} worlds: {delivered} delivered, {flooded} flooded, {refused} refused, {stormed} beyond their rate"
+    );
+    // A simulation in which hardly anything happens shows nothing.
+    assert!(delivered > 2000 && flooded > 2000 && refused > 2000 && stormed > 100);
+}

@@ -1,0 +1,215 @@
+//! The wake channel: a stream socket with the peer at its other end.
+//!
+//! # Theory of operation
+//!
+//! A byte means "look again". It says neither which ring nor why: a byte that could not be sent because the socket is full is one that the peer has to come
+//! for anyway, and whatever it then looks at, it sees everything. A socket is used, and not an eventfd, because each side has a file description of its own: a hostile
+//! peer could make a write to a shared eventfd block, by filling it up and taking its non-blocking flag away. Besides, the end of the socket tells
+//! that the peer is gone.
+//!
+//! Reader and writer of one side may sleep in two threads, on one socket. One of them, the *leader*, waits for the socket; the other for the leader. Each batch of bytes
+//! that was taken from the socket advances the *epoch*, and wakes both. Whoever is going to sleep takes a ticket, the epoch, before it says that it wants
+//! to be woken; if the epoch has moved since, its byte may have been taken by the other one, and it looks again.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::{Error, Result};
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+/// How many bytes are taken from the socket at once. More may be there, of a peer that wakes us for fun; they stay for the next time.
+const TAKEN_AT_ONCE: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Channel {
+    socket: OwnedFd,
+    sleepers: Mutex<Sleepers>,
+    epoch_moved: Condvar,
+    is_gone: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Sleepers {
+    epoch: u64,
+    has_leader: bool,
+}
+
+/// The epoch before one said that one wants to be woken.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticket(u64);
+
+impl Channel {
+    pub(crate) fn new(socket: OwnedFd) -> Channel {
+        Channel {
+            socket,
+            sleepers: Mutex::default(),
+            epoch_moved: Condvar::new(),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Wakes the peer. Never blocks, never raises a signal.
+    pub(crate) fn wake(&self) {
+        loop {
+            match send(
+                &self.socket,
+                &[1],
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Err(Errno::INTR) => {}
+                // It has bytes to come for.
+                Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return,
+                Err(_) => return self.is_gone.store(true, Ordering::Release),
+            }
+        }
+    }
+
+    /// Whether the peer has closed its end, as far as is known. It was the last that it said: look at the rings once more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket(self.lock().epoch)
+    }
+
+    /// Sleeps until the epoch is past that of the ticket. False when the deadline is.
+    pub(crate) fn wait(&self, ticket: Ticket, deadline: Option<Instant>) -> Result<bool> {
+        let mut sleepers = self.lock();
+        while sleepers.epoch == ticket.0 && !self.is_gone() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+            if sleepers.has_leader {
+                sleepers = self.follow(sleepers, left);
+                continue;
+            }
+            sleepers.has_leader = true;
+            drop(sleepers);
+            let taken = self.take(left);
+            sleepers = self.lock();
+            sleepers.has_leader = false;
+            // A follower has to lead if this one gives up.
+            self.epoch_moved.notify_all();
+            if taken? {
+                sleepers.epoch += 1;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes what is there, without waiting: what an event loop does once the descriptor is readable.
+    pub(crate) fn clear(&self) -> Result<()> {
+        if self.take(Some(Duration::ZERO))? {
+            self.lock().epoch += 1;
+            self.epoch_moved.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Takes bytes, or the end, from the socket. False when there was nothing for so long.
+    fn take(&self, patience: Option<Duration>) -> Result<bool> {
+        let mut bytes = [0; TAKEN_AT_ONCE];
+        let mut flags = match patience {
+            None => RecvFlags::empty(),
+            Some(_) => RecvFlags::DONTWAIT,
+        };
+        loop {
+            match recv(&self.socket, &mut bytes[..], flags) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => {
+                    self.is_gone.store(true, Ordering::Release);
+                    return Ok(true);
+                }
+                Ok(_) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if patience == Some(Duration::ZERO) => return Ok(false),
+                // Also where the socket's owner has made it non-blocking.
+                Err(Errno::AGAIN) => match self.poll(patience) {
+                    Ok(0) => return Ok(false),
+                    Ok(_) | Err(Errno::INTR) => flags = RecvFlags::DONTWAIT,
+                    Err(error) => return Err(error.into()),
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn poll(&self, patience: Option<Duration>) -> rustix::io::Result<usize> {
+        let timeout = patience.map(|patience| Timespec {
+            tv_sec: patience.as_secs().min(i32::MAX as u64) as i64,
+            tv_nsec: patience.subsec_nanos().into(),
+        });
+        let mut waiting = [PollFd::new(&self.socket, PollFlags::IN)];
+        poll(&mut waiting, timeout.as_ref())
+    }
+
+    fn follow<'a>(
+        &'a self,
+        sleepers: MutexGuard<'a, Sleepers>,
+        patience: Option<Duration>,
+    ) -> MutexGuard<'a, Sleepers> {
+        match patience {
+            None => self
+                .epoch_moved
+                .wait(sleepers)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(patience) => {
+                let woken = self.epoch_moved.wait_timeout(sleepers, patience);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
+    /// Nothing panics while it is held; were it so, the two fields would still be right.
+    fn lock(&self) -> MutexGuard<'_, Sleepers> {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// When to give up, and what to say then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    started: Instant,
+    deadline: Option<Instant>,
+}
+
+impl Patience {
+    pub(crate) fn new(timeout: Option<Duration>) -> Patience {
+        let started = Instant::now();
+        Patience {
+            started,
+            deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
+        }
+    }
+
+    pub(crate) fn deadline(self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// An error once the time is over.
+    pub(crate) fn check(self) -> Result<()> {
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(Error::TimedOut {
+                waited_ms: self.started.elapsed().as_millis(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}

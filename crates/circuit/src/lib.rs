@@ -1,0 +1,91 @@
+//! Zero-copy circuits for applications: one connection, with a ring in shared memory each way.
+//!
+//! What is written is written where the peer reads it. A circuit has a [`Writer`] and a [`Reader`], which can go to threads of their own:
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use circuit::{Circuit, Options};
+//!
+//! let (mut here, there) = Circuit::pair(&Options::default())?;
+//! let answering = std::thread::spawn(move || -> std::io::Result<()> {
+//!     let (mut writer, mut reader) = there.into_split();
+//!     let mut question = String::new();
+//!     reader.read_to_string(&mut question)?;
+//!     writer.write_all(question.to_uppercase().as_bytes())
+//! });
+//! here.writer().write_all(b"hello")?;
+//! here.writer().finish()?;
+//! let mut answer = String::new();
+//! here.reader().read_to_string(&mut answer)?;
+//! assert_eq!(answer, "HELLO");
+//! # answering.join().unwrap()?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # How much is copied
+//!
+//! | with | copies |
+//! | --- | --- |
+//! | [`Writer::reserve`] and [`Reader::peek`], filled and looked at chunk by chunk or through pointers | none |
+//! | [`Write`](std::io::Write) and [`Reader::peek`], or [`Writer::reserve`] and [`Read`](std::io::Read) | one |
+//! | [`Write`](std::io::Write) and [`Read`](std::io::Read); [`Writer::send`] and [`Reader::receive`] | two |
+//!
+//! # Waiting
+//!
+//! Who has nothing to do looks again for a while, as long as that has paid lately, and then sleeps on the *wake channel*: a stream socket that both sides
+//! hold. One byte there means "look again", and nothing else; its end means that the peer is gone. [`Options::spin`] says how long to look.
+//! A program with an event loop of its own uses the `try_` functions, `arm`, and the descriptor ([`AsFd`](std::os::fd::AsFd)).
+//!
+//! # Ends
+//!
+//! [`Writer::finish`], or dropping it, is a half-close: the peer reads what is there and then the end. A reader that is dropped tells the writer, whose next
+//! write fails with "broken pipe". A process that dies says neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent.
+//!
+//! The peer is not trusted: see [`memory::circuit`] for what is checked, and docs/circuit-abi.md for what each boundary protects.
+
+mod channel;
+mod error;
+mod reader;
+mod setup;
+mod spin;
+mod writer;
+
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
+
+pub use error::Error;
+pub use memory::circuit::{
+    CircuitError, Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Side, Span, Window, WindowError,
+    WindowSpec,
+};
+pub use reader::Reader;
+pub use setup::{Circuit, Options};
+pub use writer::{Room, Writer};
+
+/// The result of whatever is done with a circuit.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Before each record stands its length, in as many bytes.
+const RECORD_HEADER_LEN: usize = 8;
+
+/// What a record takes up in the ring: its header, itself, and what it takes to the next multiple of eight. `None` for more than can be counted.
+fn record_room(len: usize) -> Option<usize> {
+    u32::try_from(len).ok()?;
+    RECORD_HEADER_LEN
+        .checked_add(len)?
+        .checked_next_multiple_of(RECORD_HEADER_LEN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::record_room;
+
+    #[test]
+    fn records_are_padded_to_eight_bytes() {
+        for (len, room) in [(0, 8), (1, 16), (8, 16), (9, 24), (4088, 4096)] {
+            assert_eq!(record_room(len), Some(room));
+        }
+        assert_eq!(record_room(u32::MAX as usize + 1), None);
+        assert_eq!(record_room(usize::MAX), None);
+    }
+}

@@ -1,0 +1,310 @@
+//! The end of a circuit that reads.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memory::circuit::{Consumer, Kind, Peeked, Span};
+
+use crate::channel::{Channel, Patience};
+use crate::spin::Spin;
+use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
+
+/// Reads from the ring that the peer writes. Dropped, it tells the peer that nobody reads any more.
+#[derive(Debug)]
+pub struct Reader {
+    consumer: Consumer,
+    channel: Arc<Channel>,
+    spin: Spin,
+    timeout: Option<Duration>,
+}
+
+/// Whether there is something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Bytes,
+    Nothing,
+    End,
+}
+
+impl Reader {
+    pub(crate) fn new(consumer: Consumer, channel: &Arc<Channel>, spin: Duration) -> Reader {
+        Reader {
+            consumer,
+            channel: Arc::clone(channel),
+            spin: Spin::new(spin),
+            timeout: None,
+        }
+    }
+
+    /// The length of the ring in bytes: the most that can be there at once.
+    pub fn capacity(&self) -> usize {
+        self.consumer.capacity()
+    }
+
+    /// How many bytes were ever released. For records, with their headers.
+    pub fn position(&self) -> u64 {
+        self.consumer.position()
+    }
+
+    /// How long to wait for bytes before [`Error::TimedOut`]. Forever, at first.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// What there is, up to `most` bytes; waits until there is something. `None` at the end. The bytes stay until they are
+    /// [released](Self::release).
+    ///
+    /// # Errors
+    /// The circuit is over without an end, or carries records.
+    #[inline]
+    pub fn peek(&mut self, most: usize) -> Result<Option<Span<'_>>> {
+        self.expect(Kind::Bytes)?;
+        self.find(0, most, true)?;
+        self.known(most)
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek), and [`Error::WouldBlock`].
+    #[inline]
+    pub fn try_peek(&mut self, most: usize) -> Result<Option<Span<'_>>> {
+        self.expect(Kind::Bytes)?;
+        self.find(0, most, false)?;
+        self.known(most)
+    }
+
+    /// Waits until there are more than `beyond` bytes. False if there never will be, because the end has come.
+    ///
+    /// # Errors
+    /// The circuit is over without an end, or `beyond` is all that the ring has.
+    pub fn wait(&mut self, beyond: usize) -> Result<bool> {
+        Ok(self.find(beyond, usize::MAX, true)? == Found::Bytes)
+    }
+
+    /// Gives the first `len` bytes of what was peeked at back to the writer.
+    ///
+    /// # Errors
+    /// There were not so many; or the window was revoked, and what was read since the last release means nothing.
+    #[inline]
+    pub fn release(&mut self, len: usize) -> Result<()> {
+        if self.consumer.release(len)? {
+            self.channel.wake();
+        }
+        Ok(())
+    }
+
+    /// Reads what there is, and does not wait. Zero at the end.
+    ///
+    /// # Errors
+    /// As [`try_peek`](Self::try_peek).
+    pub fn try_read(&mut self, into: &mut [u8]) -> Result<usize> {
+        self.take(into, false)
+    }
+
+    /// Receives one record in place of what was in `record`; waits for it. False at the end.
+    ///
+    /// # Errors
+    /// The circuit is over without an end, or carries bytes; or the peer wrote what is no record.
+    pub fn receive(&mut self, record: &mut Vec<u8>) -> Result<bool> {
+        self.receive_record(record, true)
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive), and [`Error::WouldBlock`].
+    pub fn try_receive(&mut self, record: &mut Vec<u8>) -> Result<bool> {
+        self.receive_record(record, false)
+    }
+
+    /// Ends this direction at once: the peer's writer gets an error.
+    pub fn reset(&mut self) {
+        self.consumer.reset();
+        self.channel.wake();
+    }
+
+    /// Asks for a byte on the wake channel when there are more than `beyond` bytes, or the end comes. `true`: there are not, so wait for the
+    /// descriptor and then call [`clear`](Self::clear). `false`: try again.
+    ///
+    /// # Errors
+    /// The circuit is over without an end.
+    pub fn arm(&mut self, beyond: usize) -> Result<bool> {
+        let sleep = self.consumer.arm(beyond)?;
+        if sleep && self.channel.is_gone() {
+            return self.last_look(beyond).map(|_| false);
+        }
+        if sleep {
+            self.ask_for_more(beyond);
+        }
+        Ok(sleep)
+    }
+
+    /// Takes what is on the wake channel. For event loops, after the descriptor was readable and before the next try.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn clear(&mut self) -> Result<()> {
+        self.channel.clear()
+    }
+
+    fn take(&mut self, into: &mut [u8], wait: bool) -> Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        self.expect(Kind::Bytes)?;
+        self.find(0, into.len(), wait)?;
+        let Some(span) = self.known(into.len())? else {
+            return Ok(0);
+        };
+        let len = span.len();
+        span.read(0, &mut into[..len]);
+        self.release(len)?;
+        Ok(len)
+    }
+
+    fn receive_record(&mut self, record: &mut Vec<u8>, wait: bool) -> Result<bool> {
+        self.expect(Kind::Records)?;
+        if self.find(0, usize::MAX, wait)? == Found::End {
+            return Ok(false);
+        }
+        let Some(span) = self.known(usize::MAX)? else {
+            return Ok(false);
+        };
+        // A record is published whole: what is there begins with its header and holds all of it.
+        let available = span.len();
+        let mut header = [0; RECORD_HEADER_LEN];
+        if available >= header.len() {
+            span.read(0, &mut header);
+        }
+        let header = u64::from_le_bytes(header);
+        let len = usize::try_from(header).ok();
+        let room = len.and_then(record_room).filter(|room| *room <= available);
+        let (Some(len), Some(room)) = (len, room) else {
+            self.reset();
+            return Err(Error::Record {
+                found: header,
+                available,
+            });
+        };
+        record.resize(len, 0);
+        span.read(RECORD_HEADER_LEN, record);
+        self.release(room)?;
+        Ok(true)
+    }
+
+    /// What was just found.
+    fn known(&mut self, most: usize) -> Result<Option<Span<'_>>> {
+        match self.consumer.peek(most)? {
+            Peeked::Bytes(span) => Ok(Some(span)),
+            Peeked::Finished => Ok(None),
+            Peeked::Empty => Err(Error::WouldBlock),
+        }
+    }
+
+    /// Looks for more than `beyond` bytes; it need not know of more than `most`.
+    #[inline]
+    fn find(&mut self, beyond: usize, most: usize, wait: bool) -> Result<Found> {
+        match self.look(beyond, most)? {
+            Found::Nothing => {}
+            found => return Ok(found),
+        }
+        match wait {
+            true => self.sleep(beyond),
+            false if self.channel.is_gone() => self.last_look(beyond),
+            false => Err(Error::WouldBlock),
+        }
+    }
+
+    #[inline]
+    fn look(&mut self, beyond: usize, most: usize) -> Result<Found> {
+        let len = match self.consumer.peek(most.max(beyond.saturating_add(1)))? {
+            Peeked::Bytes(span) => span.len(),
+            Peeked::Finished => return Ok(Found::End),
+            Peeked::Empty => 0,
+        };
+        Ok(match len > beyond {
+            true => Found::Bytes,
+            // With less than what is waited for: there will be no more.
+            false if self.consumer.is_at_end() => Found::End,
+            false => Found::Nothing,
+        })
+    }
+
+    #[cold]
+    fn sleep(&mut self, beyond: usize) -> Result<Found> {
+        let patience = Patience::new(self.timeout);
+        loop {
+            let consumer = &mut self.consumer;
+            let look = || match consumer.available() {
+                Ok(available) => Ok(available > beyond || consumer.is_at_end()),
+                Err(error) => Err(error),
+            };
+            let seen = self.spin.look(patience.deadline(), look)?;
+            if !seen && self.spin.never_sleeps() {
+                self.channel.clear()?;
+                if self.channel.is_gone() {
+                    return self.last_look(beyond);
+                }
+                patience.check()?;
+                continue;
+            }
+            let ticket = self.channel.ticket();
+            if seen || !self.consumer.arm(beyond)? {
+                match self.look(beyond, usize::MAX)? {
+                    Found::Nothing => continue,
+                    found => return Ok(found),
+                }
+            }
+            if self.channel.is_gone() {
+                return self.last_look(beyond);
+            }
+            self.ask_for_more(beyond);
+            let started = Instant::now();
+            if !self.channel.wait(ticket, patience.deadline())? {
+                patience.check()?;
+            }
+            self.spin.slept(started.elapsed());
+        }
+    }
+
+    /// A writer that has filled the ring sleeps until much of it is free. If we wait for more than is left, that may never come.
+    fn ask_for_more(&self, beyond: usize) {
+        if beyond > 0 {
+            self.channel.wake();
+        }
+    }
+
+    /// The peer has gone; what it did before is there.
+    fn last_look(&mut self, beyond: usize) -> Result<Found> {
+        match self.look(beyond, usize::MAX)? {
+            Found::Nothing => Err(Error::PeerGone),
+            found => Ok(found),
+        }
+    }
+
+    fn expect(&self, expected: Kind) -> Result<()> {
+        crate::setup::expect(self.consumer.window().spec().kind, expected)
+    }
+}
+
+impl io::Read for Reader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(self.take(into, true)?)
+    }
+}
+
+impl AsFd for Reader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.consumer.close();
+        self.channel.wake();
+    }
+}

@@ -1,0 +1,144 @@
+//! The way of a capture from the thread that switches frames to whoever reads it.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use device::net::{CaptureSink, NotTaken};
+use hyper::body::{Body, Bytes, Frame};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+/// The most bytes of a capture that wait for its reader. What comes beyond is lost, and counted.
+pub const MAX_WAITING_LEN: usize = 8 << 20;
+
+/// The most pieces that wait for it: a piece may be as small as one frame.
+const MAX_WAITING_PIECES: usize = 16 << 10;
+
+/// A capture's end at the switch.
+#[derive(Debug)]
+pub struct CaptureSender {
+    pieces: mpsc::Sender<Vec<u8>>,
+    waiting_len: Arc<AtomicUsize>,
+}
+
+/// A capture's end at the reader: the pieces of a pcapng file, each of whole blocks.
+#[derive(Debug)]
+pub struct CaptureReader {
+    pieces: mpsc::Receiver<Vec<u8>>,
+    waiting_len: Arc<AtomicUsize>,
+}
+
+/// Both ends of a capture.
+pub fn capture_queue() -> (CaptureSender, CaptureReader) {
+    let (sender, pieces) = mpsc::channel(MAX_WAITING_PIECES);
+    let waiting_len = Arc::new(AtomicUsize::new(0));
+    let of_sender = Arc::clone(&waiting_len);
+    let sender = CaptureSender {
+        pieces: sender,
+        waiting_len: of_sender,
+    };
+    (
+        sender,
+        CaptureReader {
+            pieces,
+            waiting_len,
+        },
+    )
+}
+
+impl CaptureSink for CaptureSender {
+    fn offer(&mut self, blocks: Vec<u8>) -> Result<(), NotTaken> {
+        let len = blocks.len();
+        // Only the reader takes away meanwhile, so there is no less room than it says.
+        if self.waiting_len.load(Ordering::Relaxed) + len > MAX_WAITING_LEN && !self.is_gone() {
+            return Err(NotTaken::Full(blocks));
+        }
+        // Before it is sent, so that the reader never takes away what has not been added.
+        self.waiting_len.fetch_add(len, Ordering::Relaxed);
+        let refused = match self.pieces.try_send(blocks) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(blocks)) => NotTaken::Full(blocks),
+            Err(TrySendError::Closed(_)) => NotTaken::Gone,
+        };
+        self.waiting_len.fetch_sub(len, Ordering::Relaxed);
+        Err(refused)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.pieces.is_closed()
+    }
+}
+
+impl Body for CaptureReader {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = ready!(self.pieces.poll_recv(context));
+        Poll::Ready(piece.map(|piece| {
+            self.waiting_len.fetch_sub(piece.len(), Ordering::Relaxed);
+            Ok(Frame::data(Bytes::from(piece)))
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(reader: &mut CaptureReader) -> Poll<Option<usize>> {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let frame = Pin::new(reader).poll_frame(&mut context);
+        frame.map(|frame| Some(frame?.unwrap().into_data().unwrap().len()))
+    }
+
+    #[test]
+    fn what_a_reader_leaves_waiting_is_bounded_in_bytes() {
+        let (mut sender, mut reader) = capture_queue();
+        let half = MAX_WAITING_LEN / 2;
+        for _ in 0..2 {
+            sender.offer(vec![0; half]).unwrap();
+        }
+        let over = sender.offer(vec![7]);
+        assert!(matches!(over, Err(NotTaken::Full(blocks)) if blocks == [7]));
+        assert_eq!(read(&mut reader), Poll::Ready(Some(half)));
+        sender.offer(vec![0; half]).unwrap();
+        assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Full(_))));
+    }
+
+    #[test]
+    fn and_in_pieces() {
+        let (mut sender, mut reader) = capture_queue();
+        for _ in 0..MAX_WAITING_PIECES {
+            sender.offer(vec![0]).unwrap();
+        }
+        assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Full(_))));
+        for _ in 0..MAX_WAITING_PIECES {
+            assert_eq!(read(&mut reader), Poll::Ready(Some(1)));
+        }
+        assert_eq!(read(&mut reader), Poll::Pending);
+        // What was refused takes up no room.
+        sender.offer(vec![0; MAX_WAITING_LEN]).unwrap();
+    }
+
+    #[test]
+    fn either_end_sees_that_the_other_has_gone() {
+        let (mut sender, reader) = capture_queue();
+        assert!(!sender.is_gone());
+        sender.offer(vec![0; MAX_WAITING_LEN]).unwrap();
+        drop(reader);
+        assert!(sender.is_gone());
+        assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Gone)));
+        let (mut sender, mut reader) = capture_queue();
+        sender.offer(vec![7]).unwrap();
+        drop(sender);
+        assert_eq!(read(&mut reader), Poll::Ready(Some(1)));
+        assert_eq!(read(&mut reader), Poll::Ready(None));
+    }
+}
