@@ -27,8 +27,8 @@ fn a_network_may_have_long_frames_and_a_guest_several_queues() {
         let shown = db.shell("ethtool -S eth1").unwrap();
         let of = |queue: u8| {
             let names = [
-                format!("tx{queue}_packets:"),
-                format!("tx_queue_{queue}_packets:"),
+                format!("tx{queue}_kicks:"),
+                format!("tx_queue_{queue}_kicks:"),
             ];
             let mut lines = shown.lines().map(str::trim);
             let count = lines.find_map(|line| {
