@@ -164,9 +164,15 @@ fn plain(card: Card) -> Card {
     .fold(card, |card, name| card.property(name, false))
 }
 
-/// Has a card ask for its address.
+/// Has a card ask for its address. Names are those of `lan` whatever it is told.
 fn address(guest: &Guest, card: &str) {
-    let line = format!("ip link set {card} up && udhcpc -i {card} -n -q -t 20 -T 1 2>&1");
+    let ask = format!("ip link set {card} up && udhcpc -i {card} -n -q -t 20 -T 1 2>&1");
+    let line = match card {
+        "eth0" => ask,
+        _ => format!(
+            "cp /etc/resolv.conf /tmp/resolv.conf; {ask} && cp /tmp/resolv.conf /etc/resolv.conf"
+        ),
+    };
     let output = guest
         .run_spec(CommandSpec::new(line).deadline(PATIENCE))
         .unwrap();

@@ -459,6 +459,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
+        // Only a packed ring has more than an index to go on from.
+        let is_packed = self.features & FEATURE_RING_PACKED != 0;
+        if !is_packed && base > u32::from(u16::MAX) {
+            return Err(ProtocolError::InvalidParam);
+        }
         self.ring(index)?.base = base;
         Ok(())
     }

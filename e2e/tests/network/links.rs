@@ -3,8 +3,8 @@
 use e2e::{Card, Guest, Scene};
 
 use super::{
-    BAY, CONFIGURATION, PATIENCE, address, answers, assert_answers, assert_silent, eventually,
-    network, port, reload, ringdown, scene,
+    BAY, CONFIGURATION, PATIENCE, address, address_of, answers, assert_answers, assert_silent,
+    eventually, network, port, reload, ringdown, scene,
 };
 
 fn carrier(guest: &Guest, carrier: &str) {
@@ -100,7 +100,7 @@ fn ports_that_are_kept_apart_reach_the_network_itself_only() {
         &scene,
         &CONFIGURATION.replace(lan, &format!("{lan}isolated = true\n")),
     );
-    assert_silent(web, "db");
+    assert_silent(web, &address_of(&scene, "lan", "db", "ipv4"));
     assert_answers(web, own);
     assert_answers(db, own);
     let refused = port(&scene, "lan", "web")["refused"]["isolated"].as_u64();

@@ -24,14 +24,25 @@ fn a_network_may_have_long_frames_and_a_guest_several_queues() {
     assert!(frames < 3 * 4, "they were not cut: {frames}");
 
     let queues = || {
-        let line = "ethtool -S eth1 | sed -n 's/^ *tx_\\?\\(queue_\\)\\?\\([01]\\)_packets: //p' | tr '\\n' ' '";
-        let shown = db.shell(line).unwrap();
-        let counts: Vec<u64> = shown
-            .split_whitespace()
-            .map(|word| word.parse().unwrap())
-            .collect();
-        assert_eq!(counts.len(), 2, "{shown}");
-        counts
+        let shown = db.shell("ethtool -S eth1").unwrap();
+        let of = |queue: u8| {
+            let names = [
+                format!("tx{queue}_packets:"),
+                format!("tx_queue_{queue}_packets:"),
+            ];
+            let mut lines = shown.lines().map(str::trim);
+            let count = lines.find_map(|line| {
+                names
+                    .iter()
+                    .find_map(|name| line.strip_prefix(name.as_str()))
+            });
+            count
+                .unwrap_or_else(|| panic!("{shown}"))
+                .trim()
+                .parse::<u64>()
+                .unwrap()
+        };
+        [of(0), of(1)]
     };
     let before = queues();
     for processor in ["1", "2"] {

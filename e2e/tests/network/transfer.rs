@@ -27,8 +27,7 @@ pub fn fetch(guest: &Guest, address: &str) -> String {
         true => format!("[{address}]"),
         false => address.to_owned(),
     };
-    let line =
-        format!("set -o pipefail; wget -q -T 60 -O - http://{address}:8000/file | sha256sum");
+    let line = format!("set -o pipefail; wget -q -O - http://{address}:8000/file | sha256sum");
     let output = guest
         .run_spec(CommandSpec::new(line).deadline(2 * PATIENCE))
         .unwrap();
