@@ -42,6 +42,7 @@ fn guests_start_anew() {
         address(guest, "eth0");
     }
     assert_answers(web, "db");
-    assert_answers(db, "-6 web");
+    // It has a route once the network has answered its router solicitation.
+    eventually("db reaches web by IPv6", || answers(db, "-6 web"));
     assert_answers(scene.guest("box"), "web");
 }
