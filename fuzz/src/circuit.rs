@@ -101,7 +101,10 @@ impl World {
         let value = match (field, dice.below(4)) {
             (_, 0) => dice.quad(),
             (8 | 136, _) => self.generation << 8 | u64::from(dice.byte() % 5),
-            (_, 1) => self.consumer.position().wrapping_add(self.capacity + near),
+            (_, 1) => self
+                .consumer
+                .position()
+                .wrapping_add(self.capacity.wrapping_add(near)),
             (_, 2) => self.producer.position().wrapping_add(near),
             _ => self.consumer.position().wrapping_add(near),
         };
