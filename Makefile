@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -36,6 +36,16 @@ agent: setup ## build the guest's agent, static, beside the ringdown command
 manual: build ## write manual pages and shell completions into target/manual
 	@$(RINGDOWN) manual $(TARGET_DIR)/manual
 	@echo '[manual] man -l $(TARGET_DIR)/manual/man1/ringdown.1'
+
+package: build agent manual ## make a Debian package and a tarball of static binaries in target/packages
+	@echo '[package] the ringdown command, static'
+	@RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' CARGO_TARGET_DIR=$(TARGET_DIR)/static \
+		$(CARGO) build --release --target x86_64-unknown-linux-gnu --package ringdown-cli
+	@scripts/package deb $(TARGET_DIR)/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
+	@scripts/package tarball $(TARGET_DIR)/static/x86_64-unknown-linux-gnu/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
+
+package-test: package ## install the Debian package in a clean Debian, run it there and take it out (as root; needs debootstrap)
+	@scripts/package-test $(TARGET_DIR)/packages/*.deb
 
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images

@@ -26,6 +26,8 @@ pub struct DaemonSpec {
     pub vms: Vec<(String, u64)>,
     /// The VMs without vsock, and how the daemon and their VMMs meet at `<name>.serial` in the runtime directory.
     pub serial_vms: Vec<(String, Meeting)>,
+    /// How many windows of 16 MiB each VM with vsock shares with the host, and as many with other VMs. They are added at `<name>.qmp` in the runtime directory.
+    pub windows: Option<u32>,
     /// Further arguments of `ringdown serve`.
     pub arguments: Vec<String>,
     /// Environment variables, `RUST_LOG` for instance.
@@ -51,6 +53,13 @@ impl DaemonSpec {
     #[must_use]
     pub fn serial_vm(mut self, name: &str, meeting: Meeting) -> DaemonSpec {
         self.serial_vms.push((name.to_owned(), meeting));
+        self
+    }
+
+    /// Gives each VM with vsock so many windows with the host, and as many with other VMs.
+    #[must_use]
+    pub fn windows(mut self, count: u32) -> DaemonSpec {
+        self.windows = Some(count);
         self
     }
 
@@ -117,11 +126,16 @@ impl Daemon {
         ];
         for (name, cid) in &spec.vms {
             arguments.push("--vm".to_owned());
-            arguments.push(format!(
+            let mut vm = format!(
                 "name={name},cid={cid},vhost-user={},host={}",
                 vhost_path(&runtime_directory, name).display(),
                 host_path(&runtime_directory, name).display()
-            ));
+            );
+            if let Some(count) = spec.windows {
+                let qmp = qmp_path(&runtime_directory, name);
+                vm.push_str(&format!(",windows={count}x16M,qmp={}", qmp.display()));
+            }
+            arguments.push(vm);
         }
         for (name, meeting) in &spec.serial_vms {
             let key = match meeting {
@@ -175,6 +189,11 @@ impl Daemon {
     /// The socket that a VM's VMM connects to.
     pub fn vhost_socket(&self, name: &str) -> PathBuf {
         vhost_path(&self.runtime_directory, name)
+    }
+
+    /// The control socket of a VM's QEMU, at which the daemon adds windows.
+    pub fn qmp_socket(&self, name: &str) -> PathBuf {
+        qmp_path(&self.runtime_directory, name)
     }
 
     /// The socket where the daemon and the VMM of a VM without vsock meet.
@@ -356,6 +375,10 @@ fn vhost_path(runtime_directory: &Path, name: &str) -> PathBuf {
 
 fn serial_path(runtime_directory: &Path, name: &str) -> PathBuf {
     runtime_directory.join(format!("{name}.serial"))
+}
+
+fn qmp_path(runtime_directory: &Path, name: &str) -> PathBuf {
+    runtime_directory.join(format!("{name}.qmp"))
 }
 
 fn host_path(runtime_directory: &Path, name: &str) -> PathBuf {

@@ -24,6 +24,9 @@ use crate::{LOG_TAIL_LINES, log_tail, spawn};
 /// the machine is idle.
 pub const BOOT_DEADLINE_S: u64 = 120;
 
+/// What udev loads in other guests when there is a device of a window, each after what it builds on.
+const WINDOW_DRIVERS: [&str; 4] = ["virtio_pmem", "nd_pmem", "dax_pmem", "device_dax"];
+
 /// How often a wait looks whether QEMU has exited or the kernel has panicked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -147,6 +150,44 @@ impl GuestSpec {
         self
     }
 
+    /// Gives it the drivers for windows of zero-copy circuits, and room for so many, which are added at this control socket.
+    #[must_use]
+    pub fn window_ports(mut self, count: u32, socket: &Path) -> GuestSpec {
+        let drivers = WINDOW_DRIVERS.join(",");
+        self.kernel_arguments
+            .push(format!("ringdown.modules={drivers}"));
+        let room = format!("slots={count},maxmem=8G");
+        let socket = format!("unix:{},server=on,wait=off", socket.display());
+        self = self.qemu(&["-m", &room, "-qmp", &socket]);
+        for index in 0..count {
+            let port = format!(
+                "pcie-root-port,id=ringdown-port{index},chassis={}",
+                200 + index
+            );
+            self = self.qemu(&["-device", &port]);
+        }
+        self
+    }
+
+    /// Gives it the drivers for windows, and windows that it has from the start: files of so many bytes.
+    #[must_use]
+    pub fn window_files(mut self, files: &[PathBuf], bytes: u64) -> GuestSpec {
+        let drivers = WINDOW_DRIVERS.join(",");
+        self.kernel_arguments
+            .push(format!("ringdown.modules={drivers}"));
+        let room = format!("slots={},maxmem=8G", files.len());
+        self = self.qemu(&["-m", &room]);
+        for (index, file) in files.iter().enumerate() {
+            let memory = format!(
+                "memory-backend-file,id=window{index},mem-path={},size={bytes},share=on",
+                file.display()
+            );
+            let device = format!("virtio-pmem-pci,memdev=window{index}");
+            self = self.qemu(&["-object", &memory, "-device", &device]);
+        }
+        self
+    }
+
     /// Adds arguments for QEMU.
     #[must_use]
     pub fn qemu(mut self, arguments: &[&str]) -> GuestSpec {
@@ -173,9 +214,28 @@ struct Process {
     status: Option<ExitStatus>,
 }
 
+/// What Linux says of it.
+const STALE_BREAKPOINT: &str = "Oops: int3";
+
 impl Guest {
     /// Boots a guest and waits until its control program answers.
+    ///
+    /// A kernel patches its own code as it boots, by way of a breakpoint. Emulated on a busy machine, it now and then runs into a breakpoint that is there no more, and
+    /// dies of it; that is QEMU's fault and nobody's here, so it is given another try.
     pub fn boot(spec: GuestSpec) -> Result<Guest> {
+        match Guest::boot_once(spec.clone()) {
+            Err(error) if format!("{error:#}").contains(STALE_BREAKPOINT) => {
+                eprintln!(
+                    "guest {} ran into a stale breakpoint of the emulation: once more",
+                    spec.name
+                );
+                Guest::boot_once(spec)
+            }
+            booted => booted,
+        }
+    }
+
+    fn boot_once(spec: GuestSpec) -> Result<Guest> {
         let accelerator = match spec.accelerator {
             Some(accelerator) => accelerator,
             None => accelerator::choose()?,

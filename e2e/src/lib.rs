@@ -31,6 +31,7 @@ mod shared;
 pub mod spawn;
 pub mod terminal;
 pub mod three_vms;
+mod tshark;
 
 pub use card::Card;
 pub use control::{CommandSpec, Output, Running};
@@ -41,6 +42,7 @@ pub use ports::Meeting;
 pub use qmp::Qmp;
 pub use scene::{Scene, finished, step_us};
 pub use shared::{Shared, SharedGuard, ShowLogs};
+pub use tshark::{LiveCapture, Row, read_capture};
 
 /// How many lines of a console or daemon log are shown when a test fails.
 pub const LOG_TAIL_LINES: usize = 80;

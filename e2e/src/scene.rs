@@ -40,9 +40,18 @@ impl Scene {
     /// # Errors
     /// When one of them does not come up.
     pub fn start_with(daemon: DaemonSpec, guests: Vec<GuestSpec>) -> Result<Scene> {
+        let windows = daemon.windows;
         let daemon = Daemon::start(daemon)?;
         let specs = guests
             .into_iter()
+            .map(|spec| match windows {
+                // With the host, and as many with others.
+                Some(count) => {
+                    let socket = daemon.qmp_socket(&spec.name);
+                    spec.window_ports(2 * count, &socket)
+                }
+                None => spec,
+            })
             .map(|spec| {
                 if let Some(meeting) = spec.serial {
                     let socket = daemon.serial_socket(&spec.name);

@@ -4,6 +4,8 @@
 
 #[path = "network/addresses.rs"]
 mod addresses;
+#[path = "network/capture.rs"]
+mod capture;
 #[path = "network/hostile.rs"]
 mod hostile;
 #[path = "network/idle.rs"]

@@ -2,7 +2,7 @@
 
 use memory::circuit::{
     CircuitError, Consumer, Identity, Kind, MIN_RING_LEN, Peeked, Producer, Side, Window,
-    WindowSpec,
+    WindowSpec, system_page_len,
 };
 
 use crate::Dice;
@@ -26,6 +26,7 @@ pub fn peer(input: &[u8]) {
         },
         kind: Kind::Bytes,
         ring_len: MIN_RING_LEN,
+        page_len: system_page_len(),
     };
     let file = Window::create(&spec).expect("a window");
     let attach = || Window::attach(&file, 0, &spec).expect("the window just made");

@@ -13,6 +13,7 @@ use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 use crate::Dice;
 use crate::guest::{BASE, Guest, PACKET_BYTES, RX, TX};
 use crate::house::House;
+use crate::tape::Tape;
 use ends::{Conversation, Route};
 
 /// Things that happen in one case, at most.
@@ -22,10 +23,11 @@ const WEB: (&str, u32) = ("web", 3);
 const DB: (&str, u32) = ("db", 4);
 
 /// Two honest parties talk: packets cut into descriptors in any way, buffers of any size cut in any way, readers that take their time.
-/// Every byte arrives once and in order, and so does the end; then nothing is left.
+/// Every byte arrives once and in order, and so does the end; then nothing is left. A capture has the same bytes.
 pub fn carry(input: &[u8]) {
     let mut dice = Dice::new(input);
     let mut house = House::new(&[WEB, DB], Limits::default());
+    let tape = Tape::run(&mut house, input.len());
     let route = dice.pick(&[Route::ToHost, Route::FromHost, Route::ToGuest]);
     let mut talk = Conversation::begin(&mut house, route);
     for _ in 0..STEPS {
@@ -35,6 +37,7 @@ pub fn carry(input: &[u8]) {
         talk.step(&mut house, &mut dice);
     }
     talk.finish(&mut house);
+    talk.check(&tape);
     drop(talk);
     house.until("the VMMs are gone", |house| {
         house.fabric.lines().iter().all(|line| !line.attached)
@@ -56,6 +59,7 @@ pub fn attack(input: &[u8]) {
         ..Limits::default()
     };
     let mut house = House::new(&[WEB, DB], limits);
+    let tape = Tape::run(&mut house, input.len());
     let bystander = dice.pick(&[Route::ToHost, Route::FromHost]);
     let mut talk = Conversation::begin_with(&mut house, bystander, DB, None);
     let listener = UnixListener::bind(house.path("web.sock_80")).expect("a listener");
@@ -82,6 +86,7 @@ pub fn attack(input: &[u8]) {
         );
     }
     talk.finish(&mut house);
+    tape.read();
     drop(attacker);
     house.until("the hostile guest's VMM is gone", |house| {
         !house.line(WEB.0).attached

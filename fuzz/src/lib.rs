@@ -21,13 +21,14 @@
 //! | [`station::frames`] | guest | what a network itself answers: DHCP, DNS, ARP, neighbour discovery, TCP |
 //! | [`transfer::receive_any`] | a guest's agent, or the host | the receiver of files |
 //! | [`proxy::socks`], [`proxy::http`], [`proxy::directory`] | guest | what the proxy is asked for: destinations, names |
+//! | [`switchboard::lines`] | programs, a guest's agent | what is said to set up zero-copy circuits |
 //! | [`ring::walk`] | guest | the virtqueue, over memory that changes |
 //! | [`segments::move_bytes`] | guest | copies between descriptors cut in any way, and sockets |
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
 //! | [`frame::frame`] | guest | frames and their headers: parser, offloads, filters |
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
-//! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order |
-//! | [`fabric::attack`] | guest | everything above at once; a bystander goes on |
+//! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order; a capture shows them |
+//! | [`fabric::attack`] | guest | everything above at once; a bystander and a capture go on |
 //! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
 //!
 //! Nothing here is part of what faces a guest. Misuse panics, as it should in a test.
@@ -45,6 +46,8 @@ pub mod segments;
 pub mod serial;
 pub mod station;
 pub mod switch;
+pub mod switchboard;
+mod tape;
 pub mod transfer;
 pub mod vhost;
 mod vmm;

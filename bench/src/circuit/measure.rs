@@ -7,9 +7,9 @@ use super::case::{Case, Subject, Work};
 use super::end::{expected_sum, make};
 use super::other::Other;
 use crate::perf::measure::{Conditions, Failed, Figures};
-use crate::perf::processor::{load, stolen};
+use crate::perf::processor::load;
 use crate::perf::progress::{Progress, line_of};
-use crate::perf::results::{Environment, FORMAT, Outcome, Point, Round, Run, Settings};
+use crate::perf::results::{Environment, Outcome, Point, Round, Run};
 
 /// What starting and ending a process takes, in about.
 const OVERHEAD: Duration = Duration::from_millis(50);
@@ -31,31 +31,14 @@ pub struct Plan {
 impl Plan {
     /// Measures everything.
     pub fn run(&self, environment: Environment, progress: &Progress) -> Run {
-        let start = Instant::now();
-        let stolen_before = stolen();
-        let mut run = Run {
-            format: FORMAT,
-            environment,
-            settings: Settings {
-                rounds: self.rounds,
-                warm_up_ms: self.conditions.warm_up.as_millis() as u64,
-                window_ms: self.conditions.window.as_millis() as u64,
-            },
-            points: Vec::new(),
-        };
-        let measurements: usize = self.cases.iter().map(|case| case.subjects().len()).sum();
-        progress.begin(self.expected() * (measurements * self.rounds) as u32);
-        for case in &self.cases {
-            self.run_case(case, &mut run, progress);
-        }
-        progress.end();
-        let stolen_after = stolen();
-        let environment = &mut run.environment;
-        environment.load_after = load();
-        environment.seconds = start.elapsed().as_secs_f64();
-        environment.stolen_share = (stolen_after.0 - stolen_before.0) as f64
-            / (stolen_after.1 - stolen_before.1).max(1) as f64;
-        run
+        Run::record(environment, self.rounds, &self.conditions, |run| {
+            let measurements: usize = self.cases.iter().map(|case| case.subjects().len()).sum();
+            progress.begin(self.expected() * (measurements * self.rounds) as u32);
+            for case in &self.cases {
+                self.run_case(case, run, progress);
+            }
+            progress.end();
+        })
     }
 
     fn expected(&self) -> Duration {

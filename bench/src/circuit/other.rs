@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use circuit::Circuit;
 use clap::Args;
 use memory::circuit::bare::Bare;
-use memory::circuit::{Identity, Kind, Side, Window, WindowSpec};
+use memory::circuit::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 use rustix::event::{EventfdFlags, eventfd};
 use tempfile::TempDir;
 
@@ -69,6 +69,7 @@ fn spec() -> WindowSpec {
         },
         kind: Kind::Bytes,
         ring_len: RING_LEN,
+        page_len: system_page_len(),
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Case {
     pub asleep: bool,
     /// Every byte is compared.
     pub checked: bool,
+    /// Guests touch what they send and receive, as programs do, so that it lies in the cache of their processor.
+    pub touched: bool,
 }
 
 impl Case {
@@ -40,6 +42,7 @@ impl Case {
             packed: false,
             asleep: false,
             checked: false,
+            touched: false,
         }
     }
 }
@@ -58,6 +61,9 @@ impl fmt::Display for Case {
         if self.checked {
             formatter.write_str("/checked")?;
         }
+        if self.touched {
+            formatter.write_str("/touched")?;
+        }
         Ok(())
     }
 }
@@ -68,7 +74,7 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Case, String> {
         let words = || {
             format!(
-                "{text:?} is no case: expected LENGTH/FLOWS/PORTS/RING[/asleep][/checked], with a length of {MIN_LEN} to {MAX_LEN} or `tso`, \
+                "{text:?} is no case: expected LENGTH/FLOWS/PORTS/RING[/asleep][/checked][/touched], with a length of {MIN_LEN} to {MAX_LEN} or `tso`, \
                  up to {MAX_FLOWS} flows, an even number of up to {MAX_PORTS} ports, and `split` or `packed`"
             )
         };
@@ -95,6 +101,7 @@ impl FromStr for Case {
             match part {
                 "asleep" if !case.asleep => case.asleep = true,
                 "checked" if !case.checked => case.checked = true,
+                "touched" if !case.touched => case.touched = true,
                 _ => return Err(words()),
             }
         }
@@ -128,6 +135,10 @@ pub fn full_matrix() -> Vec<Case> {
             }
         }
     }
+    cases.extend(KINDS[1..].iter().map(|kind| Case {
+        touched: true,
+        ..Case::new(*kind)
+    }));
     cases.extend(KINDS.map(|kind| Case {
         asleep: true,
         ..Case::new(kind)

@@ -52,6 +52,7 @@ pub fn drive(
         ring_size: RING_SIZE,
         interrupts: case.asleep,
         checked: case.checked,
+        touched: case.touched,
     };
     let streams = running.connect()?;
     let ports = streams.into_iter().enumerate().map(|(port, stream)| {

@@ -58,6 +58,8 @@ pub struct PortOptions {
     pub interrupts: bool,
     /// Every byte of every frame is compared.
     pub checked: bool,
+    /// Each frame is written before it is sent, and read when it has come, and not only its beginning.
+    pub touched: bool,
 }
 
 /// One of the two rings.
@@ -79,6 +81,10 @@ pub struct Port {
     rings: [Ring; 2],
     examiner: Examiner,
     meters: Meters,
+    /// By slot of the sending ring: what is in its buffer.
+    frames: Vec<Vec<u8>>,
+    /// What was read of a buffer.
+    scratch: Vec<u8>,
     /// The most frames that are under way.
     depth: u16,
     /// Keeps the device.
@@ -179,11 +185,12 @@ impl Port {
         ];
         let [rx, tx] = rings;
         let rings = [rx.map_err(io)?, tx.map_err(io)?];
-        for (slot, buffer) in rings[TX].buffers.iter().enumerate() {
-            let slot = slot as u16;
-            let bytes = frame(options.kind, own, partner, options.flows, slot);
+        let frames: Vec<Vec<u8>> = (0..options.ring_size)
+            .map(|slot| frame(options.kind, own, partner, options.flows, slot))
+            .collect();
+        for (bytes, buffer) in frames.iter().zip(&rings[TX].buffers) {
             arena.write(*buffer, &options.kind.net_header());
-            arena.write(buffer + NET_HEADER_LEN, &bytes);
+            arena.write(buffer + NET_HEADER_LEN, bytes);
         }
         vmm.set_features(features).map_err(words)?;
         vmm.set_memory(&[arena.region(GUEST_BASE).map_err(io)?])
@@ -198,6 +205,8 @@ impl Port {
             rings,
             examiner: Examiner::new(options.kind, options.flows, own, partner, options.checked),
             meters: Meters::default(),
+            frames,
+            scratch: vec![0; LONG_BUFFER_LEN],
             depth: depth(&options),
             _vmm: vmm,
         };
@@ -269,6 +278,10 @@ impl Port {
             let slot = first.wrapping_add(step) & mask;
             self.meters.sent += 1;
             let buffer = ring.buffers[usize::from(slot)];
+            if self.options.touched {
+                self.arena
+                    .write(buffer + NET_HEADER_LEN, &self.frames[usize::from(slot)]);
+            }
             self.arena
                 .write(buffer + place, &self.meters.sent.to_le_bytes());
         }
@@ -320,10 +333,25 @@ impl Port {
         }
         self.meters.received += 1;
         self.meters.bytes += len as u64;
+        if self.options.touched {
+            self.read_frame(slot, buffers);
+        }
         if self.options.checked || self.meters.received % SAMPLE == 0 {
             self.examine(slot, buffers)?;
         }
         Ok(())
+    }
+
+    /// Takes all of a frame out of the ring's buffers.
+    fn read_frame(&mut self, slot: u16, buffers: u16) {
+        let mask = self.options.ring_size - 1;
+        for step in 0..buffers {
+            let slot = slot.wrapping_add(step) & mask;
+            let buffer = self.rings[RX].buffers[usize::from(slot)];
+            let written = self.rings[RX].queue.written(slot) as usize;
+            let len = written.min(self.scratch.len());
+            self.arena.read(buffer, &mut self.scratch[..len]);
+        }
     }
 
     /// A frame of another length: from the switch itself, or damaged.

@@ -1,15 +1,15 @@
 //! A run: every case, interleaved, with what is compared measured in the same minute.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::case::Case;
 use super::measure::measure;
 use super::subject::Subject;
 use super::techniques::CASES;
 use crate::perf::measure::{Conditions, Failed};
-use crate::perf::processor::{load, stolen};
+use crate::perf::processor::load;
 use crate::perf::progress::{Progress, line_of};
-use crate::perf::results::{Environment, FORMAT, Outcome, Point, Round, Run, Settings};
+use crate::perf::results::{Environment, Outcome, Point, Round, Run};
 
 /// What starting and ending a subject takes, in about.
 const OVERHEAD: Duration = Duration::from_millis(1500);
@@ -32,35 +32,18 @@ pub struct Plan {
 impl Plan {
     /// Measures everything.
     pub fn run(&self, environment: Environment, progress: &Progress) -> Run {
-        let start = Instant::now();
-        let stolen_before = stolen();
-        let mut run = Run {
-            format: FORMAT,
-            environment,
-            settings: Settings {
-                rounds: self.rounds,
-                warm_up_ms: self.conditions.warm_up.as_millis() as u64,
-                window_ms: self.conditions.window.as_millis() as u64,
-            },
-            points: Vec::new(),
-        };
-        let measurements: usize = self
-            .cases
-            .iter()
-            .map(|case| self.subjects(case).len())
-            .sum();
-        progress.begin(self.expected() * (measurements * self.rounds) as u32);
-        for case in &self.cases {
-            self.run_case(case, &mut run, progress);
-        }
-        progress.end();
-        let stolen_after = stolen();
-        let environment = &mut run.environment;
-        environment.load_after = load();
-        environment.seconds = start.elapsed().as_secs_f64();
-        environment.stolen_share = (stolen_after.0 - stolen_before.0) as f64
-            / (stolen_after.1 - stolen_before.1).max(1) as f64;
-        run
+        Run::record(environment, self.rounds, &self.conditions, |run| {
+            let measurements: usize = self
+                .cases
+                .iter()
+                .map(|case| self.subjects(case).len())
+                .sum();
+            progress.begin(self.expected() * (measurements * self.rounds) as u32);
+            for case in &self.cases {
+                self.run_case(case, run, progress);
+            }
+            progress.end();
+        })
     }
 
     /// A bridge has no rings: what differs in them only need not be measured twice.

@@ -1,8 +1,12 @@
 //! A run's results, as they are kept.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+
+use super::measure::Conditions;
+use super::processor::{load, stolen};
 
 /// The form of the file. Another one has another number.
 pub const FORMAT: u32 = 1;
@@ -18,6 +22,37 @@ pub struct Run {
     pub settings: Settings,
     /// What came out, in the order in which it was measured.
     pub points: Vec<Point>,
+}
+
+impl Run {
+    /// A run with all that is measured meanwhile, and with how the machine was at its end.
+    pub fn record(
+        environment: Environment,
+        rounds: usize,
+        conditions: &Conditions,
+        measure: impl FnOnce(&mut Run),
+    ) -> Run {
+        let start = Instant::now();
+        let stolen_before = stolen();
+        let mut run = Run {
+            format: FORMAT,
+            environment,
+            settings: Settings {
+                rounds,
+                warm_up_ms: conditions.warm_up.as_millis() as u64,
+                window_ms: conditions.window.as_millis() as u64,
+            },
+            points: Vec::new(),
+        };
+        measure(&mut run);
+        let stolen_after = stolen();
+        let environment = &mut run.environment;
+        environment.load_after = load();
+        environment.seconds = start.elapsed().as_secs_f64();
+        environment.stolen_share = (stolen_after.0 - stolen_before.0) as f64
+            / (stolen_after.1 - stolen_before.1).max(1) as f64;
+        run
+    }
 }
 
 /// Where a run was made. No names and no paths.

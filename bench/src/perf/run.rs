@@ -1,15 +1,15 @@
 //! A run: every case, interleaved, with what is compared measured in the same minute.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::case::{Case, Direction, Throughput};
 use super::guest::Payload;
 use super::limits::{self, Limits};
 use super::measure::{Conditions, Failed, Figures};
-use super::processor::{load, stolen};
+use super::processor::load;
 use super::progress::Progress;
-use super::results::{Environment, FORMAT, Outcome, Point, Round, Run, Settings};
+use super::results::{Environment, Outcome, Point, Round, Run};
 use super::ring::TransmitLayout;
 use super::subject::{Kind, Subject};
 use super::{connect, latency, scale, throughput};
@@ -287,34 +287,17 @@ impl Plan {
 
     /// Measures everything.
     pub fn run(&self, environment: Environment, progress: &Progress) -> Run {
-        let start = Instant::now();
-        let stolen_before = stolen();
-        let mut run = Run {
-            format: FORMAT,
-            environment,
-            settings: Settings {
-                rounds: self.rounds,
-                warm_up_ms: self.conditions.warm_up.as_millis() as u64,
-                window_ms: self.conditions.window.as_millis() as u64,
-            },
-            points: Vec::new(),
-        };
-        let steps = self.steps();
-        let total = steps
-            .iter()
-            .map(|step| self.expected(&step.case) * (step.rounds * step.measured.len()) as u32);
-        progress.begin(total.sum());
-        for step in &steps {
-            self.run_step(step, &mut run, progress);
-        }
-        progress.end();
-        let stolen_after = stolen();
-        let environment = &mut run.environment;
-        environment.load_after = load();
-        environment.seconds = start.elapsed().as_secs_f64();
-        environment.stolen_share = (stolen_after.0 - stolen_before.0) as f64
-            / (stolen_after.1 - stolen_before.1).max(1) as f64;
-        run
+        Run::record(environment, self.rounds, &self.conditions, |run| {
+            let steps = self.steps();
+            let total = steps
+                .iter()
+                .map(|step| self.expected(&step.case) * (step.rounds * step.measured.len()) as u32);
+            progress.begin(total.sum());
+            for step in &steps {
+                self.run_step(step, run, progress);
+            }
+            progress.end();
+        })
     }
 
     fn run_step(&self, step: &Step, run: &mut Run, progress: &Progress) {

@@ -17,7 +17,7 @@ pub const DEFAULT_PATH: &str = "/etc/ringdown/agent.toml";
 const MAX_LEN: u64 = 64 * 1024;
 
 /// What can be switched off: the keys of `[methods]`, and the capability in the agent's hello that each stands for.
-const METHODS: [(&str, &str); 11] = [
+const METHODS: [(&str, &str); 12] = [
     ("exec", wire::agent::CAPABILITY_EXEC),
     ("cp", wire::agent::CAPABILITY_TRANSFER),
     ("forward", wire::agent::CAPABILITY_FORWARD),
@@ -29,6 +29,7 @@ const METHODS: [(&str, &str); 11] = [
     ("clipboard", wire::agent::job::CAPABILITY_CLIPBOARD),
     ("lock", wire::agent::job::CAPABILITY_LOCK),
     ("bench", wire::agent::CAPABILITY_BENCH),
+    ("circuits", wire::agent::CAPABILITY_CIRCUITS),
 ];
 
 /// By how much the clock may be off before it is set, in milliseconds: the least and the most that can be configured.

@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use wire::agent::{
-    CAPABILITY_BENCH, CAPABILITY_EXEC, CAPABILITY_FORWARD, CAPABILITY_TRANSFER, Hello,
-    MAX_HOSTNAME_LEN, job,
+    CAPABILITY_BENCH, CAPABILITY_CIRCUITS, CAPABILITY_EXEC, CAPABILITY_FORWARD,
+    CAPABILITY_TRANSFER, Hello, MAX_HOSTNAME_LEN, job,
 };
 
 /// The agent's name and version, as hellos carry it.
@@ -23,11 +23,12 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const MAX_PASSWD_LEN: u64 = 1024 * 1024;
 
 /// All that the agent can do.
-const CAPABILITIES: [&str; 11] = [
+const CAPABILITIES: [&str; 12] = [
     CAPABILITY_EXEC,
     CAPABILITY_BENCH,
     CAPABILITY_FORWARD,
     CAPABILITY_TRANSFER,
+    CAPABILITY_CIRCUITS,
     job::CAPABILITY_STATS,
     job::CAPABILITY_LOGS,
     job::CAPABILITY_POWER,

@@ -30,6 +30,7 @@ pub mod session;
 mod share;
 pub mod signals;
 mod stream;
+pub mod switchboard;
 mod tool;
 pub mod transport;
 pub mod uplink;

@@ -43,6 +43,9 @@ Where there is only the serial port, the agent has it alone. It takes calls of o
 /run/ringdown/host.sock, for root and its own user: CONNECT PORT and a line feed, answered OK or ERR. forward, resolve, service and
 whoami use it by themselves. The variable RINGDOWN_HOST_SOCKET names another place for it, for both; empty, there is none.
 
+Programs of the guest get circuits at the UNIX socket /run/ringdown/circuit.sock, zero-copy ones where the host has given
+the guest windows of memory; any user may ask. The variable RINGDOWN_CIRCUIT_SOCKET names another place; empty, there is none.
+
 Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
 start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen, or the host does not tell.
 ";

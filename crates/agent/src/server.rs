@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-use wire::agent::{ErrorKind, ErrorReport};
+use wire::agent::{CAPABILITY_CIRCUITS, ErrorKind, ErrorReport};
 
 use crate::config::Config;
 use crate::freezer::Freezer;
@@ -15,6 +15,7 @@ use crate::log::say;
 use crate::serial::SerialHost;
 use crate::session::{Options, serve_in_place, tell};
 use crate::share::Share;
+use crate::switchboard::Switchboard;
 use crate::transport::{self, Endpoint, Listener};
 use crate::uplink;
 
@@ -41,10 +42,16 @@ pub struct Server {
 impl Server {
     /// An agent that will listen there and do what its configuration allows.
     pub fn new(endpoints: Vec<Endpoint>, config: Config) -> Server {
-        let options = Options {
+        let has_switchboard = config.allow(CAPABILITY_CIRCUITS).is_ok() && has_line(&endpoints);
+        let mut options = Options {
             has_vsock: endpoints.contains(&Endpoint::Vsock),
+            switchboard: has_switchboard.then(Switchboard::new).and_then(said),
             ..Options::new().with_config(config)
         };
+        if options.switchboard.is_none() {
+            let capabilities = &mut options.hello.capabilities;
+            capabilities.retain(|capability| capability != CAPABILITY_CIRCUITS);
+        }
         Server {
             endpoints,
             service: Arc::new(Service {
@@ -67,6 +74,9 @@ impl Server {
         Freezer::new(&self.service.options).recover();
         let options = Arc::clone(&self.service.options);
         spawn("generation", move || options.generation.watch())?;
+        if let Some(switchboard) = &self.service.options.switchboard {
+            switchboard.start()?;
+        }
         let (failed, failures) = std::sync::mpsc::channel();
         for endpoint in &self.endpoints {
             let service = Arc::clone(&self.service);
@@ -91,6 +101,18 @@ impl Server {
         let closed = |_| io::ErrorKind::NotConnected.into();
         Err(failures.recv().unwrap_or_else(closed))
     }
+}
+
+/// Whether one of these leads to the host, and from there to others.
+fn has_line(endpoints: &[Endpoint]) -> bool {
+    let is_line = |endpoint: &Endpoint| !matches!(endpoint, Endpoint::Unix(_));
+    endpoints.iter().any(is_line)
+}
+
+fn said(switchboard: io::Result<Arc<Switchboard>>) -> Option<Arc<Switchboard>> {
+    switchboard
+        .inspect_err(|error| say!("programs of this guest cannot get circuits: {error}"))
+        .ok()
 }
 
 /// A thread that is not an operation.

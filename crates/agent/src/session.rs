@@ -27,6 +27,7 @@ use crate::job as everyday;
 use crate::relay::Relay;
 use crate::share::Share;
 use crate::stream::{receive, send_all, wait};
+use crate::switchboard::Switchboard;
 
 /// How long a host may take from connecting to asking for an operation.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,6 +57,8 @@ pub struct Options {
     pub transfers: Arc<Transfers>,
     /// The connections that are carried, and where the agent listens for more.
     pub forwarding: Arc<Forwarding>,
+    /// What gives circuits to programs, if there is one.
+    pub switchboard: Option<Arc<Switchboard>>,
 }
 
 impl Options {
@@ -72,6 +75,7 @@ impl Options {
             forwarding: Arc::new(Forwarding::default()),
             config: Config::default(),
             generation: Arc::new(Generation::default()),
+            switchboard: None,
         }
     }
 

@@ -149,6 +149,11 @@ impl Listener {
 /// # Errors
 /// The system's reason; `AddrInUse` if somebody listens there.
 pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
+    listen_at_path_with_mode(path, 0o600)
+}
+
+/// The same for whoever may by this mode.
+pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = rustix::net::SocketAddrUnix::new(path)?;
     let new = || {
         let (family, kind) = (
@@ -169,7 +174,7 @@ pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
         bound => bound?,
     }
     // Nobody can connect before it listens, so the mode is right from the first connection on.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
@@ -186,6 +191,11 @@ fn refused(reason: &str) -> io::Error {
 /// # Errors
 /// The system's reason: no vsock device yet, nobody listens, no privileged port free or allowed.
 pub fn dial_host() -> io::Result<OwnedFd> {
+    dial_host_as_agent(PORT)
+}
+
+/// The same for another port of the host.
+pub(crate) fn dial_host_as_agent(host_port: u32) -> io::Result<OwnedFd> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for port in (FIRST_SOURCE_PORT..FIRST_UNPRIVILEGED_PORT)
         .rev()
@@ -194,7 +204,7 @@ pub fn dial_host() -> io::Result<OwnedFd> {
         let socket = vsock_socket()?;
         match nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port)) {
             Ok(()) => {
-                nix::sys::socket::connect(socket.as_raw_fd(), &VsockAddr::new(HOST_CID, PORT))?;
+                connect(&socket, HOST_CID, host_port)?;
                 rustix::io::ioctl_fionbio(&socket, true)?;
                 return Ok(socket);
             }
@@ -207,7 +217,39 @@ pub fn dial_host() -> io::Result<OwnedFd> {
 
 /// How often a dial to another guest is tried again when nothing answers: the kernel gives up after two seconds, in which a busy
 /// machine may not have come to it.
-const DIAL_ATTEMPTS: u32 = 4;
+pub(crate) const DIAL_ATTEMPTS: u32 = 4;
+
+/// Whether the kernel has given up waiting for an answer.
+pub(crate) fn is_timeout(error: &io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::TIMEDOUT)
+}
+
+/// A vsock socket with a port of its own, which is not a privileged one.
+pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, u32)> {
+    let socket = vsock_socket()?;
+    nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, ANY_PORT))?;
+    let address: VsockAddr = nix::sys::socket::getsockname(socket.as_raw_fd())?;
+    Ok((socket, address.port()))
+}
+
+/// Calls somebody.
+pub(crate) fn connect(socket: &OwnedFd, cid: u32, port: u32) -> io::Result<()> {
+    Ok(nix::sys::socket::connect(
+        socket.as_raw_fd(),
+        &VsockAddr::new(cid, port),
+    )?)
+}
+
+/// The next connection, which blocks, and the CID and port it comes from; nothing if there is none yet.
+pub(crate) fn accept_anybody(listener: &OwnedFd) -> io::Result<Option<(OwnedFd, u32, u32)>> {
+    let connection = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+        Ok(connection) => connection,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
+    Ok(Some((connection, peer.cid(), peer.port())))
+}
 
 /// Listen for another guest, at this port or, if it is 0, at any: the socket, non-blocking, and the port.
 ///
@@ -273,9 +315,9 @@ pub(crate) fn dial_guest(cid: u32, port: u32) -> io::Result<OwnedFd> {
     let mut attempt = 1;
     loop {
         let socket = vsock_socket()?;
-        match nix::sys::socket::connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
-            Err(nix::errno::Errno::ETIMEDOUT) if attempt < DIAL_ATTEMPTS => attempt += 1,
-            Err(error) => return Err(error.into()),
+        match connect(&socket, cid, port) {
+            Err(error) if is_timeout(&error) && attempt < DIAL_ATTEMPTS => attempt += 1,
+            Err(error) => return Err(error),
             Ok(()) => {
                 rustix::io::ioctl_fionbio(&socket, true)?;
                 return Ok(socket);

@@ -87,6 +87,9 @@ pub fn announce(socket: &OwnedFd, options: &Options) -> io::Result<io::Error> {
         }
     }
     say!("the host knows that this guest is ready");
+    if let Some(switchboard) = &options.switchboard {
+        switchboard.host_is_there();
+    }
     loop {
         match decoder.next_frame() {
             Ok(Some((_, Frame::Error(report)))) => return Ok(io::Error::other(report.message)),

@@ -10,8 +10,17 @@
  *   EINVAL      what was asked for is impossible here, such as more than a ring has
  *   EPROTO      the peer broke the rules, or what came was no circuit
  *
+ * and when a circuit is set up by name:
+ *
+ *   ECONNREFUSED   nobody listens there, or somebody else has the port to listen at
+ *   EACCES         the operator's policy does not allow it
+ *   EADDRNOTAVAIL  there is nobody of that name
+ *   EHOSTUNREACH   the other machine is not there now
+ *   EBUSY          as many as there may be are there already
+ *   ENOENT         there is no switchboard: no ringdown-agent in this guest, or no daemon on this host
+ *
  * ringdown_circuit_error() says more. One thread may write while another one reads; nothing else may be done by two threads at once.
- * No function raises SIGPIPE. A handler for SIGBUS is installed, which concerns the windows of circuits only.
+ * No function raises SIGPIPE. A handler for SIGBUS is installed, which concerns the windows of circuits only; the one that was there before is called for anything else.
  */
 #ifndef RINGDOWN_CIRCUIT_H
 #define RINGDOWN_CIRCUIT_H
@@ -27,6 +36,9 @@ extern "C" {
 /* Both ends of one side of a circuit. */
 typedef struct ringdown_circuit ringdown_circuit;
 
+/* Takes the circuits of whoever calls a port. */
+typedef struct ringdown_listener ringdown_listener;
+
 /* How long to look again before sleeping. */
 #define RINGDOWN_CIRCUIT_SPIN_NEVER 0
 #define RINGDOWN_CIRCUIT_SPIN_ALWAYS UINT64_MAX
@@ -36,7 +48,7 @@ typedef struct ringdown_circuit ringdown_circuit;
 #define RINGDOWN_CIRCUIT_RECORDS 1
 
 struct ringdown_circuit_options {
-    /* Length of each ring: a power of two from 4096 to 2^30. When a circuit is accepted, the most that is. */
+    /* Length of each ring: a power of two from 4096 to 2^30. When a circuit is accepted, or set up by name, the most that is. */
     uint64_t ring_len;
     /* In microseconds: how long to look again before sleeping, while that pays. */
     uint64_t spin_us;
@@ -53,6 +65,27 @@ void ringdown_circuit_default_options(struct ringdown_circuit_options *options);
  * NULL. The socket is the circuit's from then on, whether this succeeds or not. */
 ringdown_circuit *ringdown_circuit_offer(int socket, const struct ringdown_circuit_options *options);
 ringdown_circuit *ringdown_circuit_accept(int socket, const struct ringdown_circuit_options *options);
+
+/* Connects to a program of another machine: "db:5432", "blue/db:5432" of another domain, "4:5432" by CID, and in a guest "host:5432". Asks the switchboard of this machine, which
+ * is the guest's agent or the host's daemon, at the socket that RINGDOWN_CIRCUIT_SOCKET names, or where it usually is. Both sides have to ask for the same kind. */
+ringdown_circuit *ringdown_connect(const char *to, const struct ringdown_circuit_options *options);
+
+/* Takes the circuits of whoever calls this port, and may; on the host, with a name, of one VM only. Circuits go on when their listener is closed. `try` does not wait; the
+ * descriptor becomes readable when somebody calls. The timeout is as that of circuits. */
+ringdown_listener *ringdown_listen(uint32_t port, const struct ringdown_circuit_options *options);
+ringdown_listener *ringdown_listen_to_vm(uint32_t port, const char *vm, const struct ringdown_circuit_options *options);
+ringdown_circuit *ringdown_accept(ringdown_listener *listener);
+ringdown_circuit *ringdown_try_accept(ringdown_listener *listener);
+int ringdown_listener_descriptor(const ringdown_listener *listener);
+void ringdown_listener_set_timeout(ringdown_listener *listener, int64_t timeout_ms);
+void ringdown_listener_close(ringdown_listener *listener);
+
+/* 1 if what is written is written where the peer reads it. 0 if there was no window for the two machines, and the circuit goes through a stream: everything here works as well, with
+ * copies, and only an end cannot be told from a peer that died. */
+int ringdown_circuit_is_zero_copy(const ringdown_circuit *circuit);
+
+/* Who is at the other side, such as "web:40001", if the circuit was set up by name; else NULL. As long-lived as the circuit. */
+const char *ringdown_circuit_peer(const ringdown_circuit *circuit);
 
 /* Finishes, and says that nobody reads any more; then gives everything back. NULL is nothing. */
 void ringdown_circuit_close(ringdown_circuit *circuit);
@@ -77,6 +110,8 @@ int ringdown_circuit_commit(ringdown_circuit *circuit, size_t len);
 /* What is in the ring, up to `most` bytes; waits until there is something. `*len` becomes what there is: 0, with NULL, at the end. The peer can change it at any time: what has to be
  * checked has to be copied first. It stays until it is released; if that fails with ECONNRESET, what was read since the last release means nothing. */
 const void *ringdown_circuit_peek(ringdown_circuit *circuit, size_t most, size_t *len);
+/* Waits until there are more than `beyond` bytes: 1. 0 if there never will be, because the end has come. */
+int ringdown_circuit_wait(ringdown_circuit *circuit, size_t beyond);
 int ringdown_circuit_release(ringdown_circuit *circuit, size_t len);
 
 /* Whole records; both wait. `receive` returns the record's length; if that is more than `size`, what does not fit is lost. At the end it returns -1 with errno 0. */

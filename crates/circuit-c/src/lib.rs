@@ -13,12 +13,19 @@ use std::time::Duration;
 
 use circuit::{Circuit, Kind, Options, Reader, Writer};
 
+mod connect;
+
+pub use connect::*;
+
 /// Both ends of one side. Two threads may have one each, so a reference is made to the one that is used, and never to the whole.
 #[derive(Debug)]
 #[allow(non_camel_case_types)] // As C calls it.
 pub struct ringdown_circuit {
     writer: Writer,
     reader: Reader,
+    /// Never changes.
+    peer: Option<CString>,
+    is_zero_copy: bool,
     /// Belongs to whoever reads.
     record: Vec<u8>,
 }
@@ -58,6 +65,12 @@ fn fail(error: impl Into<io::Error>) {
         io::ErrorKind::InvalidInput => libc::EINVAL,
         io::ErrorKind::InvalidData => libc::EPROTO,
         io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+        io::ErrorKind::PermissionDenied => libc::EACCES,
+        io::ErrorKind::NotFound => libc::ENOENT,
+        io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        io::ErrorKind::ResourceBusy => libc::EBUSY,
+        io::ErrorKind::HostUnreachable => libc::EHOSTUNREACH,
         _ => libc::EIO,
     });
     // Our words have no zeros in them; those of a peer may.
@@ -166,16 +179,32 @@ unsafe fn set_up(
     // SAFETY: the caller's promise.
     let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
     // SAFETY: the caller's promise.
+    let options = unsafe { parse_pointer(options) };
+    hand_out(options.and_then(|options| Ok(how(socket, &options)?)))
+}
+
+/// # Safety
+/// The options are, or there are none.
+unsafe fn parse_pointer(options: *const ringdown_circuit_options) -> io::Result<Options> {
+    // SAFETY: the caller's promise.
     let options = unsafe { options.as_ref() };
-    let made = options
-        .map_or_else(|| Ok(Options::default()), parse)
-        .and_then(|options| Ok(how(socket, &options)?));
+    options.map_or_else(|| Ok(Options::default()), parse)
+}
+
+/// To C, which gives it back by `ringdown_circuit_close`.
+fn hand_out(made: io::Result<Circuit>) -> *mut ringdown_circuit {
     match made {
         Ok(made) => {
+            // Our words have no zeros in them.
+            let peer = made.peer().map(|peer| CString::new(peer.to_string()));
+            let peer = peer.map(Result::unwrap_or_default);
+            let is_zero_copy = made.is_zero_copy();
             let (writer, reader) = made.into_split();
             Box::into_raw(Box::new(ringdown_circuit {
                 writer,
                 reader,
+                peer,
+                is_zero_copy,
                 record: Vec::new(),
             }))
         }
@@ -405,6 +434,19 @@ pub unsafe extern "C" fn ringdown_circuit_peek(
     place.cast_const().cast()
 }
 
+/// Waits for bytes.
+///
+/// # Safety
+/// The circuit is one, whose reading end nobody else uses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringdown_circuit_wait(
+    circuit: *mut ringdown_circuit,
+    beyond: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { reader(circuit) }.wait(beyond))
+}
+
 /// Gives what was peeked at back.
 ///
 /// # Safety
@@ -483,6 +525,27 @@ pub unsafe extern "C" fn ringdown_circuit_descriptor(circuit: *const ringdown_ci
     // SAFETY: the caller's promise. Neither end ever changes the descriptor.
     let reader = unsafe { &*addr_of!((*circuit).reader) };
     std::os::fd::AsFd::as_fd(reader).as_raw_fd()
+}
+
+/// Whether there is a window.
+///
+/// # Safety
+/// The circuit is one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringdown_circuit_is_zero_copy(circuit: *const ringdown_circuit) -> c_int {
+    // SAFETY: the caller's promise. Nobody ever writes to it.
+    c_int::from(unsafe { *addr_of!((*circuit).is_zero_copy) })
+}
+
+/// Who is at the other side.
+///
+/// # Safety
+/// The circuit is one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringdown_circuit_peer(circuit: *const ringdown_circuit) -> *const c_char {
+    // SAFETY: the caller's promise. Nobody ever writes to it.
+    let peer = unsafe { &*addr_of!((*circuit).peer) };
+    peer.as_ref().map_or(ptr::null(), |peer| peer.as_ptr())
 }
 
 /// Asks to be woken when there is something to read.

@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // What goes wrong here is a failed test.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+
+use circuit::driver::{Form, Switchboard};
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/circuit")
@@ -34,6 +37,44 @@ fn check(output: &Output, expected: &str) {
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{complained}");
     assert!(said.contains(expected), "{said}{complained}");
+}
+
+/// One that listens, and one that connects to it, with windows and without.
+fn check_by_name(program: impl Fn() -> Command, expected: &str) {
+    for (form, kind) in [(Form::Window, "(zero copy)"), (Form::Stream, "(stream)")] {
+        let directory = tempfile::tempdir().unwrap();
+        let switchboard = Switchboard::start(directory.path(), form).unwrap();
+        let program = || {
+            let mut program = program();
+            program.env("RINGDOWN_CIRCUIT_SOCKET", switchboard.path());
+            program
+        };
+        let mut listening = program()
+            .args(["listen", "5432"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(listening.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, "listening at port 5432\n");
+        let asking = program().args(["connect", "db:5432"]).output().unwrap();
+        check(&asking, expected);
+        check(&asking, kind);
+        line.clear();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, format!("called by caller:40000 {kind}\n"));
+        check(&listening.wait_with_output().unwrap(), "");
+
+        let refused = program().args(["connect", "db:5"]).output().unwrap();
+        assert!(!refused.status.success());
+        let words = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            words.contains("no circuit: nobody listens at db:5 (refused)"),
+            "{words}"
+        );
+    }
 }
 
 #[test]
@@ -69,6 +110,10 @@ fn the_example_in_c_compiles_without_warnings_and_runs() {
     check(&compiled, "");
     check(
         &Command::new(&program).output().unwrap(),
+        "1000 messages, sum 33554427904000, expected 33554427904000 (zero copy)",
+    );
+    check_by_name(
+        || Command::new(&program),
         "1000 messages, sum 33554427904000, expected 33554427904000",
     );
 }
@@ -78,13 +123,17 @@ fn the_example_in_python_runs() {
     if !is_there("python3") {
         return;
     }
-    let output = Command::new("python3")
-        .arg(examples().join("echo.py"))
-        .env(
+    let program = || {
+        let mut program = Command::new("python3");
+        program.arg(examples().join("echo.py")).env(
             "RINGDOWN_CIRCUIT_LIBRARY",
             library_directory().join("libringdown_circuit.so"),
-        )
-        .output()
-        .unwrap();
-    check(&output, "1000 of 1000 answered");
+        );
+        program
+    };
+    check(
+        &program().output().unwrap(),
+        "1000 of 1000 answered by a process of this host (zero copy)",
+    );
+    check_by_name(program, "1000 of 1000 answered by db:5432");
 }

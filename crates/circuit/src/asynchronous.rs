@@ -188,13 +188,22 @@ impl AsyncWrite for AsyncWriter {
         )
     }
 
-    /// There is nothing to flush: what was written can be read.
-    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    /// With a window there is nothing to flush: what was written can be read.
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let AsyncWriter { writer, wake } = self.get_mut();
+        poll_until(
+            writer,
+            wake,
+            context,
+            Writer::try_flush,
+            Writer::arm_flush,
+            Writer::clear,
+        )
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().writer.finish()?;
-        Poll::Ready(Ok(()))
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let writer = self.get_mut();
+        writer.writer.finish()?;
+        Pin::new(writer).poll_flush(context)
     }
 }

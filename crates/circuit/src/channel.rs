@@ -33,6 +33,8 @@ const TAKEN_AT_ONCE: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: OwnedFd,
+    /// Tells whoever gave the window, by its end, that the window is not used any more.
+    _lease: Option<OwnedFd>,
     sleepers: Mutex<Sleepers>,
     epoch_moved: Condvar,
     is_gone: AtomicBool,
@@ -42,6 +44,8 @@ pub(crate) struct Channel {
 struct Sleepers {
     epoch: u64,
     has_leader: bool,
+    /// Who waits for the leader.
+    followers: usize,
 }
 
 /// The epoch before one said that one wants to be woken.
@@ -49,9 +53,10 @@ struct Sleepers {
 pub(crate) struct Ticket(u64);
 
 impl Channel {
-    pub(crate) fn new(socket: OwnedFd) -> Channel {
+    pub(crate) fn new(socket: OwnedFd, lease: Option<OwnedFd>) -> Channel {
         Channel {
             socket,
+            _lease: lease,
             sleepers: Mutex::default(),
             epoch_moved: Condvar::new(),
             is_gone: AtomicBool::new(false),
@@ -101,7 +106,9 @@ impl Channel {
             sleepers = self.lock();
             sleepers.has_leader = false;
             // A follower has to lead if this one gives up.
-            self.epoch_moved.notify_all();
+            if sleepers.followers > 0 {
+                self.epoch_moved.notify_all();
+            }
             if taken? {
                 sleepers.epoch += 1;
             }
@@ -112,8 +119,12 @@ impl Channel {
     /// Takes what is there, without waiting: what an event loop does once the descriptor is readable.
     pub(crate) fn clear(&self) -> Result<()> {
         if self.take(Some(Duration::ZERO))? {
-            self.lock().epoch += 1;
-            self.epoch_moved.notify_all();
+            let mut sleepers = self.lock();
+            sleepers.epoch += 1;
+            // Which is a system call, whether anybody is there or not.
+            if sleepers.followers > 0 {
+                self.epoch_moved.notify_all();
+            }
         }
         Ok(())
     }
@@ -121,25 +132,30 @@ impl Channel {
     /// Takes bytes, or the end, from the socket. False when there was nothing for so long.
     fn take(&self, patience: Option<Duration>) -> Result<bool> {
         let mut bytes = [0; TAKEN_AT_ONCE];
-        let mut flags = match patience {
+        let flags = match patience {
             None => RecvFlags::empty(),
             Some(_) => RecvFlags::DONTWAIT,
         };
+        // Whoever is going to sleep has just looked: to try at once would be a call in vain.
+        let mut waits = patience.is_some_and(|patience| !patience.is_zero());
         loop {
+            if waits {
+                match self.poll(patience) {
+                    Ok(0) => return Ok(false),
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
             match recv(&self.socket, &mut bytes[..], flags) {
-                Ok((0, _)) | Err(Errno::CONNRESET) => {
+                Ok((0, _)) | Err(Errno::CONNRESET | Errno::NOTCONN) => {
                     self.is_gone.store(true, Ordering::Release);
                     return Ok(true);
                 }
                 Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if patience == Some(Duration::ZERO) => return Ok(false),
-                // Also where the socket's owner has made it non-blocking.
-                Err(Errno::AGAIN) => match self.poll(patience) {
-                    Ok(0) => return Ok(false),
-                    Ok(_) | Err(Errno::INTR) => flags = RecvFlags::DONTWAIT,
-                    Err(error) => return Err(error.into()),
-                },
+                // The socket's owner has made it non-blocking, or another has taken what there was.
+                Err(Errno::AGAIN) => waits = true,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -156,10 +172,11 @@ impl Channel {
 
     fn follow<'a>(
         &'a self,
-        sleepers: MutexGuard<'a, Sleepers>,
+        mut sleepers: MutexGuard<'a, Sleepers>,
         patience: Option<Duration>,
     ) -> MutexGuard<'a, Sleepers> {
-        match patience {
+        sleepers.followers += 1;
+        let mut sleepers = match patience {
             None => self
                 .epoch_moved
                 .wait(sleepers)
@@ -168,7 +185,9 @@ impl Channel {
                 let woken = self.epoch_moved.wait_timeout(sleepers, patience);
                 woken.unwrap_or_else(PoisonError::into_inner).0
             }
-        }
+        };
+        sleepers.followers -= 1;
+        sleepers
     }
 
     /// Nothing panics while it is held; were it so, the two fields would still be right.

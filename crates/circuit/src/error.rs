@@ -4,6 +4,8 @@ use std::io;
 
 use memory::circuit::{CircuitError, WindowError};
 use thiserror::Error;
+use wire::switchboard::Place;
+use wire::switchboard::program::{ErrorCode, SOCKET_VARIABLE};
 
 /// Why something with a circuit failed.
 #[derive(Debug, Error)]
@@ -52,6 +54,36 @@ pub enum Error {
         /// In words.
         found: String,
     },
+    /// What was to be called is nobody's name.
+    #[error("{found:?} is no place to call: expected {}", Place::EXPECTED)]
+    Target {
+        /// What was asked for.
+        found: String,
+    },
+    /// The switchboard does not answer.
+    #[error(
+        "no switchboard answers at {tried}: {source}. In a guest it is ringdown-agent, on the host `ringdown serve`; {SOCKET_VARIABLE} names another socket"
+    )]
+    NoSwitchboard {
+        /// Where it was looked for.
+        tried: String,
+        /// Why the last of them did not do.
+        source: io::Error,
+    },
+    /// The switchboard gives no circuit.
+    #[error("no circuit: {text} ({code})")]
+    NotGiven {
+        /// Why.
+        code: ErrorCode,
+        /// The same in words.
+        text: String,
+    },
+    /// The switchboard said what it may not.
+    #[error("the switchboard said {found}: is it of another version?")]
+    Switchboard {
+        /// In words.
+        found: String,
+    },
     /// The system said so.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -77,9 +109,21 @@ impl From<Error> for io::Error {
             }
             Error::WouldBlock => io::ErrorKind::WouldBlock,
             Error::TimedOut { .. } => io::ErrorKind::TimedOut,
-            Error::Circuit(_) | Error::Window(_) | Error::Record { .. } | Error::Offer { .. } => {
-                io::ErrorKind::InvalidData
-            }
+            Error::Target { .. } => io::ErrorKind::InvalidInput,
+            Error::NoSwitchboard { source, .. } => source.kind(),
+            Error::NotGiven { code, .. } => match code {
+                ErrorCode::Refused => io::ErrorKind::ConnectionRefused,
+                ErrorCode::Denied => io::ErrorKind::PermissionDenied,
+                ErrorCode::Unknown => io::ErrorKind::AddrNotAvailable,
+                ErrorCode::Busy => io::ErrorKind::ResourceBusy,
+                ErrorCode::Invalid => io::ErrorKind::InvalidInput,
+                ErrorCode::Unreachable => io::ErrorKind::HostUnreachable,
+            },
+            Error::Circuit(_)
+            | Error::Window(_)
+            | Error::Record { .. }
+            | Error::Offer { .. }
+            | Error::Switchboard { .. } => io::ErrorKind::InvalidData,
             Error::Io(_) => {
                 let Error::Io(error) = error else {
                     unreachable!("it was just found to be one")

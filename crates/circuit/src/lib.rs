@@ -22,6 +22,32 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
+//! # Programs in guests and on their host
+//!
+//! [`connect`] and [`listen`] ask the *switchboard* of this machine: in a guest its agent, on the host the daemon. It applies the operator's policy, as to any call, and gives both sides a
+//! window if there is one for the two machines. If there is none the circuit goes through a stream: the same functions do the same, with copies, and [`Circuit::is_zero_copy`]
+//! tells.
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//!
+//! // In the guest `db`:
+//! let mut listener = circuit::listen(5432)?;
+//! let (mut writer, mut reader) = listener.accept()?.into_split();
+//! let mut question = Vec::new();
+//! reader.read_to_end(&mut question)?;
+//! writer.write_all(&question)?;
+//!
+//! // In the guest `web`, or on the host:
+//! let mut circuit = circuit::connect("db:5432")?;
+//! circuit.writer().write_all(b"hello")?;
+//! circuit.writer().finish()?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Three things are different without a window. An end cannot be told from a peer that died, unless it was in the middle of a record. A reset may look like an
+//! end. And `commit` waits until the system has taken the bytes, if it may wait.
+//!
 //! # How much is copied
 //!
 //! | with | copies |
@@ -29,6 +55,8 @@
 //! | [`Writer::reserve`] and [`Reader::peek`], filled and looked at chunk by chunk or through pointers | none |
 //! | [`Write`](std::io::Write) and [`Reader::peek`], or [`Writer::reserve`] and [`Read`](std::io::Read) | one |
 //! | [`Write`](std::io::Write) and [`Read`](std::io::Read); [`Writer::send`] and [`Reader::receive`] | two |
+//!
+//! Without a window each of them has two more, and those of the system and the machine between the two sides.
 //!
 //! # Waiting
 //!
@@ -39,27 +67,37 @@
 //! # Ends
 //!
 //! [`Writer::finish`], or dropping it, is a half-close: the peer reads what is there and then the end. A reader that is dropped tells the writer, whose next
-//! write fails with "broken pipe". A process that dies says neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent.
+//! write fails with "broken pipe". A process that dies says neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent. So
+//! does the peer of a writer that is dropped once its circuit is over.
 //!
 //! The peer is not trusted: see [`memory::circuit`] for what is checked, and docs/circuit-abi.md for what each boundary protects.
 
 mod channel;
+mod connect;
 mod error;
+mod line;
 mod reader;
 mod setup;
 mod spin;
+mod stream;
+mod switchboard;
 mod writer;
 
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
+#[cfg(feature = "driver")]
+pub mod driver;
 
+pub use connect::{Connector, Listener, connect, listen};
 pub use error::Error;
 pub use memory::circuit::{
     CircuitError, Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Side, Span, Window, WindowError,
-    WindowSpec,
+    WindowSpec, system_page_len,
 };
 pub use reader::Reader;
 pub use setup::{Circuit, Options};
+pub use wire::switchboard::Place;
+pub use wire::switchboard::program::ErrorCode;
 pub use writer::{Room, Writer};
 
 /// The result of whatever is done with a circuit.

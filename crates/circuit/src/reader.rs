@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 
 use memory::circuit::{Consumer, Kind, Peeked, Span};
 
-use crate::channel::{Channel, Patience};
+use crate::channel::Patience;
+use crate::line::Line;
 use crate::spin::Spin;
+use crate::stream::Stream;
 use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
 
 /// Reads from the ring that the peer writes. Dropped, it tells the peer that nobody reads any more.
 #[derive(Debug)]
 pub struct Reader {
     consumer: Consumer,
-    channel: Arc<Channel>,
+    line: Arc<Line>,
     spin: Spin,
     timeout: Option<Duration>,
 }
@@ -29,10 +31,10 @@ enum Found {
 }
 
 impl Reader {
-    pub(crate) fn new(consumer: Consumer, channel: &Arc<Channel>, spin: Duration) -> Reader {
+    pub(crate) fn new(consumer: Consumer, line: &Arc<Line>, spin: Duration) -> Reader {
         Reader {
             consumer,
-            channel: Arc::clone(channel),
+            line: Arc::clone(line),
             spin: Spin::new(spin),
             timeout: None,
         }
@@ -41,6 +43,11 @@ impl Reader {
     /// The length of the ring in bytes: the most that can be there at once.
     pub fn capacity(&self) -> usize {
         self.consumer.capacity()
+    }
+
+    /// Whether the peer's bytes are read where it wrote them.
+    pub fn is_zero_copy(&self) -> bool {
+        matches!(&*self.line, Line::Window(_))
     }
 
     /// How many bytes were ever released. For records, with their headers.
@@ -91,7 +98,7 @@ impl Reader {
     #[inline]
     pub fn release(&mut self, len: usize) -> Result<()> {
         if self.consumer.release(len)? {
-            self.channel.wake();
+            self.line.wake();
         }
         Ok(())
     }
@@ -123,7 +130,7 @@ impl Reader {
     /// Ends this direction at once: the peer's writer gets an error.
     pub fn reset(&mut self) {
         self.consumer.reset();
-        self.channel.wake();
+        self.line.stopped();
     }
 
     /// Asks for a byte on the wake channel when there are more than `beyond` bytes, or the end comes. `true`: there are not, so wait for the
@@ -132,8 +139,11 @@ impl Reader {
     /// # Errors
     /// The circuit is over without an end.
     pub fn arm(&mut self, beyond: usize) -> Result<bool> {
+        if !self.is_zero_copy() {
+            return self.arm_stream(beyond);
+        }
         let sleep = self.consumer.arm(beyond)?;
-        if sleep && self.channel.is_gone() {
+        if sleep && self.line.is_gone() {
             return self.last_look(beyond).map(|_| false);
         }
         if sleep {
@@ -147,7 +157,7 @@ impl Reader {
     /// # Errors
     /// What the system reports.
     pub fn clear(&mut self) -> Result<()> {
-        self.channel.clear()
+        self.line.clear()
     }
 
     fn take(&mut self, into: &mut [u8], wait: bool) -> Result<usize> {
@@ -167,7 +177,7 @@ impl Reader {
 
     fn receive_record(&mut self, record: &mut Vec<u8>, wait: bool) -> Result<bool> {
         self.expect(Kind::Records)?;
-        if self.find(0, usize::MAX, wait)? == Found::End {
+        if !self.find_record(wait)? {
             return Ok(false);
         }
         let Some(span) = self.known(usize::MAX)? else {
@@ -175,24 +185,61 @@ impl Reader {
         };
         // A record is published whole: what is there begins with its header and holds all of it.
         let available = span.len();
-        let mut header = [0; RECORD_HEADER_LEN];
-        if available >= header.len() {
-            span.read(0, &mut header);
-        }
-        let header = u64::from_le_bytes(header);
+        let header = record_header(&span).unwrap_or_default();
         let len = usize::try_from(header).ok();
         let room = len.and_then(record_room).filter(|room| *room <= available);
         let (Some(len), Some(room)) = (len, room) else {
-            self.reset();
-            return Err(Error::Record {
-                found: header,
-                available,
-            });
+            return self.refuse_record(header, available);
         };
         record.resize(len, 0);
         span.read(RECORD_HEADER_LEN, record);
         self.release(room)?;
         Ok(true)
+    }
+
+    /// Looks for a record. False at the end.
+    fn find_record(&mut self, wait: bool) -> Result<bool> {
+        let mut beyond = 0;
+        loop {
+            if !self.is_zero_copy() {
+                beyond = self.record_beyond()?;
+            }
+            if self.find(beyond, usize::MAX, wait)? == Found::End {
+                // A record that was begun was to be ended.
+                return match self.known(1)? {
+                    Some(_) => Err(Error::PeerGone),
+                    None => Ok(false),
+                };
+            }
+            // A header tells how much there is to wait for; then that is there.
+            if self.is_zero_copy() || self.record_beyond()? <= beyond {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// More than how many bytes have to be there for the next record, which a stream may cut anywhere: those of its header as long as it is not there.
+    fn record_beyond(&mut self) -> Result<usize> {
+        let Peeked::Bytes(span) = self.consumer.peek(usize::MAX)? else {
+            return Ok(RECORD_HEADER_LEN - 1);
+        };
+        let available = span.len();
+        let Some(header) = record_header(&span) else {
+            return Ok(RECORD_HEADER_LEN - 1);
+        };
+        let capacity = self.consumer.capacity();
+        let len = usize::try_from(header).ok();
+        match len.and_then(record_room).filter(|room| *room <= capacity) {
+            Some(room) => Ok(room - 1),
+            None => self.refuse_record(header, available),
+        }
+    }
+
+    /// What is no record ends the circuit.
+    #[cold]
+    fn refuse_record<T>(&mut self, found: u64, available: usize) -> Result<T> {
+        self.reset();
+        Err(Error::Record { found, available })
     }
 
     /// What was just found.
@@ -213,13 +260,25 @@ impl Reader {
         }
         match wait {
             true => self.sleep(beyond),
-            false if self.channel.is_gone() => self.last_look(beyond),
+            false if self.line.is_gone() => self.last_look(beyond),
             false => Err(Error::WouldBlock),
         }
     }
 
     #[inline]
     fn look(&mut self, beyond: usize, most: usize) -> Result<Found> {
+        let found = self.look_at_ring(beyond, most)?;
+        if found == Found::Nothing {
+            if let Line::Stream(stream) = &*self.line {
+                stream.pull()?;
+                return self.look_at_ring(beyond, most);
+            }
+        }
+        Ok(found)
+    }
+
+    #[inline]
+    fn look_at_ring(&mut self, beyond: usize, most: usize) -> Result<Found> {
         let len = match self.consumer.peek(most.max(beyond.saturating_add(1)))? {
             Peeked::Bytes(span) => span.len(),
             Peeked::Finished => return Ok(Found::End),
@@ -236,6 +295,11 @@ impl Reader {
     #[cold]
     fn sleep(&mut self, beyond: usize) -> Result<Found> {
         let patience = Patience::new(self.timeout);
+        let line = Arc::clone(&self.line);
+        let channel = match &*line {
+            Line::Window(channel) => channel,
+            Line::Stream(stream) => return self.wait_for_stream(stream, beyond, patience),
+        };
         loop {
             let consumer = &mut self.consumer;
             let look = || match consumer.available() {
@@ -244,36 +308,77 @@ impl Reader {
             };
             let seen = self.spin.look(patience.deadline(), look)?;
             if !seen && self.spin.never_sleeps() {
-                self.channel.clear()?;
-                if self.channel.is_gone() {
+                channel.clear()?;
+                if channel.is_gone() {
                     return self.last_look(beyond);
+                }
+                if beyond > 0 {
+                    // With bytes there nobody else looks whether these are the last.
+                    self.consumer.arm(beyond)?;
                 }
                 patience.check()?;
                 continue;
             }
-            let ticket = self.channel.ticket();
+            let ticket = channel.ticket();
             if seen || !self.consumer.arm(beyond)? {
                 match self.look(beyond, usize::MAX)? {
                     Found::Nothing => continue,
                     found => return Ok(found),
                 }
             }
-            if self.channel.is_gone() {
+            if channel.is_gone() {
                 return self.last_look(beyond);
             }
             self.ask_for_more(beyond);
             let started = Instant::now();
-            if !self.channel.wait(ticket, patience.deadline())? {
+            if !channel.wait(ticket, patience.deadline())? {
                 patience.check()?;
             }
             self.spin.slept(started.elapsed());
         }
     }
 
+    fn wait_for_stream(
+        &mut self,
+        stream: &Stream,
+        beyond: usize,
+        patience: Patience,
+    ) -> Result<Found> {
+        loop {
+            let waits = stream.reader_waits()?;
+            // It looks for the end also where there are bytes.
+            self.consumer.arm(beyond)?;
+            match self.look_at_ring(beyond, usize::MAX)? {
+                Found::Nothing => {}
+                found => return Ok(found),
+            }
+            if !waits.wait(patience.deadline())? {
+                patience.check()?;
+            }
+        }
+    }
+
+    fn arm_stream(&mut self, beyond: usize) -> Result<bool> {
+        let line = Arc::clone(&self.line);
+        let Line::Stream(stream) = &*line else {
+            return Ok(false);
+        };
+        stream.pull()?;
+        let beyond = match self.consumer.window().spec().kind {
+            Kind::Bytes => beyond,
+            Kind::Records => beyond.max(self.record_beyond()?),
+        };
+        let sleep = self.consumer.arm(beyond)?;
+        if sleep {
+            stream.want_bytes()?;
+        }
+        Ok(sleep)
+    }
+
     /// A writer that has filled the ring sleeps until much of it is free. If we wait for more than is left, that may never come.
     fn ask_for_more(&self, beyond: usize) {
         if beyond > 0 {
-            self.channel.wake();
+            self.line.wake();
         }
     }
 
@@ -290,6 +395,16 @@ impl Reader {
     }
 }
 
+/// `None` as long as it is not whole.
+fn record_header(span: &Span<'_>) -> Option<u64> {
+    let mut header = [0; RECORD_HEADER_LEN];
+    if span.len() < header.len() {
+        return None;
+    }
+    span.read(0, &mut header);
+    Some(u64::from_le_bytes(header))
+}
+
 impl io::Read for Reader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         Ok(self.take(into, true)?)
@@ -298,13 +413,13 @@ impl io::Read for Reader {
 
 impl AsFd for Reader {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+        self.line.as_fd()
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
         self.consumer.close();
-        self.channel.wake();
+        self.line.stopped();
     }
 }

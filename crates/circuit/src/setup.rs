@@ -1,4 +1,4 @@
-//! How two sides come to a circuit: here, between two programs of one host.
+//! How two sides come to a circuit: here, between two programs of one host that have a socket already, and from what a circuit consists of.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory::circuit::{Identity, Kind, Side, Window, WindowSpec};
+use memory::circuit::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -17,7 +17,9 @@ use rustix::net::{
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::channel::Channel;
-use crate::{Error, Reader, Result, Writer};
+use crate::line::Line;
+use crate::stream::{Ends, Stream};
+use crate::{Error, Place, Reader, Result, Writer};
 
 /// What an offer begins with.
 const OFFER_MAGIC: [u8; 8] = *b"RDOFFER1";
@@ -28,7 +30,8 @@ const OFFER_LEN: usize = 8 + 8 + 8 + 8 + 16;
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The length of each ring in bytes: a power of two from [`MIN_RING_LEN`](crate::MIN_RING_LEN) to
-    /// [`MAX_RING_LEN`](crate::MAX_RING_LEN). 2 MiB unless said otherwise. When a circuit is accepted, the most that is.
+    /// [`MAX_RING_LEN`](crate::MAX_RING_LEN). 2 MiB unless said otherwise. When a circuit is accepted, or given by a switchboard, the most that is. Without a window there is
+    /// at most 4 MiB.
     pub ring_len: u64,
     /// Bytes or records. When a circuit is accepted, it must be of this kind.
     pub kind: Kind,
@@ -52,6 +55,7 @@ impl Default for Options {
 pub struct Circuit {
     writer: Writer,
     reader: Reader,
+    peer: Option<Place>,
 }
 
 impl Circuit {
@@ -119,12 +123,55 @@ impl Circuit {
     /// One side of a circuit from what it consists of: a window, and a stream socket whose other end the other side holds. A circuit that ends
     /// in another machine has one of vsock.
     pub fn from_parts(window: Window, side: Side, wake: OwnedFd, spin: Duration) -> Circuit {
-        let channel = Arc::new(Channel::new(wake));
+        Circuit::from_window(window, side, Channel::new(wake, None), spin)
+    }
+
+    pub(crate) fn from_window(
+        window: Window,
+        side: Side,
+        channel: Channel,
+        spin: Duration,
+    ) -> Circuit {
+        let line = Arc::new(Line::Window(channel));
         let (producer, consumer) = window.split(side);
         Circuit {
-            writer: Writer::new(producer, &channel, spin),
-            reader: Reader::new(consumer, &channel, spin),
+            writer: Writer::new(producer, &line, spin),
+            reader: Reader::new(consumer, &line, spin),
+            peer: None,
         }
+    }
+
+    /// One side of a circuit without a window: whatever is written goes through this stream socket. To the program it is like any other, with copies; what else is different
+    /// stands at the door of this library. The socket may be of vsock, UNIX or TCP, and its other end may be any program.
+    ///
+    /// # Errors
+    /// The options are impossible, or what the system reports.
+    pub fn from_stream(socket: OwnedFd, options: &Options) -> Result<Circuit> {
+        let (stream, ends) = Stream::new(socket, options.kind, options.ring_len)?;
+        let line = Arc::new(Line::Stream(Box::new(stream)));
+        let Ends { producer, consumer } = ends;
+        Ok(Circuit {
+            writer: Writer::new(producer, &line, Duration::ZERO),
+            reader: Reader::new(consumer, &line, Duration::ZERO),
+            peer: None,
+        })
+    }
+
+    pub(crate) fn with_peer(self, peer: Place) -> Circuit {
+        Circuit {
+            peer: Some(peer),
+            ..self
+        }
+    }
+
+    /// Whether there is a window, and what is written is written where the peer reads it.
+    pub fn is_zero_copy(&self) -> bool {
+        self.writer.is_zero_copy()
+    }
+
+    /// Who is at the other side, if a switchboard gave the circuit.
+    pub fn peer(&self) -> Option<&Place> {
+        self.peer.as_ref()
     }
 
     /// The end that writes.
@@ -180,6 +227,7 @@ fn new_spec(options: &Options) -> Result<WindowSpec> {
         },
         kind: options.kind,
         ring_len: options.ring_len,
+        page_len: system_page_len(),
     })
 }
 
@@ -256,6 +304,7 @@ fn receive_offer(socket: &UnixStream) -> Result<(WindowSpec, File)> {
         },
         kind,
         ring_len: word(1),
+        page_len: system_page_len(),
     };
     let file = file.ok_or_else(|| offer_error("no file with it".to_owned()))?;
     Ok((spec, file))

@@ -5,7 +5,7 @@
 //! Where it never pays, it is tried ever again, seldom.
 
 use std::hint::spin_loop;
-use std::thread::available_parallelism;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The most that speaks for looking; each vain look takes two away.
@@ -27,9 +27,11 @@ pub(crate) struct Spin {
 impl Spin {
     /// Looks for up to so long. Forever, if that is the longest duration there is; never, where there is one processor.
     pub(crate) fn new(most: Duration) -> Spin {
-        let alone = available_parallelism().is_ok_and(|count| count.get() == 1);
         Spin {
-            most: if alone { Duration::ZERO } else { most },
+            most: match has_one_processor() {
+                true => Duration::ZERO,
+                false => most,
+            },
             confidence: MAX_CONFIDENCE / 2,
             waits_without: 0,
         }
@@ -84,6 +86,16 @@ impl Spin {
             self.confidence = (self.confidence + 1).min(MAX_CONFIDENCE);
         }
     }
+}
+
+/// Whether the machine has one processor only: then whoever looks keeps its peer from going on. That this process may use only one is of no account: its
+/// peer may use another.
+fn has_one_processor() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+        online.is_ok_and(|ranges| !ranges.trim_end().contains([',', '-']))
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Circuits between threads and between processes.
+//! Circuits between threads and between processes, with a window and without.
 
 #![allow(clippy::unwrap_used)] // What goes wrong here is a failed test.
 
@@ -8,7 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use circuit::{Circuit, CircuitError, Error, Kind, MIN_RING_LEN, Options, Reader, Writer};
+use circuit::{
+    Circuit, CircuitError, Error, Identity, Kind, MIN_RING_LEN, Options, Reader, Side, Window,
+    WindowSpec, Writer,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 
 /// Rings so small that everybody waits for everybody.
@@ -26,16 +29,56 @@ fn records() -> Options {
     }
 }
 
-/// Without looking, with it, and as it comes.
-fn spins(options: &Options) -> [Options; 3] {
-    [Duration::ZERO, Duration::from_micros(50), Duration::MAX].map(|spin| Options {
-        spin,
-        ..options.clone()
-    })
+/// A circuit, and how one waits for it: with a window without looking, with it, and as it comes; and without a window.
+#[derive(Debug, Clone)]
+struct Case {
+    options: Options,
+    has_window: bool,
 }
 
+fn cases(options: &Options) -> Vec<Case> {
+    let spins = [Duration::ZERO, Duration::from_micros(50), Duration::MAX];
+    let windows = spins.map(|spin| Case {
+        options: Options {
+            spin,
+            ..options.clone()
+        },
+        has_window: true,
+    });
+    windows.into_iter().chain([over_stream(options)]).collect()
+}
+
+fn over_stream(options: &Options) -> Case {
+    Case {
+        options: options.clone(),
+        has_window: false,
+    }
+}
+
+impl Case {
+    fn circuits(&self) -> (Circuit, Circuit) {
+        if self.has_window {
+            return Circuit::pair(&self.options).unwrap();
+        }
+        let (first, second) = UnixStream::pair().unwrap();
+        let circuit = |socket: UnixStream| {
+            let made = Circuit::from_stream(socket.into(), &self.options).unwrap();
+            assert!(!made.is_zero_copy());
+            made
+        };
+        (circuit(first), circuit(second))
+    }
+
+    fn ends(&self) -> ((Writer, Reader), (Writer, Reader)) {
+        let (here, there) = self.circuits();
+        (here.into_split(), there.into_split())
+    }
+}
+
+/// With a window.
 fn pair(options: &Options) -> ((Writer, Reader), (Writer, Reader)) {
     let (here, there) = Circuit::pair(options).unwrap();
+    assert!(here.is_zero_copy());
     (here.into_split(), there.into_split())
 }
 
@@ -47,8 +90,8 @@ fn content(len: usize) -> Vec<u8> {
 
 #[test]
 fn a_stream_goes_both_ways_at_once_through_four_threads() {
-    for options in spins(&small()) {
-        let ((mut writer, mut reader), (mut far_writer, mut far_reader)) = pair(&options);
+    for case in cases(&small()) {
+        let ((mut writer, mut reader), (mut far_writer, mut far_reader)) = case.ends();
         let sent = content(300_000);
         let (there, back) = (sent.clone(), sent.clone());
         let threads = [
@@ -73,8 +116,8 @@ fn a_stream_goes_both_ways_at_once_through_four_threads() {
 
 #[test]
 fn one_thread_asks_and_another_answers() {
-    for options in spins(&small()) {
-        let ((mut writer, mut reader), (mut far_writer, mut far_reader)) = pair(&options);
+    for case in cases(&small()) {
+        let ((mut writer, mut reader), (mut far_writer, mut far_reader)) = case.ends();
         let far = thread::spawn(move || {
             let mut question = [0; 64];
             while far_reader.read_exact(&mut question).is_ok() {
@@ -95,55 +138,61 @@ fn one_thread_asks_and_another_answers() {
 
 #[test]
 fn bytes_can_be_made_and_looked_at_in_place() {
-    let ((mut writer, _), (_, mut reader)) = pair(&small());
-    let far = thread::spawn(move || {
-        let mut sum = 0_u64;
-        while let Some(span) = reader.peek(usize::MAX).unwrap() {
-            span.for_each(|chunk| sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>());
-            let len = span.len();
-            reader.release(len).unwrap();
+    for case in cases(&small()) {
+        let ((mut writer, _), (_, mut reader)) = case.ends();
+        let far = thread::spawn(move || {
+            let mut sum = 0_u64;
+            while let Some(span) = reader.peek(usize::MAX).unwrap() {
+                span.for_each(|chunk| {
+                    sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>()
+                });
+                let len = span.len();
+                reader.release(len).unwrap();
+            }
+            sum
+        });
+        for _ in 0..100 {
+            let mut room = writer.reserve(1000, 1000).unwrap();
+            room.span().fill(|chunk| chunk.fill(3));
+            room.commit(1000).unwrap();
         }
-        sum
-    });
-    for _ in 0..100 {
-        let mut room = writer.reserve(1000, 1000).unwrap();
-        room.span().fill(|chunk| chunk.fill(3));
-        room.commit(1000).unwrap();
+        drop(writer);
+        assert_eq!(far.join().unwrap(), 300_000);
     }
-    drop(writer);
-    assert_eq!(far.join().unwrap(), 300_000);
 }
 
 #[test]
 fn a_reader_can_wait_for_more_than_it_has() {
-    let ((mut writer, _), (_, mut reader)) = pair(&small());
-    writer.write_all(b"half").unwrap();
-    let far = thread::spawn(move || {
-        assert!(reader.wait(3).unwrap(), "four are there");
-        assert!(reader.wait(9).unwrap());
-        let Some(span) = reader.peek(usize::MAX).unwrap() else {
-            panic!("it has not ended");
-        };
-        assert!(span.len() >= 10);
-        assert!(!reader.wait(10).unwrap(), "only ten ever come");
-        assert!(matches!(
-            reader.wait(MIN_RING_LEN as usize),
-            Ok(false) | Err(Error::Circuit(CircuitError::TooLong { .. }))
-        ));
-        let mut all = String::new();
-        reader.read_to_string(&mut all).unwrap();
-        all
-    });
-    writer.write_all(b"anothe").unwrap();
-    writer.finish().unwrap();
-    assert_eq!(far.join().unwrap(), "halfanothe");
+    for case in cases(&small()) {
+        let ((mut writer, _), (_, mut reader)) = case.ends();
+        writer.write_all(b"half").unwrap();
+        let far = thread::spawn(move || {
+            assert!(reader.wait(3).unwrap(), "four are there");
+            assert!(reader.wait(9).unwrap());
+            let Some(span) = reader.peek(usize::MAX).unwrap() else {
+                panic!("it has not ended");
+            };
+            assert!(span.len() >= 10);
+            assert!(!reader.wait(10).unwrap(), "only ten ever come");
+            assert!(matches!(
+                reader.wait(MIN_RING_LEN as usize),
+                Ok(false) | Err(Error::Circuit(CircuitError::TooLong { .. }))
+            ));
+            let mut all = String::new();
+            reader.read_to_string(&mut all).unwrap();
+            all
+        });
+        writer.write_all(b"anothe").unwrap();
+        writer.finish().unwrap();
+        assert_eq!(far.join().unwrap(), "halfanothe");
+    }
 }
 
 /// The writer has filled the ring and sleeps; the reader takes less than would wake it, and waits for more than is left.
 #[test]
 fn a_reader_that_waits_for_more_than_is_left_gets_it_from_a_writer_that_sleeps() {
-    for options in spins(&small()) {
-        let ((mut writer, _), (_, mut reader)) = pair(&options);
+    for case in cases(&small()) {
+        let ((mut writer, _back), (_forth, mut reader)) = case.ends();
         let far = thread::spawn(move || writer.write_all(&[5; 1000 + 5 * 3500]).unwrap());
         assert!(reader.wait(MIN_RING_LEN as usize - 1).unwrap());
         for len in [1000, 3500, 3500, 3500, 3500, 3500] {
@@ -157,8 +206,8 @@ fn a_reader_that_waits_for_more_than_is_left_gets_it_from_a_writer_that_sleeps()
 
 #[test]
 fn records_keep_their_boundaries() {
-    for options in spins(&records()) {
-        let ((mut writer, _), (_, mut reader)) = pair(&options);
+    for case in cases(&records()) {
+        let ((mut writer, _back), (_forth, mut reader)) = case.ends();
         let far = thread::spawn(move || {
             let mut lens = Vec::new();
             let mut record = Vec::new();
@@ -208,36 +257,49 @@ fn a_datagram_for_which_there_is_no_room_is_dropped() {
 
 #[test]
 fn bytes_are_no_records() {
-    let ((mut writer, mut reader), _far) = pair(&small());
-    assert!(matches!(writer.send(b""), Err(Error::Kind { .. })));
-    assert!(matches!(
-        reader.receive(&mut Vec::new()),
-        Err(Error::Kind { .. })
-    ));
-    let ((mut writer, mut reader), _far) = pair(&records());
-    assert_eq!(
-        writer.write(b"x").unwrap_err().kind(),
-        ErrorKind::InvalidInput
-    );
-    assert_eq!(
-        reader.read(&mut [0]).unwrap_err().kind(),
-        ErrorKind::InvalidInput
-    );
+    for case in cases(&small()) {
+        let ((mut writer, mut reader), _far) = case.ends();
+        assert!(matches!(writer.send(b""), Err(Error::Kind { .. })));
+        assert!(matches!(
+            reader.receive(&mut Vec::new()),
+            Err(Error::Kind { .. })
+        ));
+    }
+    for case in cases(&records()) {
+        let ((mut writer, mut reader), _far) = case.ends();
+        assert_eq!(
+            writer.write(b"x").unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
+        assert_eq!(
+            reader.read(&mut [0]).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
+    }
 }
 
 #[test]
 fn nobody_waits_longer_than_one_wants() {
-    for options in spins(&small()) {
-        let ((mut writer, mut reader), _far) = pair(&options);
+    for case in cases(&small()) {
+        let ((mut writer, mut reader), _far) = case.ends();
         let time = Some(Duration::from_millis(20));
         reader.set_timeout(time);
         assert_eq!(
             reader.read(&mut [0]).unwrap_err().kind(),
             ErrorKind::TimedOut
         );
+        assert!(matches!(reader.wait(5), Err(Error::TimedOut { .. })));
         writer.set_timeout(time);
-        writer.write_all(&[0; MIN_RING_LEN as usize]).unwrap();
-        assert!(matches!(writer.reserve(1, 1), Err(Error::TimedOut { .. })));
+        // What the system takes is more than the ring; then the ring fills up, too.
+        let fill = |writer: &mut Writer| while writer.write_all(&[0; 1024]).is_ok() {};
+        match case.has_window {
+            true => writer.write_all(&[0; MIN_RING_LEN as usize]).unwrap(),
+            false => fill(&mut writer),
+        }
+        assert!(matches!(
+            writer.reserve(1024, 1024),
+            Err(Error::TimedOut { .. })
+        ));
         assert!(matches!(writer.drain(), Err(Error::TimedOut { .. })));
     }
 }
@@ -270,7 +332,11 @@ fn an_end_is_shown_only_when_it_was_sent() {
 /// A peer that dies says nothing. Here it is one that has only the socket and the memory, and never was a circuit.
 #[test]
 fn a_peer_that_is_gone_without_a_word_is_an_error() {
-    for options in spins(&small()) {
+    for options in cases(&small())
+        .into_iter()
+        .filter(|case| case.has_window)
+        .map(|case| case.options)
+    {
         let (socket, peer) = UnixStream::pair().unwrap();
         let (mut writer, mut reader) = Circuit::offer(socket, &options).unwrap().into_split();
         writer.write_all(&vec![0; MIN_RING_LEN as usize]).unwrap();
@@ -287,52 +353,93 @@ fn a_peer_that_is_gone_without_a_word_is_an_error() {
     }
 }
 
+/// Whoever carries the wake channel can end it for both sides, which live on for a moment and have the window still.
+#[test]
+fn a_circuit_that_is_ended_from_outside_shows_nobody_an_end() {
+    let spec = WindowSpec {
+        identity: Identity {
+            generation: 1,
+            nonce: [7; 16],
+        },
+        kind: Kind::Bytes,
+        ring_len: MIN_RING_LEN,
+        page_len: 4096,
+    };
+    let file = Window::create(&spec).unwrap();
+    let side = |side| {
+        let (wake, carried) = UnixStream::pair().unwrap();
+        let window = Window::attach(&file, 0, &spec).unwrap();
+        let circuit = Circuit::from_parts(window, side, wake.into(), Duration::ZERO);
+        (circuit, carried)
+    };
+    let ((first, of_first), (mut second, of_second)) = (side(Side::First), side(Side::Second));
+    let (mut writer, mut reader) = first.into_split();
+    writer.write_all(b"half of i").unwrap();
+    drop((of_first, of_second));
+    assert!(matches!(reader.peek(1), Err(Error::PeerGone)));
+    drop((writer, reader));
+    let mut received = Vec::new();
+    let error = second.reader().read_to_end(&mut received).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+}
+
 #[test]
 fn a_writer_learns_that_nobody_reads() {
-    let ((mut writer, _reader), (_far_writer, far_reader)) = pair(&small());
-    let waiting = thread::spawn(move || writer.write_all(&[0; 10_000]).unwrap_err().kind());
-    drop(far_reader);
-    assert_eq!(waiting.join().unwrap(), ErrorKind::BrokenPipe);
+    for case in cases(&small()) {
+        let ((mut writer, _reader), (_far_writer, far_reader)) = case.ends();
+        let waiting = thread::spawn(move || {
+            // A stream takes some before it tells.
+            loop {
+                if let Err(error) = writer.write_all(&[0; 10_000]) {
+                    return error.kind();
+                }
+            }
+        });
+        drop(far_reader);
+        assert_eq!(waiting.join().unwrap(), ErrorKind::BrokenPipe);
+    }
 }
 
 /// As an event loop does it: try, arm, poll, clear.
 #[test]
 fn the_descriptor_tells_when_to_look_again() {
-    let ((mut writer, _), (_, mut reader)) = pair(&small());
-    let sent = content(100_000);
-    let expected = sent.clone();
-    let far = thread::spawn(move || {
-        let mut received = Vec::new();
-        let mut buffer = [0; 1000];
-        loop {
-            match reader.try_read(&mut buffer) {
-                Ok(0) => return assert!(received == expected),
-                Ok(len) => received.extend_from_slice(&buffer[..len]),
+    for case in cases(&small()) {
+        let ((mut writer, _), (_, mut reader)) = case.ends();
+        let sent = content(100_000);
+        let expected = sent.clone();
+        let far = thread::spawn(move || {
+            let mut received = Vec::new();
+            let mut buffer = [0; 1000];
+            loop {
+                match reader.try_read(&mut buffer) {
+                    Ok(0) => return assert!(received == expected),
+                    Ok(len) => received.extend_from_slice(&buffer[..len]),
+                    Err(Error::WouldBlock) => {
+                        if reader.arm(0).unwrap() {
+                            wait_readable(&reader);
+                            reader.clear().unwrap();
+                        }
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        let mut rest = &sent[..];
+        while !rest.is_empty() {
+            match writer.try_write(rest) {
+                Ok(len) => rest = &rest[len..],
                 Err(Error::WouldBlock) => {
-                    if reader.arm(0).unwrap() {
-                        wait_readable(&reader);
-                        reader.clear().unwrap();
+                    if writer.arm(1).unwrap() {
+                        wait_readable(&writer);
+                        writer.clear().unwrap();
                     }
                 }
                 Err(error) => panic!("{error}"),
             }
         }
-    });
-    let mut rest = &sent[..];
-    while !rest.is_empty() {
-        match writer.try_write(rest) {
-            Ok(len) => rest = &rest[len..],
-            Err(Error::WouldBlock) => {
-                if writer.arm(1).unwrap() {
-                    wait_readable(&writer);
-                    writer.clear().unwrap();
-                }
-            }
-            Err(error) => panic!("{error}"),
-        }
+        drop(writer);
+        far.join().unwrap();
     }
-    drop(writer);
-    far.join().unwrap();
 }
 
 fn wait_readable(end: &impl AsFd) {

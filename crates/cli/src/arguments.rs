@@ -1,10 +1,16 @@
 //! The commands, their options, and what the help says.
 
+mod capture;
+mod circuits;
 mod copy;
 mod jobs;
 mod net;
+mod run;
 
+pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
+
+pub use circuits::{CircuitCommand, CircuitList, WindowList};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +23,8 @@ pub use jobs::{
     ClipboardCommand, Freeze, Lock, LogsArguments, Reboot, Shutdown, StatsArguments, Suspend, Thaw,
     TimeArguments,
 };
+
+pub use run::RunArguments;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
@@ -32,7 +40,7 @@ use crate::qemu::Memory;
     disable_help_subcommand = true
 )]
 pub struct Arguments {
-    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown]
+    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; commands take the latter also where no daemon serves the former]
     #[arg(long, value_name = "DIR", global = true)]
     pub runtime_dir: Option<PathBuf>,
     /// What to do.
@@ -51,6 +59,15 @@ pub enum Command {
     /// List networks, show who is in them, capture their frames, and take links up and down
     #[command(subcommand)]
     Net(NetCommand),
+    /// Show the packets of all VMs' lines, or of one, to Wireshark or another reader of pcapng
+    Capture(CaptureArguments),
+    /// List circuits, as `ss` lists sockets: who talks with whom, since when, by which rule, and whether without copies
+    Ls(CircuitList),
+    /// End a circuit
+    #[command(subcommand)]
+    Circuit(CircuitCommand),
+    /// List the windows of memory that zero-copy circuits have
+    Windows(WindowList),
     /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
@@ -63,6 +80,8 @@ pub enum Command {
     Sync(SyncArguments),
     /// Carry connections between programs of the host and of a guest, over TCP and UNIX sockets
     Forward(ForwardArguments),
+    /// Run a program of this host that knows nothing of Ringdown, and carry its connections to guests
+    Run(RunArguments),
     /// Show a guest's processors, memory, disks and network, once or at an interval
     Stats(StatsArguments),
     /// Show a guest's journal, or files of it, and follow them through whatever happens
@@ -99,6 +118,13 @@ pub enum Command {
     /// Put the agent into guests
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Start the programs of services for a sandboxed daemon, which runs this by itself
+    #[command(hide = true)]
+    StartPrograms,
+    /// Look at this machine, a configuration and the running daemon: what is in the way of guests, each with its remedy
+    Check(Check),
+    /// Print completions for a shell
+    Completions(Completions),
     /// Write manual pages and shell completions
     Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
@@ -117,7 +143,7 @@ pub struct Serve {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
-    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,limits.KEY=NUMBER …]; may be repeated
+    /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,windows=COUNTxSIZE[,qmp=SOCKET]] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
     /// Have a network of this name, or DOMAIN/NAME, for VMs to be put into, as [[network]] with nothing but the name; may be repeated
@@ -134,9 +160,26 @@ pub struct Serve {
     /// Take so many frames from a guest's ring at a time; to measure what batches bring
     #[arg(long, value_name = "FRAMES", hide = true)]
     pub net_batch: Option<usize>,
+    /// Confine the daemon to the files and system calls that it needs: on, off, or log to have the kernel log the calls that would be refused
+    #[arg(long, value_enum, value_name = "MODE", default_value = "on")]
+    pub sandbox: Sandbox,
+    /// Let the sandboxed daemon make files in this directory, beside those that the configuration names when it starts; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub sandbox_path: Vec<PathBuf>,
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+}
+
+/// Whether the daemon confines itself.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Sandbox {
+    /// What it does not need is refused
+    On,
+    /// Nothing is refused, and the kernel logs system calls that would be
+    Log,
+    /// It does not
+    Off,
 }
 
 /// The commands about VMs.
@@ -190,6 +233,14 @@ pub struct VmAdd {
     /// [,vhost-user=SOCKET]; may be repeated
     #[arg(long, value_name = "NETWORK[,KEY=VALUE…]")]
     pub net: Vec<String>,
+    /// Have this many windows of this size for zero-copy circuits with the host, such as 4x16M, and as many with other VMs if there is --qmp: 1 to 8 of
+    /// 8M to 1G each
+    #[arg(long, value_name = "COUNTxSIZE")]
+    pub windows: Option<String>,
+    /// Control socket of the VM's QEMU (-qmp unix:SOCKET,server=on,wait=off), where windows are added while it runs; without it the VMM is started
+    /// with them
+    #[arg(long, value_name = "SOCKET", requires = "windows")]
+    pub qmp: Option<PathBuf>,
     /// Let the VM use this much: circuits, half-open-circuits, buffered-bytes, buffered-messages, connects-per-second,
     /// host-connects-per-second or control-messages-per-second; may be repeated
     #[arg(long, value_name = "KEY=NUMBER")]
@@ -415,6 +466,32 @@ fn streams(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|count| (1..=MAX_STREAMS).contains(count))
         .ok_or_else(|| format!("expected 1 to {MAX_STREAMS}"))
+}
+
+/// The options of `check`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Permissions are those of the user who asks: for the service, ask as its user, as in `sudo -u ringdown ringdown check`.
+
+Exit codes: 0 nothing is wrong, though there may be warnings; 1 something does not work; 2 the words were wrong.")]
+pub struct Check {
+    /// Look at this configuration file too
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The options of `completions`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "For this shell alone: `source <(ringdown completions bash)`, or `ringdown completions fish | source`."
+)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
 }
 
 /// The options of `manual`.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use daemon::api::Kind;
 use daemon::api::types::{
-    LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE, PolicyAnswer,
-    PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus,
+    CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
+    PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus, WindowsInfo,
 };
 use daemon::config::default_runtime_dir;
 use daemon::input::parse_full_name;
@@ -24,7 +24,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::NetCapture;
+use crate::arguments::{CaptureArguments, CaptureOutput, NetCapture};
 use crate::failure::Failure;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
@@ -35,6 +35,9 @@ const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a reload or a check of many rules may take.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The runtime directory of the service that packages install.
+const SERVICE_DIR: &str = "/run/ringdown";
 
 /// The longest answer, in bytes: well above a list of as many VMs as a daemon serves.
 const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
@@ -53,7 +56,7 @@ pub enum ClientError {
         runtime_dir: PathBuf,
     },
     /// The daemon belongs to another user.
-    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon", socket.display())]
+    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon; for the service, as root or as a member of the group ringdown", socket.display())]
     Denied {
         /// The control socket.
         socket: PathBuf,
@@ -103,6 +106,16 @@ pub enum CaptureEnd {
     ByDaemon,
 }
 
+/// The runtime directory when none is named: the default one, or that of the service where nothing serves the user's own.
+pub(crate) fn found_runtime_dir() -> PathBuf {
+    let default = default_runtime_dir();
+    let is_served = |directory: &Path| control_socket(directory).exists();
+    match std::env::var_os("RINGDOWN_RUNTIME_DIR") {
+        None if !is_served(&default) && is_served(Path::new(SERVICE_DIR)) => SERVICE_DIR.into(),
+        _ => default,
+    }
+}
+
 /// A client of the daemon of one runtime directory.
 #[derive(Debug)]
 pub struct Client {
@@ -113,7 +126,7 @@ pub struct Client {
 impl Client {
     /// A client of the daemon of this runtime directory, or of the default one. Nothing is connected yet.
     pub fn new(runtime_dir: Option<&Path>) -> Client {
-        let runtime_dir = runtime_dir.map_or_else(default_runtime_dir, Path::to_owned);
+        let runtime_dir = runtime_dir.map_or_else(found_runtime_dir, Path::to_owned);
         Client {
             socket: control_socket(&runtime_dir),
             runtime_dir,
@@ -217,30 +230,46 @@ impl Client {
         Ok(())
     }
 
-    /// Captures frames, and hands over the capture's bytes as they come, until `take` has enough, the person ends it, or the daemon does.
+    /// Captures what passes the lines, and hands over the capture's bytes as they come, until `take` has enough, the person ends it, or the
+    /// daemon does.
     ///
     /// # Errors
     /// A name that nobody can have, or [`ClientError`].
-    pub fn capture(
+    pub fn capture_lines(
+        &self,
+        options: &CaptureArguments,
+        take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<CaptureEnd, Failure> {
+        let mut target = capture_target("/v1", options.vm.as_deref(), &options.output)?;
+        if let Some(port) = options.port {
+            target.push_str(&format!("&port={port}"));
+        }
+        self.capture(&target, take)
+    }
+
+    /// The same of a network's frames.
+    ///
+    /// # Errors
+    /// As [`capture_lines`](Self::capture_lines).
+    pub fn capture_network(
         &self,
         options: &NetCapture,
         take: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<CaptureEnd, Failure> {
-        let mut target = format!(
-            "{}/capture?snaplen={}",
-            network(&options.network)?,
-            options.snaplen
-        );
-        if let Some(vm) = &options.vm {
-            parse_full_name("a VM", vm)?;
-            let vm = utf8_percent_encode(vm, NON_ALPHANUMERIC);
-            target.push_str(&format!("&vm={vm}"));
-        }
-        if let Some(count) = options.count {
-            target.push_str(&format!("&count={count}"));
-        }
+        let network = network(&options.network)?;
+        self.capture(
+            &capture_target(&network, options.vm.as_deref(), &options.output)?,
+            take,
+        )
+    }
+
+    fn capture(
+        &self,
+        target: &str,
+        take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<CaptureEnd, Failure> {
         let runtime = one_thread().map_err(ClientError::from)?;
-        Ok(runtime.block_on(self.capture_from(&target, take))?)
+        Ok(runtime.block_on(self.capture_from(target, take))?)
     }
 
     async fn capture_from(
@@ -275,6 +304,40 @@ impl Client {
                 return Ok(CaptureEnd::ByPerson);
             }
         }
+    }
+
+    /// Circuits, of one VM or all, called at one port or any.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`].
+    pub fn circuits(&self, vm: Option<&str>, port: Option<u32>) -> Result<CircuitsInfo, Failure> {
+        let mut words = Vec::new();
+        if let Some(vm) = vm {
+            parse_full_name("a VM", vm)?;
+            words.push(format!("vm={}", utf8_percent_encode(vm, NON_ALPHANUMERIC)));
+        }
+        words.extend(port.map(|port| format!("port={port}")));
+        let target = format!("/v1/circuits?{}", words.join("&"));
+        Ok(self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)?)
+    }
+
+    /// Ends a circuit.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn end_circuit(&self, id: &str) -> Result<(), ClientError> {
+        let id = utf8_percent_encode(id, NON_ALPHANUMERIC);
+        let target = format!("/v1/circuits/{id}");
+        self.exchange(Method::DELETE, &target, Vec::new(), ANSWER_TIMEOUT)?;
+        Ok(())
+    }
+
+    /// Windows of zero-copy circuits.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn windows(&self) -> Result<WindowsInfo, ClientError> {
+        self.ask(Method::GET, "/v1/windows", Vec::new(), ANSWER_TIMEOUT)
     }
 
     /// Removes a VM.
@@ -443,4 +506,22 @@ fn network(name: &str) -> Result<String, Failure> {
 fn resource(name: &str) -> Result<String, Failure> {
     parse_full_name("a VM", name)?;
     Ok(format!("/v1/vms/{}", name.replace('/', "%2F")))
+}
+
+/// The capture below a resource, of one VM or of all.
+fn capture_target(
+    resource: &str,
+    vm: Option<&str>,
+    options: &CaptureOutput,
+) -> Result<String, Failure> {
+    let mut target = format!("{resource}/capture?snaplen={}", options.snaplen);
+    if let Some(vm) = vm {
+        parse_full_name("a VM", vm)?;
+        let vm = utf8_percent_encode(vm, NON_ALPHANUMERIC);
+        target.push_str(&format!("&vm={vm}"));
+    }
+    if let Some(count) = options.count {
+        target.push_str(&format!("&count={count}"));
+    }
+    Ok(target)
 }

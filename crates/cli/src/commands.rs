@@ -4,6 +4,8 @@ mod agent;
 mod args;
 pub(crate) mod bench;
 mod capture;
+mod check;
+mod circuits;
 mod clipboard;
 mod copy;
 mod exec;
@@ -16,6 +18,7 @@ mod net;
 mod policy;
 mod power;
 mod reload;
+mod run;
 mod serve;
 mod shell;
 mod stats;
@@ -43,7 +46,9 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Cp(options) => return copy::copy(&client, options),
         Command::Sync(options) => return copy::sync(&client, options),
         Command::Forward(options) => return forward::run(client, options),
+        Command::Run(options) => return run::run(client, options),
         Command::Bench(options) => return bench::run(&client, &options),
+        Command::Check(options) => return check::run(arguments.runtime_dir.as_deref(), &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
         Command::Stats(options) => stats::run(&client, &options)?,
@@ -60,13 +65,19 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Metrics => print(&client.metrics()?)?,
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
+        Command::StartPrograms => serve::start_programs()?,
+        Command::Completions(options) => manual::completions(&options)?,
         Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
+        Command::Capture(options) => capture::lines(&client, &options)?,
         Command::Net(command) => net::run(&client, &command)?,
+        Command::Ls(options) => circuits::list(&client, &options)?,
+        Command::Circuit(command) => circuits::circuit(&client, &command)?,
+        Command::Windows(options) => circuits::windows(&client, &options)?,
         Command::Args(options) => args::run(&client, &options)?,
     }
     Ok(0)

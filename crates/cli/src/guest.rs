@@ -14,7 +14,7 @@ use wire::agent::{
 };
 
 use connect::no_answer;
-pub(crate) use connect::{ANSWER_TIMEOUT, connect};
+pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
 
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]

@@ -2,11 +2,13 @@
 //! made from it; `main` only hands over the process's arguments.
 //!
 //! Exit codes: 0 for success, 2 when the words were wrong, 1 when what they asked for failed. `exec` ends with the
-//! code of the guest's command.
+//! code of the guest's command, and `run` with that of its own.
 
 pub mod agent_install;
 mod arguments;
 pub mod bench;
+pub mod carry;
+mod check;
 mod client;
 mod cloud_hypervisor;
 mod commands;
@@ -20,6 +22,7 @@ pub mod jobs;
 mod libvirt;
 mod qemu;
 mod size;
+mod windows;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
 use daemon::config::AGENT_PORT;
 
+use crate::windows;
+
 /// The virtio-serial device of a VM; its ports have numbers behind it.
 const BUS: &str = "ringdown";
 
@@ -47,6 +49,19 @@ impl FromStr for Memory {
     }
 }
 
+impl Memory {
+    /// In bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let power = match self.unit {
+            'K' => 10,
+            'M' => 20,
+            'G' => 30,
+            _ => 40,
+        };
+        self.amount.saturating_mul(1 << power)
+    }
+}
+
 impl fmt::Display for Memory {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}{}", self.amount, self.unit)
@@ -56,6 +71,14 @@ impl fmt::Display for Memory {
 /// The arguments, one by one. A hybrid VM needs none but those of its channels and networks.
 pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
     let mut arguments = Vec::new();
+    if let Some(windows) = &vm.windows {
+        let (slots, most) = (
+            windows::slots(windows),
+            windows::most_kibibytes(windows, memory),
+        );
+        let memory = format!("{memory},slots={slots},maxmem={most}K");
+        arguments.extend(["-m".to_owned(), memory]);
+    }
     if vm.vhost_user.is_some() || !vm.nets.is_empty() {
         arguments.extend(shared(memory));
     }
@@ -65,6 +88,7 @@ pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
     for (index, port) in vm.nets.iter().enumerate() {
         arguments.extend(net(port, index));
     }
+    arguments.extend(vm.windows.iter().flat_map(windows::qemu));
     let ports = serial_ports(vm);
     if !ports.is_empty() {
         arguments.extend(["-device".to_owned(), format!("virtio-serial-pci,id={BUS}")]);
@@ -144,7 +168,7 @@ fn vsock(vhost_user: &Path) -> [String; 4] {
 }
 
 /// A path inside a value of an option. QEMU ends a value at a comma; two in a row stand for one.
-fn escaped(path: &Path) -> String {
+pub(crate) fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
@@ -222,7 +246,7 @@ mod tests {
              -chardev socket,id=ringdown1,path=/r/l,server=on,wait=off \\\n\
              -device virtserialport,bus=ringdown.0,chardev=ringdown1,name=org.example.log"
         );
-        let xml = crate::libvirt::elements(&vm);
+        let xml = crate::libvirt::elements(&vm, &memory("256M"));
         assert!(!xml.contains("memoryBacking"), "{xml}");
         assert!(xml.contains("<source mode='connect' path='/r/a,b.serial'>\n    <reconnect enabled='yes' timeout='1'/>"));
         assert!(xml.contains(
@@ -232,7 +256,7 @@ mod tests {
 
     #[test]
     fn libvirt_hands_a_vsock_device_to_qemu_with_shared_memory() {
-        let xml = crate::libvirt::elements(&vm("/tmp/it's, <here>"));
+        let xml = crate::libvirt::elements(&vm("/tmp/it's, <here>"), &memory("256M"));
         assert!(xml.contains("<access mode='shared'/>"), "{xml}");
         let path = "path=/tmp/it&apos;s,, &lt;here>";
         assert!(
@@ -305,7 +329,7 @@ mod tests {
             nets: vec![port("lan", 1), port("dmz", 4)],
             ..vm("/r/v")
         };
-        let xml = crate::libvirt::elements(&vm);
+        let xml = crate::libvirt::elements(&vm, &memory("256M"));
         assert!(
             xml.contains("<access mode='shared'/>") && !xml.contains("qemu:"),
             "{xml}"

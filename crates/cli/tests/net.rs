@@ -212,7 +212,7 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
 fn capture_of(frames: u32, lost: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     pcapng::section(&mut bytes, "test");
-    pcapng::interface(&mut bytes, "web", 96);
+    pcapng::interface(&mut bytes, pcapng::Link::Ethernet, "web", 96);
     let packet = pcapng::Packet {
         interface: 0,
         time_ns: 1,
@@ -273,8 +273,8 @@ fn a_capture_of_so_many_frames_goes_to_a_file_of_ones_own() {
     ];
     let (child, mut capture) = capturing(&daemon, &words);
     assert_eq!(
-        (capture.network.as_str(), capture.vm.as_deref()),
-        ("lan", Some("web"))
+        (capture.network.as_deref(), capture.vm.as_deref()),
+        (Some("lan"), Some("web"))
     );
     assert_eq!(
         (capture.options.snaplen, capture.options.count),

@@ -12,6 +12,11 @@
 //! | `GET /v1/networks/NAME` | 200 [`NetworkDetails`](types::NetworkDetails) |
 //! | `GET /v1/networks/NAME/macs` | 200 [`MacList`](types::MacList) |
 //! | `PUT /v1/networks/NAME/ports/VM/link` with [`LinkRequest`](types::LinkRequest) | 204 |
+//! | `GET /v1/networks/NAME/capture?vm=VM&snaplen=N&count=N` | 200, its frames as pcapng, until the client hangs up |
+//! | `GET /v1/capture?vm=VM&port=N&snaplen=N&count=N` | 200, what passes the lines, the same way |
+//! | `GET /v1/circuits?vm=NAME&port=N` | 200 [`CircuitsInfo`](types::CircuitsInfo), of one VM or all, called at one port or any |
+//! | `DELETE /v1/circuits/ID` | 204; both its ends see a reset |
+//! | `GET /v1/windows` | 200 [`WindowsInfo`](types::WindowsInfo) |
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
@@ -23,6 +28,9 @@
 //!
 //! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
 
+mod capture_routes;
+mod circuit_routes;
+mod circuit_types;
 mod net_routes;
 mod net_types;
 mod policy_types;

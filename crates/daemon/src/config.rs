@@ -23,6 +23,8 @@
 //! aliases = ["www"]                      # optional: other names of the VM
 //! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default, `red.web.vhost` in the domain `red`
 //! host = "/run/ringdown/web.sock"        # optional: this is the default
+//! windows = "4x16M"                      # optional: memory for zero-copy circuits; docs/circuits.md says more
+//! qmp = "/run/ringdown/web.qmp"          # optional, with windows: QEMU's control socket, where they are added while the VM runs
 //! limits = { circuits = 1000 }           # optional: what is left out has its default
 //!
 //! [[vm]]
@@ -93,6 +95,7 @@ mod state;
 mod users;
 mod vm;
 mod whole;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -132,8 +135,11 @@ use crate::input::InputError;
 
 pub use source::MAX_LIST_LEN;
 pub use state::StateError;
+pub(crate) use state::{StateFile, check_version};
 pub use users::{groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
+pub(crate) use windows::expected as expected_windows;
+pub use windows::{MAX_WINDOWS, MAX_WINDOWS_OF_ALL, WindowsSpec, parse_windows};
 
 /// How long the worker looks before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
 /// longer than they take to be woken and to answer.
@@ -173,6 +179,10 @@ pub struct VmRequest {
     pub channels: Vec<Channel<ChardevRequest>>,
     /// Its ports in networks, at most [`MAX_NETS`], each network once.
     pub ports: Vec<PortRequest>,
+    /// The memory of its zero-copy circuits.
+    pub windows: Option<WindowsSpec>,
+    /// The control socket of its QEMU, where windows are added while it runs.
+    pub qmp: Option<PathBuf>,
     /// What the VM may use; what was left out has its default.
     pub limits: Limits,
 }
@@ -192,6 +202,8 @@ impl VmRequest {
             serial: None,
             channels: Vec::new(),
             ports: Vec::new(),
+            windows: None,
+            qmp: None,
             limits: Limits::default(),
         }
     }
@@ -233,6 +245,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
+    /// Directories that the sandbox leaves open beside those that are named elsewhere.
+    pub sandbox_paths: Vec<PathBuf>,
     /// The networks.
     pub networks: Vec<Written<NetworkRequest>>,
     /// The VMs.
@@ -258,6 +272,7 @@ impl Config {
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
+        self.sandbox_paths.extend(later.sandbox_paths);
         self.networks.extend(later.networks);
         self.vms.extend(later.vms);
         self.groups.extend(later.groups);

@@ -1,5 +1,6 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
+mod circuits;
 mod networks;
 
 use std::collections::BTreeMap;
@@ -8,9 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
-use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus};
+use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus, VmWindows};
+use crate::capture::CaptureReader;
 use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
@@ -21,6 +24,7 @@ use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
 use crate::reload::{InForce, Parts};
 use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
+use crate::windows::{self, Windows, WindowsError};
 
 /// Why the daemon did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +52,18 @@ pub enum ControlError {
         /// The name.
         name: String,
     },
+    /// No circuit has this number.
+    #[error("there is no circuit {id:?}, or not any more: `ringdown ls` shows those that exist")]
+    UnknownCircuit {
+        /// What was given.
+        id: String,
+    },
     /// What is remembered of VMs cannot be written.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The VM's windows cannot be made.
+    #[error(transparent)]
+    Windows(#[from] WindowsError),
     /// What is offered does not hold any more.
     #[error(transparent)]
     Offer(#[from] OfferError),
@@ -106,6 +119,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`] when it collides with another VM or a socket cannot be made. Nothing of it remains then.
     pub async fn add(self: &Arc<Self>, request: VmRequest) -> Result<VmStatus, ControlError> {
+        crate::sandbox::check_vm(&request)?;
         let control = self.clone();
         // On its own task: a client that hangs up must not leave the plan and the worker apart.
         let task = tokio::spawn(async move {
@@ -119,7 +133,7 @@ impl Control {
             let (to_open, planned) = (spec.clone(), next.clone());
             let opened = tokio::task::spawn_blocking(move || {
                 parts.remember(&current, &planned)?;
-                open_line(parts.worker.as_ref(), to_open.clone())?;
+                open_line(parts.worker.as_ref(), &parts.windows, to_open.clone())?;
                 let networks = NetChange::between(&current.plan, &planned.plan);
                 let opened = networks.open(parts.net.as_ref());
                 let set = match opened {
@@ -130,7 +144,7 @@ impl Control {
                     Ok(()) => networks.settle(parts.net.as_ref()),
                     Err(_) => {
                         networks.undo(parts.net.as_ref());
-                        parts.worker.remove_line(&to_open.full_name())?;
+                        parts.close(std::slice::from_ref(&to_open));
                     }
                 }
                 set
@@ -142,6 +156,26 @@ impl Control {
             Ok(control.status(&in_force.book.plan, &spec, &lines))
         });
         task.await.map_err(|_| ControlError::Lost)?
+    }
+
+    /// Captures what passes the lines, or the line of one VM, which may be named by an alias.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`], [`ControlError::Line`].
+    pub async fn capture_lines(
+        &self,
+        mut filter: CaptureFilter,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, ControlError> {
+        let in_force = self.in_force.lock().await;
+        if let Some(name) = filter.vm.take() {
+            let line = in_force.book.plan.get(&name);
+            filter.vm = Some(line.ok_or(ControlError::Unknown { name })?.full_name());
+        }
+        let (vm, port) = (filter.vm.clone(), filter.port);
+        let reader = self.parts.worker.capture(filter, options)?;
+        tracing::info!(vm, port, "began a capture of what passes the lines");
+        Ok(reader)
     }
 
     /// Removes a VM by its full name or an alias: its circuits are reset, its sockets removed. Its name keeps its context identifier.
@@ -165,6 +199,8 @@ impl Control {
             let (current, planned) = (in_force.book.clone(), next.clone());
             let closed = tokio::task::spawn_blocking(move || {
                 parts.worker.remove_line(&to_close)?;
+                parts.circuits.removed(&to_close);
+                parts.windows.close(&to_close);
                 let networks = NetChange::between(&current.plan, &planned.plan);
                 networks.settle(parts.net.as_ref());
                 networks.close(parts.net.as_ref());
@@ -278,6 +314,12 @@ impl Control {
             host: spec.host.clone(),
             channels: channels(spec, line),
             nets: networks::ports_of(plan, spec),
+            windows: spec.windows.map(|windows| VmWindows {
+                count: windows.count,
+                bytes: windows.len,
+                files: windows::files(plan.runtime_dir(), spec),
+                qmp: spec.qmp.clone(),
+            }),
             agent,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
             limits: members(&spec.limits),
@@ -306,11 +348,15 @@ impl Parts {
     }
 }
 
-/// Opens a line: checks its directories, takes over stale sockets, and hands it to the worker.
+/// Opens a line: checks its directories, takes over stale sockets, makes its windows, and hands it to the worker.
 ///
 /// # Errors
 /// [`ControlError`] when a socket cannot be made.
-pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlError> {
+pub fn open_line(
+    worker: &dyn LineWorker,
+    windows: &Windows,
+    spec: LineSpec,
+) -> Result<(), ControlError> {
     // Where a VMM listens there may be nothing yet, and nothing has to be made.
     let ours = |chardev: &Chardev, option| match chardev {
         Chardev::Listen(path) => Some((path.clone(), option, true)),
@@ -339,7 +385,12 @@ pub fn open_line(worker: &dyn LineWorker, spec: LineSpec) -> Result<(), ControlE
             );
         }
     }
-    Ok(worker.add_line(spec)?)
+    windows.open(&spec)?;
+    let name = spec.full_name();
+    worker.add_line(spec).map_err(|error| {
+        windows.close(&name);
+        error.into()
+    })
 }
 
 fn chardev(chardev: &Chardev) -> ChardevInfo {

@@ -1,4 +1,4 @@
-//! The worker, the proxy and the audit, put together.
+//! The worker, the proxy, the switchboard and the audit, put together.
 //!
 //! The worker judges every call and moves the bytes; the proxy puts calls to services through and accepts connections for published
 //! ports; both write down what became of calls.
@@ -15,9 +15,10 @@ use crate::net::NetThread;
 use crate::offers::{Commit, Offer, OfferError, Offers};
 use crate::proxy::{Options, Proxy};
 use crate::serve::{Started, Surroundings};
+use crate::switchboard::Switchboard;
 use crate::worker::{Wiring, Worker};
 
-/// Starts a worker and a proxy that know each other. While guests and programs answer quickly, the worker looks for up to
+/// Starts a worker, a proxy and a switchboard that know each other. While guests and programs answer quickly, the worker looks for up to
 /// `spin` before it sleeps. Of frames it takes up to `net_batch` from a ring at a time, or as many as is best.
 ///
 /// # Errors
@@ -31,6 +32,7 @@ pub fn start(
         arrivals,
         audit,
         state_dir,
+        windows,
     } = surroundings;
     let noted = audit.clone();
     let options = Options::new(
@@ -38,20 +40,23 @@ pub fn start(
         Box::new(move |record| noted.record(record)),
     );
     let proxy = Proxy::start(options)?;
+    let switchboard = Arc::new(Switchboard::start(windows)?);
     let wiring = Wiring {
         arrivals,
-        dialer: proxy.dialer(),
+        dialer: switchboard.dialer(proxy.dialer()),
         decisions: decisions(audit),
         state_dir,
     };
     let worker = Worker::start(wiring, spin)?;
     proxy.set_exchange(worker.clone());
+    switchboard.set_plane(worker.clone());
     Ok(Started {
         worker,
         net: Arc::new(NetThread::new(spin, net_batch)),
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),
+        circuits: switchboard,
     })
 }
 

@@ -1,11 +1,15 @@
 //! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
 
+mod capture;
+mod circuits;
 mod daemon;
 mod net;
 mod offers;
 
+pub use capture::FakeCapture;
+pub use circuits::FakeCircuits;
 pub use daemon::{FakeDaemon, router, start};
-pub use net::{FakeCapture, FakeNet};
+pub use net::FakeNet;
 pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;
@@ -13,9 +17,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use device::{CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
 use tokio::sync::mpsc;
 
+use crate::capture::{CaptureReader, capture_queue};
 use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
@@ -36,6 +42,7 @@ struct State {
     /// Changes of the policy so far.
     policy_changes: u64,
     services: Vec<ServiceEntry>,
+    captures: Vec<FakeCapture>,
     stopped: bool,
 }
 
@@ -117,6 +124,11 @@ impl FakeWorker {
     /// The groups of a line, as they were last set.
     pub fn groups(&self, vm: &str) -> Option<Vec<String>> {
         self.state().lines.get(vm).map(|line| line.groups.clone())
+    }
+
+    /// The captures that were asked for since the last time.
+    pub fn take_captures(&self) -> Vec<FakeCapture> {
+        std::mem::take(&mut self.state().captures)
     }
 
     /// Whether the worker was stopped.
@@ -205,6 +217,28 @@ impl LineWorker for FakeWorker {
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
         self.state().services = services;
         Ok(())
+    }
+
+    fn capture(
+        &self,
+        filter: CaptureFilter,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, LineError> {
+        let CaptureFilter { vm, port } = filter;
+        let mut state = self.state();
+        if let Some(name) = vm.as_ref().filter(|vm| !state.lines.contains_key(*vm)) {
+            let name = name.clone();
+            return Err(LineError::Unknown { name });
+        }
+        let (sender, reader) = capture_queue();
+        state.captures.push(FakeCapture {
+            network: None,
+            vm,
+            port,
+            options,
+            sender,
+        });
+        Ok(reader)
     }
 
     fn stop(&self) {

@@ -7,7 +7,7 @@ mod error;
 
 use std::path::Path;
 
-use switch::DEFAULT_DOMAIN;
+pub use switch::DEFAULT_DOMAIN;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
 pub use error::InputError;
@@ -19,7 +19,7 @@ pub const MAX_NAME_LEN: usize = 63;
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// The keys that describe a VM.
-pub const VM_KEYS: [&str; 14] = [
+pub const VM_KEYS: [&str; 16] = [
     "name",
     "domain",
     "cid",
@@ -34,10 +34,12 @@ pub const VM_KEYS: [&str; 14] = [
     "channel",
     "networks",
     "net",
+    "windows",
+    "qmp",
 ];
 
 /// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
-pub const VM_OPTION_KEYS: [&str; 18] = [
+pub const VM_OPTION_KEYS: [&str; 20] = [
     "name",
     "domain",
     "cid",
@@ -49,6 +51,8 @@ pub const VM_OPTION_KEYS: [&str; 18] = [
     "groups",
     "aliases",
     "networks",
+    "windows",
+    "qmp",
     "limits.circuits",
     "limits.half-open-circuits",
     "limits.buffered-bytes",

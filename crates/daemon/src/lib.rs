@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod audit;
+pub mod capture;
 mod channels;
 mod chardev;
 pub mod config;
@@ -25,6 +26,10 @@ pub mod readiness;
 pub mod reload;
 pub mod runtime;
 mod runtime_thread;
+pub mod sandbox;
 mod serial_line;
 pub mod serve;
+pub mod service_manager;
+pub mod switchboard;
+pub mod windows;
 pub mod worker;

@@ -9,9 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use device::{CaptureFilter, CaptureOptions, MAX_CAPTURES};
 use switch::{Limits, Policy, ServiceEntry};
 
-use crate::config::{Channel, Chardev, PortRequest, full_name};
+use crate::capture::CaptureReader;
+use crate::config::{Channel, Chardev, PortRequest, WindowsSpec, full_name};
 use crate::net::PortSpec;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
@@ -43,6 +45,10 @@ pub struct LineSpec {
     pub port_requests: Vec<PortRequest>,
     /// Its ports in networks, which are no part of the line.
     pub ports: Vec<PortSpec>,
+    /// The memory of its zero-copy circuits.
+    pub windows: Option<WindowsSpec>,
+    /// The control socket of its QEMU.
+    pub qmp: Option<PathBuf>,
     /// What the VM may use.
     pub limits: Limits,
 }
@@ -65,6 +71,7 @@ impl LineSpec {
             self.vhost_user.as_deref(),
             self.serial.as_ref().map(Chardev::path),
             Some(self.host.as_path()),
+            self.qmp.as_deref(),
         ];
         let channels = self.channels.iter();
         let of_channels =
@@ -187,6 +194,11 @@ pub enum LineError {
         /// The name.
         name: String,
     },
+    /// As many look as may.
+    #[error(
+        "there are {MAX_CAPTURES} captures of lines already, which is the most: end one of them first"
+    )]
+    TooManyCaptures,
     /// The system refused something else.
     #[error("the line could not be opened or closed: {0}")]
     Io(#[from] io::Error),
@@ -220,6 +232,16 @@ pub trait LineWorker: Send + Sync + 'static {
     /// # Errors
     /// [`LineError::Io`] when the worker has stopped.
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
+
+    /// Captures what passes the lines, until the reader is dropped, the line that it is about is closed, or it has as much as it wanted.
+    ///
+    /// # Errors
+    /// [`LineError::Unknown`], [`LineError::TooManyCaptures`], [`LineError::Io`] when the worker has stopped.
+    fn capture(
+        &self,
+        filter: CaptureFilter,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, LineError>;
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

@@ -5,6 +5,7 @@
 //! its word: names are escaped, their number is limited, and a name that comes twice counts once, because a reader refuses a page on which
 //! a series is repeated.
 
+mod circuits;
 mod guest;
 mod network;
 mod page;
@@ -73,7 +74,10 @@ pub async fn collect(control: &Control) -> String {
             stats[index] = answer;
         }
     }
-    page(&vms, &stats, &control.networks_in_detail().await)
+    let mut text = page(&vms, &stats, &control.networks_in_detail().await);
+    let windows = control.windows().await.unwrap_or_default();
+    text.push_str(&circuits::page(&control.switchboard_report(), &windows));
+    text
 }
 
 fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetails]) -> String {

@@ -4,7 +4,6 @@
 //! validated, and is complete: defaults are filled in.
 
 mod bridge;
-mod capture;
 mod change;
 mod subnet;
 mod worker;
@@ -16,15 +15,15 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use device::net::CaptureOptions;
+use device::CaptureOptions;
 use switch::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
+use crate::capture::CaptureReader;
 use crate::config::full_name;
 use crate::line::Counters;
 
 pub use bridge::{refused_counters, switch_counters};
-pub use capture::{CaptureReader, CaptureSender, MAX_WAITING_LEN, capture_queue};
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 pub use worker::NetThread;

@@ -45,6 +45,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use self::exchange::Exchange;
 pub use self::program::PROGRAM_GRACE;
+pub(crate) use self::program::{INHERITED, limit_descriptors};
 use self::publish::Published;
 pub use self::publish::{PreparedPublishes, PublishError};
 use self::resolver::Names;

@@ -20,6 +20,9 @@ use crate::line::{LineError, LineSpec, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetFault, NetWorker};
 use crate::offers::{OfferError, Offers};
 use crate::policy::Rulebook;
+use crate::sandbox;
+use crate::switchboard::Circuits;
+use crate::windows::Windows;
 
 /// Reads the configuration again, from all its sources. It may take its time.
 pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
@@ -174,6 +177,10 @@ impl Control {
         let put = tokio::task::spawn_blocking(move || {
             let config = (parts.read_config)()?;
             parts.settings.check(&config)?;
+            sandbox::check_config(&config).map_err(|error| ConfigError::Input {
+                place: "the configuration".to_owned(),
+                error,
+            })?;
             let (next, change) = current.changed(&config)?;
             parts.put_in_force(&current, &next, &change, enforce_existing)?;
             Ok::<_, ReloadError>((next, change))
@@ -206,6 +213,10 @@ pub struct Parts {
     pub net: Arc<dyn NetWorker>,
     /// Who serves services and published ports.
     pub offers: Arc<dyn Offers>,
+    /// Who sets zero-copy circuits up, and knows all circuits.
+    pub circuits: Arc<dyn Circuits>,
+    /// The windows of all VMs.
+    pub windows: Arc<Windows>,
     /// Where decisions are written.
     pub audit: Audit,
     /// What holds for as long as the daemon runs.
@@ -237,7 +248,7 @@ impl Parts {
             }
         };
         for (count, spec) in change.added.iter().enumerate() {
-            if let Err(error) = open_line(self.worker.as_ref(), spec.clone()) {
+            if let Err(error) = open_line(self.worker.as_ref(), &self.windows, spec.clone()) {
                 undo(&change.added[..count]);
                 let name = spec.full_name();
                 let error = Box::new(error);
@@ -268,6 +279,9 @@ impl Parts {
             }
             return Err(error.into());
         }
+        if enforce_existing {
+            self.circuits.enforce();
+        }
         commit();
         networks.settle(self.net.as_ref());
         networks.close(self.net.as_ref());
@@ -295,13 +309,18 @@ impl Parts {
         })
     }
 
-    fn close(&self, lines: &[LineSpec]) {
+    pub(crate) fn close(&self, lines: &[LineSpec]) {
         for line in lines {
             let name = line.full_name();
+            // Behind the line, so that no circuit of the VM has them.
             match self.worker.remove_line(&name) {
-                Ok(()) => tracing::info!(vm = name, "removed a VM"),
+                Ok(()) => {
+                    self.circuits.removed(&name);
+                    tracing::info!(vm = name, "removed a VM");
+                }
                 Err(error) => tracing::error!(vm = name, %error, "cannot remove a VM"),
             }
+            self.windows.close(&name);
         }
     }
 }

@@ -17,6 +17,11 @@ pub fn control_socket(runtime_dir: &Path) -> PathBuf {
     runtime_dir.join("control.sock")
 }
 
+/// The socket where programs of the host ask for circuits.
+pub fn circuit_socket(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("circuit.sock")
+}
+
 /// The file whose lock says that a daemon lives. It stays when the daemon ends: removing it would let two daemons
 /// lock two files of one name.
 pub fn lock_file(runtime_dir: &Path) -> PathBuf {

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::future::Future;
 use std::io::{self, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,8 +30,12 @@ use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
 use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
-    RuntimeError, RuntimeLock, control_socket, listen_privately, prepare_directory,
+    RuntimeError, RuntimeLock, circuit_socket, control_socket, listen_privately, prepare_directory,
 };
+use crate::sandbox::{self, SandboxError};
+use crate::service_manager::{self, HandedOverError, notify};
+use crate::switchboard::Circuits;
+use crate::windows::{Windows, WindowsError};
 
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
@@ -64,6 +69,15 @@ pub enum ServeError {
     /// The worker cannot do what the configuration says.
     #[error(transparent)]
     Worker(#[from] LineError),
+    /// What is remembered of windows is broken.
+    #[error(transparent)]
+    Windows(#[from] WindowsError),
+    /// The sandbox does not hold.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The service manager made another socket than the control socket.
+    #[error(transparent)]
+    HandedOver(#[from] HandedOverError),
     /// The audit's file cannot be opened.
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
     Audit {
@@ -103,6 +117,8 @@ pub struct Surroundings {
     pub audit: Audit,
     /// The state directory, from the root.
     pub state_dir: PathBuf,
+    /// The windows of all VMs.
+    pub windows: Arc<Windows>,
 }
 
 /// What has been started.
@@ -113,6 +129,8 @@ pub struct Started {
     pub net: Arc<dyn NetWorker>,
     /// Who serves services and published ports.
     pub offers: Arc<dyn Offers>,
+    /// Who sets zero-copy circuits up.
+    pub circuits: Arc<dyn Circuits>,
 }
 
 /// Starts a worker, and whatever serves beside it.
@@ -123,7 +141,9 @@ pub struct Daemon {
     // In the order in which they are to end: the lock is given free when no socket is left.
     net: RunningNet,
     worker: RunningWorker,
-    control_socket: ControlSocket,
+    circuits: RunningCircuits,
+    control_socket: PrivateSocket,
+    circuit_socket: PrivateSocket,
     runtime: Runtime,
     parts: Arc<Parts>,
     in_force: InForce,
@@ -146,6 +166,7 @@ impl Daemon {
             settings,
             config,
             read_config,
+            handed_over,
         } = prepared;
         let locks = lock(&settings)?;
         // Only now: another daemon that was about to end may have written until now.
@@ -173,10 +194,12 @@ impl Daemon {
             },
         })?;
         let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
+        let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
         let surroundings = Surroundings {
             arrivals: sender,
             audit: audit.clone(),
             state_dir: settings.state_dir.clone(),
+            windows: windows.clone(),
         };
         let started = start_worker(surroundings).map_err(|error| ServeError::System {
             what: "start the worker",
@@ -184,9 +207,20 @@ impl Daemon {
         })?;
         let running = RunningWorker(started.worker.clone());
         let running_net = RunningNet(started.net.clone());
-        let commit = begin(&started, &book)?;
+        let running_circuits = RunningCircuits(started.circuits.clone());
+        let commit = begin(&started, &windows, &book)?;
+        windows.sweep();
         // Last, so that whoever finds the control socket finds the VMs too.
-        let control_socket = ControlSocket::listen(&control_socket(&settings.runtime_dir))?;
+        let circuit_socket = PrivateSocket::listen(&circuit_socket(&settings.runtime_dir))?;
+        let served = started.circuits.serve(circuit_socket.listener()?);
+        served.map_err(|error| ServeError::System {
+            what: "watch the socket for programs that want circuits",
+            error,
+        })?;
+        let control_socket = match handed_over {
+            Some(listener) => PrivateSocket::handed_over(listener),
+            None => PrivateSocket::listen(&control_socket(&settings.runtime_dir))?,
+        };
         commit();
         tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
         let in_force = InForce {
@@ -198,6 +232,8 @@ impl Daemon {
             worker: started.worker,
             net: started.net,
             offers: started.offers,
+            circuits: started.circuits,
+            windows,
             audit,
             settings,
             read_config,
@@ -205,7 +241,9 @@ impl Daemon {
         Ok(Daemon {
             net: running_net,
             worker: running,
+            circuits: running_circuits,
             control_socket,
+            circuit_socket,
             runtime,
             parts: Arc::new(parts),
             in_force,
@@ -233,12 +271,15 @@ impl Daemon {
             arrivals,
             worker: _worker,
             net: _net,
+            circuits: _circuits,
+            circuit_socket: _circuit_socket,
             control_socket,
             runtime,
         } = self;
         runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
             let readiness = Arc::new(Readiness::default());
+            tokio::spawn(service_manager::give_signs_of_life(parts.worker.clone()));
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.
@@ -269,13 +310,17 @@ impl Daemon {
 /// [`ServeError`] when it could not start.
 pub fn serve(
     read_config: ReadConfig,
+    sandbox: &sandbox::Options,
     start_worker: StartWorker,
     mut out: impl Write,
 ) -> Result<(), ServeError> {
     raise_descriptor_limit();
-    let prepared = Prepared::new(read_config)?;
+    let mut prepared = Prepared::new(read_config)?;
+    let control_path = control_socket(&prepared.settings.runtime_dir);
+    prepared.handed_over = service_manager::control_socket(&control_path)?;
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
     rustix::process::umask(Mode::from_raw_mode(0o077));
+    sandbox::enter(sandbox, &prepared.config, &prepared.settings)?;
     let daemon = Daemon::listen(prepared, start_worker)?;
     daemon.run(|control| {
         let mut signals = Signals::install()?;
@@ -284,6 +329,8 @@ pub fn serve(
             tracing::warn!(%error, "cannot write the ready line");
         }
         notify(&[sd_notify::NotifyState::Ready]);
+        #[cfg(feature = "test-support")]
+        sandbox::make_forbidden_call_if_told();
         Ok(async move {
             let name = signals.serve(&control).await;
             tracing::info!(signal = name, "ending");
@@ -297,6 +344,8 @@ struct Prepared {
     settings: Settings,
     config: Config,
     read_config: ReadConfig,
+    /// The control socket, where the service manager has made it.
+    handed_over: Option<UnixListener>,
 }
 
 impl Prepared {
@@ -321,6 +370,7 @@ impl Prepared {
             settings,
             config,
             read_config,
+            handed_over: None,
         })
     }
 }
@@ -348,7 +398,7 @@ fn lock(settings: &Settings) -> Result<Vec<RuntimeLock>, RuntimeError> {
 }
 
 /// Gives a fresh worker its rules, services, lines and networks. What is offered begins with the commit.
-fn begin(started: &Started, book: &Rulebook) -> Result<Commit, ServeError> {
+fn begin(started: &Started, windows: &Windows, book: &Rulebook) -> Result<Commit, ServeError> {
     let (worker, offers) = (started.worker.as_ref(), started.offers.as_ref());
     let offer = book.offer();
     worker.set_directory(offer.entries())?;
@@ -360,7 +410,7 @@ fn begin(started: &Started, book: &Rulebook) -> Result<Commit, ServeError> {
         enforce_existing: false,
     })?;
     for spec in book.plan.lines() {
-        open_line(worker, spec.clone()).map_err(|error| ServeError::Line {
+        open_line(worker, windows, spec.clone()).map_err(|error| ServeError::Line {
             name: spec.full_name(),
             error,
         })?;
@@ -381,6 +431,14 @@ impl Drop for RunningNet {
     }
 }
 
+struct RunningCircuits(Arc<dyn Circuits>);
+
+impl Drop for RunningCircuits {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 struct RunningWorker(Arc<dyn LineWorker>);
 
 impl Drop for RunningWorker {
@@ -389,17 +447,33 @@ impl Drop for RunningWorker {
     }
 }
 
-struct ControlSocket {
-    path: PathBuf,
-    listener: std::os::unix::net::UnixListener,
+/// A socket of this daemon's own that only its user may connect to; or one of the service manager's, which says who may.
+struct PrivateSocket {
+    /// What is to be removed at the end.
+    path: Option<PathBuf>,
+    listener: UnixListener,
 }
 
-impl ControlSocket {
-    fn listen(path: &Path) -> Result<ControlSocket, RuntimeError> {
-        Ok(ControlSocket {
-            path: path.to_owned(),
+impl PrivateSocket {
+    fn listen(path: &Path) -> Result<PrivateSocket, RuntimeError> {
+        Ok(PrivateSocket {
+            path: Some(path.to_owned()),
             listener: listen_privately(path)?,
         })
+    }
+
+    fn handed_over(listener: UnixListener) -> PrivateSocket {
+        let path = None;
+        PrivateSocket { path, listener }
+    }
+
+    fn listener(&self) -> Result<UnixListener, ServeError> {
+        self.listener
+            .try_clone()
+            .map_err(|error| ServeError::System {
+                what: "listen",
+                error,
+            })
     }
 
     fn tokio_listener(&self) -> io::Result<tokio::net::UnixListener> {
@@ -409,10 +483,11 @@ impl ControlSocket {
     }
 }
 
-impl Drop for ControlSocket {
+impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!(socket = %self.path.display(), %error, "cannot remove the control socket");
+        let Some(path) = &self.path else { return };
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!(socket = %path.display(), %error, "cannot remove a socket");
         }
     }
 }
@@ -426,12 +501,6 @@ fn raise_descriptor_limit() {
     };
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "cannot raise the limit of open files");
-    }
-}
-
-fn notify(state: &[sd_notify::NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "cannot tell the service manager");
     }
 }
 

@@ -8,12 +8,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
-    Arrival, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, PublishedCall,
-    SerialConfig,
+    Arrival, CaptureError, CaptureFilter, CaptureOptions, CircuitFilter, CircuitSnapshot,
+    DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, ProgramCall,
+    PublishedCall, SerialConfig,
 };
-use switch::{AddLineError, Address, Limits, LineReport, Reason, ServiceEntry};
+use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
+use crate::capture::{CaptureReader, capture_queue};
 use crate::channels::{Channels, VmChannels};
 use crate::config::Chardev;
 use crate::line::{
@@ -22,6 +24,7 @@ use crate::line::{
 use crate::orders::Orders;
 use crate::proxy::Exchange;
 use crate::serial_line::SerialLine;
+use crate::switchboard::plane::DataPlane;
 
 /// What a worker is connected with.
 pub struct Wiring {
@@ -258,6 +261,22 @@ impl LineWorker for Worker {
             .ok_or_else(stopped)
     }
 
+    fn capture(
+        &self,
+        filter: CaptureFilter,
+        options: CaptureOptions,
+    ) -> Result<CaptureReader, LineError> {
+        let (sender, reader) = capture_queue();
+        let begun = self
+            .orders
+            .ask(move |fabric| fabric.capture(&filter, options, Box::new(sender)));
+        match begun.ok_or_else(stopped)? {
+            Ok(()) => Ok(reader),
+            Err(CaptureError::NoLine(name)) => Err(LineError::Unknown { name }),
+            Err(CaptureError::TooMany) => Err(LineError::TooManyCaptures),
+        }
+    }
+
     fn stop(&self) {
         self.orders.ask(Fabric::stop);
         let serial_lines = std::mem::take(&mut *self.serial_lines());
@@ -294,6 +313,53 @@ impl Exchange for Worker {
         let (vm, name) = (vm.to_owned(), name.to_owned());
         self.orders
             .ask(move |fabric| fabric.resolve_service(&vm, &name))
+            .flatten()
+    }
+}
+
+impl DataPlane for Worker {
+    fn find_circuit(
+        &self,
+        vm: &str,
+        port: u32,
+        peer: (u32, u32),
+    ) -> Option<(CircuitSnapshot, Side)> {
+        let vm = vm.to_owned();
+        self.orders
+            .ask(move |fabric| fabric.find_circuit(&vm, port, peer.0, peer.1))
+            .flatten()
+    }
+
+    fn show_circuit(&self, id: CircuitId) -> Option<CircuitSnapshot> {
+        self.orders
+            .ask(move |fabric| fabric.show_circuit(id))
+            .flatten()
+    }
+
+    fn list_circuits(&self, filter: CircuitFilter, limit: usize) -> (Vec<CircuitSnapshot>, usize) {
+        self.orders
+            .ask(move |fabric| fabric.list_circuits(&filter, limit))
+            .unwrap_or_default()
+    }
+
+    fn end_circuit(&self, id: CircuitId) -> bool {
+        let ended = self.orders.ask(move |fabric| fabric.end_circuit(id));
+        ended.unwrap_or(false)
+    }
+
+    fn dial_program(&self, call: ProgramCall) {
+        self.orders.order(move |fabric| fabric.dial_program(call));
+    }
+
+    fn set_listening(&self, port: u32, vm: Option<String>, listens: bool) {
+        self.orders
+            .ask(move |fabric| fabric.set_listening(port, vm, listens));
+    }
+
+    fn vm_named(&self, name: &str) -> Option<String> {
+        let name = name.to_owned();
+        self.orders
+            .ask(move |fabric| fabric.vm_named(&name))
             .flatten()
     }
 }

@@ -1,12 +1,13 @@
 //! A program that has connected to a VM's host socket and has yet to say which port it wants.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use switch::{LineId, Reason, Time};
+use switch::{CircuitId, LineId, Reason, Time};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
@@ -18,6 +19,8 @@ use crate::dialer::Cut;
 pub(crate) enum Who {
     /// A program that has opened the host socket and says whom it wants.
     Program(Credentials),
+    /// A program for which somebody else has called, who is told what has become of the call.
+    Represented(Represented),
     /// Somebody who has come in by a published port of this name, and knows nothing of handshakes.
     Published(Arc<str>),
     /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
@@ -39,10 +42,57 @@ impl Who {
 
     /// Takes note of a refusal, if it can be told otherwise than in words on the socket.
     pub(crate) fn refused(&self, reason: Reason) {
-        if let Who::Channel { refusal, .. } = self {
-            // The first reason is the one that counts.
-            let _ = refusal.set(reason);
+        match self {
+            Who::Channel { refusal, .. } => {
+                // The first reason is the one that counts.
+                let _ = refusal.set(reason);
+            }
+            Who::Represented(program) => program.answer.give(Err(reason)),
+            Who::Program(_) | Who::Published(_) | Who::Vmm => {}
         }
+    }
+
+    /// The call has been taken.
+    pub(crate) fn accepted(&self, circuit: CircuitId) {
+        if let Who::Represented(program) = self {
+            program.answer.give(Ok(circuit));
+        }
+    }
+}
+
+/// A program for which somebody else has called.
+#[derive(Debug, Clone)]
+pub(crate) struct Represented {
+    pub(crate) credentials: Credentials,
+    /// By what whoever called for it knows the call.
+    pub(crate) ticket: u64,
+    pub(crate) answer: CallAnswer,
+}
+
+/// Takes what has become of a call.
+type TakeAnswer = Box<dyn FnOnce(Result<CircuitId, Reason>) + Send>;
+
+/// What is told what has become of a call, once. If nobody ever says, it is dropped.
+#[derive(Clone)]
+pub struct CallAnswer(Arc<Mutex<Option<TakeAnswer>>>);
+
+impl CallAnswer {
+    /// An answer that this function takes, on the data plane's thread: it must not block.
+    pub fn new(take: impl FnOnce(Result<CircuitId, Reason>) + Send + 'static) -> CallAnswer {
+        CallAnswer(Arc::new(Mutex::new(Some(Box::new(take)))))
+    }
+
+    pub(crate) fn give(&self, result: Result<CircuitId, Reason>) {
+        let take = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(take) = take {
+            take(result);
+        }
+    }
+}
+
+impl fmt::Debug for CallAnswer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("CallAnswer")
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use switch::{Address, Reason, RuleId, ServiceId};
+use switch::{Address, CircuitId, Reason, RuleId, ServiceId};
 use wire::vsock::SocketType;
 
 /// What a guest has called.
@@ -19,6 +19,10 @@ pub enum Called {
     Service(ServiceId),
     /// The directory of names.
     Directory,
+    /// Who gives windows to the circuits of the guest's programs.
+    Switchboard,
+    /// A program of the host that listens at the call's port: see [`Fabric::set_listening`](crate::Fabric::set_listening).
+    Listener,
 }
 
 /// A guest's call. It is answered once, by [`Reply`].
@@ -26,6 +30,8 @@ pub enum Called {
 pub struct ServiceCall {
     /// What is called.
     pub called: Called,
+    /// The circuit that the call becomes when it is put through.
+    pub circuit: CircuitId,
     /// Who calls.
     pub vm: Address,
     /// The port that the call comes from. Below 1024 the guest's kernel vouches for a privileged program.

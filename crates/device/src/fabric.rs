@@ -1,6 +1,8 @@
 //! Everything that one thread runs: the switch, the rings of every guest, and the sockets of the host.
 
 mod act;
+mod capture;
+mod circuits;
 mod control;
 mod decide;
 mod dial;
@@ -12,7 +14,7 @@ mod serial;
 mod tx;
 mod wait;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -42,8 +44,11 @@ use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 
+use self::capture::Captures;
+pub use self::capture::{CaptureError, CaptureFilter};
+pub use self::circuits::{CircuitFilter, CircuitSnapshot, Endpoint};
 use self::dial::Redial;
-pub use self::host::PublishedCall;
+pub use self::host::{ProgramCall, PublishedCall};
 pub use self::hybrid::HybridConfig;
 pub use self::serial::{Carrier, SerialConfig};
 use self::tx::{Batch, Outgoing, Packet};
@@ -130,12 +135,15 @@ pub struct Fabric {
     agent_port: u32,
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
+    /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
+    listening: HashMap<u32, BTreeSet<Option<String>>>,
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<(CircuitId, Answer)>,
     dialled_by: Sender<(CircuitId, Answer)>,
     /// Joined sockets that may have something to pass, in turn.
     relaying: VecDeque<CircuitId>,
     decisions: Option<DecisionSink>,
+    captures: Captures,
     mailbox: Mailbox,
     messages: Receiver<Message>,
     happened: Vec<(Token, EventFlags)>,
@@ -199,10 +207,12 @@ impl Fabric {
             agent_port,
             arrivals,
             dialer: None,
+            listening: HashMap::new(),
             dialled,
             dialled_by,
             relaying: VecDeque::new(),
             decisions: None,
+            captures: Captures::default(),
             mailbox,
             messages,
             happened: Vec::new(),
@@ -332,6 +342,7 @@ impl Fabric {
             stays
         });
         self.redials.retain(|redial| redial.line != id);
+        self.captures.forget_line(id);
         self.lines[id.0 as usize] = None;
         // The thread may be waiting for an answer of ours: give it one. It asks for nothing new once its socket is shut.
         if let Some(thread) = thread {
@@ -356,6 +367,7 @@ impl Fabric {
         for name in names {
             self.close_line(&name);
         }
+        self.captures.end();
         self.stopped = true;
     }
 
@@ -423,6 +435,14 @@ impl Fabric {
         self.switch.resolve_service(self.line_named(vm)?, name)
     }
 
+    /// The full name of the VM that somebody on the host means: by its name, which may begin with a domain, by an alias, or by its CID in the default
+    /// domain.
+    pub fn vm_named(&self, name: &str) -> Option<String> {
+        let by_cid = || self.switch.line_by_cid(name.parse().ok()?);
+        let line = self.switch.line_by_name(name).or_else(by_cid)?;
+        Some(self.switch.address(line)?.full_name())
+    }
+
     /// The line of a VM, by its full name.
     fn line_named(&self, name: &str) -> Option<LineId> {
         self.lines.iter().find_map(|(index, line)| {
@@ -475,6 +495,7 @@ impl Fabric {
         self.pass_relayed();
         self.end_shortage();
         self.publish();
+        self.captures.offer();
         Ok(())
     }
 
@@ -514,6 +535,9 @@ impl Fabric {
 
     /// Tells the switch, and does what it says.
     fn tell(&mut self, event: Event) {
+        if self.captures.are_wanted() {
+            self.show_event(&event);
+        }
         self.switch.handle(self.now, event, &mut self.actions);
         self.carry_out();
     }

@@ -52,6 +52,8 @@ pub(crate) struct Model {
     pub(crate) rings: usize,
     /// Its configuration, as the guest reads it.
     pub(crate) config: Vec<u8>,
+    /// The VMM may say the same of a region of memory again: QEMU before version 8.1 adds and removes each once for every pair of rings.
+    pub(crate) may_repeat_regions: bool,
 }
 
 /// Which device of which VM this is about.
@@ -328,11 +330,6 @@ impl Session {
         self.memory.has_region(guest, size, region.user_addr)
     }
 
-    /// Whether the device may have several pairs of rings. QEMU before version 8.1 then adds and removes each region once for each pair.
-    fn has_pairs(&self) -> bool {
-        self.model.rings > 3
-    }
-
     fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
         self.memory = memory;
         let memory = Arc::new(self.memory.clone());
@@ -413,7 +410,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> ProtocolResult<Option<u64>> {
-        if self.has_region(region) && self.has_pairs() {
+        if self.has_region(region) && self.model.may_repeat_regions {
             return Ok(None);
         }
         let mut memory = self.memory.clone();
@@ -425,7 +422,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
-        if !self.has_region(region) && self.has_pairs() {
+        if !self.has_region(region) && self.model.may_repeat_regions {
             return Ok(());
         }
         let mut memory = self.memory.clone();

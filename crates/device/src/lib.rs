@@ -21,6 +21,7 @@
 //! written afterwards.
 
 mod caller;
+mod capture;
 mod circuit;
 mod decision;
 mod dialer;
@@ -38,11 +39,15 @@ mod socket;
 mod spin;
 mod tally;
 mod vsock;
+pub mod window;
 
+pub use caller::CallAnswer;
+pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    Arrival, ArrivalSink, Carrier, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError,
+    Arrival, ArrivalSink, CaptureError, CaptureFilter, Carrier, CircuitFilter, CircuitSnapshot,
+    Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError, ProgramCall,
     PublishedCall, SerialConfig,
 };
 pub use reactor::Waker;

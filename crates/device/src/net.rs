@@ -46,7 +46,6 @@ use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, P
 use thiserror::Error;
 use wire::ethernet::MacAddress;
 
-pub use self::capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use self::model::MAX_QUEUE_PAIRS;
 pub use self::moderation::ModerationSetting;
 pub use self::port::PortCounters;
@@ -59,6 +58,7 @@ use self::port::{Port, is_transmit};
 use self::station::NetStation;
 use self::uplink::Uplink;
 use crate::Waker;
+use crate::capture::MAX_CAPTURES;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::listen_at;

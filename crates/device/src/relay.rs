@@ -87,6 +87,11 @@ impl Relay {
         self.legs.iter().all(|leg| leg.over)
     }
 
+    /// Whether nothing more passes of what `side` sends.
+    pub(crate) fn is_over_from(&self, side: Side) -> bool {
+        self.legs[side.index()].over
+    }
+
     /// Whether the socket at `side` is full, so that its room has to be waited for.
     pub(crate) fn is_full(&self, side: Side) -> bool {
         !self.legs[side.index()].writable

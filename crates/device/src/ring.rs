@@ -73,11 +73,12 @@ impl Ring {
         std::mem::take(&mut self.owes_interrupt)
     }
 
-    /// Makes everything given back visible. The guest is interrupted only once a quarter of the ring is back: that packets it sent
-    /// have left is news to a guest only when it lacks descriptors for more.
-    pub(crate) fn publish_lazily(&mut self) -> Lazily {
+    /// Makes everything given back visible. The guest is interrupted only once a quarter of the ring is back, or if it is pressing: that packets it
+    /// sent have left is news to a guest only when it lacks descriptors for more.
+    pub(crate) fn publish_lazily(&mut self, is_pressing: bool) -> Lazily {
         self.show();
-        if self.given_back >= self.queue.size() / 4 && self.pay_interrupt() {
+        let is_due = is_pressing || self.given_back >= self.queue.size() / 4;
+        if is_due && self.pay_interrupt() {
             Lazily::Interrupted
         } else if self.owes_interrupt && !std::mem::replace(&mut self.has_deadline, true) {
             Lazily::Owes

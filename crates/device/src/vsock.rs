@@ -21,5 +21,6 @@ pub(crate) fn model(cid: u32) -> Model {
         features: FEATURE_STREAM | FEATURE_SEQPACKET,
         rings: RINGS,
         config: u64::from(cid).to_le_bytes().to_vec(),
+        may_repeat_regions: false,
     }
 }

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use crate::prefetch::{self, Use};
 use crate::region::Region;
 
 /// A part of one region. Holds the region mapped.
@@ -82,6 +83,12 @@ impl Area {
             let field = unsafe { AtomicU64::from_ptr(field.as_ptr()) };
             u64::from_le(field.load(ordering))
         })
+    }
+
+    /// Asks for the cache line of a field, to be read and then written.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize) {
+        prefetch::line(self.base.as_ptr().wrapping_add(offset), Use::Write);
     }
 
     accessors!(load_u16, store_u16, u16, AtomicU16);

@@ -68,6 +68,9 @@ pub const MIN_RING_LEN: u64 = 4096;
 /// The most that a ring may have, in bytes.
 pub const MAX_RING_LEN: u64 = 1 << 30;
 
+/// The most that a page of a window may have, in bytes.
+pub const MAX_PAGE_LEN: u64 = 1 << 30;
+
 /// Which of the two parties of a window one is. Who makes the window says who is which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -131,6 +134,17 @@ pub struct WindowSpec {
     pub kind: Kind,
     /// Length of each ring in bytes: a power of two from [`MIN_RING_LEN`] to [`MAX_RING_LEN`].
     pub ring_len: u64,
+    /// Length of the window's pages in bytes: a power of two up to [`MAX_PAGE_LEN`], and no less than what either party's pages have, be they of memory or of
+    /// a device. The rings begin at the first page behind the header. [`system_page_len`] does between two programs of one machine.
+    pub page_len: u64,
+}
+
+/// The length of ordinary pages in bytes.
+pub fn system_page_len() -> u64 {
+    // SAFETY: no memory is involved.
+    let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // There are no systems without; none has smaller ones than the header is long.
+    u64::try_from(len).unwrap_or(layout::HEADER_LEN as u64)
 }
 
 /// Why a window cannot be used.
@@ -143,6 +157,16 @@ pub enum WindowError {
     RingLen {
         /// In bytes.
         found: u64,
+    },
+    /// No such pages, or smaller ones than those of its file.
+    #[error(
+        "a window whose pages have {found} bytes: expected a power of two from {least} to {MAX_PAGE_LEN}"
+    )]
+    PageLen {
+        /// In bytes.
+        found: u64,
+        /// What the file's pages have, or any file's can, in bytes.
+        least: u64,
     },
     /// No such generation.
     #[error("generation {found}: expected 1 to 2^56 - 1")]

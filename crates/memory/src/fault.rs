@@ -13,7 +13,8 @@
 //! system call and one mapping, however many pages are gone and however large they are, and no guest can make
 //! the process run out of mappings this way.
 //!
-//! A fault outside every span of ours keeps its meaning: the default action is restored and the process dies of it.
+//! A fault outside every span of ours keeps its meaning: the handler that was there before is called, which may be that of a language's runtime or of
+//! another library in the process. Where there was none, the default action is restored and the process dies of it.
 //!
 //! System calls that touch such a page do not raise the signal. They fail with `EFAULT`, which
 //! [`is_memory_fault`](crate::io::is_memory_fault) recognises.
@@ -21,7 +22,7 @@
 //! [`GuestMemory::is_poisoned`]: crate::guest::GuestMemory::is_poisoned
 
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -50,15 +51,20 @@ pub const MAX_MAPPINGS: usize = 4096;
 
 /// Installs the handler for SIGBUS, for the whole process, once. Further calls do nothing.
 ///
-/// Mapping a region does this by itself, so a daemon needs to call it only to learn of a failure early. A program
-/// that installs its own handler for SIGBUS afterwards takes this one's place.
+/// Mapping a region does this by itself, so a daemon needs to call it only to learn of a failure early. The handler that is there is called for whatever
+/// is not ours. A program that installs its own handler afterwards takes this one's place, and should do the same.
 ///
 /// # Errors
 /// What `sigaction(2)` reported.
 pub fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {
-        set_action(Action::Ours).map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
+        // Known before ours can be called.
+        let previous = current_action().and_then(|previous| {
+            PREVIOUS.get_or_init(|| previous);
+            set_action(Action::Ours)
+        });
+        previous.map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))
     });
     outcome.map_err(io::Error::from_raw_os_error)
 }
@@ -72,6 +78,9 @@ pub(crate) fn register(start: usize, len: usize, page_len: usize) -> Option<Regi
 pub(crate) fn count() -> usize {
     FAULTS.load(Ordering::Acquire)
 }
+
+/// What was there before our handler. To read it is one atomic load, which a handler may do.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -112,24 +121,25 @@ fn map_empty(start: usize, len: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Only what is safe in a signal handler: atomics, `mmap`, `sigaction`, `raise`.
+/// Only what is safe in a signal handler: atomics, `mmap`, `sigaction`, `raise`, and the handler that was there before.
 extern "C" fn on_bus_error(
-    _signal: libc::c_int,
+    signal: libc::c_int,
     info: *mut libc::siginfo_t,
-    _context: *mut libc::c_void,
+    context: *mut libc::c_void,
 ) {
     // SAFETY: the calling thread's error number is always there.
     let error_number = unsafe { libc::__errno_location() };
     // SAFETY: as above. It is put back below, since the handler runs between any two instructions.
     let saved = unsafe { *error_number };
     // SAFETY: with SA_SIGINFO the kernel passes a valid description of the signal.
-    let info = unsafe { &*info };
+    let said = unsafe { &*info };
 
     let mut handled = false;
     // A positive code is the kernel's; anything else was sent by a process and carries no address.
-    if info.si_code > 0 {
+    let is_sent = said.si_code <= 0;
+    if !is_sent {
         // SAFETY: for SIGBUS raised by the kernel the address is the field that is filled in.
-        let address = unsafe { info.si_addr() }.addr();
+        let address = unsafe { said.si_addr() }.addr();
         if let Some(span) = find(&SLOTS, address) {
             // The mark comes first: who sees the empty memory must be able to see the mark.
             span.slot.poisoned.store(true, Ordering::Release);
@@ -138,16 +148,62 @@ extern "C" fn on_bus_error(
         }
     }
     if !handled {
-        // The access is repeated on return and ends the process as if there were no handler. A signal that was sent is not
+        // SAFETY: what the kernel has passed is passed on.
+        unsafe { pass_on(signal, info, context, is_sent) };
+        let is_default = current_action().is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL);
+        // With the default action the access is repeated on return and ends the process as if there were no handler. A signal that was sent is not
         // repeated by itself.
-        let _ = set_action(Action::Default);
-        if info.si_code <= 0 {
+        if is_default && is_sent {
             // SAFETY: no memory is involved; the signal stays pending until this handler returns.
             unsafe { libc::raise(libc::SIGBUS) };
         }
     }
     // SAFETY: the pointer is this thread's own, from above.
     unsafe { *error_number = saved };
+}
+
+/// To whoever was there before. Nobody, or nobody any more, means the default action.
+///
+/// # Safety
+/// What the kernel has passed to a handler of SIGBUS.
+unsafe fn pass_on(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    is_sent: bool,
+) {
+    let previous = PREVIOUS.get();
+    let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    match (handler, previous) {
+        // Only a signal that was sent can be ignored.
+        (libc::SIG_IGN, _) if is_sent => {}
+        (libc::SIG_DFL | libc::SIG_IGN, _) | (_, None) => {
+            // It fails for numbers that are no signal only.
+            let _ = set_action(Action::Default);
+        }
+        (handler, Some(previous)) if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: whoever installed it said by the flag that it is such a function.
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        (handler, Some(_)) => {
+            // SAFETY: whoever installed it said by not setting the flag that it is such a function.
+            let handler: extern "C" fn(libc::c_int) = unsafe { mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+fn current_action() -> io::Result<libc::sigaction> {
+    let mut current = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the action is written by the call, and none is set.
+    let result = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), current.as_mut_ptr()) };
+    match result {
+        // SAFETY: it was filled in; an all-zero one would be valid, too.
+        0 => Ok(unsafe { current.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[derive(Clone, Copy)]

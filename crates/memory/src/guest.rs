@@ -266,6 +266,7 @@ pub fn total_len(ranges: &[Range]) -> usize {
 /// # Errors
 /// [`MemoryError::RangesTooShort`] before anything is copied; [`MemoryError::NotMapped`] and [`MemoryError::Poisoned`]
 /// after any part may have been.
+#[inline(always)]
 pub fn copy(
     from: &GuestMemory,
     from_ranges: &[Range],

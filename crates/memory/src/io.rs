@@ -1,7 +1,7 @@
 //! Sockets that read from guest memory and write to it, with no copy of ours in between.
 //!
 //! A [`Gather`] lists the pieces that leave with one `sendmsg`, a [`Scatter`] those that one `recvmsg` fills. Pieces are ranges of guest
-//! memory or private bytes, in any order: a header beside a guest's payload, or payloads of several packets in a row. Both
+//! memory, of a circuit's ring, or private bytes, in any order: a header beside a guest's payload, or payloads of several packets in a row. Both
 //! borrow the memory for their life, so that the kernel never writes to a region that was unmapped meanwhile.
 //!
 //! The guest may change the bytes while the kernel copies them. That is the guest's affair.
@@ -13,6 +13,8 @@ use std::ptr;
 
 use smallvec::SmallVec;
 
+#[cfg(not(loom))]
+use crate::circuit::Span;
 use crate::guest::{GuestMemory, MemoryError, Range, Walk};
 
 #[cfg(test)]
@@ -63,6 +65,16 @@ impl<'m> Gather<'m> {
     /// [`MemoryError::TooManySegments`]; nothing was added then.
     pub fn push_bytes(&mut self, bytes: &'m [u8]) -> Result<(), MemoryError> {
         self.segments.push(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Adds bytes of a circuit's ring.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooManySegments`]; those that were added before it are there then.
+    #[cfg(not(loom))]
+    pub fn push_span(&mut self, span: &'m Span<'_>) -> Result<(), MemoryError> {
+        let mut pieces = span.pieces().into_iter();
+        pieces.try_for_each(|(start, len)| self.segments.push(start, len))
     }
 
     /// How many bytes there are.
@@ -165,6 +177,16 @@ impl<'m> Scatter<'m> {
     /// [`MemoryError::TooManySegments`]; nothing was added then.
     pub fn push_bytes(&mut self, bytes: &'m mut [u8]) -> Result<(), MemoryError> {
         self.segments.push(bytes.as_mut_ptr(), bytes.len())
+    }
+
+    /// Adds room in a circuit's ring.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooManySegments`]; what was added before it is there then.
+    #[cfg(not(loom))]
+    pub fn push_span(&mut self, span: &'m mut Span<'_>) -> Result<(), MemoryError> {
+        let mut pieces = span.pieces().into_iter();
+        pieces.try_for_each(|(start, len)| self.segments.push(start, len))
     }
 
     /// How many bytes there is room for.

@@ -9,6 +9,7 @@
 //! - [`circuit`] is a pair of byte rings in a window of shared memory: one connection between two programs.
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`fault`] keeps the process alive when a region's file is truncated under it.
+//! - [`supervise`] starts programs of which some system calls are answered here.
 //! - `driver`, behind the feature of that name, plays the guest in user space for tests, fuzzers and benches.
 //!
 //! # Why the rings are written here
@@ -54,6 +55,8 @@ pub mod fault;
 pub mod guest;
 pub mod io;
 pub mod queue;
+#[cfg(not(any(miri, loom)))]
+pub mod supervise;
 
 #[cfg_attr(loom, path = "area/modelled.rs")]
 mod area;

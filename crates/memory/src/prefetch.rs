@@ -29,9 +29,10 @@ pub(crate) fn beginning(piece: *const u8, len: usize, to: Use) {
     }
 }
 
+/// Asks for the cache line in which a place lies.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
-fn line(place: *const u8, to: Use) {
+pub(crate) fn line(place: *const u8, to: Use) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     if to == Use::Write && takes_lines_to_write() {
         // SAFETY: a prefetch is a hint; it changes nothing that the program could see and never faults, whatever the address. The processor has just said
@@ -47,7 +48,7 @@ fn line(place: *const u8, to: Use) {
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 #[inline]
-fn line(place: *const u8, to: Use) {
+pub(crate) fn line(place: *const u8, to: Use) {
     let _ = (place, to);
 }
 

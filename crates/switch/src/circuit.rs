@@ -4,8 +4,8 @@ use wire::vsock::SocketType;
 
 use crate::end::End;
 use crate::flow::Flow;
-use crate::operator::Call;
-use crate::{LineId, Reason, Time};
+use crate::operator::{Call, callee_id};
+use crate::{CalleeId, LineId, Reason, RuleId, Time};
 
 /// The number of a circuit. Numbers are used again; the generation tells one use from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,6 +64,8 @@ pub(crate) struct Circuit {
     pub(crate) resting: Option<Rest>,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) opened_at: Time,
+    /// Bytes that have reached the other side, by the side that sent them.
+    pub(crate) passed: [u64; 2],
     /// Why it was cut short, if it was: what the log and the host program are told.
     pub(crate) reason: Option<Reason>,
 }
@@ -130,6 +132,32 @@ impl Circuit {
         self.ends.iter().all(End::is_host)
     }
 
+    pub(crate) fn report(&self) -> CircuitReport {
+        let report = |side: Side| {
+            let end = self.end(side);
+            EndReport {
+                line: end.owner(),
+                cid: end.cid(),
+                port: end.port,
+                passed_bytes: self.passed[side.index()],
+                kept_bytes: self.flows[side.index()].kept(),
+                credit_bytes: self.flows[side.other().index()].credit(),
+            }
+        };
+        CircuitReport {
+            id: self.id,
+            socket_type: self.socket_type,
+            state: self.state(),
+            opened_at: self.opened_at,
+            is_cut_short: self.reason.is_some(),
+            rule: self.call.rule,
+            dialled: callee_id(self.call.dialled, self.call.dialled_port),
+            reached: callee_id(self.call.reached, self.end(Side::Callee).port),
+            caller: report(Side::Caller),
+            callee: report(Side::Callee),
+        }
+    }
+
     pub(crate) fn state(&self) -> CircuitState {
         if self.ends[0].gone || self.ends[1].gone {
             CircuitState::Closing
@@ -150,6 +178,8 @@ pub struct EndReport {
     pub cid: u32,
     /// Port.
     pub port: u32,
+    /// Bytes of this end's that have reached the other.
+    pub passed_bytes: u64,
     /// Bytes in our keeping that this end has sent.
     pub kept_bytes: u32,
     /// Bytes this end may still be sent before it must make room.
@@ -167,6 +197,14 @@ pub struct CircuitReport {
     pub state: CircuitState,
     /// When it was set up.
     pub opened_at: Time,
+    /// Whether it has been cut short, so that its ends have only to hear of it.
+    pub is_cut_short: bool,
+    /// The rule that allows it, of the policy in force; without one, what holds without a rule, or nothing any more.
+    pub rule: Option<RuleId>,
+    /// Whom the caller meant, unless that VM has gone since.
+    pub dialled: Option<CalleeId>,
+    /// Who has the call: by a redirection somebody else.
+    pub reached: Option<CalleeId>,
     /// The side that dialled.
     pub caller: EndReport,
     /// The side that was dialled.

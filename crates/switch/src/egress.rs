@@ -84,6 +84,7 @@ impl Switch {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
         flow.count_packets(packets);
+        circuit.passed[from.index()] += u64::from(len);
         if circuit.end(from).is_host() {
             let rule = circuit.call.rule;
             if let Some(used) = self.used(rule) {

@@ -199,6 +199,8 @@ impl Switch {
         if !flow.deliver(len) {
             return self.kill(now, index, Reason::HostFailed, actions);
         }
+        circuit.passed[host.other().index()] += u64::from(len);
+        let flow = circuit.flow_to(host);
         let open = flow.end == Ending::Open;
         let line = circuit.end(host).owner();
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {

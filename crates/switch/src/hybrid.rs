@@ -34,6 +34,17 @@ pub struct OfferedPorts {
     pub incomplete: bool,
 }
 
+/// A circuit as the guest of a hybrid line sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HybridView {
+    /// The guest's line.
+    pub line: LineId,
+    /// Its own context identifier and port. The port of one that calls is made up, as the convention does not tell it.
+    pub own: (u32, u32),
+    /// Those of whom it talks to.
+    pub peer: (u32, u32),
+}
+
 impl OfferedPorts {
     /// Returns whether there was room.
     fn add(&mut self, port: u32) -> bool {
@@ -94,6 +105,20 @@ impl Switch {
             .is_some_and(|line| line.hybrid)
     }
 
+    /// How the guest at this side of a circuit sees it, if its line is a hybrid one.
+    pub fn hybrid_view(&self, id: CircuitId, side: Side) -> Option<HybridView> {
+        let circuit = &self.circuits[self.find(id)?];
+        let end = circuit.end(side);
+        match end.party {
+            Party::Hybrid { line, cid } => Some(HybridView {
+                line,
+                own: (cid, end.port),
+                peer: circuit.end(side.other()).seen,
+            }),
+            Party::Guest { .. } | Party::Host | Party::Departed { .. } => None,
+        }
+    }
+
     /// The ports of the host that calls of this VM can lead anywhere at: those of the daemon itself, of the services of its
     /// domain, and of rules that redirect what it calls of the host. Whether a call is put through is decided when it is made.
     pub fn offered_ports(&self, line: LineId) -> OfferedPorts {
@@ -103,6 +128,8 @@ impl Switch {
         };
         OWN_PORTS
             .into_iter()
+            // Who calls that one has to show a source port, which a VMM does not tell.
+            .filter(|port| *port != wire::switchboard::link::PORT)
             .chain(self.directory.service_ports(line.domain))
             .for_each(|port| {
                 offered.add(port);
@@ -204,6 +231,7 @@ impl Switch {
         if let Some(line) = destination.and_then(|line| self.line_mut(line)) {
             line.counters.bytes_to_guest += u64::from(len);
         }
+        self.circuits[index].passed[from.index()] += u64::from(len);
         if let Some(used) = self.used(rule) {
             used.charge(now, len);
         }

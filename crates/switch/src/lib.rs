@@ -71,7 +71,7 @@ pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, ProgramId, Sent, Time,
     Transmit,
 };
-pub use hybrid::{MAX_OFFERED_PORTS, OfferedPorts};
+pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use line::{AddLineError, Address, LineId, LineReport, full_name};
 pub use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,

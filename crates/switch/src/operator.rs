@@ -16,7 +16,11 @@ use crate::{
 };
 
 /// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-pub(crate) const OWN_PORTS: [u32; 2] = [wire::agent::PORT, wire::directory::PORT];
+pub(crate) const OWN_PORTS: [u32; 3] = [
+    wire::agent::PORT,
+    wire::directory::PORT,
+    wire::switchboard::link::PORT,
+];
 
 /// Users of the host, with their groups, that the switch tells apart.
 const MAX_PROGRAMS: usize = 4096;
@@ -566,7 +570,7 @@ impl Switch {
     }
 }
 
-fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
+pub(crate) fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
     match destination {
         Destination::Line(line) => Some(CalleeId::Guest { line, port }),
         Destination::Service(id) => Some(CalleeId::Service(id)),

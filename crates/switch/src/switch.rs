@@ -15,8 +15,8 @@ use crate::line::{Line, Waiting};
 use crate::operator::{Call, Program};
 use crate::usage::RuleUse;
 use crate::{
-    AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, EndReport, Limits, LineId,
-    LineReport, Policy, Reason, RuleSet, Side,
+    AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, Limits, LineId, LineReport,
+    Policy, Reason, RuleSet, Side,
 };
 
 /// So many stale entries a line's round may hold before it is worth looking at their share.
@@ -230,26 +230,31 @@ impl Switch {
 
     /// Every circuit, in no particular order.
     pub fn circuits(&self) -> impl Iterator<Item = CircuitReport> + '_ {
-        self.circuits.iter().map(|(_, circuit)| {
-            let report = |side: Side| {
-                let end = circuit.end(side);
-                EndReport {
-                    line: end.owner(),
-                    cid: end.cid(),
-                    port: end.port,
-                    kept_bytes: circuit.flows[side.index()].kept(),
-                    credit_bytes: circuit.flows[side.other().index()].credit(),
-                }
-            };
-            CircuitReport {
-                id: circuit.id,
-                socket_type: circuit.socket_type,
-                state: circuit.state(),
-                opened_at: circuit.opened_at,
-                caller: report(Side::Caller),
-                callee: report(Side::Callee),
-            }
-        })
+        self.circuits.iter().map(|(_, circuit)| circuit.report())
+    }
+
+    /// A circuit, as it stands, as long as it is there.
+    pub fn circuit(&self, id: CircuitId) -> Option<CircuitReport> {
+        Some(self.circuits[self.find(id)?].report())
+    }
+
+    /// The circuit that the guest of this line knows by these ports, and the side that this guest is of it. The ports of a guest whose VMM has
+    /// a vsock device of its own are not known.
+    pub fn circuit_of(
+        &self,
+        line: LineId,
+        port: u32,
+        peer_cid: u32,
+        peer_port: u32,
+    ) -> Option<(CircuitId, Side)> {
+        let key = EndKey {
+            line,
+            port,
+            peer_cid,
+            peer_port,
+        };
+        let (index, side) = self.by_end.get(&key)?;
+        Some((self.circuits.get(*index as usize)?.id, *side))
     }
 
     /// What a line may use.
@@ -263,6 +268,12 @@ impl Switch {
     pub fn line_by_cid(&self, cid: u32) -> Option<LineId> {
         let domain = self.directory.domain(DEFAULT_DOMAIN)?;
         self.directory.line_by_cid(domain, cid)
+    }
+
+    /// The line of the VM with this name or alias, which begins with its domain if that is not the default one.
+    pub fn line_by_name(&self, name: &str) -> Option<LineId> {
+        let (domain, name) = name.split_once('/').unwrap_or((DEFAULT_DOMAIN, name));
+        self.directory.line_by_name(domain, name)
     }
 
     /// The side of a circuit that is a socket of the host's, if there is one: of two, the caller's.
@@ -358,6 +369,7 @@ impl Switch {
             resting: None,
             deadline: None,
             opened_at: now,
+            passed: [0; 2],
             reason: None,
         };
         for side in [Side::Caller, Side::Callee] {

@@ -76,6 +76,9 @@ pub const CAPABILITY_FORWARD: &str = "forward";
 /// The capability of receiving and sending files ([`transfer`]).
 pub const CAPABILITY_TRANSFER: &str = "transfer";
 
+/// The capability of giving circuits to programs of the guest ([`switchboard`](crate::switchboard)).
+pub const CAPABILITY_CIRCUITS: &str = "circuits";
+
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
 

@@ -43,13 +43,18 @@ pub enum Line<'a> {
 impl<'a> Line<'a> {
     /// The line at the start of `bytes`, which may go on beyond it, or end before it does.
     pub fn split(bytes: &'a [u8]) -> Line<'a> {
-        let window = &bytes[..bytes.len().min(MAX_LINE_LEN)];
+        Line::split_within(bytes, MAX_LINE_LEN)
+    }
+
+    /// The same for lines of other protocols, with a length of their own.
+    pub(crate) fn split_within(bytes: &'a [u8], max_line_len: usize) -> Line<'a> {
+        let window = &bytes[..bytes.len().min(max_line_len)];
         match window.iter().position(|byte| *byte == b'\n') {
             Some(end) => Line::Complete {
                 text: window[..end].strip_suffix(b"\r").unwrap_or(&window[..end]),
                 len: end + 1,
             },
-            None if window.len() < MAX_LINE_LEN => Line::Partial,
+            None if window.len() < max_line_len => Line::Partial,
             None => Line::TooLong,
         }
     }
@@ -98,17 +103,10 @@ impl Request {
         };
         match (verb, name) {
             ("WHOAMI", None) => Ok(Request::WhoAmI),
-            ("RESOLVE", Some(name)) => match name.split_once('/') {
-                Some((domain, inside)) if is_name(domain) && is_name(inside) => {
-                    Ok(Request::Resolve {
-                        name: name.to_owned(),
-                    })
-                }
-                None if is_name(name) => Ok(Request::Resolve {
-                    name: name.to_owned(),
-                }),
-                _ => Err(RequestError::Name),
-            },
+            ("RESOLVE", Some(name)) if is_full_name(name) => Ok(Request::Resolve {
+                name: name.to_owned(),
+            }),
+            ("RESOLVE", Some(_)) => Err(RequestError::Name),
             ("SERVICE", Some(name)) if is_name(name) => Ok(Request::Service {
                 name: name.to_owned(),
             }),
@@ -126,6 +124,14 @@ impl fmt::Display for Request {
             Request::Service { name } => writeln!(formatter, "SERVICE {name}"),
             Request::WhoAmI => writeln!(formatter, "WHOAMI"),
         }
+    }
+}
+
+/// A VM's name, or a domain, a slash and the name of a VM there.
+pub(crate) fn is_full_name(name: &str) -> bool {
+    match name.split_once('/') {
+        Some((domain, inside)) => is_name(domain) && is_name(inside),
+        None => is_name(name),
     }
 }
 

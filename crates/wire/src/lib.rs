@@ -12,4 +12,6 @@ pub mod offload;
 pub mod pcapng;
 pub mod serial;
 pub mod socks;
+pub mod switchboard;
 pub mod vsock;
+pub mod vsockmon;

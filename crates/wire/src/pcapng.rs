@@ -1,12 +1,12 @@
-//! Captures of frames as Wireshark and tcpdump read them: blocks of pcapng (draft-ietf-opsawg-pcapng), as far as a capture of Ethernet
-//! needs them. Numbers are little-endian, times in nanoseconds since 1970.
+//! Captures of packets as Wireshark and tcpdump read them: blocks of pcapng (draft-ietf-opsawg-pcapng), as far as captures of Ethernet and of
+//! vsock need them. Numbers are little-endian, times in nanoseconds since 1970.
 //!
 //! A capture is one section with an interface for each port; a packet names its interface by number, in the order in which the interfaces
 //! were described. What is written goes to the end of a buffer, a whole block at a time. [`BlockReader`] finds the blocks' bounds again.
 
 use thiserror::Error;
 
-/// The most bytes of a frame that a capture takes: as much as tcpdump and Wireshark do, and more than any frame has.
+/// The most bytes of a packet that a capture takes: as much as tcpdump and Wireshark do, and more than any of ours has.
 pub const MAX_SNAPLEN: u32 = 262_144;
 
 /// The longest block that is read, in bytes. None of ours is: a packet of [`MAX_SNAPLEN`] with its options is shorter.
@@ -24,8 +24,15 @@ const PACKET: u32 = 6;
 /// Says in which order the bytes of numbers come.
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 
-/// The link type of Ethernet, `LINKTYPE_ETHERNET`.
-const ETHERNET: u16 = 1;
+/// What the packets of an interface are, by the number of their link type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Link {
+    /// Ethernet frames, `LINKTYPE_ETHERNET`.
+    Ethernet = 1,
+    /// Packets as [`crate::vsockmon`] writes them, `LINKTYPE_VSOCK`.
+    Vsock = 271,
+}
 
 // Options; their numbers mean something else in each kind of block, but for the comment's.
 const COMMENT: u16 = 1;
@@ -75,9 +82,9 @@ pub fn section(out: &mut Vec<u8>, application: &str) {
 }
 
 /// Describes the next interface. Of its packets no more than `snaplen` bytes are kept.
-pub fn interface(out: &mut Vec<u8>, name: &str, snaplen: u32) {
+pub fn interface(out: &mut Vec<u8>, link: Link, name: &str, snaplen: u32) {
     let start = begin(out, INTERFACE);
-    out.extend_from_slice(&ETHERNET.to_le_bytes());
+    out.extend_from_slice(&(link as u16).to_le_bytes());
     out.extend_from_slice(&[0; 2]);
     out.extend_from_slice(&snaplen.to_le_bytes());
     option(out, INTERFACE_NAME, name.as_bytes());
@@ -178,6 +185,33 @@ fn pad(out: &mut Vec<u8>, start: usize) {
 pub struct WrongBlock {
     /// What it says.
     pub len: u32,
+}
+
+/// What a block is about, as far as somebody who distributes blocks over files must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockKind {
+    /// It begins a section or describes an interface: what comes later refers to it.
+    Description,
+    /// A packet.
+    Packet,
+    /// Something else.
+    Other,
+}
+
+/// The blocks that whole blocks in a row, such as [`BlockReader::push`] returns, consist of.
+pub fn blocks(whole: &[u8]) -> impl Iterator<Item = (BlockKind, &[u8])> {
+    let mut rest = whole;
+    std::iter::from_fn(move || {
+        let len = block_len(rest).ok()??;
+        let (block, behind) = rest.split_at_checked(len)?;
+        rest = behind;
+        let kind = match word(block, 0) {
+            Some(SECTION | INTERFACE) => BlockKind::Description,
+            Some(PACKET) => BlockKind::Packet,
+            _ => BlockKind::Other,
+        };
+        Some((kind, block))
+    })
 }
 
 /// Finds the bounds of blocks in a stream of bytes, and counts what is in them. It holds one block at most.

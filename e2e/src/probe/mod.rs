@@ -7,11 +7,13 @@
 //! - [`crowd`]: servers and clients with thousands of circuits at once.
 //! - [`assault`]: what root in a guest may do with the kernel's own sockets to annoy others.
 //! - [`crate::hostile`]: the same with the device itself, without the kernel.
+//! - `circuits`: circuits by name, with and without windows.
 //! - `frames`: frames through a network card that no program would send. `probe frames eth0 < lines`
 //!
 //! It ends with 0 when every step went as it was written, with 1 and a line on standard error when one did not.
 
 pub mod assault;
+mod circuits;
 pub mod crowd;
 mod frames;
 pub mod script;
@@ -40,7 +42,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
 
 fn obey(arguments: &[String]) -> Result<()> {
     let (what, rest) = arguments.split_first().context(
-        "expected `run`, `serve`, `call`, `hold`, `burst`, `assault`, `attack` or `frames`",
+        "expected `run`, `serve`, `call`, `hold`, `burst`, `assault`, `attack`, `circuits` or `frames`",
     )?;
     match (what.as_str(), rest) {
         ("run", steps) => script::run(steps),
@@ -58,7 +60,28 @@ fn obey(arguments: &[String]) -> Result<()> {
         ("assault", [name, directory]) => assault::main(name, directory.as_ref()),
         ("attack", words) => crate::hostile::main(words),
         ("frames", [interface]) => frames::main(interface),
+        ("circuits", [what, rest @ ..]) => obey_circuits(what, rest),
         _ => bail!("cannot do {arguments:?}"),
+    }
+}
+
+/// What is to be done with circuits by name.
+fn obey_circuits(what: &str, rest: &[String]) -> Result<()> {
+    match (what, rest) {
+        ("serve", [port, count, ring_len, file]) => circuits::serve(
+            number(port)?,
+            number(count)?,
+            number(ring_len)?,
+            file.as_ref(),
+        ),
+        ("send", [target, bytes, count, ring_len]) => {
+            circuits::send(target, number(bytes)?, number(count)?, number(ring_len)?)
+        }
+        ("hold", [target, file]) => circuits::hold(target, file.as_ref()),
+        ("keep", [device, mapped, taken]) => {
+            circuits::keep(device.as_ref(), mapped.as_ref(), taken.as_ref())
+        }
+        _ => bail!("cannot do {what} with {rest:?}"),
     }
 }
 

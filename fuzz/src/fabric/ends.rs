@@ -10,6 +10,7 @@ use super::{DB, WEB};
 use crate::Dice;
 use crate::guest::{BASE, BORDER, Guest, PACKET_BYTES};
 use crate::house::House;
+use crate::tape::Tape;
 
 const PORT: u32 = 80;
 const CALLER_PORT: u32 = 5000;
@@ -264,6 +265,38 @@ impl Conversation {
             }
         }
         house.settle();
+    }
+}
+
+impl Conversation {
+    /// Compares what was captured with what was said. Until the end is said everything has arrived.
+    pub(super) fn check(&self, tape: &Tape) {
+        let packets = tape.read();
+        if !tape.has_everything() {
+            return;
+        }
+        for (side, line) in self.sides.iter().zip([WEB.0, DB.0]) {
+            if matches!(side.party, Party::Host(_)) {
+                continue;
+            }
+            for (inbound, from, len) in [
+                (true, side.number, side.sent),
+                (false, 1 - side.number, side.received),
+            ] {
+                let data = packets.iter().filter(|packet| {
+                    packet.line == line
+                        && packet.inbound == inbound
+                        && packet.header.operation == Operation::Data as u16
+                });
+                let captured: Vec<u8> = data.flat_map(|packet| packet.payload.clone()).collect();
+                let said: Vec<u8> = (0..len).map(|position| pattern(from, position)).collect();
+                assert!(
+                    captured == said,
+                    "{line}, inbound {inbound}: of {len} bytes {} were captured",
+                    captured.len()
+                );
+            }
+        }
     }
 }
 

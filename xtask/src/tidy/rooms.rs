@@ -43,7 +43,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     (
         "ringdown-cli",
-        &["ringdown-daemon", "ringdown-transfer", "ringdown-wire"],
+        &[
+            "ringdown-daemon",
+            "ringdown-memory",
+            "ringdown-transfer",
+            "ringdown-wire",
+        ],
     ),
 ];
 

@@ -160,7 +160,8 @@ fn an_agent_that_starts_anew_leaves_a_living_guard_alone_and_replaces_a_dead_one
     while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         std::thread::sleep(Duration::from_millis(10));
     }
-    drop(file);
+    // Not by closing the file: another test's command that is being started may have it for a moment, too.
+    rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
     guest.freezer.recover();
     guest.wait_until_thawed();
     assert_eq!(guest.log().last().unwrap(), "--unfreeze by-the-guard");

@@ -8,7 +8,7 @@ use super::*;
 
 fn pair() -> (Arc<Channel>, Arc<Channel>) {
     let (first, second) = UnixStream::pair().unwrap();
-    let channel = |socket: UnixStream| Arc::new(Channel::new(socket.into()));
+    let channel = |socket: UnixStream| Arc::new(Channel::new(socket.into(), None));
     (channel(first), channel(second))
 }
 

@@ -1,9 +1,8 @@
 //! The commands about networks.
 
-use std::path::PathBuf;
+use clap::{Args, Subcommand, ValueEnum};
 
-use clap::{Args, Subcommand, ValueEnum, value_parser};
-use wire::pcapng::MAX_SNAPLEN;
+use super::CaptureOutput;
 
 /// The commands about networks.
 #[derive(Debug, Subcommand)]
@@ -88,15 +87,8 @@ pub struct NetCapture {
     pub network: String,
     /// Name of the VM, or DOMAIN/NAME, whose port is to be captured alone
     pub vm: Option<String>,
-    /// The file to write, which is replaced, or - for standard output
-    #[arg(short, long, value_name = "FILE", default_value = "-")]
-    pub write: PathBuf,
-    /// Keep so many bytes of each frame
-    #[arg(long, value_name = "BYTES", default_value_t = MAX_SNAPLEN, value_parser = value_parser!(u32).range(1..=i64::from(MAX_SNAPLEN)))]
-    pub snaplen: u32,
-    /// End after so many frames
-    #[arg(long, value_name = "FRAMES", value_parser = value_parser!(u64).range(1..))]
-    pub count: Option<u64>,
+    #[command(flatten)]
+    pub output: CaptureOutput,
 }
 
 /// Whether a link is to be up.

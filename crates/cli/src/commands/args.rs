@@ -27,7 +27,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
         Vmm::Libvirt if options.json => Err(Failure::usage(
             "libvirt has XML and not arguments: leave --json out",
         )),
-        Vmm::Libvirt => print(&libvirt::elements(&status)),
+        Vmm::Libvirt => print(&libvirt::elements(&status, &options.memory)),
         Vmm::Qemu => {
             let arguments = qemu::arguments(&status, &options.memory);
             if options.json {

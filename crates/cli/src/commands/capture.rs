@@ -1,47 +1,77 @@
-//! `ringdown net capture`: frames as pcapng, to a file or to whoever reads standard output.
+//! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to whoever reads standard output.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
-use wire::pcapng::BlockReader;
+use wire::pcapng::{BlockKind, BlockReader, blocks};
 
-use crate::arguments::NetCapture;
+use crate::arguments::{CaptureArguments, CaptureOutput, FileSize, NetCapture};
 use crate::client::{CaptureEnd, Client};
 use crate::failure::Failure;
 
-/// Captures until the person ends it, or nothing more comes.
+/// Captures what passes the lines, until the person ends it, or nothing more comes.
 ///
 /// # Errors
 /// [`Failure`], also when the capture ends before it has what was asked for.
-pub fn run(client: &Client, options: &NetCapture) -> Result<(), Failure> {
-    let mut out = Output::open(options)?;
-    let mut blocks = BlockReader::default();
-    let mut failure = None;
-    let captured = client.capture(options, |bytes| {
+pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure> {
+    let mut taker = Taker::open(&options.output)?;
+    let end = client.capture_lines(options, |bytes| taker.take(bytes))?;
+    taker.close(end, "packets", "the VM was removed")
+}
+
+/// Captures the frames of a network in the same way.
+///
+/// # Errors
+/// As [`lines`].
+pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
+    let mut taker = Taker::open(&options.output)?;
+    let end = client.capture_network(options, |bytes| taker.take(bytes))?;
+    taker.close(end, "frames", "the network or the VM's port was removed")
+}
+
+/// Takes a capture as it comes.
+struct Taker {
+    out: Output,
+    blocks: BlockReader,
+    count: Option<u64>,
+    failure: Option<Failure>,
+}
+
+impl Taker {
+    fn open(options: &CaptureOutput) -> Result<Taker, Failure> {
+        Ok(Taker {
+            out: Output::open(options)?,
+            blocks: BlockReader::default(),
+            count: options.count,
+            failure: None,
+        })
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> ControlFlow<()> {
         // Whole blocks only, so that the file can be read wherever it ends.
-        let taken = match blocks.push(bytes) {
-            Ok(whole) => out.write(&whole),
+        let taken = match self.blocks.push(bytes) {
+            Ok(whole) => self.out.write(&whole),
             Err(error) => Err(Failure::failed(error)),
         };
-        match taken {
-            Ok(flow) => flow,
-            Err(error) => {
-                failure = Some(error);
-                ControlFlow::Break(())
-            }
+        taken.unwrap_or_else(|error| {
+            self.failure = Some(error);
+            ControlFlow::Break(())
+        })
+    }
+
+    fn close(self, end: CaptureEnd, what: &str, usual_end: &str) -> Result<(), Failure> {
+        let (packets, lost) = (self.blocks.packets(), self.blocks.lost());
+        eprintln!("{packets} {what} captured, {lost} lost");
+        match (self.failure, end) {
+            (Some(failure), _) => Err(failure),
+            (None, CaptureEnd::ByDaemon) if self.count != Some(packets) => Err(Failure::failed(
+                format!("the capture has ended early: {usual_end}, or the daemon has ended"),
+            )),
+            (None, _) => Ok(()),
         }
-    });
-    let end = captured?;
-    let (packets, lost) = (blocks.packets(), blocks.lost());
-    eprintln!("{packets} frames captured, {lost} lost");
-    match (failure, end) {
-        (Some(failure), _) => Err(failure),
-        (None, CaptureEnd::ByDaemon) if options.count != Some(packets) => Err(Failure::failed(
-            "the capture has ended early: the network or the VM's port was removed, or the daemon has ended",
-        )),
-        (None, _) => Ok(()),
     }
 }
 
@@ -51,10 +81,120 @@ struct Output {
     /// What is in this file goes once there is something to replace it with: a capture that is refused replaces nothing.
     replaced: Option<File>,
     name: String,
+    ring: Option<Ring>,
+}
+
+/// Files that are written in turn.
+struct Ring {
+    /// The name without a number.
+    path: PathBuf,
+    files: u64,
+    file_size: u64,
+    /// The number of the file that is written, from 1.
+    current: u64,
+    written: u64,
+    /// Whether it has a packet: a packet that is longer than a file is in a file nevertheless.
+    has_packet: bool,
+    /// The blocks that each file begins with.
+    descriptions: Vec<u8>,
+}
+
+impl Ring {
+    fn of(options: &CaptureOutput) -> Result<Option<Ring>, Failure> {
+        let Some((files, FileSize(file_size))) = options.files.zip(options.file_size) else {
+            return Ok(None);
+        };
+        if options.write.as_os_str() == "-" {
+            return Err(Failure::usage(
+                "--files is for a capture to files: name them with `-w FILE`",
+            ));
+        }
+        Ok(Some(Ring {
+            path: options.write.clone(),
+            files,
+            file_size,
+            current: 1,
+            written: 0,
+            has_packet: false,
+            descriptions: Vec::new(),
+        }))
+    }
+
+    /// `web.pcapng` has `web.1.pcapng` and so on.
+    fn file(&self, number: u64) -> PathBuf {
+        let number = number.to_string();
+        match self.path.extension() {
+            Some(extension) => {
+                let mut behind = std::ffi::OsString::from(number);
+                behind.push(".");
+                behind.push(extension);
+                self.path.with_extension(behind)
+            }
+            None => self.path.with_extension(number),
+        }
+    }
+
+    /// Files of a ring that was here before would be taken for files of this one.
+    fn remove_others(&self) -> io::Result<()> {
+        for number in 2..=self.files {
+            match fs::remove_file(self.file(number)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes blocks to the file, or those that would make it too long to the next.
+    fn write(&mut self, whole: &[u8], file: &mut Box<dyn Write>) -> io::Result<()> {
+        for (kind, block) in blocks(whole) {
+            let len = block.len() as u64;
+            if kind == BlockKind::Packet {
+                if self.has_packet && self.written + len > self.file_size {
+                    self.turn(file)?;
+                }
+                self.has_packet = true;
+            }
+            file.write_all(block)?;
+            self.written += len;
+            if kind == BlockKind::Description {
+                self.descriptions.extend_from_slice(block);
+                if self.descriptions.len() as u64 > self.file_size / 2 {
+                    let words = "the descriptions of VMs that came and went fill half of each file: begin the capture anew";
+                    return Err(io::Error::other(words));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on in the next file.
+    fn turn(&mut self, file: &mut Box<dyn Write>) -> io::Result<()> {
+        file.flush()?;
+        self.current = self.current % self.files + 1;
+        let next = private(&self.file(self.current))?;
+        next.set_len(0)?;
+        *file = Box::new(BufWriter::new(next));
+        file.write_all(&self.descriptions)?;
+        self.written = self.descriptions.len() as u64;
+        self.has_packet = false;
+        Ok(())
+    }
+}
+
+/// A file to write to. What guests say to each other is not for everybody who has an account here.
+fn private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 impl Output {
-    fn open(options: &NetCapture) -> Result<Output, Failure> {
+    fn open(options: &CaptureOutput) -> Result<Output, Failure> {
+        let ring = Ring::of(options)?;
         if options.write.as_os_str() == "-" {
             if io::stdout().is_terminal() {
                 return Err(Failure::usage(
@@ -65,43 +205,60 @@ impl Output {
                 file: Box::new(io::stdout()),
                 replaced: None,
                 name: "standard output".to_owned(),
+                ring,
             });
         }
-        // What guests say to each other is not for everybody who has an account here.
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&options.write);
-        let name = options.write.display().to_string();
+        let path = match &ring {
+            Some(ring) => ring.file(1),
+            None => options.write.clone(),
+        };
+        let name = path.display().to_string();
         let failed = |error| Failure::failed(format!("cannot write {name}: {error}"));
-        let file = file.map_err(failed)?;
+        let file = private(&path).map_err(failed)?;
         let is_file = file.metadata().map_err(failed)?.is_file();
         Ok(Output {
             replaced: is_file
                 .then(|| file.try_clone())
                 .transpose()
                 .map_err(failed)?,
-            file: Box::new(file),
+            file: match ring {
+                Some(_) => Box::new(BufWriter::new(file)),
+                None => Box::new(file),
+            },
             name,
+            ring,
         })
     }
 
     /// Writes blocks at once, for whoever follows. A reader that has seen enough ends the capture.
     fn write(&mut self, blocks: &[u8]) -> Result<ControlFlow<()>, Failure> {
-        let emptied = match self.replaced.take() {
-            Some(file) => file.set_len(0),
-            None => Ok(()),
-        };
-        let written = emptied.and_then(|()| self.file.write_all(blocks));
-        match written.and_then(|()| self.file.flush()) {
+        match self.write_blocks(blocks) {
             Ok(()) => Ok(ControlFlow::Continue(())),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
             Err(error) => {
-                let name = &self.name;
+                let name = match &self.ring {
+                    Some(ring) => ring.file(ring.current).display().to_string(),
+                    None => self.name.clone(),
+                };
                 Err(Failure::failed(format!("cannot write {name}: {error}")))
             }
         }
     }
+
+    fn write_blocks(&mut self, blocks: &[u8]) -> io::Result<()> {
+        if let Some(file) = self.replaced.take() {
+            file.set_len(0)?;
+            if let Some(ring) = &self.ring {
+                ring.remove_others()?;
+            }
+        }
+        match &mut self.ring {
+            Some(ring) => ring.write(blocks, &mut self.file)?,
+            None => self.file.write_all(blocks)?,
+        }
+        self.file.flush()
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
-use crate::arguments::Manual;
+use crate::arguments::{Completions, Manual};
 use crate::failure::Failure;
 
 /// The shells that completions are made for.
@@ -20,6 +20,17 @@ pub fn run(options: &Manual) -> Result<(), Failure> {
         .map_err(|error| unwritable(&options.directory, &error))?;
     write_completions(&options.directory.join("completions"))
         .map_err(|error| unwritable(&options.directory, &error))
+}
+
+/// Prints the completions of one shell.
+///
+/// # Errors
+/// [`Failure`] when they cannot be printed.
+pub fn completions(options: &Completions) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(options.shell, &mut crate::command(), "ringdown", &mut text);
+    // They are made of the commands' names and help, all of which are in Rust's own strings.
+    super::print(&String::from_utf8_lossy(&text))
 }
 
 fn unwritable(directory: &Path, error: &std::io::Error) -> Failure {
@@ -70,7 +81,8 @@ mod tests {
 
     fn expected(command: &Command, name: &str, pages: &mut Vec<String>) {
         pages.push(format!("{name}.1"));
-        for command in command.get_subcommands() {
+        // What is hidden is nobody's to run.
+        for command in command.get_subcommands().filter(|of| !of.is_hide_set()) {
             expected(command, &format!("{name}-{}", command.get_name()), pages);
         }
     }

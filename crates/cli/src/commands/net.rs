@@ -24,7 +24,7 @@ pub fn run(client: &Client, command: &NetCommand) -> Result<(), Failure> {
         NetCommand::Show(options) => show(client, options),
         NetCommand::Macs(options) => macs(client, options),
         NetCommand::Link(options) => link(client, options),
-        NetCommand::Capture(options) => capture::run(client, options),
+        NetCommand::Capture(options) => capture::network(client, options),
     }
 }
 

@@ -8,9 +8,10 @@ use daemon::config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
     read_file,
 };
+use daemon::sandbox;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::Serve;
+use crate::arguments::{Sandbox, Serve};
 use crate::failure::Failure;
 
 /// Runs until a signal ends it.
@@ -25,11 +26,34 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         .spin
         .unwrap_or(DEFAULT_SPIN);
     let net_batch = options.net_batch;
+    let sandbox = sandbox_of(&options);
     Ok(daemon::serve::serve(
         Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
+        &sandbox,
         Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
     )?)
+}
+
+/// Starts programs for a daemon, with which it was started: see [`daemon::sandbox::starter`].
+///
+/// # Errors
+/// [`Failure`] when nobody speaks to it as a daemon does.
+pub fn start_programs() -> Result<(), Failure> {
+    sandbox::starter::run(io::stdin())
+        .map_err(|error| Failure::failed(format!("cannot start programs for a daemon: {error}")))
+}
+
+fn sandbox_of(options: &Serve) -> sandbox::Options {
+    sandbox::Options {
+        mode: match options.sandbox {
+            Sandbox::On => sandbox::Mode::On,
+            Sandbox::Log => sandbox::Mode::Log,
+            Sandbox::Off => sandbox::Mode::Off,
+        },
+        config_file: options.config.clone(),
+        starter_arguments: vec!["start-programs".to_owned()],
+    }
 }
 
 /// Everything that the file and the options say. The daemon asks again when it is told to reload.
@@ -53,6 +77,11 @@ fn configuration(
     let allows = options.allow.iter().map(|text| parse_allow_option(text));
     config.extend(Config {
         runtime_dir,
+        sandbox_paths: options
+            .sandbox_path
+            .iter()
+            .map(|path| directory.join(path))
+            .collect(),
         spin: options.spin.map(Duration::from_micros),
         networks: networks.collect::<Result<_, _>>()?,
         vms: vms.collect::<Result<_, _>>()?,

@@ -47,6 +47,8 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         },
         serial_connect: options.serial_connect.as_deref().map(socket).transpose()?,
         nets: nets(&options.net)?,
+        windows: options.windows,
+        qmp: options.qmp.as_deref().map(socket).transpose()?,
         limits: limits(&options.limit)?,
     })?;
     if options.json {
@@ -182,6 +184,7 @@ mod tests {
             host: "/r/h".into(),
             channels: Vec::new(),
             nets: Vec::new(),
+            windows: None,
             agent,
             circuits: 12,
             limits: Default::default(),

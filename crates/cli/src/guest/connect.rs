@@ -53,7 +53,7 @@ pub(super) fn no_answer(error: io::Error) -> GuestError {
 }
 
 /// A line without its end, and not a byte more of the stream; what there was if the stream ends before.
-fn read_line(stream: &mut impl Read) -> io::Result<String> {
+pub(crate) fn read_line(stream: &mut impl Read) -> io::Result<String> {
     let mut line = Vec::new();
     let mut byte = [0];
     // One byte at a time: what follows the line belongs to the agent protocol, whose decoder is elsewhere.

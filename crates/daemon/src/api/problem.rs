@@ -31,6 +31,8 @@ pub enum Kind {
     UnknownService,
     /// No network has this name, or the VM has no port there.
     UnknownNetwork,
+    /// No circuit has this number.
+    UnknownCircuit,
     /// The configuration was refused, and what was in force stays.
     ConfigurationRefused,
     /// The configuration could not be brought into force, and what was in force stays.
@@ -59,6 +61,7 @@ impl Kind {
             Kind::UnknownVm => "unknown-vm",
             Kind::UnknownService => "unknown-service",
             Kind::UnknownNetwork => "unknown-network",
+            Kind::UnknownCircuit => "unknown-circuit",
             Kind::ConfigurationRefused => "configuration-refused",
             Kind::ReloadFailed => "reload-failed",
             Kind::Conflict => "conflict",
@@ -76,6 +79,7 @@ impl Kind {
             Kind::UnknownVm => "There is no such VM",
             Kind::UnknownService => "There is no such service",
             Kind::UnknownNetwork => "There is no such network or port",
+            Kind::UnknownCircuit => "There is no such circuit",
             Kind::ConfigurationRefused => {
                 "The configuration is refused, and what was in force stays"
             }
@@ -95,7 +99,8 @@ impl Kind {
             Kind::NoSuchResource
             | Kind::UnknownVm
             | Kind::UnknownService
-            | Kind::UnknownNetwork => StatusCode::NOT_FOUND,
+            | Kind::UnknownNetwork
+            | Kind::UnknownCircuit => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Conflict => StatusCode::CONFLICT,
             Kind::SocketUnavailable | Kind::ConfigurationRefused => {
@@ -142,15 +147,19 @@ impl From<ControlError> for Failure {
                 Kind::SocketUnavailable
             }
             ControlError::Line(
-                LineError::DuplicateName { .. } | LineError::DuplicateCid { .. },
+                LineError::DuplicateName { .. }
+                | LineError::DuplicateCid { .. }
+                | LineError::TooManyCaptures,
             ) => Kind::Conflict,
             ControlError::Line(LineError::Io(_))
             | ControlError::State(_)
+            | ControlError::Windows(_)
             | ControlError::Offer(_)
             | ControlError::Audit(_)
             | ControlError::Lost => Kind::Internal,
             ControlError::NotReady { .. } => Kind::NotReady,
             ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,
+            ControlError::UnknownCircuit { .. } => Kind::UnknownCircuit,
             ControlError::Net(error) => net_kind(error),
             ControlError::Port(NetFault { error, .. }) => match error {
                 NetFaultCause::Runtime(RuntimeError::System { .. }) => Kind::Internal,

@@ -14,13 +14,15 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use switch::Limits;
 
-use super::net_routes;
 use super::problem::{Failure, Kind};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
     ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port};
+use super::{capture_routes, circuit_routes, net_routes};
+use crate::config::{
+    ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
+};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
@@ -46,6 +48,8 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/metrics", get(metrics))
         .route("/v1/audit/rotate", post(rotate_audit))
         .merge(net_routes::router())
+        .merge(capture_routes::router())
+        .merge(circuit_routes::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
@@ -189,7 +193,7 @@ pub(super) async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
          /v1/health",
         uri.path()
     );
@@ -221,7 +225,13 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
             Some(ChardevRequest::Listen(Some(path)))
         }
     };
-    let sockets = [&new.vhost_user, &new.host, &new.hybrid, &new.serial_connect];
+    let sockets = [
+        &new.vhost_user,
+        &new.host,
+        &new.hybrid,
+        &new.serial_connect,
+        &new.qmp,
+    ];
     for path in sockets.into_iter().flatten() {
         check_socket_path(path)?;
     }
@@ -231,6 +241,8 @@ fn check(new: NewVm) -> Result<VmRequest, ControlError> {
     request.host = new.host;
     request.hybrid = new.hybrid;
     request.ports = check_ports(&new.nets)?;
+    request.windows = new.windows.as_deref().map(parse_windows).transpose()?;
+    request.qmp = new.qmp;
     let mut limits = Limits::default();
     for (name, value) in &new.limits {
         set(&mut limits, &LIMIT_MEMBERS, name, *value)?;

@@ -1,5 +1,7 @@
 //! The control API over a real socket, with a fake worker behind it.
 
+mod captures;
+mod circuits;
 mod networks;
 
 use std::io::{Read, Write};
@@ -21,6 +23,12 @@ fn status_of(daemon: &FakeDaemon, target: &str) -> VmStatus {
     let (status, body) = daemon.request("GET", target, "");
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).expect(&body)
+}
+
+fn refused(daemon: &FakeDaemon, method: &str, target: &str, body: &str) -> (u16, String) {
+    let (status, answer) = daemon.request(method, target, body);
+    let problem = json_of(&answer);
+    (status, problem["detail"].as_str().unwrap().to_owned())
 }
 
 /// An agent of a guest that calls from a privileged port and says hello.
@@ -160,6 +168,57 @@ fn a_serial_vm_is_added_by_its_socket_or_that_of_its_vmm() {
     assert!(body.contains("either the VMM connects"), "{body}");
     assert_eq!(daemon.request("DELETE", "/v1/vms/old", "").0, 204);
     assert!(!path.exists());
+}
+
+#[test]
+fn windows_come_and_go_with_their_vm() {
+    let daemon = FakeDaemon::start(&["name=web,windows=2x8M"], &[]);
+    let at = |name: &str| daemon.runtime_dir().join("windows").join(name);
+    let web = status_of(&daemon, "/v1/vms/web").windows.unwrap();
+    assert_eq!((web.count, web.bytes, web.qmp), (2, 8 << 20, None));
+    assert_eq!(web.files, [at("web.0"), at("web.1")]);
+    assert!(web.files.iter().all(|file| file.exists()));
+
+    let new = r#"{"name":"db","windows":"1x8M","qmp":"/run/db.qmp"}"#;
+    let (status, body) = daemon.request("POST", "/v1/vms", new);
+    assert_eq!(status, 201, "{body}");
+    let expected = json!({ "count": 1, "bytes": 8 << 20, "qmp": "/run/db.qmp" });
+    assert_eq!(json_of(&body)["windows"], expected);
+    let new = r#"{"name":"files","windows":"1x8M"}"#;
+    assert_eq!(daemon.request("POST", "/v1/vms", new).0, 201);
+    assert!(at("files.0").exists() && !at("db.0").exists());
+    for (new, expected) in [
+        (r#"{"name":"x","windows":"9x8M"}"#, "1 to 8 windows"),
+        (r#"{"name":"x","qmp":"/q"}"#, "write windows"),
+        (
+            r#"{"name":"x","windows":"1x8M","qmp":"q"}"#,
+            "from the root",
+        ),
+        (
+            r#"{"name":"x","windows":"1x8M","qmp":"/run/db.qmp"}"#,
+            "VM \"db\" already",
+        ),
+    ] {
+        let (status, body) = daemon.request("POST", "/v1/vms", new);
+        let detail = json_of(&body)["detail"].as_str().unwrap().to_owned();
+        assert!(
+            (400..500).contains(&status) && detail.contains(expected),
+            "{status} {detail}"
+        );
+    }
+    // A VM that cannot be added leaves no window behind.
+    std::fs::create_dir(at("late.0")).unwrap();
+    let new = r#"{"name":"late","windows":"1x8M"}"#;
+    let (status, body) = daemon.request("POST", "/v1/vms", new);
+    assert!(status == 500 && body.contains("late.0"), "{status} {body}");
+    assert_eq!(daemon.request("GET", "/v1/vms/late", "").0, 404);
+    for name in ["web", "files"] {
+        assert_eq!(
+            daemon.request("DELETE", &format!("/v1/vms/{name}"), "").0,
+            204
+        );
+    }
+    assert!(!at("web.0").exists() && !at("web.1").exists() && !at("files.0").exists());
 }
 
 #[test]

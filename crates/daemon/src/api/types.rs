@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
 
+pub use crate::api::circuit_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
 use crate::config::full_name;
@@ -58,6 +59,12 @@ pub struct NewVm {
     /// Its ports in networks, each network once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<NewPort>,
+    /// The memory of its zero-copy circuits, as a number and size of windows: `4x16M`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<String>,
+    /// Absolute path of the control socket of its QEMU, where windows are added while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qmp: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, u64>,
@@ -125,6 +132,21 @@ pub struct ChannelStatus {
     /// What has happened on it, by name.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+}
+
+/// The windows of a VM: the memory of its zero-copy circuits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmWindows {
+    /// How many there are with the host, and again with other VMs.
+    pub count: u32,
+    /// The size of each, in bytes.
+    pub bytes: u64,
+    /// The files that the VMM is started with, if windows are not added while it runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<PathBuf>,
+    /// The control socket of its QEMU, where they are added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qmp: Option<PathBuf>,
 }
 
 /// How far a VM has come.
@@ -230,6 +252,9 @@ pub struct VmStatus {
     /// Its ports in networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<VmPort>,
+    /// The memory of its zero-copy circuits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<VmWindows>,
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,

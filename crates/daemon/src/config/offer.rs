@@ -142,6 +142,7 @@ impl Source<'_> {
         let own = match port {
             wire::agent::PORT => Some("its agent in the guest calls it"),
             wire::directory::PORT => Some("guests ask for names there"),
+            wire::switchboard::link::PORT => Some("agents ask for zero-copy circuits there"),
             _ => None,
         };
         match own {

@@ -7,7 +7,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
 use super::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
 use super::{
     ChardevRequest, ConfigError, MAX_LIST_LEN, NetworkRequest, NewPort, VmRequest, Written,
-    check_ports, refuse,
+    check_ports, parse_windows, refuse,
 };
 use crate::input::{
     ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path,
@@ -63,6 +63,8 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         groups,
         aliases,
         networks,
+        windows,
+        qmp,
         rest @ ..,
     ] = fields(text, &VM_OPTION_KEYS, &["serial"], VM_EXAMPLE)?;
     let name = name.ok_or(InputError::MissingKey {
@@ -109,6 +111,8 @@ fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
         serial: ChardevRequest::one_of(serial, serial_connect)?,
         channels: Vec::new(),
         ports: check_ports(&ports)?,
+        windows: windows.as_deref().map(parse_windows).transpose()?,
+        qmp: socket(qmp)?,
         limits,
     })
 }

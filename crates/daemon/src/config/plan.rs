@@ -15,7 +15,7 @@ use ports::PortRefusal;
 
 use super::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
-    StateError, VmRequest, full_name, refuse,
+    MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse, windows,
 };
 use crate::input::{InputError, check_socket_path};
 use crate::line::LineSpec;
@@ -279,6 +279,8 @@ impl Plan {
                 sockets.host == line.host,
             ),
             ("channel", self.channels(request) == line.channels),
+            ("windows", request.windows == line.windows),
+            ("qmp", request.qmp == line.qmp),
             ("limits", request.limits == line.limits),
             ("net", self.keeps_ports(line, request)),
         ];
@@ -327,6 +329,8 @@ impl Plan {
             host,
         } = self.sockets(request)?;
         let channels = self.channels(request);
+        let (windows, qmp) = windows::check(request)?;
+        self.check_window_count(windows)?;
         let own = [
             ("this VM's vhost-user socket", vhost_user.as_deref()),
             (
@@ -334,6 +338,7 @@ impl Plan {
                 serial.as_ref().map(Chardev::path),
             ),
             ("this VM's host socket", Some(host.as_path())),
+            ("this VM's control socket of QEMU", qmp.as_deref()),
         ];
         let of_channels = channels.iter().flat_map(|channel| {
             let paths = [Some(channel.chardev.path()), channel.listens_at()];
@@ -364,8 +369,20 @@ impl Plan {
             channels,
             port_requests: request.ports.clone(),
             ports: Vec::new(),
+            windows,
+            qmp,
             limits: request.limits,
         })
+    }
+
+    fn check_window_count(&self, more: Option<WindowsSpec>) -> Result<(), InputError> {
+        let of_lines = self.lines.values().filter_map(|line| line.windows);
+        let counts = of_lines.chain(more).map(|windows| windows.count as usize);
+        if more.is_some() && counts.sum::<usize>() > MAX_WINDOWS_OF_ALL {
+            let (what, limit) = ("windows of all VMs", MAX_WINDOWS_OF_ALL);
+            return Err(InputError::TooMany { what, limit });
+        }
+        Ok(())
     }
 
     /// The socket for the VMM, unless it has its own, and the one for programs of the host.
@@ -473,6 +490,8 @@ impl Plan {
         check_socket_path(path)?;
         let owner = if path == crate::runtime::control_socket(&self.runtime_dir) {
             Some("the control API".to_owned())
+        } else if path == crate::runtime::circuit_socket(&self.runtime_dir) {
+            Some("the switchboard".to_owned())
         } else if path == crate::runtime::lock_file(&self.runtime_dir) {
             Some("the daemon's lock".to_owned())
         } else {

@@ -173,6 +173,16 @@ impl<'a> Source<'a> {
         self.path_of(value.span(), text)
     }
 
+    /// A list of paths, at most [`MAX_LIST_LEN`].
+    pub(super) fn paths(
+        &self,
+        key: &'static str,
+        value: &Value<'_>,
+    ) -> Result<Vec<PathBuf>, ConfigError> {
+        let texts = self.strings(key, value, true)?.into_iter();
+        texts.map(|(span, text)| self.path_of(span, text)).collect()
+    }
+
     pub(super) fn socket(&self, key: &str, value: &Value<'_>) -> Result<PathBuf, ConfigError> {
         let text = self.string(key, value)?;
         self.socket_of(value.span(), text)

@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// A file of the state directory.
-pub(super) struct StateFile {
+pub(crate) struct StateFile {
     /// Its name, such as `cids.json`.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The most bytes that it has.
-    pub(super) max_len: u64,
+    pub(crate) max_len: u64,
     /// What happens if it is removed, in words.
-    pub(super) without_it: &'static str,
+    pub(crate) without_it: &'static str,
 }
 
 /// Why what is remembered cannot be read or written.
@@ -58,7 +58,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError::Broken`], [`StateError::Unreadable`].
-    pub(super) fn load<D: DeserializeOwned, T>(
+    pub(crate) fn load<D: DeserializeOwned, T>(
         &self,
         state_dir: &Path,
         check: impl FnOnce(D) -> Result<T, String>,
@@ -93,7 +93,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError::Unwritable`].
-    pub(super) fn save(
+    pub(crate) fn save(
         &self,
         state_dir: &Path,
         document: &impl Serialize,
@@ -119,7 +119,7 @@ impl StateFile {
 ///
 /// # Errors
 /// What is wrong, in words.
-pub(super) fn check_version(found: u32, known: u32) -> Result<(), String> {
+pub(crate) fn check_version(found: u32, known: u32) -> Result<(), String> {
     match found == known {
         true => Ok(()),
         false => Err(format!(

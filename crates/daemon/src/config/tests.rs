@@ -5,6 +5,7 @@ mod hosts;
 mod networks;
 mod operator;
 mod whole;
+mod windows;
 
 use std::path::{Path, PathBuf};
 
@@ -570,7 +571,7 @@ fn a_vm_stays_hybrid_or_not_for_as_long_as_it_lives() {
 
 #[test]
 fn what_belongs_to_another_vm_is_refused() {
-    let table: [(&[&str], &str); 15] = [
+    let table: [(&[&str], &str); 16] = [
         (
             &["name=old,serial,vhost-user=/y"],
             "so \"vhost-user\" has no meaning beside it",
@@ -626,6 +627,10 @@ fn what_belongs_to_another_vm_is_refused() {
         (
             &["name=control"],
             "the socket /run/ringdown/control.sock is used by the control API already",
+        ),
+        (
+            &["name=circuit"],
+            "the socket /run/ringdown/circuit.sock is used by the switchboard already",
         ),
         (
             &["name=web,host=/run/ringdown/lock"],

@@ -4,7 +4,7 @@ use switch::{DEFAULT_DOMAIN, Limits};
 use toml::de::DeValue;
 
 use super::source::{Source, Table, Value, integer};
-use super::{ChardevRequest, ConfigError, GroupRequest, VmRequest};
+use super::{ChardevRequest, ConfigError, GroupRequest, VmRequest, WindowsSpec, parse_windows};
 use crate::input::{InputError, VM_KEYS, check_cid};
 use crate::limits::{LIMIT_KEYS, set, set_in_words};
 
@@ -33,6 +33,8 @@ impl Source<'_> {
                 "net" => nets = Some(value),
                 "groups" => request.groups = self.names("groups", "a group", value)?,
                 "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
+                "windows" => request.windows = Some(self.windows(value)?),
+                "qmp" => request.qmp = Some(self.socket("qmp", value)?),
                 "limits" => request.limits = self.limits(value)?,
                 other => return self.unknown(key.span(), other, &VM_KEYS),
             }
@@ -60,6 +62,14 @@ impl Source<'_> {
             }
         };
         Ok(Some(ChardevRequest::Listen(path)))
+    }
+
+    fn windows(&self, value: &Value<'_>) -> Result<WindowsSpec, ConfigError> {
+        let DeValue::String(text) = value.get_ref() else {
+            let expected = "a number and size, as in \"4x16M\"";
+            return Err(self.wrong_type("windows", expected, value));
+        };
+        self.refuse(value.span(), parse_windows(text))
     }
 
     pub(super) fn group(&self, table: &Table<'_>) -> Result<GroupRequest, ConfigError> {

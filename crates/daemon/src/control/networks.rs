@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Control, ControlError, owned};
+use device::CaptureOptions;
 use switch::bridge::VlanId;
 
 use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
+use crate::capture::CaptureReader;
 use crate::config::Plan;
 use crate::line::{Counters, LineSpec};
 use crate::net::{
-    CaptureOptions, CaptureReader, MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner,
-    PortSpec, PortStatus, vlan_in_words,
+    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
 };
 
 impl Control {

@@ -22,8 +22,9 @@ use crate::policy::Rulebook;
 use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::control_socket;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
+use crate::windows::Windows;
 
-use super::{FakeNet, FakeOffers};
+use super::{FakeCircuits, FakeNet, FakeOffers};
 
 /// How long a test waits for an answer before it fails.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -35,6 +36,7 @@ pub struct FakeDaemon {
     worker: Arc<FakeWorker>,
     net: Arc<FakeNet>,
     offers: Arc<FakeOffers>,
+    circuits: Arc<FakeCircuits>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
 }
@@ -100,6 +102,7 @@ impl FakeDaemon {
             worker: fakes.worker,
             net: fakes.net,
             offers: fakes.offers,
+            circuits: fakes.circuits,
             end: Some(end),
             thread: Some(thread),
         }
@@ -113,6 +116,11 @@ impl FakeDaemon {
     /// The worker, to set what the daemon sees.
     pub fn worker(&self) -> &FakeWorker {
         &self.worker
+    }
+
+    /// The circuits, to set what the daemon sees.
+    pub fn circuits(&self) -> &FakeCircuits {
+        &self.circuits
     }
 
     /// The switch, as the test may look at it.
@@ -201,6 +209,7 @@ struct Fakes {
     worker: Arc<FakeWorker>,
     net: Arc<FakeNet>,
     offers: Arc<FakeOffers>,
+    circuits: Arc<FakeCircuits>,
 }
 
 fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError> {
@@ -210,6 +219,8 @@ fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError>
     let offered = offers.clone();
     let net = Arc::new(FakeNet::default());
     let switching = net.clone();
+    let circuits = Arc::new(FakeCircuits::default());
+    let counted = circuits.clone();
     let start_worker: StartWorker = Box::new(move |surroundings| {
         let worker = Arc::new(FakeWorker::new(surroundings.arrivals));
         *kept.lock().expect("nobody panics with the slot") = Some(worker.clone());
@@ -217,6 +228,7 @@ fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError>
             worker,
             net: switching,
             offers: offered,
+            circuits: counted,
         })
     });
     let daemon = Daemon::start(read_config, start_worker)?;
@@ -226,6 +238,7 @@ fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError>
         worker,
         net,
         offers,
+        circuits,
     };
     Ok((fakes, daemon))
 }
@@ -248,6 +261,8 @@ pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
         worker,
         net: Arc::new(FakeNet::default()),
         offers: Arc::new(NoOffers),
+        circuits: Arc::new(FakeCircuits::default()),
+        windows: Arc::new(Windows::new(&settings.runtime_dir).expect("nothing is remembered")),
         audit,
         settings,
         read_config: Box::new(move || Ok(config.clone())),

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use device::net::CaptureSink;
+use device::CaptureOptions;
 
+use super::capture::FakeCapture;
+use crate::capture::{CaptureReader, capture_queue};
 use crate::line::Counters;
 use crate::net::{
-    CaptureOptions, CaptureReader, CaptureSender, MacStatus, NetError, NetHost, NetWorker,
-    NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, capture_queue,
+    MacStatus, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner, PortSpec,
+    PortStatus,
 };
 use crate::runtime::{RuntimeError, listen_privately};
 
@@ -18,30 +20,6 @@ use crate::runtime::{RuntimeError, listen_privately};
 pub struct FakeNet {
     networks: Mutex<BTreeMap<String, Network>>,
     captures: Mutex<Vec<FakeCapture>>,
-}
-
-/// A capture that was asked for.
-#[derive(Debug)]
-pub struct FakeCapture {
-    /// Of which network.
-    pub network: String,
-    /// Of which VM, if of one.
-    pub vm: Option<String>,
-    /// What it is to take.
-    pub options: CaptureOptions,
-    sender: CaptureSender,
-}
-
-impl FakeCapture {
-    /// Shows the reader these bytes. Returns whether it takes them. The capture ends when this is dropped.
-    pub fn show(&mut self, bytes: &[u8]) -> bool {
-        self.sender.offer(bytes.to_vec()).is_ok()
-    }
-
-    /// Whether nobody reads it any more.
-    pub fn is_gone(&self) -> bool {
-        self.sender.is_gone()
-    }
 }
 
 #[derive(Debug)]
@@ -286,8 +264,9 @@ impl NetWorker for FakeNet {
         let (sender, reader) = capture_queue();
         let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
         captures.push(FakeCapture {
-            network: network.to_owned(),
+            network: Some(network.to_owned()),
             vm: vm.map(str::to_owned),
+            port: None,
             options,
             sender,
         });

@@ -168,6 +168,20 @@ pub enum InputError {
         /// The other key.
         key: &'static str,
     },
+    /// No such windows.
+    #[error(
+        "{found:?} is no number and size of windows: write it like \"4x16M\", {}",
+        crate::config::expected_windows()
+    )]
+    Windows {
+        /// What was found, the beginning of it.
+        found: String,
+    },
+    /// QEMU is to be asked for nothing.
+    #[error(
+        "\"qmp\" names QEMU's control socket, at which windows are added, and \"windows\" says of none: write windows = \"4x16M\", or leave \"qmp\" out"
+    )]
+    QmpWithoutWindows,
     /// A part of a command-line value is not `key=value`.
     #[error("expected key=value, found {found:?}: write it like {example}")]
     NotKeyValue {
@@ -338,6 +352,25 @@ pub enum InputError {
         key: &'static str,
         /// What it is.
         was: String,
+    },
+    /// The sandbox does not let the daemon make files there.
+    #[error(
+        "the sandbox does not let the daemon make {}: name its directory in sandbox-paths or with --sandbox-path, and start the daemon anew; \
+         directories that the configuration names when it starts are open by themselves",
+        path.display()
+    )]
+    OutsideSandbox {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The sandbox knows only the programs that there were when the daemon started.
+    #[error(
+        "the sandbox does not let the daemon start {program:?}, as the configuration did not name it with these arguments when the daemon started: \
+         start it anew"
+    )]
+    ProgramOutsideSandbox {
+        /// The program.
+        program: String,
     },
     /// The file is not TOML.
     #[error("this is not valid TOML: {message}")]

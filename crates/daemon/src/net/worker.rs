@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use device::CaptureOptions;
 use device::net::{
     ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot, NetworkSnapshot, PortCounters,
 };
@@ -14,10 +15,10 @@ use station::{Host, Ipv4Settings, StationConfig};
 use switch::bridge::{self, PortId};
 
 use super::{
-    CaptureOptions, CaptureReader, MacStatus, Moderation, NetError, NetHost, NetWorker,
-    NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, UplinkDevice, capture_queue,
-    refused_counters, switch_counters,
+    MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
+    PortSpec, PortStatus, UplinkDevice, refused_counters, switch_counters,
 };
+use crate::capture::{CaptureReader, capture_queue};
 use crate::line::Counters;
 use crate::orders::Orders;
 

@@ -1,15 +1,16 @@
 //! Services that are programs, one for each call, as inetd and qrexec start them: standard input and output are the circuit, who
 //! calls stands in the environment, and what the program says on standard error goes to the log. Programs of channels are started the
-//! same way.
+//! same way. Where the daemon is confined, the [starter](crate::sandbox::starter) starts them, and otherwise the daemon itself.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::net::{AddressFamily, SocketFlags};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags};
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
@@ -19,6 +20,8 @@ use wire::vsock::SocketType;
 
 use super::bucket::Bucket;
 use super::datagram::{kernel_type, watch_descriptor};
+use crate::sandbox;
+use crate::sandbox::starter::{Starter, Word};
 use switch::Reason;
 
 /// How long a program may go on when its circuit has ended, before it is asked to end, and how long after that before it is killed.
@@ -34,7 +37,7 @@ const LOG_LINES_PER_SECOND: u64 = 50;
 const USUAL_DESCRIPTORS: u64 = 1024;
 
 /// Variables of the daemon's own environment that a program gets.
-const INHERITED: [&str; 2] = ["PATH", "LANG"];
+pub(crate) const INHERITED: [&str; 2] = ["PATH", "LANG"];
 
 /// What a program is started for.
 #[derive(Debug, Clone)]
@@ -56,26 +59,54 @@ pub(crate) struct Program {
 }
 
 /// The program itself, which leads a process group of its own. Dropping it kills the group.
-struct Leader {
-    child: Child,
-    pid: Pid,
-    reaped: bool,
+enum Leader {
+    /// This process is its parent.
+    Own {
+        child: Child,
+        pid: Pid,
+        reaped: bool,
+    },
+    /// The starter is. It kills the group when the leash is closed.
+    Leashed(OwnedFd),
 }
 
 impl Leader {
     fn signal(&self, signal: Signal) {
-        // The group's number is the program's, which stays taken until it is reaped.
-        if !self.reaped {
-            let _ = rustix::process::kill_process_group(self.pid, signal);
+        match self {
+            // The group's number is the program's, which stays taken until it is reaped.
+            Leader::Own { pid, reaped, .. } if !reaped => {
+                let _ = rustix::process::kill_process_group(*pid, signal);
+            }
+            Leader::Own { .. } => {}
+            Leader::Leashed(leash) => {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                // All signals that programs are sent are below 64. A starter that is gone has killed it.
+                let _ = rustix::net::send(leash, &[signal.as_raw() as u8], flags);
+            }
+        }
+    }
+
+    /// How it has ended, which the caller knows that it has.
+    fn wait(&mut self) -> io::Result<ExitStatus> {
+        match self {
+            Leader::Own { child, reaped, .. } => {
+                let status = child.wait();
+                *reaped = status.is_ok();
+                status
+            }
+            Leader::Leashed(leash) => match Word::read(leash)? {
+                Word::Ended(status) => Ok(ExitStatus::from_raw(status)),
+                _ => Err(io::ErrorKind::InvalidData.into()),
+            },
         }
     }
 }
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        if !self.reaped {
+        if let Leader::Own { reaped: false, .. } = self {
             self.signal(Signal::KILL);
-            let _ = self.child.wait();
+            let _ = self.wait();
         }
     }
 }
@@ -116,12 +147,12 @@ struct Spawned {
     circuit: OwnedFd,
     ended: OwnedFd,
     leader: Leader,
-    errors: Option<ChildStderr>,
+    errors: Option<OwnedFd>,
 }
 
 /// Gives a program the usual limit of open files instead of the daemon's own, which is raised: many a program closes every number up to
 /// its limit when it starts, or has room for no more in a set of `select`. It may raise it again.
-fn limit_descriptors(pid: Pid) {
+pub(crate) fn limit_descriptors(pid: Pid) {
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let usual = Rlimit {
         current: Some(maximum.map_or(USUAL_DESCRIPTORS, |most| most.min(USUAL_DESCRIPTORS))),
@@ -136,9 +167,6 @@ fn spawn(
     environment: Vec<(&'static str, String)>,
     socket_type: SocketType,
 ) -> io::Result<Spawned> {
-    let [program, arguments @ ..] = words else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
     // The program's end blocks, as programs expect.
     let (guest, own) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -149,6 +177,42 @@ fn spawn(
     rustix::io::ioctl_fionbio(&guest, true)?;
     let circuit = watch_without_holding(&own)?;
 
+    let (leader, ended, errors) = match sandbox::in_force().map(sandbox::Sandbox::starter) {
+        Some(Some(starter)) => spawn_by(starter, words, environment, own)?,
+        // No program was named when the sandbox was made, and no other may be started since.
+        Some(None) => return Err(io::ErrorKind::NotFound.into()),
+        None => spawn_here(words, environment, own)?,
+    };
+    Ok(Spawned {
+        guest,
+        circuit,
+        ended,
+        leader,
+        errors,
+    })
+}
+
+/// A program, what becomes readable when it has ended, and its standard error.
+type Parts = (Leader, OwnedFd, Option<OwnedFd>);
+
+fn spawn_by(
+    starter: &Starter,
+    words: &[String],
+    environment: Vec<(&'static str, String)>,
+    circuit: OwnedFd,
+) -> io::Result<Parts> {
+    let (errors, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let leash = starter.start(words, environment, circuit.as_fd(), theirs.as_fd())?;
+    let ended = leash.try_clone()?;
+    Ok((Leader::Leashed(leash), ended, Some(errors)))
+}
+
+fn spawn_here(
+    words: &[String],
+    environment: Vec<(&'static str, String)>,
+    circuit: OwnedFd,
+) -> io::Result<Parts> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::NotFound)?;
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -161,32 +225,26 @@ fn spawn(
         .envs(environment)
         .current_dir("/")
         .process_group(0)
-        .stdin(own.try_clone()?)
-        .stdout(own)
+        .stdin(circuit.try_clone()?)
+        .stdout(circuit)
         .stderr(Stdio::piped());
     let spawned = command.spawn();
     // It holds copies of the program's end, which would keep the circuit from ending.
     drop(command);
     let mut child = spawned?;
-    let errors = child.stderr.take();
+    let errors = child.stderr.take().map(OwnedFd::from);
     let pid = i32::try_from(child.id())
         .ok()
         .and_then(Pid::from_raw)
         .ok_or(rustix::io::Errno::SRCH)?;
     limit_descriptors(pid);
-    let leader = Leader {
+    let leader = Leader::Own {
         child,
         pid,
         reaped: false,
     };
     let ended = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
-    Ok(Spawned {
-        guest,
-        circuit,
-        ended,
-        leader,
-        errors,
-    })
+    Ok((leader, ended, errors))
 }
 
 /// A descriptor that becomes readable when a socket has hung up, and that is no reason for the socket to stay open. An epoll set
@@ -200,12 +258,14 @@ pub(crate) fn watch_without_holding(socket: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 fn watch(spawned: Spawned) -> io::Result<Started> {
-    let errors = spawned.errors.map(OwnedFd::from);
     let program = Program {
         leader: spawned.leader,
         ended: watch_descriptor(spawned.ended)?,
         circuit: watch_descriptor(spawned.circuit)?,
-        errors: errors.map(pipe::Receiver::from_owned_fd).transpose()?,
+        errors: spawned
+            .errors
+            .map(pipe::Receiver::from_owned_fd)
+            .transpose()?,
     };
     Ok((spawned.guest, program))
 }
@@ -266,8 +326,7 @@ impl Program {
     }
 
     fn reap(mut self, purpose: &Purpose) {
-        let status = self.leader.child.wait();
-        self.leader.reaped = status.is_ok();
+        let status = self.leader.wait();
         let vm = purpose.vm.as_str();
         match status {
             Ok(status) if status.success() => {

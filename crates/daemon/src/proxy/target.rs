@@ -24,10 +24,16 @@ pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
         rule,
         socket_type,
         reply,
+        ..
     } = call;
     let id = match called {
         Called::Directory => return directory::answer(&shared, vm, socket_type, reply),
         Called::Service(id) => id,
+        // The switchboard's own.
+        Called::Switchboard | Called::Listener => {
+            count(&shared.counts.failed);
+            return reply.failed(Reason::NoListener);
+        }
     };
     let Some((service, permit)) = shared.service(id) else {
         // It has been taken away between the decision and now.

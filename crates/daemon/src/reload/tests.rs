@@ -132,7 +132,13 @@ fn a_file_that_has_changed_comes_into_force() {
     assert_eq!(after["web"], json!(["b"]));
     assert_eq!(
         after["sockets"],
-        json!(["control.sock", "mine.sock", "red.ci.sock", "web.sock"])
+        json!([
+            "circuit.sock",
+            "control.sock",
+            "mine.sock",
+            "red.ci.sock",
+            "web.sock"
+        ])
     );
     assert_eq!(daemon.request("GET", "/v1/vms/site", "").0, 200);
     assert_eq!(daemon.request("GET", "/v1/vms/red%2Fci", "").0, 200);
@@ -525,4 +531,32 @@ fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
         detail.contains("the configuration, for VM \"hand\": there is no network named \"lan\""),
         "{detail}"
     );
+}
+
+#[test]
+fn windows_come_and_go_with_a_reload_and_do_not_change() {
+    let daemon = FakeDaemon::with_file("[[vm]]\nname = \"web\"\nwindows = \"1x8M\"\n");
+    let at = |name: &str| daemon.runtime_dir().join("windows").join(name);
+    assert!(at("web.0").exists());
+    for changed in ["windows = \"2x8M\"", "windows = \"1x8M\"\nqmp = \"/q\"", ""] {
+        write(&daemon, &format!("[[vm]]\nname = \"web\"\n{changed}"));
+        let (status, problem) = reload(&daemon);
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(
+            status == 422 && detail.contains("cannot change"),
+            "{status} {detail}"
+        );
+    }
+    // A reload that fails behind the windows takes them back.
+    let lost = "[[vm]]\nname = \"lost\"\nhost = \"/nonexistent/s\"\n";
+    let both = format!("[[vm]]\nname = \"new\"\nwindows = \"1x8M\"\n{lost}");
+    write(
+        &daemon,
+        &format!("[[vm]]\nname = \"web\"\nwindows = \"1x8M\"\n{both}"),
+    );
+    assert_eq!(reload(&daemon).0, 409);
+    assert!(at("web.0").exists() && !at("new.0").exists());
+    write(&daemon, "[[vm]]\nname = \"db\"\nwindows = \"1x8M\"");
+    assert_eq!(reload(&daemon).0, 200);
+    assert!(!at("web.0").exists() && at("db.0").exists());
 }

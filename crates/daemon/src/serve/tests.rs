@@ -38,7 +38,14 @@ fn every_socket_listens_for_this_user_and_is_gone_at_the_end() {
         &["from=web,to=db,port=*"],
     );
     let directory = daemon.runtime_dir().to_owned();
-    let names = ["control.sock", "db.vhost", "other", "web.sock", "web.vhost"];
+    let names = [
+        "circuit.sock",
+        "control.sock",
+        "db.vhost",
+        "other",
+        "web.sock",
+        "web.vhost",
+    ];
     assert_eq!(sockets(&directory), names);
     for name in names {
         let path = directory.join(name);
@@ -73,18 +80,18 @@ fn a_second_daemon_is_told_of_the_first_and_harms_nothing() {
     assert_eq!(daemon.request("GET", "/v1/health", "").0, 200);
     assert_eq!(
         sockets(daemon.runtime_dir()),
-        ["control.sock", "web.sock", "web.vhost"]
+        ["circuit.sock", "control.sock", "web.sock", "web.vhost"]
     );
 }
 
 #[test]
 fn the_sockets_of_a_dead_daemon_are_taken_over() {
     let directory = tempfile::tempdir().unwrap();
-    for name in ["control.sock", "web.sock", "web.vhost"] {
+    for name in ["circuit.sock", "control.sock", "web.sock", "web.vhost"] {
         drop(UnixListener::bind(directory.path().join(name)).unwrap());
     }
     let (_worker, daemon) = start(&config(directory.path(), &["name=web"])).unwrap();
-    for name in ["control.sock", "web.sock", "web.vhost"] {
+    for name in ["circuit.sock", "control.sock", "web.sock", "web.vhost"] {
         UnixStream::connect(directory.path().join(name)).unwrap();
     }
     drop(daemon);
@@ -94,7 +101,7 @@ fn the_sockets_of_a_dead_daemon_are_taken_over() {
 #[test]
 fn a_socket_that_another_program_listens_on_is_left_to_it() {
     let directory = tempfile::tempdir().unwrap();
-    for name in ["control.sock", "web.sock", "web.vhost"] {
+    for name in ["circuit.sock", "control.sock", "web.sock", "web.vhost"] {
         let path = directory.path().join(name);
         let _other = UnixListener::bind(&path).unwrap();
         let error = refusal(&config(directory.path(), &["name=db", "name=web"]));

@@ -14,8 +14,8 @@ use daemon::config::{Service, ServiceTarget};
 use daemon::proxy::{Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use switch::{
-    Address, CalleePattern, CallerPattern, NamePattern, Network, Policy, Reason, Rule, RuleId,
-    RuleLimits, ServiceId, Verdict,
+    Address, CalleePattern, CallerPattern, CircuitId, NamePattern, Network, Policy, Reason, Rule,
+    RuleId, RuleLimits, ServiceId, Verdict,
 };
 use wire::vsock::SocketType;
 
@@ -166,6 +166,10 @@ impl Stand {
         let (answer, answered) = channel();
         (self.dialer)(ServiceCall {
             called,
+            circuit: CircuitId {
+                index: 0,
+                generation: 0,
+            },
             vm: vm.clone(),
             source_port: SOURCE_PORT,
             port: 5000,

@@ -27,6 +27,9 @@ impl Fabric {
     }
 
     fn act(&mut self, action: Action) {
+        if self.captures.are_wanted() {
+            self.show_action(&action);
+        }
         match action {
             Action::Forward { circuit, from } => self.forward(circuit, from),
             Action::Wake { line } => self.wake(line),
@@ -135,6 +138,9 @@ impl Fabric {
             return;
         };
         let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
+        if let Some(who) = &circuit.who {
+            who.accepted(id);
+        }
         let Some(host) = circuit.host.as_mut() else {
             return;
         };

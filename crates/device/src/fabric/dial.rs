@@ -59,6 +59,8 @@ impl Fabric {
         let called = match service {
             Some(service) => Some(Called::Service(service)),
             None if port == wire::directory::PORT => Some(Called::Directory),
+            None if port == wire::switchboard::link::PORT => Some(Called::Switchboard),
+            None if self.is_listening(line, port) => Some(Called::Listener),
             None => None,
         };
         if let Some(called) = called {
@@ -79,6 +81,31 @@ impl Fabric {
             wait,
             give_up_at,
         });
+    }
+
+    /// Whether a program of the host listens at this port for calls of this line's guest.
+    fn is_listening(&mut self, line: LineId, port: u32) -> bool {
+        let Some(listeners) = self.listening.get(&port) else {
+            return false;
+        };
+        let name = self.lines.get(line.0 as usize).and_then(Option::as_ref);
+        let name = name.map(|line| line.name.as_str());
+        listeners
+            .iter()
+            .any(|vm| vm.is_none() || vm.as_deref() == name)
+    }
+
+    /// Has calls of guests to this port of the host, of one VM by its full name or of all, put through by the dialer, or no longer. What is
+    /// offered as a service there stays a service.
+    pub fn set_listening(&mut self, port: u32, vm: Option<String>, listens: bool) {
+        let listeners = self.listening.entry(port).or_default();
+        match listens {
+            true => listeners.insert(vm),
+            false => listeners.remove(&vm),
+        };
+        if listeners.is_empty() {
+            self.listening.remove(&port);
+        }
     }
 
     /// Has the VMM of a hybrid line put a call through to its guest, or whoever carries the streams of a serial line.
@@ -108,6 +135,7 @@ impl Fabric {
         let reply = self.reply_to(call.circuit);
         let call = ServiceCall {
             called,
+            circuit: call.circuit,
             vm,
             source_port: call.source_port,
             port: call.port,

@@ -14,7 +14,7 @@ use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
 use crate::Credentials;
-use crate::caller::{Caller, Progress, Who};
+use crate::caller::{CallAnswer, Caller, Progress, Represented, Who};
 use crate::circuit::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
@@ -44,6 +44,26 @@ pub struct PublishedCall {
     pub socket: OwnedFd,
     /// The type of socket to call the guest with.
     pub socket_type: SocketType,
+}
+
+/// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
+#[derive(Debug)]
+pub struct ProgramCall {
+    /// Whose program it is.
+    pub credentials: Credentials,
+    /// By what whoever brings it will know the call: see [`Endpoint`](super::Endpoint).
+    pub ticket: u64,
+    /// Whom it calls, by the full name.
+    pub vm: String,
+    /// The guest's port.
+    pub port: u32,
+    /// The connection, a UNIX stream that does not block. It becomes the circuit's end. The program has said nothing in it yet but `said` bytes.
+    pub socket: OwnedFd,
+    /// How many bytes are in the socket that are not for the guest: they stay there as long as nothing else comes, so that the program can see
+    /// a reset.
+    pub said: usize,
+    /// What is told what has become of the call.
+    pub answer: CallAnswer,
 }
 
 /// What we want to know of a host program's socket. That it has room is asked for only while it has none: a UNIX socket
@@ -210,9 +230,11 @@ impl Fabric {
                     token: u64::from(slot),
                 });
             }
-            Who::Program(Credentials { uid, gid, .. }) => {
-                self.switch.program(uid, &[gid]).map(HostCaller::Program)
-            }
+            Who::Program(Credentials { uid, gid, .. })
+            | Who::Represented(Represented {
+                credentials: Credentials { uid, gid, .. },
+                ..
+            }) => self.switch.program(uid, &[gid]).map(HostCaller::Program),
         };
         let Some(caller) = program else {
             // So many users call that this one cannot be told from others: the rules cannot be asked.
@@ -243,6 +265,31 @@ impl Fabric {
         };
         if let Some(slot) = self.add_caller(caller) {
             self.put_caller_through(slot, call.port);
+        }
+    }
+
+    /// Puts a program of the host through to a port of a guest, for somebody who speaks for it.
+    pub fn dial_program(&mut self, call: ProgramCall) {
+        let answer = call.answer.clone();
+        let Some(line) = self.line_named(&call.vm) else {
+            return answer.give(Err(Reason::UnknownCid));
+        };
+        let represented = Represented {
+            credentials: call.credentials,
+            ticket: call.ticket,
+            answer: call.answer,
+        };
+        let caller = Caller {
+            line,
+            who: Who::Represented(represented),
+            socket: call.socket,
+            socket_type: SocketType::Stream,
+            deadline: self.now + CALLER_PATIENCE,
+            request_len: call.said,
+        };
+        match self.add_caller(caller) {
+            Some(slot) => self.put_caller_through(slot, call.port),
+            None => answer.give(Err(Reason::CircuitLimit)),
         }
     }
 

@@ -4,6 +4,7 @@ use switch::{CircuitId, Event, Reason, Side};
 use wire::connect;
 
 use super::Fabric;
+use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
 use crate::caller::{Who, answer};
 use crate::reactor::{EventFlags, Token};
@@ -23,11 +24,13 @@ impl Fabric {
         let Some((mut caller, callee)) = sockets else {
             return self.break_relay(id, Reason::HostFailed);
         };
-        if speaks {
-            caller.take_request();
-            if !answer(&caller.socket, &connect::accepted(port)) {
-                return self.break_relay(id, Reason::HostFailed);
-            }
+        caller.take_request();
+        if speaks && !answer(&caller.socket, &connect::accepted(port)) {
+            return self.break_relay(id, Reason::HostFailed);
+        }
+        let circuit = self.circuit(id);
+        if let Some(who) = circuit.and_then(|circuit| circuit.who.as_ref()) {
+            who.accepted(id);
         }
         let token = |side| Token::Relayed { circuit: id, side };
         let watched = self
@@ -149,9 +152,17 @@ impl Fabric {
             }
             match relay.step(from, room) {
                 Step::Took(len) => {
+                    if len > 0 && self.captures.are_wanted() {
+                        self.show_passed(id, from, &Payload::Private(&room[..len]));
+                    }
                     relay.resting = !self.switch.relayed(self.now, id, from, len as u32);
                 }
-                other => return other,
+                other => {
+                    if self.captures.are_wanted() && relay.is_over_from(from) {
+                        self.show_relay_end(id, from);
+                    }
+                    return other;
+                }
             }
         }
         Step::Took(0)

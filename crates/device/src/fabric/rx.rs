@@ -7,6 +7,7 @@ use std::sync::Arc;
 use memory::guest::{self, GuestMemory};
 use memory::io::{Received, Scatter, is_memory_fault};
 use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
+use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
@@ -132,6 +133,9 @@ impl Fabric {
             return false;
         };
         let written = memory.write(&chain.writable, 0, &header.to_bytes());
+        if self.captures.are_wanted() && written.is_ok() {
+            self.show_packet(id, Direction::Outbound, header, memory, &chain.writable);
+        }
         self.complete(id, RX, chain, HEADER_LEN as u32 + header.len);
         if let Err(error) = written {
             self.fail_line(id, &error);
@@ -194,6 +198,9 @@ impl Fabric {
             Ok(received) if received.len == 0 => self.host_ended(turn.circuit),
             Ok(received) => {
                 let len = received.len;
+                if self.captures.are_wanted() {
+                    self.show_received(turn.circuit, turn.from, turn.line, &memory, len);
+                }
                 let packets = self.hand_over(turn, &memory, len);
                 let sent = Sent {
                     circuit: turn.circuit,

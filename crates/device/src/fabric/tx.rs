@@ -9,9 +9,11 @@ use memory::guest::{self, GuestMemory};
 use memory::io::{Gather, is_memory_fault};
 use memory::queue::Chain;
 use switch::{CircuitId, Event, LineId, Reason, Side};
+use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
+use super::capture::Payload;
 use crate::kept::Parcel;
 use crate::tally::Tally;
 use crate::vsock::TX;
@@ -189,6 +191,9 @@ impl Fabric {
             return self.complete(id, TX, chain, 0);
         }
         let mut header = Header::from_bytes(&bytes);
+        if self.captures.are_wanted() {
+            self.show_packet(id, Direction::Inbound, &header, &memory, &chain.readable);
+        }
         let payload = guest::total_len(&chain.readable) - HEADER_LEN;
         if header.operation == Operation::Data as u16 && header.len as usize > payload {
             // It announces bytes that are not there. No operation has this number: its circuit is cut short.
@@ -210,6 +215,9 @@ impl Fabric {
         let Some(packet) = self.packet.take() else {
             return;
         };
+        if self.captures.are_wanted() {
+            self.show_forwarded(id, from, &packet);
+        }
         let Some(circuit) = self.circuit(id) else {
             // Between two guests there is nothing to hold on to until something has to be kept.
             self.install(crate::circuit::CircuitIo::new(
@@ -229,6 +237,19 @@ impl Fabric {
         if alone || self.outgoing[position].packets.len() >= OUTGOING_PACKETS {
             let outgoing = self.outgoing.swap_remove(position);
             self.send_outgoing(outgoing);
+        }
+    }
+
+    #[cold]
+    fn show_forwarded(&mut self, id: CircuitId, from: Side, packet: &Packet) {
+        if let Some(memory) = self.memory(packet.line, TX) {
+            let payload = Payload::Guest {
+                memory: &memory,
+                ranges: &packet.chain.readable,
+                offset: HEADER_LEN,
+                len: packet.header.len as usize,
+            };
+            self.show_passed(id, from, &payload);
         }
     }
 

@@ -164,7 +164,7 @@ impl Fabric {
             };
             if index != TX {
                 ring.publish();
-            } else if ring.publish_lazily() == Lazily::Owes {
+            } else if ring.publish_lazily(false) == Lazily::Owes {
                 self.owed_interrupts
                     .push_back((self.now + INTERRUPT_DELAY, id));
             }

@@ -37,7 +37,7 @@ impl<'a> Source<'a> {
         match *self {
             Source::Guest(memory) => Rest::Guest {
                 memory,
-                ranges: &chains[index].readable,
+                chain: &chains[index],
                 offset: NET_HEADER_LEN + frame.rest_from(),
             },
             Source::Private(rooms) => Rest::Private(&rooms[index].frame()[frame.rest_from()..]),
@@ -49,7 +49,8 @@ impl<'a> Source<'a> {
 pub(super) enum Rest<'a> {
     Guest {
         memory: &'a GuestMemory,
-        ranges: &'a [Range],
+        /// Not a slice of its ranges: see `memory`'s `transfer::copy`.
+        chain: &'a Chain,
         offset: usize,
     },
     Private(&'a [u8]),
@@ -130,7 +131,7 @@ impl NetFabric {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
                 // The sender is at fault, and nobody else has to do with it.
-                Err(Undelivered::Frame(_)) => {}
+                Err(Undelivered::Frame(_)) => self.batch.spoiled += 1,
                 Err(error) => {
                     failure = Some(error);
                     break;
@@ -247,12 +248,12 @@ pub(super) fn gather(
     match rest {
         Rest::Guest {
             memory,
-            ranges,
+            chain,
             offset,
         } => {
             whole.resize(frame.len, 0);
             let behind = frame.len - frame.rest_len();
-            memory.read(ranges, *offset, &mut whole[behind..])
+            memory.read(&chain.readable, *offset, &mut whole[behind..])
         }
         Rest::Private(bytes) => {
             whole.extend_from_slice(bytes);
@@ -295,11 +296,11 @@ fn place(
         _ if rest_len == 0 => Ok(()),
         Rest::Guest {
             memory: from,
-            ranges: from_ranges,
+            chain,
             offset,
         } => guest::copy(
             from,
-            from_ranges,
+            &chain.readable,
             *offset,
             memory,
             ranges,

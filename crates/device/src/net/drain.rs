@@ -39,6 +39,8 @@ pub(super) struct Batch {
     pub(super) leaving: Vec<Routed>,
     /// Which frames go nowhere, in their order, and why.
     pub(super) refused: Vec<(usize, &'static str)>,
+    /// Deliveries that were given up, as the sender has changed the frame behind its headers.
+    pub(super) spoiled: u64,
 }
 
 /// A frame that goes to a destination.
@@ -60,6 +62,7 @@ impl Default for Batch {
             asked: Vec::new(),
             leaving: Vec::new(),
             refused: Vec::new(),
+            spoiled: 0,
         }
     }
 }
@@ -269,13 +272,16 @@ impl NetFabric {
             watch.taken(&self.batch, &source);
         }
         self.pass_on(network, &source);
+        self.ports[number].counters.malformed_headers += std::mem::take(&mut self.batch.spoiled);
         let Some(ring) = self.ports[number].ring(index) else {
             return;
         };
         for chain in &self.batch.chains[..self.batch.count] {
             ring.ring.complete(chain, 0);
         }
-        self.show_sent(number, index);
+        let frames = self.batch.taken_frames().iter();
+        let bytes = frames.map(|frame| frame.len).sum();
+        self.show_sent(number, index, bytes);
         if memory.is_poisoned() {
             return self.fail_port(number, &memory::guest::MemoryError::Poisoned);
         }

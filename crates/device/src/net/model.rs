@@ -48,6 +48,7 @@ pub(super) fn model(mac: Option<MacAddress>, mtu: u16, queue_pairs: u16) -> Mode
         features: FEATURES | multiqueue,
         rings: 2 * usize::from(queue_pairs),
         config,
+        may_repeat_regions: queue_pairs > 1,
     }
 }
 

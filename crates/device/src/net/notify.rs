@@ -10,8 +10,12 @@ use crate::reactor::{EventFlags, Token};
 use crate::ring::Lazily;
 
 /// How long a guest may have to wait until it hears that frames it sent have left, unless it is so many that it may want the
-/// descriptors.
-const SENT_DELAY: Duration = Duration::from_millis(1);
+/// descriptors, or so much that its TCP may.
+const SENT_DELAY: Duration = Duration::from_micros(100);
+
+/// So many bytes that have left are news at once. Linux gives its card no more of a flow than two of the longest frames, or what the flow sends in a millisecond, until
+/// it hears that they have left ("TCP small queues", `tcp_small_queue_check`).
+const SENT_BYTES: usize = 128 << 10;
 
 /// Turns with frames to pass between two looks at the descriptors: a look costs a system call, and what comes that way can wait for
 /// a few batches.
@@ -180,16 +184,21 @@ impl NetFabric {
         }
     }
 
-    /// Gives a guest back the frames that it has sent. It is interrupted only once a quarter of its ring is back, or after a while.
-    pub(super) fn show_sent(&mut self, number: usize, index: usize) {
+    /// Gives a guest back the frames that it has sent. It is interrupted only once a quarter of its ring is back or many bytes have
+    /// left, or after a while.
+    pub(super) fn show_sent(&mut self, number: usize, index: usize, bytes: usize) {
         let at = self.now + SENT_DELAY;
         let port = &mut self.ports[number];
         let Some(ring) = port.rings.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
-        match ring.ring.publish_lazily() {
+        ring.sent_bytes += bytes;
+        match ring.ring.publish_lazily(ring.sent_bytes >= SENT_BYTES) {
             Lazily::Quiet => {}
-            Lazily::Interrupted => port.counters.interrupts += 1,
+            Lazily::Interrupted => {
+                ring.sent_bytes = 0;
+                port.counters.interrupts += 1;
+            }
             Lazily::Owes => {
                 self.owed.insert((at, number, index));
             }
@@ -222,6 +231,7 @@ impl NetFabric {
             };
             let paid = if is_transmit(index) {
                 ring.ring.has_deadline = false;
+                ring.sent_bytes = 0;
                 ring.ring.pay_interrupt()
             } else {
                 let owed = ring.moderation.expire(self.now);

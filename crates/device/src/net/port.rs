@@ -66,6 +66,8 @@ pub(super) struct Port {
 pub(super) struct PortRing {
     pub(super) ring: Ring,
     pub(super) moderation: Moderation,
+    /// Of frames that the guest has sent, since it was last interrupted for them.
+    pub(super) sent_bytes: usize,
     /// Waits for its turn to be drained.
     pub(super) is_ready: bool,
     /// Was found empty, and its guest need not tell us when it no longer is.
@@ -162,6 +164,7 @@ impl PortRing {
         PortRing {
             moderation: Moderation::new(setting, ring.queue.size()),
             ring,
+            sent_bytes: 0,
             is_ready: false,
             is_unarmed: false,
         }

@@ -25,7 +25,9 @@ impl NetFabric {
         (port, config): (PortConfig, StationConfig),
     ) -> Result<(), NetError> {
         let index = self.network_named(network)?;
-        let station = Station::new(config)?;
+        let mut station = Station::new(config)?;
+        // What guests were told before may not hold any more.
+        station.link_up();
         let network = &mut self.networks[index];
         let id = match &network.station {
             Some(known) => {
@@ -36,10 +38,11 @@ impl NetFabric {
         };
         network.put_behind(id, Some(Behind::Station));
         network.station = Some(NetStation { station, id });
+        self.answering.insert(index);
         Ok(())
     }
 
-    /// Replaces the hosts that a network gives addresses to, and whose names it knows, and tells its guests if anything is to be told.
+    /// Replaces the hosts that a network gives addresses to, and whose names it knows.
     ///
     /// # Errors
     /// When there is no such network, it does not answer, or two hosts would be the same.
@@ -49,8 +52,6 @@ impl NetFabric {
             return Err(NetError::NoStation(network.to_owned()));
         };
         known.station.set_hosts(hosts)?;
-        known.station.link_up();
-        self.answering.insert(index);
         Ok(())
     }
 

@@ -147,9 +147,9 @@ impl Uplink {
                 _ if rest_len == 0 => Ok(()),
                 Rest::Guest {
                     memory,
-                    ranges,
+                    chain,
                     offset,
-                } => list.push(memory, ranges, *offset, rest_len),
+                } => list.push(memory, &chain.readable, *offset, rest_len),
                 Rest::Private(bytes) => list.push_bytes(bytes),
             });
         // A frame in more pieces than a call takes: no driver of today makes one.
@@ -242,6 +242,7 @@ impl NetFabric {
             }
         }
         self.pass_on(index, &Source::Private(&uplink.rooms));
+        uplink.counters.malformed_headers += std::mem::take(&mut self.batch.spoiled);
         self.networks[index].uplink = Some(uplink);
     }
 

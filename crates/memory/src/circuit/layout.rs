@@ -1,13 +1,13 @@
 //! What stands where in a window. docs/circuit-abi.md says the same for people who write it in another language.
 
-use super::{Side, WindowError};
+use super::{MAX_PAGE_LEN, Side, WindowError, WindowSpec};
 
 /// What the first eight bytes of a window say: "RINGDCIR", little-endian.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"RINGDCIR");
 /// The layout described here. There is no other yet.
 pub(super) const VERSION: u32 = 1;
 
-/// Bytes before the rings: one page. Where pages are larger, the rings begin at the first page behind it.
+/// Bytes before the rings. They begin at the first page of the window behind it.
 pub(super) const HEADER_LEN: usize = 4096;
 
 // The header, in bytes from the window's start. Written before the window is handed out, read once.
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-/// Where the rings of a window lie, for pages of this size.
+/// Where the rings of a window lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Of one ring, in bytes: a power of two.
@@ -101,15 +101,26 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(ring_len: u64, page_len: usize) -> Result<Layout, WindowError> {
+    pub(super) fn new(spec: &WindowSpec) -> Result<Layout, WindowError> {
+        let WindowSpec {
+            ring_len, page_len, ..
+        } = *spec;
         let fits = ring_len.is_power_of_two()
             && (super::MIN_RING_LEN..=super::MAX_RING_LEN).contains(&ring_len);
         if !fits {
             return Err(WindowError::RingLen { found: ring_len });
         }
+        let least = HEADER_LEN as u64;
+        if !page_len.is_power_of_two() || !(least..=MAX_PAGE_LEN).contains(&page_len) {
+            return Err(WindowError::PageLen {
+                found: page_len,
+                least,
+            });
+        }
         Ok(Layout {
             ring_len: ring_len as usize,
-            data_offset: HEADER_LEN.next_multiple_of(page_len),
+            // The header has no more than the least page.
+            data_offset: page_len as usize,
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::layout::{RingFields, State};
 use super::{CircuitError, Side, Span, Window};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 
 /// Whether a count that moved from `old` to `new` has come to the one at which its peer wants to be woken. All of them may wrap.
 ///
@@ -182,7 +182,7 @@ impl Producer {
         // Everything written before is visible to whoever sees the new head.
         self.window.store(self.fields.head, new, Ordering::Release);
         // Publish first, look for the peer's wish second: the peer does it the other way round.
-        fence(Ordering::SeqCst);
+        full_fence();
         let event = self
             .window
             .load(self.fields.consumer_event, Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl Producer {
         let event = self.head.wrapping_sub(missing as u64);
         self.window
             .store(self.fields.producer_event, event, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         Ok(self.free()? < least)
     }
 
@@ -232,7 +232,7 @@ impl Producer {
         self.window
             .store(self.fields.producer_state, word, Ordering::Release);
         // Whoever is about to sleep sees it, or will be woken by what follows.
-        fence(Ordering::SeqCst);
+        full_fence();
     }
 
     #[inline]
@@ -424,7 +424,7 @@ impl Consumer {
         self.tail = new;
         // Everything was read before whoever sees the new tail writes there.
         self.window.store(self.fields.tail, new, Ordering::Release);
-        fence(Ordering::SeqCst);
+        full_fence();
         let event = self
             .window
             .load(self.fields.producer_event, Ordering::Relaxed);
@@ -446,7 +446,7 @@ impl Consumer {
         let event = self.tail.wrapping_add(beyond as u64 + 1);
         self.window
             .store(self.fields.consumer_event, event, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.available()? > beyond {
             return Ok(false);
         }
@@ -471,7 +471,7 @@ impl Consumer {
         let word = state.word(self.window.generation());
         self.window
             .store(self.fields.consumer_state, word, Ordering::Release);
-        fence(Ordering::SeqCst);
+        full_fence();
     }
 
     #[inline]

@@ -20,6 +20,7 @@ pub(super) fn spec() -> WindowSpec {
         },
         kind: Kind::Bytes,
         ring_len: MIN_RING_LEN,
+        page_len: system_page_len(),
     }
 }
 
@@ -70,6 +71,16 @@ fn bytes_go_both_ways() {
     assert_eq!(receive(&mut world.consumer, 100), b"there");
     assert_eq!(receive(&mut world.back_consumer, 100), b"back");
     assert!(matches!(world.consumer.peek(9).unwrap(), Peeked::Empty));
+}
+
+#[cfg(not(miri))]
+#[test]
+fn both_sides_may_be_in_one_place() {
+    let file = Window::create(&spec()).unwrap();
+    let window = Window::attach(&file, 0, &spec()).unwrap();
+    let ((mut producer, _), (_, mut consumer)) = window.split_both();
+    send(&mut producer, b"here");
+    assert_eq!(receive(&mut consumer, 9), b"here");
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Window {
     /// As [`attach`](Self::attach).
     pub fn format(file: &File, offset: u64, spec: &WindowSpec) -> Result<(), WindowError> {
         check(spec)?;
-        let mapping = Mapping::new(file, offset, spec.ring_len)?;
+        let mapping = Mapping::new(file, offset, spec)?;
         let layout = mapping.layout();
         let window = Window {
             spec: *spec,
@@ -61,7 +61,7 @@ impl Window {
     /// kind; or what the system reports.
     pub fn attach(file: &File, offset: u64, spec: &WindowSpec) -> Result<Window, WindowError> {
         check(spec)?;
-        let mapping = Mapping::new(file, offset, spec.ring_len)?;
+        let mapping = Mapping::new(file, offset, spec)?;
         let layout = mapping.layout();
         let window = Window {
             spec: *spec,
@@ -85,6 +85,13 @@ impl Window {
     pub fn split(self, side: Side) -> (Producer, Consumer) {
         let window = Arc::new(self);
         (Producer::new(&window, side), Consumer::new(&window, side))
+    }
+
+    /// The two ends of each side, for a ring pair that is used within one process: here the first side's, there the second's.
+    pub fn split_both(self) -> ((Producer, Consumer), (Producer, Consumer)) {
+        let window = Arc::new(self);
+        let ends = |side| (Producer::new(&window, side), Consumer::new(&window, side));
+        (ends(Side::First), ends(Side::Second))
     }
 
     /// Writes any word into the header, the fields of the rings included: what a hostile peer can do.

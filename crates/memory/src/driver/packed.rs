@@ -9,7 +9,7 @@ use crate::queue::packed_fields::*;
 use crate::queue::{
     DESCRIPTOR_LEN, FIRST_PACKED_BASE, INDIRECT, MAX_QUEUE_SIZE, NEXT, QueueSetup, WRITE,
 };
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 
 /// The driver's side of one packed virtqueue.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl PackedDriver {
             return false;
         };
         self.store_word(old.index(), word, Ordering::Release);
-        fence(Ordering::SeqCst);
+        full_fence();
         let event = self.device_event();
         match event >> EVENT_FLAGS_SHIFT & EVENT_FLAGS {
             EVENT_NEVER => false,
@@ -177,7 +177,7 @@ impl PackedDriver {
         self.next_used = self.next_used.plus(added.descriptors, self.setup.size);
         if self.interrupts && self.setup.event_index {
             self.wish_for_interrupt();
-            fence(Ordering::SeqCst);
+            full_fence();
         }
         let has_data = word & u64::from(WRITE) << FLAGS_SHIFT != 0;
         Some((added.token, if has_data { word as u32 } else { 0 }))
@@ -186,7 +186,7 @@ impl PackedDriver {
     pub(super) fn enable_interrupts(&mut self) -> bool {
         self.interrupts = true;
         self.wish_for_interrupt();
-        fence(Ordering::SeqCst);
+        full_fence();
         self.is_used(self.load_word(self.next_used.index(), Ordering::Acquire))
     }
 

@@ -9,7 +9,7 @@ use crate::queue::split_fields::*;
 use crate::queue::{
     DESCRIPTOR_LEN, FIRST_SPLIT_BASE, INDIRECT, NEXT, QueueSetup, WRITE, needs_event,
 };
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 
 /// The driver's side of one split virtqueue.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ impl SplitDriver {
         self.available
             .store_u16(AVAILABLE_INDEX, new, Ordering::Release);
         self.published_available = new;
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.setup.event_index {
             needs_event(self.available_event(), old, new)
         } else {
@@ -187,7 +187,7 @@ impl SplitDriver {
         self.next_used = self.next_used.wrapping_add(1);
         if self.interrupts && self.setup.event_index {
             self.set_used_event(self.next_used);
-            fence(Ordering::SeqCst);
+            full_fence();
         }
         Some((added.token, written))
     }
@@ -196,7 +196,7 @@ impl SplitDriver {
         self.interrupts = true;
         self.set_used_event(self.next_used);
         self.set_available_flags(0);
-        fence(Ordering::SeqCst);
+        full_fence();
         self.used_index() != self.next_used
     }
 

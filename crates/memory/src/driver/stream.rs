@@ -25,7 +25,7 @@ use crate::queue::split_fields::{
     USED_INDEX, USED_RING,
 };
 use crate::queue::{DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -225,7 +225,7 @@ impl StreamQueue {
             true => self.post_packed(count),
         }
         // Publish first, look for the device's wish second: the device does it the other way round.
-        fence(Ordering::SeqCst);
+        full_fence();
         match self.options.packed {
             false => self.split_wants_kick(old),
             true => self.packed_wants_kick(old_position),
@@ -245,7 +245,7 @@ impl StreamQueue {
             self.available
                 .store_u16(AVAILABLE_FLAGS, 0, Ordering::Relaxed);
         }
-        fence(Ordering::SeqCst);
+        full_fence();
         match self.options.packed {
             false => self.used.load_u16(USED_INDEX, Ordering::Acquire) != self.taken,
             true => self.out() > 0 && self.is_back(self.second_word(self.take_position.index())),

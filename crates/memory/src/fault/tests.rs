@@ -128,6 +128,16 @@ fn a_signal_that_was_sent_ends_the_process_as_usual() {
     );
 }
 
+#[test]
+fn whoever_was_there_before_hears_of_what_is_not_ours() {
+    for name in [
+        "fault::tests::child_has_a_handler",
+        "fault::tests::child_has_a_handler_with_information",
+    ] {
+        assert_eq!(signal_of_child(name), None, "{name}");
+    }
+}
+
 const CHILD: &str = "RINGDOWN_TEST_CHILD";
 
 /// Runs one test of this file in a process of its own and says by which signal it died.
@@ -186,6 +196,70 @@ fn child_is_sent_the_signal() {
     println!("child is running");
     // SAFETY: no memory is involved.
     unsafe { libc::raise(libc::SIGBUS) };
+}
+
+static HEARD: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn hear(signal: libc::c_int) {
+    HEARD.fetch_add(signal as usize, Ordering::SeqCst);
+}
+
+extern "C" fn hear_with_information(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel's, passed on.
+    let code = unsafe { (*info).si_code };
+    HEARD.fetch_add(
+        (signal + (code - libc::SI_TKILL)) as usize,
+        Ordering::SeqCst,
+    );
+}
+
+/// A handler that stays, then ours, then one fault of ours and one signal that is not: each is heard once, by whom it concerns.
+fn hear_through_ours(handler: libc::sighandler_t, flags: libc::c_int) {
+    // SAFETY: an all-zero sigaction is valid.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = flags;
+    // SAFETY: the handler does what a handler may do.
+    let installed = unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) };
+    assert_eq!(installed, 0);
+    let arena = Arena::new(PAGE).unwrap();
+    let memory = GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap();
+    println!("child is running");
+    arena.file().set_len(0).unwrap();
+    assert!(
+        memory
+            .write(&[Range { address: 0, len: 1 }], 0, &[1])
+            .is_err()
+    );
+    assert_eq!(HEARD.load(Ordering::SeqCst), 0);
+    for times in 1..=2 {
+        // SAFETY: no memory is involved.
+        unsafe { libc::raise(libc::SIGBUS) };
+        assert_eq!(HEARD.load(Ordering::SeqCst), times * libc::SIGBUS as usize);
+    }
+}
+
+/// As above.
+#[test]
+fn child_has_a_handler() {
+    if env::var_os(CHILD).is_some() {
+        let handler: extern "C" fn(libc::c_int) = hear;
+        hear_through_ours(handler as libc::sighandler_t, 0);
+    }
+}
+
+/// As above.
+#[test]
+fn child_has_a_handler_with_information() {
+    if env::var_os(CHILD).is_some() {
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            hear_with_information;
+        hear_through_ours(handler as libc::sighandler_t, libc::SA_SIGINFO);
+    }
 }
 
 fn no_core_dump() {

@@ -59,6 +59,9 @@ pub(super) fn write(
 type Place<'a> = (&'a GuestMemory, &'a [Range], usize);
 
 /// One `memmove` per pair of contiguous pieces.
+// Inlined where it is called: to be handed over, the address and the length of ranges would be loaded in one access, and one that spans two recent stores
+// waits until all stores before it have left the processor, those into the last frame's buffers too.
+#[inline(always)]
 pub(super) fn copy(source: Place<'_>, target: Place<'_>, len: usize) -> Result<(), MemoryError> {
     let piece = |(memory, ranges, offset)| in_one_piece(memory, ranges, offset, len);
     if let (Some(from), Some(to)) = (piece(source), piece(target)) {
@@ -66,6 +69,10 @@ pub(super) fn copy(source: Place<'_>, target: Place<'_>, len: usize) -> Result<(
         unsafe { move_bytes(from.as_ptr(), to.as_ptr(), len) };
         return Ok(());
     }
+    copy_pieces(source, target, len)
+}
+
+fn copy_pieces(source: Place<'_>, target: Place<'_>, len: usize) -> Result<(), MemoryError> {
     let walk = |(memory, ranges, offset)| Walk::new(memory, ranges, offset, len);
     let (mut source, mut target) = (walk(source)?, walk(target)?);
     let mut left = len;

@@ -37,7 +37,13 @@ use super::chain::{
 use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area};
 use crate::area::Area;
 use crate::guest::GuestMemory;
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
+
+/// Descriptors in a line of the cache.
+const LINE_DESCRIPTORS: u16 = 4;
+
+/// How many descriptors ahead the processor is asked for them.
+const DESCRIPTORS_AHEAD: u16 = 16;
 
 /// The device side of one packed virtqueue.
 #[derive(Debug)]
@@ -108,6 +114,12 @@ impl Packed {
             return Ok(false);
         }
         let (position, size) = (self.next_available, self.setup.size);
+        if position.index() % LINE_DESCRIPTORS == 0 {
+            // What is read here is written over soon: to have it to oneself at once saves a second journey.
+            let ahead = position.plus(DESCRIPTORS_AHEAD.min(size - 1), size);
+            let offset = DESCRIPTOR_LEN * usize::from(ahead.index());
+            self.areas.descriptors.prefetch(offset);
+        }
         let address = self.load_address(position.index());
         let first = Descriptor::from_packed_words(address, word);
         let is_free = self.in_flight.descriptors < u32::from(size);
@@ -181,7 +193,7 @@ impl Packed {
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
-        fence(Ordering::SeqCst);
+        full_fence();
         let event = self.areas.driver_event.load_u32(0, Ordering::Relaxed);
         match event >> EVENT_FLAGS_SHIFT & EVENT_FLAGS {
             EVENT_NEVER => false,
@@ -203,7 +215,7 @@ impl Packed {
             EVENT_ALWAYS << EVENT_FLAGS_SHIFT
         };
         self.set_device_event(event);
-        fence(Ordering::SeqCst);
+        full_fence();
         self.pending().unwrap_or(true)
     }
 

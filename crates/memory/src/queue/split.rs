@@ -21,7 +21,7 @@ use super::chain::{
 use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area, needs_event};
 use crate::area::Area;
 use crate::guest::GuestMemory;
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 
 use self::fields::*;
 
@@ -162,7 +162,7 @@ impl Split {
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.setup.event_index {
             let wanted = self
                 .areas
@@ -195,7 +195,7 @@ impl Split {
         } else {
             self.set_used_flags(0);
         }
-        fence(Ordering::SeqCst);
+        full_fence();
         self.pending().unwrap_or(true)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use wire::vsock::{Header, Operation, SocketType};
 
 use super::model::{After, Call, Plan, Socket, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Reason, Side};
+use crate::{Event, Limits, LineId, Reason, Side};
 
 fn sends_and_closes(bytes: u64) -> Plan {
     Plan {
@@ -309,4 +309,50 @@ fn a_line_that_takes_nothing_collects_nothing() {
     }
     assert!(world.switch.lines[lines[0].0 as usize].round.len() < 100);
     world.finish();
+}
+
+#[test]
+fn a_circuit_is_found_by_what_the_guest_at_either_end_knows_of_it() {
+    let (mut world, lines) = World::of(2, Limits::default());
+    let reads_on = Plan {
+        reads: true,
+        ..sleeps()
+    };
+    let stays = Plan {
+        left: 70_000,
+        ..sleeps()
+    };
+    world
+        .guest(lines[1])
+        .listen(80, SocketType::Stream, reads_on);
+    world.connect_to(lines[0], 4, 80, stays);
+    world.settle();
+    let report = world.switch.circuits().next().unwrap();
+    let port = report.caller.port;
+    let found =
+        |line, port, peer_cid, peer_port| world.switch.circuit_of(line, port, peer_cid, peer_port);
+    assert_eq!(
+        found(lines[0], port, 4, 80),
+        Some((report.id, Side::Caller))
+    );
+    assert_eq!(
+        found(lines[1], 80, 3, port),
+        Some((report.id, Side::Callee))
+    );
+    assert_eq!(found(lines[1], port, 4, 80), None, "another guest's words");
+    assert_eq!(found(lines[0], port, 4, 81), None);
+    assert_eq!(world.switch.circuit(report.id), Some(report.clone()));
+    assert_eq!(report.caller.passed_bytes, 70_000);
+    assert_eq!(report.callee.passed_bytes, 0);
+    assert!(!report.is_cut_short);
+    world.audit.taint(report.id);
+    world.handle(Event::Kill {
+        circuit: report.id,
+        reason: Reason::Operator,
+    });
+    let cut = world.switch.circuit(report.id);
+    assert!(cut.is_none_or(|report| report.is_cut_short));
+    world.settle();
+    assert_eq!(world.switch.circuit(report.id), None);
+    assert_eq!(world.switch.circuit_of(lines[0], port, 4, 80), None);
 }

@@ -29,8 +29,8 @@ fn packet(bytes: &[u8], comment: Option<&str>, direction: Direction) -> Vec<u8> 
 fn capture(bytes: &[u8], comment: Option<&str>) -> Vec<u8> {
     let mut out = Vec::new();
     section(&mut out, "ringdown 0");
-    interface(&mut out, "web", 96);
-    interface(&mut out, "red/db", MAX_SNAPLEN);
+    interface(&mut out, Link::Ethernet, "web", 96);
+    interface(&mut out, Link::Vsock, "red/db", MAX_SNAPLEN);
     out.extend(packet(bytes, comment, Direction::Inbound));
     statistics(&mut out, 1, TIME_NS, 7);
     out
@@ -41,6 +41,27 @@ fn option<'a>(options: &'a [PcapNGOption<'_>], number: u16) -> Option<&'a [u8]> 
         .iter()
         .find(|known| known.code == OptionCode(number));
     found.map(|known| &known.value[..usize::from(known.len)])
+}
+
+#[test]
+fn blocks_in_a_row_are_told_apart() {
+    let written = capture(&[1, 2, 3], None);
+    let found: Vec<(BlockKind, usize)> = blocks(&written)
+        .map(|(kind, block)| (kind, block.len()))
+        .collect();
+    let kinds: Vec<BlockKind> = found.iter().map(|(kind, _)| *kind).collect();
+    use BlockKind::{Description, Other, Packet};
+    assert_eq!(
+        kinds,
+        [Description, Description, Description, Packet, Other]
+    );
+    assert_eq!(
+        found.iter().map(|(_, len)| len).sum::<usize>(),
+        written.len()
+    );
+    // What is not whole is left out.
+    assert_eq!(blocks(&written[..written.len() - 1]).count(), 4);
+    assert_eq!(blocks(&[]).count(), 0);
 }
 
 #[test]
@@ -58,11 +79,15 @@ fn another_reader_reads_what_was_written() {
                 panic!("no section")
             };
             assert_eq!(option(&section.options, 4), Some(b"ringdown 0".as_slice()));
-            for (name, snaplen) in [("web", 96), ("red/db", MAX_SNAPLEN)] {
+            let interfaces = [
+                ("web", 96, Linktype::ETHERNET),
+                ("red/db", MAX_SNAPLEN, Linktype(271)),
+            ];
+            for (name, snaplen, link) in interfaces {
                 let Block::InterfaceDescription(interface) = next() else {
                     panic!("no interface")
                 };
-                assert_eq!(interface.linktype, Linktype::ETHERNET);
+                assert_eq!(interface.linktype, link);
                 assert_eq!(interface.snaplen, snaplen);
                 assert_eq!(interface.ts_resolution(), Some(1_000_000_000));
                 assert_eq!(option(&interface.options, 2), Some(name.as_bytes()));
@@ -108,7 +133,7 @@ fn a_packet_that_cannot_be_read_is_not_there() {
 #[test]
 fn an_option_is_cut_to_what_fits() {
     let mut out = Vec::new();
-    interface(&mut out, &"n".repeat(100_000), 96);
+    interface(&mut out, Link::Vsock, &"n".repeat(100_000), 96);
     let mut reader = BlockReader::default();
     assert_eq!(reader.push(&out).unwrap().len(), out.len());
 }

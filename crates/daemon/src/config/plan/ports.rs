@@ -384,6 +384,10 @@ impl<'a> Claims<'a> {
                 "the control API".to_owned(),
             ),
             (
+                crate::runtime::circuit_socket(&plan.runtime_dir),
+                "the switchboard".to_owned(),
+            ),
+            (
                 crate::runtime::lock_file(&plan.runtime_dir),
                 "the daemon's lock".to_owned(),
             ),

@@ -417,6 +417,10 @@ fn each_bad_table_is_refused_with_its_place_and_remedy() {
             "port 1006 of the host is Ringdown's own (guests ask for names there)",
         ),
         (
+            "[[service]]\nname = \"x\"\nport = 1005\negress = true".into(),
+            "port 1005 of the host is Ringdown's own (agents ask for zero-copy circuits there)",
+        ),
+        (
             "[[service]]\nname = \"x\"\nport = 4294967295\negress = true".into(),
             "port cannot be 4294967295",
         ),

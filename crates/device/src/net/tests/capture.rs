@@ -10,7 +10,8 @@ use wire::net_header::NetHeader;
 
 use super::house::{Driver, House, LAN, frame, mac};
 use super::packets::Packet;
-use crate::net::{CaptureOptions, CaptureSink, MAX_CAPTURES, NetError, NotTaken};
+use crate::net::NetError;
+use crate::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 
 /// What was captured, and how it goes on.
 #[derive(Debug, Default)]
@@ -39,6 +40,11 @@ impl CaptureSink for Head {
         }
         tape.bytes.extend(blocks);
         Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        let tape = self.0.0.lock().unwrap();
+        !tape.is_full || tape.is_gone
     }
 
     fn is_gone(&self) -> bool {

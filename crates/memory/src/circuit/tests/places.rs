@@ -139,6 +139,53 @@ fn a_window_can_begin_anywhere_in_a_file_at_a_page() {
     assert!(Window::format(&file, last + 4096, &spec).is_err());
 }
 
+#[test]
+fn pages_have_a_length_that_both_parties_can_map() {
+    for (page_len, good) in [
+        (0, false),
+        (2048, false),
+        (4096, true),
+        (4097, false),
+        (12_288, false),
+        (1 << 21, true),
+        (MAX_PAGE_LEN, true),
+        (MAX_PAGE_LEN * 2, false),
+        (u64::MAX, false),
+    ] {
+        let spec = WindowSpec { page_len, ..spec() };
+        match Window::create(&spec) {
+            Ok(file) => {
+                assert!(good && page_len >= system_page_len(), "{page_len}");
+                let len = file.metadata().unwrap().len();
+                assert_eq!(len, page_len + 2 * MIN_RING_LEN);
+            }
+            Err(error) => assert!(
+                !good && error.to_string().contains("power of two"),
+                "{error}"
+            ),
+        }
+    }
+    // Those of the other party are larger: what is said is what holds, wherever one maps it.
+    let large = WindowSpec {
+        page_len: 1 << 21,
+        ..spec()
+    };
+    let file = Window::create(&large).unwrap();
+    let (mut producer, _) = attach(&file, &large).unwrap().split(Side::First);
+    send(&mut producer, b"there");
+    let mut bytes = [0; 5];
+    file.read_exact_at(&mut bytes, 1 << 21).unwrap();
+    assert_eq!(&bytes, b"there");
+    assert!(matches!(
+        attach(&file, &spec()),
+        Err(WindowError::Header {
+            field: "offset of the rings",
+            found: 0x20_0000,
+            ..
+        })
+    ));
+}
+
 /// Its pages are taken away while it is in use: what was read since is not believed, and the process lives.
 #[test]
 fn a_window_that_is_taken_away_is_an_error() {

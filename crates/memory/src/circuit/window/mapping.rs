@@ -17,9 +17,7 @@ use crate::region::{AddressSpan, page_len};
 const DEVICE_PAGE_LEN: usize = 2 << 20;
 
 pub(super) fn create(spec: &WindowSpec) -> Result<File, WindowError> {
-    // SAFETY: no memory is involved.
-    let ordinary = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let layout = Layout::new(spec.ring_len, ordinary)?;
+    let layout = Layout::new(spec)?;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a string that ends with a zero.
     let descriptor = unsafe { libc::memfd_create(c"ringdown-circuit".as_ptr(), flags) };
@@ -42,7 +40,7 @@ pub(super) fn create(spec: &WindowSpec) -> Result<File, WindowError> {
 #[cfg(test)]
 pub(super) fn pair(spec: &WindowSpec) -> (Mapping, Mapping) {
     let file = create(spec).unwrap();
-    let map = || Mapping::new(&file, 0, spec.ring_len).unwrap();
+    let map = || Mapping::new(&file, 0, spec).unwrap();
     (map(), map())
 }
 
@@ -61,7 +59,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(file: &File, offset: u64, ring_len: u64) -> Result<Mapping, WindowError> {
+    pub(super) fn new(file: &File, offset: u64, spec: &WindowSpec) -> Result<Mapping, WindowError> {
         fault::install().map_err(WindowError::Map)?;
         let metadata = file.metadata().map_err(WindowError::Map)?;
         let is_device = metadata.file_type().is_char_device();
@@ -72,7 +70,13 @@ impl Mapping {
             true => DEVICE_PAGE_LEN,
             false => page_len(file)?,
         };
-        let layout = Layout::new(ring_len, page_len)?;
+        let layout = Layout::new(spec)?;
+        if layout.data_offset % page_len != 0 {
+            return Err(WindowError::PageLen {
+                found: spec.page_len,
+                least: page_len as u64,
+            });
+        }
         if offset % page_len as u64 != 0 {
             return Err(WindowError::Misaligned { offset, page_len });
         }

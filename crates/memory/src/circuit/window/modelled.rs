@@ -63,6 +63,7 @@ impl Window {
             },
             kind: Kind::Bytes,
             ring_len: self.ring_len as u64,
+            page_len: 4096,
         }
     }
 

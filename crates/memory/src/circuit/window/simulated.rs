@@ -14,7 +14,7 @@ pub(super) fn create(_spec: &WindowSpec) -> Result<File, WindowError> {
 }
 
 pub(super) fn pair(spec: &WindowSpec) -> (Mapping, Mapping) {
-    let layout = Layout::new(spec.ring_len, HEADER_LEN).unwrap();
+    let layout = Layout::new(spec).unwrap();
     let allocation = Allocation::from_size_align(layout.window_len(), HEADER_LEN).unwrap();
     // SAFETY: the length is not zero.
     let base = NonNull::new(unsafe { alloc::alloc_zeroed(allocation) }).unwrap();
@@ -51,7 +51,11 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(_file: &File, _offset: u64, _ring_len: u64) -> Result<Mapping, WindowError> {
+    pub(super) fn new(
+        _file: &File,
+        _offset: u64,
+        _spec: &WindowSpec,
+    ) -> Result<Mapping, WindowError> {
         Err(MemoryError::NotARegularFile.into())
     }
 

@@ -108,14 +108,14 @@ fn the_operators_own_ports_are_reachable_whatever_the_rules_say() {
         redirect("*", "listeners", "web", None),
     ];
     let (mut world, lines) = world_of(&[("ci", 3), ("web", 4)], rules);
-    for port in [1005, 1006, 1007, 1008] {
+    for port in 1004..=1008 {
         world.listen_host(lines[0], port, reads());
     }
-    let results: Vec<_> = (1005..=1008)
+    let results: Vec<_> = (1004..=1008)
         .map(|port| host(&mut world, lines[0], port))
         .collect();
     let denied = Err(Reason::Denied);
-    assert_eq!(results, [denied, Ok(()), Ok(()), denied]);
+    assert_eq!(results, [denied, Ok(()), Ok(()), Ok(()), denied]);
     world.finish();
 }
 
@@ -123,10 +123,11 @@ fn the_operators_own_ports_are_reachable_whatever_the_rules_say() {
 fn no_service_takes_the_operators_own_ports() {
     let (mut world, lines) = world_of(&[("ci", 3)], vec![deny("*", "service:*")]);
     world.set_services(&[
+        service("false-switchboard", 1005),
         service("false-directory", 1006),
         service("false-agent", 1007),
     ]);
-    for port in [1006, 1007] {
+    for port in [1005, 1006, 1007] {
         world.listen_host(lines[0], port, reads());
         assert_eq!(host(&mut world, lines[0], port), Ok(()));
     }

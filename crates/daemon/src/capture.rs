@@ -1,4 +1,4 @@
-//! The way of a capture from the thread that switches frames to whoever reads it.
+//! The way of a capture from the thread that moves what is captured to whoever reads it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use device::net::{CaptureSink, NotTaken};
+use device::{CaptureSink, NotTaken};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -14,10 +14,10 @@ use tokio::sync::mpsc::error::TrySendError;
 /// The most bytes of a capture that wait for its reader. What comes beyond is lost, and counted.
 pub const MAX_WAITING_LEN: usize = 8 << 20;
 
-/// The most pieces that wait for it: a piece may be as small as one frame.
+/// The most pieces that wait for it: a piece may be as small as one packet.
 const MAX_WAITING_PIECES: usize = 16 << 10;
 
-/// A capture's end at the switch.
+/// A capture's end at the thread that captures.
 #[derive(Debug)]
 pub struct CaptureSender {
     pieces: mpsc::Sender<Vec<u8>>,
@@ -67,6 +67,11 @@ impl CaptureSink for CaptureSender {
         Err(refused)
     }
 
+    fn has_room(&self) -> bool {
+        let waits = self.waiting_len.load(Ordering::Relaxed);
+        waits < MAX_WAITING_LEN && self.pieces.capacity() > 0 || self.is_gone()
+    }
+
     fn is_gone(&self) -> bool {
         self.pieces.is_closed()
     }
@@ -105,9 +110,11 @@ mod tests {
         for _ in 0..2 {
             sender.offer(vec![0; half]).unwrap();
         }
+        assert!(!sender.has_room());
         let over = sender.offer(vec![7]);
         assert!(matches!(over, Err(NotTaken::Full(blocks)) if blocks == [7]));
         assert_eq!(read(&mut reader), Poll::Ready(Some(half)));
+        assert!(sender.has_room());
         sender.offer(vec![0; half]).unwrap();
         assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Full(_))));
     }
@@ -118,6 +125,7 @@ mod tests {
         for _ in 0..MAX_WAITING_PIECES {
             sender.offer(vec![0]).unwrap();
         }
+        assert!(!sender.has_room());
         assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Full(_))));
         for _ in 0..MAX_WAITING_PIECES {
             assert_eq!(read(&mut reader), Poll::Ready(Some(1)));
@@ -133,7 +141,7 @@ mod tests {
         assert!(!sender.is_gone());
         sender.offer(vec![0; MAX_WAITING_LEN]).unwrap();
         drop(reader);
-        assert!(sender.is_gone());
+        assert!(sender.is_gone() && sender.has_room());
         assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Gone)));
         let (mut sender, mut reader) = capture_queue();
         sender.offer(vec![7]).unwrap();

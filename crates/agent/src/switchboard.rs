@@ -1,0 +1,284 @@
+//! The guest's switchboard: programs of the guest get circuits of it, zero-copy ones where there is a window for them.
+//!
+//! Programs come to a UNIX socket ([`programs`]) and say whom they want to call, or where they want to be called. The call itself is an ordinary vsock connection
+//! ([`calls`]): it is made, or not, as that of any other program. Beside that the agent tells the host ([`link`]) that a window is wanted for it, and the host decides from the connection that it
+//! carries. If it gives a window, which is a device of this guest ([`devices`]), the agent hands the device's descriptor to that one program; if not, the connection
+//! carries the bytes. So whatever is missing (windows, an answer, the host's switchboard at all), there is a circuit, as long as there is a connection.
+//!
+//! # Theory of operation
+//!
+//! The agent never maps a window, and keeps no descriptor of one. With the descriptor a program gets one end of a socket pair, the *lease*, whose other end the agent keeps:
+//! when the program has closed it, or has ended, the window is taken away ([`windows`]), and only then does the host hear that it is released. Resets have threads of their
+//! own, since a program can make one take long; it holds up no other window.
+//!
+//! One thread, `switchboard`, keeps the session with the host and watches leases and new devices; it sleeps without a timer while nothing happens. Each program that has asked has a thread.
+//! All of them share [`Shared`] behind one lock, which nobody keeps while it waits.
+//!
+//! Once the host was told that a call is there (`DIALLED`, `ACCEPTED`), only its answer decides what the call becomes: if none comes, the call ends. Otherwise one side could believe in a
+//! window and the other in a stream.
+
+mod calls;
+mod devices;
+mod link;
+mod network;
+mod programs;
+mod windows;
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::EventfdFlags;
+use wire::switchboard::link::{Circuit, FromAgent};
+use wire::switchboard::{Kind, Place, Side};
+
+use crate::log::say;
+use devices::Devices;
+use link::Session;
+use network::{Network, Vsock};
+use windows::{Reset, Windows};
+
+/// The stack of a thread, in bytes.
+const STACK_SIZE: usize = 128 * 1024;
+
+/// The most calls whose answer by the host is waited for. Further ones become streams without asking.
+const MAX_WAITING: usize = 1024;
+
+/// The guest's switchboard.
+#[derive(Debug)]
+pub struct Switchboard {
+    network: Box<dyn Network>,
+    devices: Devices,
+    shared: Mutex<Shared>,
+    /// Wakes the thread `switchboard`.
+    wake: Arc<OwnedFd>,
+}
+
+/// What all threads have together.
+#[derive(Debug, Default)]
+struct Shared {
+    session: Option<Session>,
+    windows: Windows,
+    /// Calls that wait for the host's answer, by their number.
+    waiting: HashMap<u64, Waiting>,
+    /// Where programs of this guest take circuits.
+    listening: BTreeSet<u32>,
+    last_id: u64,
+}
+
+/// A call whose answer is waited for.
+struct Waiting {
+    side: Side,
+    kind: Kind,
+    ring: u64,
+    /// Is called once, must not wait, and does not take the lock.
+    tell: Box<dyn FnOnce(Decision) + Send>,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} of {}", self.side, self.kind)
+    }
+}
+
+/// What becomes of a call.
+#[derive(Debug)]
+enum Decision {
+    /// It gets this window.
+    Window(Loan),
+    /// Its connection carries the bytes.
+    Stream { peer: Place },
+    /// Nobody knows: the session with the host has ended.
+    Lost,
+}
+
+/// A window that is lent to a call. Unless a program gets it, it goes back when this is dropped, which takes the lock.
+#[derive(Debug)]
+struct Loan {
+    switchboard: Arc<Switchboard>,
+    circuit: Circuit,
+    is_attached: bool,
+}
+
+impl Loan {
+    /// From now on a program has the window, until this lease ends. Not if it was taken away meanwhile.
+    fn attach(mut self, lease: OwnedFd) -> bool {
+        let Circuit {
+            uuid, generation, ..
+        } = self.circuit;
+        let windows = &mut self.switchboard.lock().windows;
+        self.is_attached = windows.attach(uuid, generation, lease);
+        wake(&self.switchboard.wake);
+        self.is_attached
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if !self.is_attached {
+            let Circuit {
+                uuid, generation, ..
+            } = self.circuit;
+            self.switchboard.end(uuid, generation);
+        }
+    }
+}
+
+impl Switchboard {
+    /// The switchboard of this guest.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn new() -> io::Result<Arc<Switchboard>> {
+        Switchboard::with(Box::new(Vsock), Devices::default())
+    }
+
+    fn with(network: Box<dyn Network>, devices: Devices) -> io::Result<Arc<Switchboard>> {
+        Ok(Arc::new(Switchboard {
+            network,
+            devices,
+            shared: Mutex::default(),
+            wake: Arc::new(new_wake()?),
+        }))
+    }
+
+    /// Serves the guest's programs from here on.
+    ///
+    /// # Errors
+    /// The system has no threads left. That programs cannot reach the switchboard is said in the log only.
+    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+        if let Some(path) = programs::path() {
+            self.offer(&path)?;
+        }
+        let switchboard = Arc::clone(self);
+        spawn("switchboard", move || switchboard.keep_session())
+    }
+
+    /// The host is there, perhaps after a while in which it was not.
+    pub(crate) fn host_is_there(&self) {
+        wake(&self.wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Nobody panics while holding it.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes windows away, each in a thread of its own.
+    fn reset(self: &Arc<Self>, resets: Vec<Reset>) {
+        for device in resets {
+            let switchboard = Arc::clone(self);
+            let uuid = device.uuid;
+            let reset = move || {
+                let result = switchboard.devices.reset(&device.name);
+                if let Err(error) = &result {
+                    say!(
+                        "cannot take the window {uuid} ({}) away from whoever has it, so it is not used any more: {error}",
+                        device.name
+                    );
+                }
+                switchboard.was_reset(&device, result.ok());
+            };
+            if let Err(error) = spawn("window-reset", reset) {
+                say!("cannot start a thread: {error}");
+                self.lock().windows.was_reset(uuid, None);
+            }
+        }
+    }
+
+    fn was_reset(&self, device: &Reset, len: Option<u64>) {
+        let mut shared = self.lock();
+        let said = shared.windows.was_reset(device.uuid, len);
+        if let (Some(said), Some(_)) = (said, shared.welcomed()) {
+            shared.say(&said);
+        }
+    }
+
+    /// A program begins to take circuits at a port, or ends that.
+    fn listens(&self, port: u32, listens: bool) {
+        let mut shared = self.lock();
+        match listens {
+            true => shared.listening.insert(port),
+            false => shared.listening.remove(&port),
+        };
+        if shared.welcomed().is_some() {
+            shared.say(&match listens {
+                true => FromAgent::Listen { port },
+                false => FromAgent::Unlisten { port },
+            });
+        }
+    }
+
+    /// Asks the host for a window for a call, of which it makes what waits and the words, each with the call's number: no number if there is nobody to ask.
+    fn ask(
+        &self,
+        waiting: impl FnOnce(u64) -> Waiting,
+        words: impl FnOnce(u64) -> FromAgent,
+    ) -> Option<u64> {
+        let mut shared = self.lock();
+        shared.welcomed()?;
+        if shared.waiting.len() >= MAX_WAITING {
+            return None;
+        }
+        shared.last_id += 1;
+        let id = shared.last_id;
+        shared.waiting.insert(id, waiting(id));
+        match shared.say(&words(id)) {
+            true => Some(id),
+            false => {
+                shared.waiting.remove(&id);
+                None
+            }
+        }
+    }
+
+    /// The call with this number was taken. Not if the host was not told of it, and never will be.
+    fn dialled(&self, id: u64, cid: u32, port: u32) -> bool {
+        let mut shared = self.lock();
+        shared.waiting.contains_key(&id) && shared.say(&FromAgent::Dialled { id, cid, port })
+    }
+
+    /// The call with this number has come to nothing.
+    fn give_up(&self, id: u64) {
+        let mut shared = self.lock();
+        // Without it the host has decided already, or knows nothing of it any more.
+        if shared.waiting.remove(&id).is_some() {
+            shared.say(&FromAgent::GiveUp { id });
+        }
+    }
+}
+
+impl Shared {
+    /// The session, if the host has answered.
+    fn welcomed(&mut self) -> Option<&mut Session> {
+        self.session
+            .as_mut()
+            .filter(|session| session.is_welcomed())
+    }
+
+    /// Says a line to the host; not if there is no session.
+    fn say(&mut self, said: &FromAgent) -> bool {
+        let session = self.session.as_mut();
+        session.is_some_and(|session| session.say(said))
+    }
+}
+
+/// What wakes a thread that polls it.
+fn new_wake() -> io::Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+fn wake(descriptor: &OwnedFd) {
+    // It fails only when it has been written to 2^64 times and is readable anyhow.
+    let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name(name.into());
+    builder.stack_size(STACK_SIZE).spawn(run).map(drop)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+//! The socket to which programs of the guest come, and what they are given: see [`wire::switchboard::program`] for what is said.
+
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, sendmsg};
+use wire::switchboard::Lines;
+use wire::switchboard::program::{
+    Answer, CIRCUIT_DESCRIPTORS, ErrorCode, Request, SOCKET, SOCKET_VARIABLE,
+};
+
+use super::{Switchboard, spawn};
+use crate::log::say;
+use crate::stream::wait;
+use crate::transport::listen_at_path_with_mode;
+
+/// Every program may ask. What it then may call is decided by the host, as for its own vsock sockets.
+const SOCKET_MODE: u32 = 0o666;
+
+/// The most programs that may be asking or listening at a time: of all users, and of each.
+pub(super) const MAX_PROGRAMS: usize = 256;
+pub(super) const MAX_PROGRAMS_OF_USER: usize = 64;
+
+/// How long a program may take to say what it wants.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much a program may leave unread, in bytes: some lines. What comes with them is in nobody's table of descriptors.
+const MAX_UNREAD_LEN: usize = 4096;
+
+/// The wait after an error of accept that says the system is short of something.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// An answer and what comes with it.
+#[derive(Debug)]
+pub(super) struct HandOver {
+    pub(super) answer: Answer,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl From<Answer> for HandOver {
+    fn from(answer: Answer) -> HandOver {
+        HandOver {
+            answer,
+            descriptors: Vec::new(),
+        }
+    }
+}
+
+/// Why a program gets nothing.
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) ErrorCode, pub(super) String);
+
+impl From<Refusal> for HandOver {
+    fn from(Refusal(code, words): Refusal) -> HandOver {
+        Answer::error(code, words).into()
+    }
+}
+
+/// A program that has asked.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// It does not block.
+    pub(super) socket: OwnedFd,
+    pub(super) user: u32,
+}
+
+impl Program {
+    /// Whether it may do what only root and the agent's own user may.
+    pub(super) fn is_privileged(&self) -> bool {
+        self.user == 0 || self.user == rustix::process::geteuid().as_raw()
+    }
+
+    /// Gives it an answer. Not if it has left too much unread.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(super) fn give(&self, given: &HandOver) -> io::Result<bool> {
+        let line = given.answer.to_string();
+        let descriptors: Vec<BorrowedFd<'_>> = given.descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let text = [IoSlice::new(line.as_bytes())];
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.socket, &text, &mut ancillary, flags) {
+                Ok(count) if count == line.len() => return Ok(true),
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What it asks for, which is all that it may say; nothing if it is gone.
+    fn ask(&self) -> Option<Result<Request, Refusal>> {
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let invalid = |words: String| Some(Err(Refusal(ErrorCode::Invalid, words)));
+        let mut lines = Lines::new();
+        loop {
+            match rustix::io::read(&self.socket, lines.space()) {
+                Ok(0) => return None,
+                Ok(count) => lines.filled(count),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => match wait(&self.socket, PollFlags::IN, deadline) {
+                    Ok(()) => continue,
+                    Err(_) => return invalid("no line came in time".to_owned()),
+                },
+                Err(_) => return None,
+            }
+            let request = match lines.next_line() {
+                Ok(None) => continue,
+                Ok(Some(line)) => Request::parse(line),
+                Err(error) => return invalid(error.to_string()),
+            };
+            return match request {
+                Ok(_) if lines.is_inside_line() => {
+                    invalid("expected one line and nothing behind it".to_owned())
+                }
+                Ok(request) => Some(Ok(request)),
+                Err(error) => invalid(error.to_string()),
+            };
+        }
+    }
+}
+
+/// Where the socket is; nothing if none is wanted.
+pub(super) fn path() -> Option<PathBuf> {
+    let named = std::env::var_os(SOCKET_VARIABLE);
+    let path = named.unwrap_or_else(|| SOCKET.into());
+    (!path.is_empty()).then(|| path.into())
+}
+
+impl Switchboard {
+    /// Takes what programs ask at a socket, if the system lets it.
+    ///
+    /// # Errors
+    /// The system has no threads left.
+    pub(super) fn offer(self: &Arc<Self>, path: &Path) -> io::Result<()> {
+        match listen(path) {
+            Ok(listener) => {
+                say!("programs of this guest get circuits at {}", path.display());
+                let switchboard = Arc::clone(self);
+                spawn("circuit-socket", move || {
+                    switchboard.take_programs(&listener)
+                })
+            }
+            Err(error) => {
+                say!(
+                    "programs of this guest cannot get circuits at {}: {error}",
+                    path.display()
+                );
+                Ok(())
+            }
+        }
+    }
+
+    fn take_programs(self: &Arc<Self>, listener: &OwnedFd) {
+        let seats = Arc::new(Seats::default());
+        loop {
+            let program = match accept(listener) {
+                Ok(program) => program,
+                Err(error) => {
+                    // It has gone while it waited, or there are no descriptors.
+                    if !matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) {
+                        say!("cannot take a program that asks for a circuit: {error}");
+                        std::thread::sleep(ACCEPT_BACKOFF);
+                    }
+                    continue;
+                }
+            };
+            let Some(seat) = seats.take(program.user) else {
+                let words = format!(
+                    "{MAX_PROGRAMS_OF_USER} programs of a user, and {MAX_PROGRAMS} in all, may ask for circuits or take them at a time"
+                );
+                let _ = program.give(&Refusal(ErrorCode::Busy, words).into());
+                continue;
+            };
+            let switchboard = Arc::clone(self);
+            let serve = move || {
+                let _seat = seat;
+                switchboard.serve(&program);
+            };
+            if let Err(error) = spawn("circuit", serve) {
+                say!("cannot start a thread: {error}");
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, program: &Program) {
+        let given = match program.ask() {
+            None => return,
+            Some(Ok(Request::Connect { to, kind, ring })) => {
+                match self.connect(program, &to, kind, ring) {
+                    Ok(given) => given,
+                    Err(refusal) => refusal.into(),
+                }
+            }
+            Some(Ok(Request::Listen { vm: Some(_), .. })) => {
+                let words = "callers of one VM only can be asked for on the host, not in a guest";
+                Refusal(ErrorCode::Invalid, words.to_owned()).into()
+            }
+            Some(Ok(Request::Listen {
+                port, kind, ring, ..
+            })) => match self.take_calls(program, port, kind, ring) {
+                Ok(()) => return,
+                Err(refusal) => refusal.into(),
+            },
+            Some(Err(refusal)) => refusal.into(),
+        };
+        // It may be gone; then what was for it goes too.
+        let _ = program.give(&given);
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(directory)?;
+    }
+    listen_at_path_with_mode(path, SOCKET_MODE)
+}
+
+fn accept(listener: &OwnedFd) -> io::Result<Program> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    set_socket_send_buffer_size(&socket, MAX_UNREAD_LEN)?;
+    let user = socket_peercred(&socket)?.uid.as_raw();
+    Ok(Program { socket, user })
+}
+
+/// How many programs of each user have a seat.
+#[derive(Debug, Default)]
+struct Seats {
+    taken: Mutex<HashMap<u32, usize>>,
+}
+
+impl Seats {
+    fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
+        // Nobody panics while holding it.
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let total: usize = taken.values().sum();
+        let own = taken.get(&user).copied().unwrap_or(0);
+        if total >= MAX_PROGRAMS || own >= MAX_PROGRAMS_OF_USER {
+            return None;
+        }
+        taken.insert(user, own + 1);
+        let seats = Arc::clone(self);
+        Some(Seat { seats, user })
+    }
+}
+
+/// One of them; given back when dropped.
+#[derive(Debug)]
+struct Seat {
+    seats: Arc<Seats>,
+    user: u32,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = self
+            .seats
+            .taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match taken.get_mut(&self.user) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(taken.remove(&self.user)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_so_many_seats_for_a_user_and_for_all() {
+        let seats = Arc::new(Seats::default());
+        let mut of_one: Vec<_> = (0..MAX_PROGRAMS_OF_USER)
+            .map(|_| seats.take(1).unwrap())
+            .collect();
+        assert!(seats.take(1).is_none());
+        let others: Vec<_> = (MAX_PROGRAMS_OF_USER..MAX_PROGRAMS)
+            .map(|number| seats.take(2 + number as u32 / 50).unwrap())
+            .collect();
+        assert!(seats.take(1000).is_none(), "all are taken");
+        of_one.pop();
+        drop(seats.take(1000).unwrap());
+        drop((of_one, others));
+        assert!(seats.taken.lock().unwrap().is_empty());
+    }
+}

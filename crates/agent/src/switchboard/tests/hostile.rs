@@ -1,0 +1,210 @@
+//! Programs and hosts that do what they should not.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::kernel::{Kernel, LEN, uuid};
+use super::world::World;
+use super::{RING, circuit, window};
+use crate::switchboard::programs::{MAX_PROGRAMS, MAX_PROGRAMS_OF_USER};
+
+const LISTEN: &str = "LISTEN port=0 kind=bytes ring=4096";
+
+/// Whether a program that asks now is served.
+fn serves(world: &World) {
+    let mut program = world.program();
+    program.say(LISTEN);
+    assert!(program.line().0.starts_with("LISTENING port="));
+}
+
+#[test]
+fn lines_that_are_no_requests_are_refused_with_what_was_expected() {
+    let world = World::start(Kernel::new());
+    for line in [
+        "",
+        "HELLO",
+        "CONNECT",
+        "CONNECT to=db kind=bytes ring=4096",
+        "CONNECT to=db:1 kind=bytes ring=4097",
+        "CONNECT to=db:1 kind=letters ring=4096",
+        "CONNECT to=db:1 kind=bytes ring=4096 more=1",
+        "LISTEN port=4294967295 kind=bytes ring=4096",
+        "LISTEN port=1 kind=bytes ring=4096 vm=db",
+        "LISTEN port=1 kind=bytes ring=4096\nLISTEN port=2 kind=bytes ring=4096",
+        "\u{1b}[2J",
+    ] {
+        let mut program = world.program();
+        program.say(line);
+        let (answer, descriptors) = program.line();
+        assert!(
+            answer.starts_with("ERROR code=invalid "),
+            "{line:?}: {answer}"
+        );
+        assert!(descriptors.is_empty());
+        program.expect_end();
+    }
+    serves(&world);
+}
+
+#[test]
+fn a_line_has_at_most_so_many_bytes() {
+    let world = World::start(Kernel::new());
+    for (len, expected) in [
+        (511, "expected"),
+        (512, "expected"),
+        (513, "at most 512 bytes"),
+    ] {
+        let mut program = world.program();
+        let mut line = vec![b'x'; len - 1];
+        line.push(b'\n');
+        program.stream.write_all(&line).unwrap();
+        let (answer, _) = program.line();
+        let is_too_long = answer.contains("at most 512 bytes");
+        assert_eq!(is_too_long, expected.contains("512"), "{len}: {answer}");
+    }
+    // Without an end, and more than the socket takes.
+    let mut program = world.program();
+    let _ = program.stream.write_all(&vec![b'x'; 1 << 20]);
+    assert!(program.line().0.contains("at most 512 bytes"));
+    serves(&world);
+}
+
+#[test]
+fn a_half_line_is_nothing() {
+    let world = World::start(Kernel::new());
+    let mut program = world.program();
+    program
+        .stream
+        .write_all(b"CONNECT to=db:1 kind=by")
+        .unwrap();
+    program.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    program.expect_end();
+    serves(&world);
+}
+
+#[test]
+fn thousands_of_programs_are_turned_away_and_hold_up_nobody_for_ever() {
+    let world = World::start(Kernel::new());
+    let mut kept = Vec::new();
+    for _ in 0..MAX_PROGRAMS_OF_USER {
+        let mut program = world.program();
+        program.say(LISTEN);
+        program.expect_listening();
+        kept.push(program);
+    }
+    for _ in 0..10_000 - MAX_PROGRAMS_OF_USER {
+        let mut program = world.program();
+        let (answer, _) = program.line();
+        assert!(answer.starts_with("ERROR code=busy "), "{answer}");
+    }
+    // Others have seats left.
+    const { assert!(MAX_PROGRAMS_OF_USER < MAX_PROGRAMS) };
+    let ports = world.last_port();
+    drop(kept);
+    // A seat is free once its thread has seen that its program has gone.
+    loop {
+        let mut program = world.program();
+        program.say(LISTEN);
+        let (answer, _) = program.line();
+        if answer.starts_with("LISTENING ") {
+            break;
+        }
+        assert!(answer.starts_with("ERROR code=busy "), "{answer}");
+    }
+    assert!(world.last_port() > ports);
+}
+
+#[test]
+fn a_program_that_does_not_read_is_given_so_much_and_no_more() {
+    let world = World::start(Kernel::new());
+    let mut program = world.program();
+    program.say("LISTEN port=5432 kind=bytes ring=4096");
+    program.expect("LISTENING port=5432");
+    // More than the program's socket and the queue of callers hold: those who come later are not taken, and wait or are refused.
+    let callers: Vec<UnixStream> = (0..100)
+        .map(|number| world.call(4, 100 + number, 5432))
+        .collect();
+    // It takes them all once it reads.
+    for number in 0..100 {
+        program.expect_stream(&format!("STREAM from=4:{}", 100 + number));
+    }
+    drop(callers);
+}
+
+#[test]
+fn a_host_that_says_what_it_may_not_loses_the_session_and_no_window_is_lost() {
+    let kernel = Kernel::new();
+    kernel.add(1);
+    let world = World::start(kernel);
+    let _remote = world.remote(4, 5432);
+    let unknown = circuit(1, 9, 7, "first");
+    let long = "x".repeat(600);
+    let not_asked = circuit(1, 1, 7, "first")
+        .replace(&RING.to_string(), &(LEN.next_power_of_two()).to_string());
+    for said in [
+        "WELCOME version=1",
+        "HELLO version=1",
+        "",
+        "CIRCUIT",
+        "STREAM id=x peer=db:1",
+        &unknown,
+        &not_asked,
+        &long,
+    ] {
+        let mut host = world.welcome();
+        host.expect(&window(1));
+        host.say(said);
+        host.expect_end();
+    }
+    // A circuit of another side, kind or size than the program's.
+    for (from, to) in [
+        ("side=first", "side=second"),
+        ("kind=bytes", "kind=records"),
+        ("ring=1048576", "ring=2097152"),
+    ] {
+        let mut host = world.welcome();
+        host.expect(&window(1));
+        let mut program = world.program();
+        program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
+        let id = host.expect_call();
+        host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+        host.say(&circuit(id, 1, 7, "first").replace(from, to));
+        assert!(program.line().0.starts_with("ERROR code=unreachable "));
+        host.expect_end();
+    }
+    // A window that a circuit has already.
+    let mut host = world.welcome();
+    host.expect(&window(1));
+    let mut programs = Vec::new();
+    for generation in [7, 8] {
+        let mut program = world.program();
+        program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
+        let id = host.expect_call();
+        host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+        host.say(&circuit(id, 1, generation, "first"));
+        programs.push(program);
+    }
+    host.expect_end();
+    let mut lease = programs[0].expect_circuit_of(7).2;
+    assert_eq!(lease.read(&mut [0]).unwrap(), 0);
+    assert!(programs[1].line().0.starts_with("ERROR code=unreachable "));
+    let mut host = world.welcome();
+    host.expect(&window(1));
+}
+
+#[test]
+fn words_before_the_welcome_end_the_session() {
+    let kernel = Kernel::new();
+    kernel.add(1);
+    let world = World::start(kernel);
+    for said in [
+        "WELCOME version=2",
+        "STREAM id=1 peer=db:1",
+        &format!("REVOKE uuid={} generation=1", uuid(1)),
+    ] {
+        let mut host = world.session();
+        host.expect("HELLO version=1");
+        host.say(said);
+        host.expect_end();
+    }
+}

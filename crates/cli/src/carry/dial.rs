@@ -1,0 +1,147 @@
+//! Connecting a program's socket to a port of a VM, by the host socket of that VM.
+
+use std::io::{self, Read};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketAddrUnix};
+
+use crate::guest::{printable, read_line};
+
+/// How long to wait before a non-blocking socket knocks again at a host socket whose backlog is full: there is no event for that.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+
+/// Why a dial came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// There is nobody to ask, or no such VM.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The daemon or the guest said no.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// It took too long.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The socket is connected.
+    #[error("the socket is connected already")]
+    Connected,
+    /// The system said no.
+    #[error("{0}")]
+    System(#[from] Errno),
+}
+
+/// Connects the socket, whatever its mode, and returns the port of the host that the daemon gave to the call.
+///
+/// # Errors
+/// [`DialError`]. The socket is as it was, or shut down both ways if it had come to be connected.
+pub fn dial(
+    socket: BorrowedFd<'_>,
+    host_socket: &Path,
+    port: u32,
+    deadline: Instant,
+) -> Result<u32, DialError> {
+    connect(socket, host_socket, deadline)?;
+    let answered = ask(socket, port, deadline);
+    if answered.is_err() {
+        // If that fails it is disconnected, which is as good.
+        let _ = rustix::net::shutdown(socket, Shutdown::Both);
+    }
+    answered
+}
+
+fn connect(socket: BorrowedFd<'_>, path: &Path, deadline: Instant) -> Result<(), DialError> {
+    let address = SocketAddrUnix::new(path)?;
+    // A blocking socket would wait for room in the backlog for as long as the program has set.
+    let programs_own = socket_timeout(socket, Timeout::Send)?;
+    let connected = loop {
+        let left = left(deadline)?;
+        set_socket_timeout(socket, Timeout::Send, Some(left))?;
+        match rustix::net::connect(socket, &address) {
+            Err(Errno::AGAIN) => thread::sleep(BACKLOG_PAUSE.min(left)),
+            Err(Errno::INTR) => {}
+            result => break result,
+        }
+    };
+    set_socket_timeout(socket, Timeout::Send, programs_own)?;
+    connected.map_err(|errno| match errno {
+        Errno::ISCONN => DialError::Connected,
+        Errno::NOENT | Errno::CONNREFUSED => DialError::Unreachable(format!(
+            "nobody listens at the VM's host socket {}",
+            path.display()
+        )),
+        errno => DialError::System(errno),
+    })
+}
+
+/// What is left of the time, which is never nothing.
+fn left(deadline: Instant) -> Result<Duration, DialError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    match left < Duration::from_millis(1) {
+        true => Err(DialError::TimedOut),
+        false => Ok(left),
+    }
+}
+
+fn ask(socket: BorrowedFd<'_>, port: u32, deadline: Instant) -> Result<u32, DialError> {
+    let request = wire::connect::request(port);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // A socket that was just connected has room for a line.
+    rustix::net::send(socket, request.as_bytes(), flags)?;
+    let answer = read_line(&mut Answer { socket, deadline }).map_err(|error| {
+        match (error.kind(), Errno::from_io_error(&error)) {
+            (io::ErrorKind::TimedOut, _) => DialError::TimedOut,
+            (_, Some(errno)) => DialError::System(errno),
+            _ => DialError::Refused(error.to_string()),
+        }
+    })?;
+    match answer.split_once(' ').unwrap_or((&answer, "")) {
+        ("OK", port) => port
+            .parse()
+            .map_err(|_| DialError::Refused(format!("an unexpected answer: {answer:?}"))),
+        ("ERR", reason) => Err(DialError::Refused(printable(reason))),
+        ("", _) => Err(DialError::Refused("the host socket was closed".to_owned())),
+        _ => Err(DialError::Refused(format!(
+            "an unexpected answer: {answer:?}"
+        ))),
+    }
+}
+
+/// What comes from the socket until the deadline, whether it blocks or not.
+struct Answer<'a> {
+    socket: BorrowedFd<'a>,
+    deadline: Instant,
+}
+
+impl Read for Answer<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => self.wait()?,
+                Err(errno) => return Err(errno.into()),
+                Ok((count, _)) => return Ok(count),
+            }
+        }
+    }
+}
+
+impl Answer<'_> {
+    fn wait(&self) -> io::Result<()> {
+        let left = left(self.deadline).map_err(|_| io::ErrorKind::TimedOut)?;
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left))?;
+        Ok(())
+    }
+}
+
+/// Whether a connection of this socket has ended, at both ends or with a refusal.
+pub fn is_over(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(&socket, PollFlags::empty())];
+    let waited = poll(&mut polled, Some(&Timespec::default()));
+    waited.is_ok() && polled[0].revents().contains(PollFlags::HUP)
+}

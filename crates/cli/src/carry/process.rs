@@ -1,0 +1,133 @@
+//! Looking into the program's processes. Numbers of processes and descriptors are somebody else's once a process has ended: whoever calls this makes sure
+//! afterwards that the call that it is about still waits.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// So many descriptors of a process are looked at.
+const MAX_DESCRIPTORS: usize = 1 << 20;
+
+/// A thread of the program, by its number.
+#[derive(Debug, Clone, Copy)]
+pub struct Thread(pub u32);
+
+impl Thread {
+    /// The process's memory, to read. Once it is open it stays that process's.
+    pub fn memory(self) -> io::Result<File> {
+        File::open(self.file("mem"))
+    }
+
+    /// The process's memory, to read and write.
+    pub fn writable_memory(self) -> io::Result<File> {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(self.file("mem"))
+    }
+
+    /// A descriptor of ours of the same file as one of the process's.
+    pub fn descriptor(self, number: i32) -> io::Result<OwnedFd> {
+        // Any int may come from a program; for rustix a negative one would be a mistake of ours.
+        if number < 0 {
+            return Err(rustix::io::Errno::BADF.into());
+        }
+        // Threads share their descriptors, and only their process can be opened.
+        let process = pidfd_open(self.process()?, PidfdFlags::empty())?;
+        Ok(pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?)
+    }
+
+    /// Where a path leads that the process says.
+    pub fn resolve(self, path: &Path) -> PathBuf {
+        // A directory that cannot be seen leads nowhere.
+        let directory = fs::read_link(self.file("cwd")).unwrap_or_default();
+        directory.join(path)
+    }
+
+    /// The numbers of the process's descriptors of this socket, each with whether it is closed when the process executes another program.
+    pub fn descriptors_of(self, inode: u64) -> io::Result<Vec<(u32, bool)>> {
+        let wanted = PathBuf::from(format!("socket:[{inode}]"));
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.file("fd"))?.take(MAX_DESCRIPTORS) {
+            let entry = entry?;
+            let number = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            // Those that are closed meanwhile are not among them.
+            let is_wanted = fs::read_link(entry.path()).is_ok_and(|link| link == wanted);
+            if let (Some(number), true) = (number, is_wanted) {
+                found.push((number, self.closes_on_exec(number)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn closes_on_exec(self, number: u32) -> bool {
+        let text = fs::read_to_string(self.file(&format!("fdinfo/{number}"))).unwrap_or_default();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & u64::from(rustix::fs::OFlags::CLOEXEC.bits()) != 0)
+    }
+
+    fn process(self) -> io::Result<Pid> {
+        let status = fs::read_to_string(self.file("status"))?;
+        let number = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        let pid = number.and_then(|number| Pid::from_raw(number.trim().parse().ok()?));
+        pid.ok_or_else(|| io::Error::other("the process has no number"))
+    }
+
+    fn file(self, name: &str) -> PathBuf {
+        format!("/proc/{}/{name}", self.0).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn ourselves() -> Thread {
+        Thread(std::process::id())
+    }
+
+    #[test]
+    fn memory_is_read_at_its_addresses() {
+        let bytes = *b"what is there";
+        let mut read = [0; 13];
+        for memory in [ourselves().memory(), ourselves().writable_memory()] {
+            let memory = memory.unwrap();
+            let address = bytes.as_ptr().addr() as u64;
+            memory.read_exact_at(&mut read, address).unwrap();
+            assert_eq!(read, bytes);
+            assert!(memory.read_exact_at(&mut read, 0).is_err());
+            assert!(memory.read_exact_at(&mut read, u64::MAX).is_err());
+        }
+    }
+
+    #[test]
+    fn all_descriptors_of_a_socket_are_found() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let copy = one.try_clone().unwrap();
+        let kept = rustix::io::dup(&one).unwrap();
+        let inode = rustix::fs::fstat(&one).unwrap().st_ino;
+        let mut found = ourselves().descriptors_of(inode).unwrap();
+        found.sort_unstable();
+        let mut expected = [
+            (one.as_raw_fd() as u32, true),
+            (copy.as_raw_fd() as u32, true),
+            (kept.as_raw_fd() as u32, false),
+        ];
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        let same = ourselves().descriptor(other.as_raw_fd()).unwrap();
+        assert_ne!(rustix::fs::fstat(&same).unwrap().st_ino, inode);
+        assert!(ourselves().descriptor(-1).is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! What stands in the way of guests: of this machine, of a configuration, and of the daemon that runs. Each finding says what to do.
+
+mod configuration;
+mod daemon_state;
+mod machine;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::client::{Client, found_runtime_dir};
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gravity {
+    /// As it should be.
+    Fine,
+    /// It works, with less than there could be.
+    Warning,
+    /// Something does not work until the remedy is applied.
+    Error,
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about, in a word or two.
+    pub about: &'static str,
+    /// How bad it is.
+    pub gravity: Gravity,
+    /// What was found.
+    pub found: String,
+    /// What to do; none where all is fine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn fine(about: &'static str, found: impl Into<String>) -> Finding {
+        Finding {
+            about,
+            gravity: Gravity::Fine,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn warning(
+        about: &'static str,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        Finding {
+            gravity: Gravity::Warning,
+            remedy: Some(remedy.into()),
+            ..Finding::fine(about, found)
+        }
+    }
+
+    fn error(about: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            gravity: Gravity::Error,
+            ..Finding::warning(about, found, remedy)
+        }
+    }
+}
+
+/// Looks at everything: the machine, the configuration if there is a file, and the daemon of the runtime directory.
+pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Finding> {
+    let mut findings = machine::look();
+    let mut named = runtime_dir.map(Path::to_owned);
+    if let Some(path) = config {
+        let (found, directory) = configuration::look(path);
+        findings.extend(found);
+        named = named.or(directory);
+    }
+    let runtime_dir: PathBuf = named.unwrap_or_else(found_runtime_dir);
+    let client = Client::new(Some(&runtime_dir));
+    findings.extend(daemon_state::look(&client, &runtime_dir));
+    findings
+}
+
+fn vms(count: usize) -> String {
+    match count {
+        1 => "1 VM".to_owned(),
+        count => format!("{count} VMs"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

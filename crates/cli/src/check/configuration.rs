@@ -1,0 +1,163 @@
+//! A configuration file: whether it can be meant, and whether this machine has what it names.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use daemon::config::{
+    Cids, Config, Plan, PublishListen, ServiceTarget, default_runtime_dir, read_file,
+};
+use daemon::policy::Rulebook;
+use daemon::runtime::check_directory;
+use rustix::fs::{Access, access};
+
+use super::{Finding, vms};
+
+const ABOUT: &str = "configuration";
+
+/// What is found, and the runtime directory that the file names.
+pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
+    let remedy =
+        "the message says what is expected; docs and `ringdown serve --help` have examples";
+    let config = match read_file(path) {
+        Ok(config) => config,
+        Err(error) => return (vec![Finding::error(ABOUT, error.to_string(), remedy)], None),
+    };
+    let runtime_dir = config.runtime_dir.clone();
+    let plan = Plan::new(
+        runtime_dir.clone().unwrap_or_else(default_runtime_dir),
+        Cids::default(),
+    );
+    let mut findings = vec![mode(path)];
+    match Rulebook::new(plan, &config) {
+        Ok(book) => {
+            let count = book.plan.lines().count();
+            findings.push(Finding::fine(
+                ABOUT,
+                format!("it can be meant, with {}", vms(count)),
+            ));
+            findings.extend(book.report().findings.into_iter().map(|found| {
+                Finding::warning(
+                    "policy",
+                    format!("{}: {}", found.place, found.message),
+                    "change the rule, or take it out",
+                )
+            }));
+            let lines = book.plan.lines();
+            let sockets =
+                lines.flat_map(|line| line.sockets().map(Path::to_owned).collect::<Vec<_>>());
+            findings.extend(directories(sockets, &config));
+        }
+        Err(error) => findings.push(Finding::error(ABOUT, error.to_string(), remedy)),
+    }
+    findings.extend(services(&config));
+    findings.extend(windows(&config));
+    (findings, runtime_dir)
+}
+
+/// Whoever can write the file decides who may call whom, and which programs run.
+fn mode(path: &Path) -> Finding {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.mode() & 0o022 != 0 => Finding::error(
+            ABOUT,
+            format!(
+                "others may write {} (mode {:o})",
+                path.display(),
+                metadata.mode() & 0o777
+            ),
+            format!("chmod go-w {}", path.display()),
+        ),
+        _ => Finding::fine(
+            ABOUT,
+            format!("{} belongs to its owner alone", path.display()),
+        ),
+    }
+}
+
+/// The directories in which files will be made, each once.
+fn directories(sockets: impl Iterator<Item = PathBuf>, config: &Config) -> Vec<Finding> {
+    let published = config
+        .publishes
+        .iter()
+        .filter_map(|publish| match &publish.value.listen {
+            PublishListen::Unix { path, .. } => Some(path.clone()),
+            _ => None,
+        });
+    let mut seen = BTreeMap::new();
+    for file in sockets.chain(published).chain(config.audit.clone()) {
+        if let Some(directory) = file.parent() {
+            seen.entry(directory.to_owned()).or_insert(file);
+        }
+    }
+    let runtime_dir = config
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(default_runtime_dir);
+    // The daemon makes this one itself.
+    seen.remove(&runtime_dir);
+    let check = |(directory, file): (PathBuf, PathBuf)| {
+        let error = check_directory(&directory, "the configuration").err()?;
+        Some(Finding::error(
+            "permissions",
+            format!("{}: {error}", file.display()),
+            "make the directory for the user that runs the daemon, which `User=` of ringdown.service names",
+        ))
+    };
+    seen.into_iter().filter_map(check).collect()
+}
+
+fn services(config: &Config) -> Vec<Finding> {
+    let about = "services";
+    let check = |service: &daemon::config::Service| match &service.target {
+        ServiceTarget::Command(words) => {
+            let program = words.first()?;
+            let error = access(program.as_str(), Access::EXEC_OK).err()?;
+            Some(Finding::error(
+                about,
+                format!("{:?} cannot be started: {program}: {error}", service.name),
+                "install the program, make it executable, or take the service out",
+            ))
+        }
+        ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
+            let error = access(path, Access::WRITE_OK).err()?;
+            Some(Finding::warning(
+                about,
+                format!(
+                    "nobody answers {:?} now: {}: {error}",
+                    service.name,
+                    path.display()
+                ),
+                "start the program behind it, and let the daemon's user connect",
+            ))
+        }
+        _ => None,
+    };
+    let services = config.services.iter();
+    services
+        .filter_map(|service| check(&service.value))
+        .collect()
+}
+
+/// Windows given to a VMM at its start are files of the runtime directory, which usually is memory.
+fn windows(config: &Config) -> Option<Finding> {
+    let wanted: u64 = config
+        .vms
+        .iter()
+        .filter_map(|vm| vm.value.windows)
+        .map(|windows| u64::from(windows.count) * windows.len)
+        .sum();
+    let directory = config
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(default_runtime_dir);
+    let system = rustix::fs::statvfs(directory.parent()?).ok()?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    let mebibytes = |bytes: u64| bytes >> 20;
+    (wanted > free).then(|| {
+        Finding::error(
+            "windows",
+            format!("they take {} MiB, and {} has {} MiB left", mebibytes(wanted), directory.display(), mebibytes(free)),
+            "have fewer or smaller windows, or a larger file system there (`mount -o remount,size=…` for a tmpfs)",
+        )
+    })
+}

@@ -1,0 +1,106 @@
+//! The daemon that runs: whether it answers, and how far its guests have come.
+
+use std::path::Path;
+
+use daemon::api::types::{VmState, VmStatus};
+use daemon::runtime::check_directory;
+
+use super::{Finding, vms};
+use crate::client::{Client, ClientError};
+
+const ABOUT: &str = "daemon";
+
+pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
+    match client.list() {
+        Ok(list) => {
+            let count = list.vms.len();
+            let found = format!(
+                "it answers at {}, with {}",
+                runtime_dir.display(),
+                vms(count)
+            );
+            let vms = list.vms.iter().map(guest);
+            std::iter::once(Finding::fine(ABOUT, found))
+                .chain(vms)
+                .collect()
+        }
+        Err(ClientError::NoDaemon { .. }) => {
+            let mut findings = vec![Finding::warning(
+                ABOUT,
+                format!("none serves {}", runtime_dir.display()),
+                "`systemctl start ringdown`, or `ringdown serve`",
+            )];
+            findings.extend(place(runtime_dir));
+            findings
+        }
+        Err(error @ ClientError::Denied { .. }) => vec![Finding::error(
+            ABOUT,
+            error.to_string(),
+            "`adduser USER ringdown` where the service runs, and log in again",
+        )],
+        Err(error) => vec![Finding::error(
+            ABOUT,
+            error.to_string(),
+            "the daemon's log says more",
+        )],
+    }
+}
+
+/// Whether a daemon that this user starts could make its runtime directory.
+fn place(runtime_dir: &Path) -> Option<Finding> {
+    let directory = match runtime_dir.exists() {
+        true => runtime_dir,
+        false => runtime_dir.parent()?,
+    };
+    let error = check_directory(directory, "--runtime-dir").err()?;
+    Some(Finding::warning(
+        "permissions",
+        error.to_string(),
+        "this matters only if this user is to run the daemon",
+    ))
+}
+
+pub(super) fn guest(vm: &VmStatus) -> Finding {
+    let about = "guests";
+    let name = vm.full_name();
+    let found = format!("{name}: {}", vm.state.meaning());
+    match vm.state {
+        VmState::Ready => version(about, &name, vm),
+        VmState::Waiting => Finding::warning(
+            about,
+            found,
+            format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
+        ),
+        VmState::Attached => Finding::warning(
+            about,
+            found,
+            "give the guest time to boot; then see that its memory is shared (share=on) and that it has the vsock driver (`modprobe vmw_vsock_virtio_transport`)",
+        ),
+        VmState::Booted | VmState::Joined => Finding::warning(
+            about,
+            found,
+            format!(
+                "start ringdown-agent in the guest: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
+            ),
+        ),
+    }
+}
+
+fn version(about: &'static str, name: &str, vm: &VmStatus) -> Finding {
+    let own = env!("CARGO_PKG_VERSION");
+    let software = vm
+        .agent
+        .as_ref()
+        .map_or("", |agent| agent.software.as_str());
+    if software.split_whitespace().any(|word| word == own) {
+        return Finding::fine(about, format!("{name}: {software} is ready"));
+    }
+    // It is the guest's word, which may be anything.
+    Finding::warning(
+        about,
+        format!("{name}: its agent is {software:?}, this is ringdown {own}"),
+        format!(
+            "`ringdown cp ringdown-agent {name}:/usr/local/sbin/ringdown-agent`, and restart it there"
+        ),
+    )
+}

@@ -1,0 +1,84 @@
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn gravities(findings: &[Finding], about: &str) -> Vec<Gravity> {
+    let about = findings.iter().filter(|finding| finding.about == about);
+    about.map(|finding| finding.gravity).collect()
+}
+
+#[test]
+fn whatever_is_not_fine_has_a_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let findings = everything(None, Some(&directory.path().join("none")));
+    for finding in findings {
+        let has_remedy = finding.remedy.is_some_and(|remedy| !remedy.is_empty());
+        assert_eq!(
+            has_remedy,
+            finding.gravity != Gravity::Fine,
+            "{}",
+            finding.found
+        );
+    }
+}
+
+#[test]
+fn the_machine_is_judged_by_what_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = directory.path().join("kvm");
+    assert_eq!(machine::acceleration(&device).gravity, Gravity::Warning);
+    std::fs::write(&device, "").unwrap();
+    assert_eq!(machine::acceleration(&device).gravity, Gravity::Fine);
+
+    assert_eq!(
+        machine::vmms(directory.path().as_os_str()).gravity,
+        Gravity::Warning
+    );
+    let program = directory.path().join("firecracker");
+    std::fs::write(&program, "").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::join_paths([OsStr::new("/nowhere"), directory.path().as_os_str()]);
+    assert_eq!(machine::vmms(&path.unwrap()).found, "firecracker");
+
+    assert_eq!(
+        machine::descriptors(Some(16 * 1024 - 1)).gravity,
+        Gravity::Warning
+    );
+    assert_eq!(machine::descriptors(Some(16 * 1024)).gravity, Gravity::Fine);
+    assert_eq!(machine::descriptors(None).gravity, Gravity::Fine);
+    assert_eq!(machine::files_confined(false).gravity, Gravity::Warning);
+    let actions = Some("kill_process kill_thread allow".to_owned());
+    assert_eq!(machine::calls_confined(actions).gravity, Gravity::Fine);
+    assert_eq!(machine::calls_confined(None).gravity, Gravity::Error);
+}
+
+#[test]
+fn a_configuration_is_judged_by_what_this_machine_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ringdown.toml");
+    let text = "\
+        [[vm]]\nname = \"web\"\nhost = \"missing/web.sock\"\nwindows = \"8x1G\"\n\
+        [[service]]\nname = \"gone\"\nport = 5000\ncommand = [\"/nowhere/program\"]\n\
+        [[service]]\nname = \"there\"\nport = 5001\ncommand = [\"/bin/sh\"]\n\
+        [[rule]]\nname = \"nobody\"\nfrom = \"wbe\"\nto = \"web\"\nport = 1\naction = \"allow\"\n";
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let (findings, _) = configuration::look(&file);
+    assert_eq!(
+        gravities(&findings, "configuration"),
+        [Gravity::Error, Gravity::Fine]
+    );
+    assert_eq!(gravities(&findings, "permissions"), [Gravity::Error]);
+    assert_eq!(gravities(&findings, "services"), [Gravity::Error]);
+    assert!(gravities(&findings, "policy").contains(&Gravity::Warning));
+
+    std::fs::write(&file, "[[vm]]\nnam = \"web\"\n").unwrap();
+    let (findings, _) = configuration::look(&file);
+    assert_eq!(gravities(&findings, "configuration"), [Gravity::Error]);
+    assert!(
+        findings[0].found.contains("line 2"),
+        "{}",
+        findings[0].found
+    );
+}

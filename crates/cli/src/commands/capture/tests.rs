@@ -1,0 +1,117 @@
+use std::convert::Infallible;
+
+use pcap_parser::pcapng::Block;
+use pcap_parser::traits::PcapNGPacketBlock;
+use pcap_parser::{PcapBlockOwned, PcapNGSlice};
+use wire::pcapng::{self, Direction, Link, Packet};
+
+use super::*;
+
+fn options(write: &Path, files: u64, file_size: u64) -> CaptureOutput {
+    CaptureOutput {
+        write: write.to_owned(),
+        snaplen: 96,
+        count: None,
+        files: Some(files),
+        file_size: Some(FileSize(file_size)),
+    }
+}
+
+/// A packet of this length, which says which it is.
+fn packet(number: u8, interface: u32, len: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let packet = Packet {
+        interface,
+        time_ns: 1,
+        original_len: len,
+        direction: Direction::Inbound,
+        comment: None,
+    };
+    let written = packet.write(&mut out, len, |room| {
+        room.fill(number);
+        Ok::<(), Infallible>(())
+    });
+    written.unwrap();
+    out
+}
+
+/// The numbers of a file's packets, with how many interfaces were described before the first.
+fn read(path: &Path) -> (usize, Vec<u8>) {
+    let bytes = fs::read(path).unwrap();
+    let (mut interfaces, mut packets) = (0, Vec::new());
+    for block in PcapNGSlice::from_slice(&bytes).unwrap() {
+        let PcapBlockOwned::NG(block) = block.unwrap() else {
+            panic!("no pcapng")
+        };
+        match block {
+            Block::InterfaceDescription(_) => interfaces += 1,
+            Block::EnhancedPacket(packet) => {
+                assert!((packet.if_id as usize) < interfaces, "an unknown interface");
+                packets.push(packet.packet_data()[0]);
+            }
+            _ => {}
+        }
+    }
+    (interfaces, packets)
+}
+
+#[test]
+fn files_are_written_in_turn_and_each_is_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.pcapng");
+    let file = |number: u64| directory.path().join(format!("web.{number}.pcapng"));
+    for number in 1..=4 {
+        fs::write(file(number), "of another day").unwrap();
+    }
+    let mut begin = Vec::new();
+    pcapng::section(&mut begin, "ringdown 0");
+    pcapng::interface(&mut begin, Link::Vsock, "web", 96);
+    // Three fit, to the byte.
+    let file_size = begin.len() + 3 * packet(0, 0, 100).len();
+    let mut out = Output::open(&options(&name, 3, file_size as u64)).unwrap();
+    assert_eq!(fs::read(file(1)).unwrap(), b"of another day");
+    let write = |out: &mut Output, blocks: &[u8]| {
+        assert!(out.write(blocks).unwrap().is_continue());
+    };
+    write(&mut out, &begin);
+    assert!(!file(2).exists() && !file(3).exists());
+    assert_eq!(fs::read(file(4)).unwrap(), b"of another day");
+    for number in 0..3 {
+        write(&mut out, &packet(number, 0, 100));
+    }
+    assert_eq!(fs::metadata(file(1)).unwrap().len(), file_size as u64);
+    assert!(!file(2).exists());
+    // Another interface comes; then the next file describes both.
+    let mut more = Vec::new();
+    pcapng::interface(&mut more, Link::Vsock, "db", 96);
+    more.extend(packet(100, 1, 100));
+    more.extend(packet(101, 0, 100));
+    write(&mut out, &more);
+    assert_eq!(read(&file(1)), (2, vec![0, 1, 2]));
+    assert_eq!(read(&file(2)), (2, vec![100, 101]));
+    // One that is longer than a file is in a file of its own.
+    write(&mut out, &packet(102, 0, 2000));
+    assert_eq!(read(&file(3)), (2, vec![102]));
+    write(&mut out, &packet(103, 1, 100));
+    assert_eq!(read(&file(1)), (2, vec![103]));
+    assert_eq!(read(&file(2)), (2, vec![100, 101]));
+    assert!(!name.exists());
+}
+
+#[test]
+fn a_ring_needs_a_name() {
+    let refused = Output::open(&options(Path::new("-"), 2, 1 << 20)).err();
+    assert!(refused.unwrap().to_string().contains("-w FILE"));
+}
+
+#[test]
+fn the_number_stands_before_the_extension() {
+    for (name, expected) in [
+        ("/a/web.pcapng", "/a/web.7.pcapng"),
+        ("web", "web.7"),
+        ("/a.b/web", "/a.b/web.7"),
+    ] {
+        let ring = Ring::of(&options(Path::new(name), 9, 1)).unwrap().unwrap();
+        assert_eq!(ring.file(7), Path::new(expected));
+    }
+}

@@ -1,0 +1,41 @@
+//! `ringdown check`, and what it prints.
+
+use std::path::Path;
+
+use super::{print, print_json};
+use crate::arguments::Check;
+use crate::check::{Finding, Gravity, everything};
+use crate::failure::{FAILURE, Failure};
+
+/// Looks at everything, and returns the exit code.
+///
+/// # Errors
+/// [`Failure`] when it cannot be printed.
+pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
+    let findings = everything(options.config.as_deref(), runtime_dir);
+    match options.json {
+        true => print_json(&findings)?,
+        false => print(&words(&findings))?,
+    }
+    let has_errors = findings.iter().any(|found| found.gravity == Gravity::Error);
+    Ok(if has_errors { FAILURE } else { 0 })
+}
+
+fn words(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let word = match finding.gravity {
+            Gravity::Fine => "fine",
+            Gravity::Warning => "warning",
+            Gravity::Error => "ERROR",
+        };
+        text.push_str(&format!(
+            "{word:<8}{:<16}{}\n",
+            finding.about, finding.found
+        ));
+        if let Some(remedy) = &finding.remedy {
+            text.push_str(&format!("{:24}remedy: {remedy}\n", ""));
+        }
+    }
+    text
+}

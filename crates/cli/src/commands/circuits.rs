@@ -1,0 +1,209 @@
+//! `ringdown ls`, `ringdown circuit` and `ringdown windows`: who talks with whom, and by what.
+
+use std::time::Duration;
+
+use daemon::api::types::{CircuitInfo, WindowInfo};
+
+use super::table::{row, table};
+use super::{print, print_json};
+use crate::arguments::{CircuitCommand, CircuitList, WindowList};
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// Lists circuits.
+///
+/// # Errors
+/// [`Failure`].
+pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
+    let list = client.circuits(options.vm.as_deref(), options.port)?;
+    if options.json {
+        return print_json(&list);
+    }
+    if list.circuits.is_empty() {
+        // On standard error: a script that counts lines counts none.
+        eprintln!("no circuits");
+        return Ok(());
+    }
+    print(&circuits_in_words(&list.circuits))?;
+    if list.more > 0 {
+        eprintln!(
+            "and {} more: ask for those of one VM with --vm, or of one port with --port",
+            list.more
+        );
+    }
+    Ok(())
+}
+
+/// Does something about one circuit.
+///
+/// # Errors
+/// [`Failure`].
+pub fn circuit(client: &Client, command: &CircuitCommand) -> Result<(), Failure> {
+    match command {
+        CircuitCommand::End(options) => Ok(client.end_circuit(&options.id)?),
+    }
+}
+
+/// Lists windows.
+///
+/// # Errors
+/// [`Failure`].
+pub fn windows(client: &Client, options: &WindowList) -> Result<(), Failure> {
+    let list = client.windows()?;
+    if options.json {
+        return print_json(&list);
+    }
+    if list.windows.is_empty() {
+        eprintln!("no windows: give VMs some with `ringdown vm add NAME --windows 4x16M`");
+        return Ok(());
+    }
+    print(&windows_in_words(&list.windows))
+}
+
+fn circuits_in_words(circuits: &[CircuitInfo]) -> String {
+    let mut rows = vec![row([
+        "ID", "KIND", "STATE", "FROM", "TO", "AGE", "SENT", "RECEIVED", "RULE",
+    ])];
+    rows.extend(circuits.iter().map(|circuit| {
+        let to = match &circuit.reached {
+            Some(reached) => format!("{} -> {reached}", circuit.to),
+            None => circuit.to.to_string(),
+        };
+        vec![
+            circuit.id.clone(),
+            circuit.kind.to_string(),
+            circuit.state.to_string(),
+            circuit.from.to_string(),
+            to,
+            circuit.age_ms.map_or("-".to_owned(), age),
+            bytes(circuit.bytes_from_caller),
+            bytes(circuit.bytes_to_caller),
+            circuit.rule.clone().unwrap_or("-".to_owned()),
+        ]
+    }));
+    table(&rows)
+}
+
+fn windows_in_words(windows: &[WindowInfo]) -> String {
+    let mut rows = vec![row(["UUID", "BETWEEN", "SIZE", "STATE", "GENERATION"])];
+    rows.extend(windows.iter().map(|window| {
+        let [one, other] = &window.between;
+        let between = match window.uid {
+            Some(uid) => format!("{one}(uid {uid}) {other}"),
+            None => format!("{one} {other}"),
+        };
+        vec![
+            window.uuid.clone(),
+            between,
+            bytes(window.size),
+            window.state.clone(),
+            window.generation.to_string(),
+        ]
+    }));
+    table(&rows)
+}
+
+/// A time in the largest unit of which it has two at least.
+fn age(age_ms: u64) -> String {
+    let seconds = Duration::from_millis(age_ms).as_secs();
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A number of bytes in the largest unit of which it has ten at least, rounded down.
+fn bytes(bytes: u64) -> String {
+    let units = [
+        (1 << 40, "T"),
+        (1 << 30, "G"),
+        (1 << 20, "M"),
+        (1 << 10, "K"),
+    ];
+    let unit = units.into_iter().find(|(unit, _)| bytes >= 10 * unit);
+    match unit {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daemon::api::types::{CircuitEnd, CircuitKind, CircuitPhase};
+
+    #[test]
+    fn circuits_are_a_table() {
+        let open = CircuitInfo {
+            id: "0-17".to_owned(),
+            kind: CircuitKind::ZeroCopy,
+            seqpacket: false,
+            state: CircuitPhase::Open,
+            from: CircuitEnd::Vm {
+                vm: "web".to_owned(),
+                port: 40_001,
+            },
+            to: CircuitEnd::Vm {
+                vm: "db".to_owned(),
+                port: 5432,
+            },
+            reached: Some(CircuitEnd::Vm {
+                vm: "db2".to_owned(),
+                port: 5432,
+            }),
+            rule: Some("to-db".to_owned()),
+            age_ms: Some(125_000),
+            bytes_from_caller: 10_240,
+            bytes_to_caller: 10_239,
+        };
+        let draining = CircuitInfo {
+            id: "3-2".to_owned(),
+            state: CircuitPhase::Draining,
+            from: CircuitEnd::Program { uid: 7, pid: 8 },
+            reached: None,
+            rule: None,
+            age_ms: None,
+            ..open.clone()
+        };
+        assert_eq!(
+            circuits_in_words(&[open, draining]),
+            "ID    KIND       STATE     FROM                TO                   AGE  SENT  RECEIVED  RULE\n\
+             0-17  zero-copy  open      web:40001           db:5432 -> db2:5432  2m   10K   10239     to-db\n\
+             3-2   zero-copy  draining  host(uid 7, pid 8)  db:5432              -    10K   10239     -\n"
+        );
+    }
+
+    #[test]
+    fn windows_are_a_table() {
+        let host = WindowInfo {
+            uuid: "00ff".repeat(8),
+            between: ["host".to_owned(), "web".to_owned()],
+            uid: Some(1000),
+            size: 16 << 20,
+            state: "in use".to_owned(),
+            generation: 7,
+        };
+        assert_eq!(
+            windows_in_words(&[host]),
+            "UUID                              BETWEEN             SIZE  STATE   GENERATION\n\
+             00ff00ff00ff00ff00ff00ff00ff00ff  host(uid 1000) web  16M   in use  7\n"
+        );
+    }
+
+    #[test]
+    fn times_have_the_largest_unit_that_says_enough() {
+        let cases = [
+            (0, "0s"),
+            (119_999, "119s"),
+            (120_000, "2m"),
+            (7_199_999, "119m"),
+            (7_200_000, "2h"),
+            (172_800_000, "2d"),
+        ];
+        for (age_ms, expected) in cases {
+            assert_eq!(age(age_ms), expected);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The daemon as a service: in its sandbox, and with a service manager that makes its socket, is told when it is ready, and
+//! waits for signs of life.
+
+// Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
+#![allow(clippy::unwrap_used)]
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use program::{assert_refused, ringdown, run_with};
+
+/// What is waited for that should come at once.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that is killed when the test ends.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        Running(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn wait_until_ready(&mut self) {
+        let mut ready = String::new();
+        let out = self.0.stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(directory: &Path, words: &[&str]) -> Command {
+    let mut command = ringdown(&["serve", "--log", "info", "--runtime-dir"]);
+    command.arg(directory).args(words);
+    command
+}
+
+#[test]
+fn a_call_that_the_sandbox_does_not_know_ends_the_daemon() {
+    for (mode, is_killed) in [("on", true), ("off", false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = serve(directory.path(), &["--sandbox", mode]);
+        command
+            .env("RINGDOWN_TEST_FORBIDDEN_CALL", "1")
+            .stderr(Stdio::piped());
+        let mut daemon = Running::start(command);
+        daemon.wait_until_ready();
+        let mut log = BufReader::new(daemon.0.stderr.take().unwrap());
+        if is_killed {
+            // SIGSYS, which the service manager reports; the kernel's log has the number of the call.
+            let mut rest = String::new();
+            log.read_to_string(&mut rest).unwrap();
+            assert_eq!(daemon.0.wait().unwrap().signal(), Some(31), "{rest}");
+            assert!(!rest.contains("started a program"), "{rest}");
+        } else {
+            let mut lines = log.lines().map(Result::unwrap);
+            assert!(lines.any(|line| line.starts_with("started a program: Ok")));
+        }
+    }
+}
+
+#[test]
+fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (run, more) = (directory.path().join("run"), directory.path().join("more"));
+    let (elsewhere, file) = (
+        directory.path().join("elsewhere"),
+        directory.path().join("c/c.toml"),
+    );
+    for made in [&run, &more, &elsewhere, &directory.path().join("c")] {
+        std::fs::create_dir(made).unwrap();
+    }
+    // Writing to its standard input's directory is what the daemon itself could not do.
+    let mark = elsewhere.join("mark");
+    let base = format!(
+        "sandbox-paths = [{more:?}]\n[[vm]]\nname = \"fc\"\nhybrid = {:?}\n[[rule]]\nfrom = \"fc\"\nto = \"service:cat\"\nport = \"*\"\n\
+         action = \"allow\"\n[[service]]\nname = \"cat\"\nport = 5000\ncommand = [\"/bin/sh\", \"-c\", \"echo run > {}; exec cat\"]\n",
+        run.join("fc.sock"),
+        mark.display()
+    );
+    std::fs::write(&file, &base).unwrap();
+    let mut daemon = Running::start(serve(&run, &["--config", file.to_str().unwrap()]));
+    daemon.wait_until_ready();
+
+    let mut circuit = UnixStream::connect(run.join("fc.sock_5000")).unwrap();
+    circuit.set_read_timeout(Some(PATIENCE)).unwrap();
+    circuit.write_all(b"hello").unwrap();
+    circuit.shutdown(Shutdown::Write).unwrap();
+    let mut echoed = String::new();
+    circuit.read_to_string(&mut echoed).unwrap();
+    assert_eq!(echoed, "hello");
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "run\n");
+
+    let add = |name: &str, socket: &Path| {
+        run_with(
+            &run,
+            &["vm", "add", name, "--host", socket.to_str().unwrap()],
+        )
+    };
+    let outside = elsewhere.join("web.sock");
+    assert_refused(
+        &add("web", &outside),
+        2,
+        "name its directory in sandbox-paths",
+    );
+    assert!(!outside.exists());
+    assert_eq!(add("db", &more.join("db.sock")).code, Some(0));
+
+    let program = "[[service]]\nname = \"new\"\nport = 5001\ncommand = [\"/bin/true\"]\n";
+    for (text, message) in [
+        (
+            program.to_owned(),
+            "the sandbox does not let the daemon start \"/bin/true\"",
+        ),
+        (
+            format!(
+                "[[publish]]\nlisten = {:?}\nto = \"fc:1\"\n",
+                format!("unix:{}/p", elsewhere.display())
+            ),
+            "the sandbox does not let the daemon make",
+        ),
+    ] {
+        std::fs::write(&file, base.clone() + &text).unwrap();
+        assert_refused(&run_with(&run, &["reload"]), 2, message);
+    }
+    // The file is read again though its name stands for another one.
+    let renamed = directory.path().join("c/new");
+    std::fs::write(&renamed, &base).unwrap();
+    std::fs::rename(&renamed, &file).unwrap();
+    assert_eq!(run_with(&run, &["reload"]).code, Some(0));
+}
+
+#[test]
+fn a_service_manager_makes_the_socket_and_hears_that_the_daemon_lives() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let told = UnixDatagram::bind(run.join("notify")).unwrap();
+    told.set_read_timeout(Some(PATIENCE)).unwrap();
+    let listener = UnixListener::bind(run.join("control.sock")).unwrap();
+    // Whoever asks before the daemon is there waits for it.
+    let mut early = UnixStream::connect(run.join("control.sock")).unwrap();
+    early
+        .write_all(b"GET /v1/vms HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
+
+    let mut daemon = Running::start(handed_over(listener, run, run));
+    daemon.wait_until_ready();
+    let mut hear = || {
+        let mut buffer = [0; 256];
+        let len = told.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..len]).into_owned()
+    };
+    let heard: Vec<String> = std::iter::repeat_with(&mut hear).take(4).collect();
+    assert!(
+        heard.iter().any(|word| word.contains("READY=1")),
+        "{heard:?}"
+    );
+    let signs = heard.iter().filter(|word| word.contains("WATCHDOG=1"));
+    assert!(signs.count() >= 2, "{heard:?}");
+    early.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = String::new();
+    early.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+    let pid = rustix::process::Pid::from_raw(daemon.0.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    assert!(
+        run.join("control.sock").exists(),
+        "it is the service manager's to remove"
+    );
+}
+
+#[test]
+fn a_socket_of_another_place_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("other.sock")).unwrap();
+    let run = directory.path().join("run");
+    let outcome = program::finish(handed_over(listener, &run, directory.path()));
+    assert_refused(&outcome, 1, "ListenStream=");
+}
+
+/// The daemon, started as systemd would start it. A shell puts the socket where it belongs, and has the process's id.
+fn handed_over(listener: UnixListener, run: &Path, notify: &Path) -> Command {
+    let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" serve --runtime-dir \"$1\"";
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", script, env!("CARGO_BIN_EXE_ringdown")])
+        .arg(run)
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .env("NOTIFY_SOCKET", notify.join("notify"))
+        .env("WATCHDOG_USEC", "200000")
+        .env_remove("WATCHDOG_PID")
+        .env_remove("RINGDOWN_LOG");
+    command
+}

@@ -1,0 +1,140 @@
+//! What is asked of circuits and windows.
+
+use device::{CircuitFilter, Endpoint};
+use switch::{CircuitState, full_name};
+use wire::vsock::SocketType;
+
+use super::{Control, ControlError};
+use crate::api::types::{
+    CircuitEnd, CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, WindowInfo, WindowsInfo,
+};
+use crate::switchboard::pool::{Owners, WindowStatus};
+use crate::switchboard::{CircuitName, ListedCircuit, SwitchboardReport};
+
+impl Control {
+    /// Circuits, of one VM by its full name or an alias, or of all; called at one port, or at any.
+    ///
+    /// # Errors
+    /// [`ControlError::Unknown`] when there is no VM of this name.
+    pub async fn circuits(
+        &self,
+        vm: Option<&str>,
+        port: Option<u32>,
+    ) -> Result<CircuitsInfo, ControlError> {
+        let vm = match vm {
+            Some(name) => Some(self.get(name).await?.full_name()),
+            None => None,
+        };
+        let circuits = self.parts.circuits.clone();
+        let filter = CircuitFilter { vm, port };
+        let listed = tokio::task::spawn_blocking(move || circuits.list(&filter)).await;
+        let listed = listed.map_err(|_| ControlError::Lost)?;
+        Ok(CircuitsInfo {
+            circuits: listed.circuits.into_iter().map(info).collect(),
+            more: listed.more,
+        })
+    }
+
+    /// Ends a circuit: both ends see a reset, and its window is taken away.
+    ///
+    /// # Errors
+    /// [`ControlError::UnknownCircuit`].
+    pub async fn end_circuit(&self, name: &str) -> Result<(), ControlError> {
+        let unknown = || ControlError::UnknownCircuit {
+            id: name.to_owned(),
+        };
+        let CircuitName(id) = CircuitName::parse(name).ok_or_else(unknown)?;
+        let circuits = self.parts.circuits.clone();
+        let ended = tokio::task::spawn_blocking(move || circuits.end(id)).await;
+        match ended.map_err(|_| ControlError::Lost)? {
+            true => {
+                tracing::info!(circuit = name, "ended a circuit");
+                Ok(())
+            }
+            false => Err(unknown()),
+        }
+    }
+
+    /// All windows.
+    ///
+    /// # Errors
+    /// [`ControlError::Lost`].
+    pub async fn windows(&self) -> Result<WindowsInfo, ControlError> {
+        let circuits = self.parts.circuits.clone();
+        let windows = tokio::task::spawn_blocking(move || circuits.windows()).await;
+        let windows = windows.map_err(|_| ControlError::Lost)?;
+        Ok(WindowsInfo {
+            windows: windows.into_iter().map(window).collect(),
+        })
+    }
+
+    /// Figures of the switchboard.
+    pub fn switchboard_report(&self) -> SwitchboardReport {
+        self.parts.circuits.report()
+    }
+}
+
+fn info(listed: ListedCircuit) -> CircuitInfo {
+    let ListedCircuit {
+        circuit,
+        is_zero_copy,
+        is_draining,
+    } = listed;
+    let (dialled, callee) = (end(circuit.dialled), end(circuit.callee));
+    CircuitInfo {
+        id: CircuitName(circuit.id).to_string(),
+        kind: match is_zero_copy {
+            true => CircuitKind::ZeroCopy,
+            false => CircuitKind::Stream,
+        },
+        seqpacket: circuit.socket_type == SocketType::SeqPacket,
+        state: match circuit.state {
+            _ if is_draining => CircuitPhase::Draining,
+            CircuitState::Dialling => CircuitPhase::Dialling,
+            CircuitState::Open => CircuitPhase::Open,
+            CircuitState::Closing => CircuitPhase::Closing,
+        },
+        from: end(circuit.caller),
+        reached: (callee != dialled).then_some(callee),
+        to: dialled,
+        rule: circuit.rule,
+        age_ms: (!is_draining).then_some(circuit.age.as_millis() as u64),
+        bytes_from_caller: circuit.bytes[0],
+        bytes_to_caller: circuit.bytes[1],
+    }
+}
+
+fn end(endpoint: Endpoint) -> CircuitEnd {
+    match endpoint {
+        Endpoint::Vm { domain, name, port } => CircuitEnd::Vm {
+            vm: full_name(&domain, &name),
+            port,
+        },
+        Endpoint::Program { credentials, .. } => CircuitEnd::Program {
+            uid: credentials.uid,
+            pid: credentials.pid,
+        },
+        Endpoint::Published { name } => CircuitEnd::Published { name },
+        Endpoint::Service { name, port } => CircuitEnd::Service {
+            service: name,
+            port,
+        },
+        Endpoint::Listener { port } => CircuitEnd::Host { port },
+        Endpoint::Gone => CircuitEnd::Gone,
+    }
+}
+
+fn window(status: WindowStatus) -> WindowInfo {
+    let (between, uid) = match status.owners {
+        Owners::Host { vm, uid } => (["host".to_owned(), vm], uid),
+        Owners::Vms { a, b } => ([a, b], None),
+    };
+    WindowInfo {
+        uuid: status.uuid.to_string(),
+        between,
+        uid,
+        size: status.len,
+        state: status.state.as_str().to_owned(),
+        generation: status.generation,
+    }
+}

@@ -1,0 +1,221 @@
+//! The sandbox of `ringdown serve`: what this process can do from then on, whoever has taken it over.
+//!
+//! # Theory of operation
+//!
+//! Guests, VMMs and programs of the host talk to this process, and each of them may try to make it do something else. So before the
+//! first of them can say a word, the process gives up what it does not need:
+//!
+//! - **Files** ([`places`], `files`): Landlock lets it write below the directories that its configuration names, and read the system's
+//!   configuration and libraries, and nothing else. The directories are found when the daemon starts; whatever names another one later
+//!   is told so by name, and needs a restart.
+//! - **System calls** ([`calls`]): a seccomp filter with a list of what the code uses. Any other call ends the process at once with
+//!   SIGSYS, and the kernel's log says which call it was.
+//! - **Programs** ([`starter`]): a service or a channel may be a program. It must not inherit the sandbox, and the sandboxed process must
+//!   not be able to start anything. So a second process is there before the sandbox is, which starts programs from the list that
+//!   the configuration gave it, by their number, and can be asked for nothing else.
+//!
+//! Both filters hold for the thread that asks for them and for those that it starts. So [`enter`] is called while there is one thread.
+//! They hold for the process, and cannot be taken back: this is why what is in force is a static, [`in_force`].
+
+mod calls;
+mod files;
+mod places;
+pub mod starter;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+pub use places::Places;
+
+use crate::config::{Config, VmRequest};
+use crate::input::InputError;
+use crate::reload::Settings;
+use starter::Starter;
+
+static IN_FORCE: OnceLock<Sandbox> = OnceLock::new();
+
+/// Whether there is to be a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// What is not allowed fails, or ends the process.
+    #[default]
+    On,
+    /// System calls that the sandbox would not allow are written into the kernel's log, and nothing is refused.
+    Log,
+    /// There is none.
+    Off,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Whether there is to be one.
+    pub mode: Mode,
+    /// The configuration file, which is read again.
+    pub config_file: Option<PathBuf>,
+    /// How this process starts itself as the starter of programs: the words after its own path.
+    pub starter_arguments: Vec<String>,
+}
+
+/// Why there is no sandbox. The daemon does not start then: a sandbox that was asked for and does not hold is worse than none.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// There are threads already, which would stay outside.
+    #[error(
+        "the sandbox would hold one of {count} threads only: this is a fault of ringdown's; start it with --sandbox=off"
+    )]
+    Threads {
+        /// How many there are.
+        count: usize,
+    },
+    /// The kernel does not know seccomp, or refuses it.
+    #[error("cannot confine the daemon to its system calls: {0}; start it with --sandbox=off")]
+    Calls(#[from] seccompiler::Error),
+    /// The filter cannot be made.
+    #[error("cannot make a filter of system calls: {0}; start it with --sandbox=off")]
+    Filter(#[from] seccompiler::BackendError),
+    /// Landlock refuses.
+    #[error("cannot confine the daemon to its files: {0}; start it with --sandbox=off")]
+    Files(#[from] landlock::RulesetError),
+    /// The process that starts programs does not come up.
+    #[error("cannot start the process that starts the programs of services: {0}")]
+    Starter(io::Error),
+    /// The threads cannot be counted.
+    #[error(
+        "cannot look at this process's threads in /proc: {0}; mount /proc, or start it with --sandbox=off"
+    )]
+    Proc(io::Error),
+}
+
+/// A sandbox that holds.
+#[derive(Debug)]
+pub struct Sandbox {
+    places: Places,
+    starter: Option<Starter>,
+    confines_files: bool,
+}
+
+/// The sandbox of this process, if there is one.
+pub fn in_force() -> Option<&'static Sandbox> {
+    IN_FORCE.get()
+}
+
+/// Whether this kernel has Landlock. Nothing is confined by asking.
+pub fn kernel_confines_files() -> bool {
+    files::is_known()
+}
+
+/// Confines this process for good.
+///
+/// # Errors
+/// [`SandboxError`]; part of it may be in force then.
+pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<(), SandboxError> {
+    if options.mode == Mode::Off {
+        tracing::warn!("there is no sandbox: the daemon can do whatever its user can");
+        return Ok(());
+    }
+    let threads = std::fs::read_dir("/proc/self/task").map_err(SandboxError::Proc)?;
+    match threads.count() {
+        1 => {}
+        count => return Err(SandboxError::Threads { count }),
+    }
+    let places = Places::of(config, settings, options.config_file.as_deref());
+    let commands = places::commands(config);
+    let starter = if commands.is_empty() {
+        None
+    } else {
+        let starter = Starter::launch(commands, &options.starter_arguments);
+        Some(starter.map_err(SandboxError::Starter)?)
+    };
+    let confines_files = options.mode == Mode::On && files::confine(&places)?;
+    calls::confine(options.mode)?;
+    tracing::info!(
+        directories = places.write.len(),
+        programs = starter.as_ref().map_or(0, Starter::command_count),
+        files = confines_files,
+        mode = ?options.mode,
+        "the sandbox holds"
+    );
+    // Whoever entered before is confined already, which cannot be undone.
+    let _ = IN_FORCE.set(Sandbox {
+        places,
+        starter,
+        confines_files,
+    });
+    Ok(())
+}
+
+/// What somebody would do who has taken the daemon over, in builds for tests and if the environment says so: start a program. It prints
+/// what became of that, if it can.
+#[cfg(feature = "test-support")]
+pub(crate) fn make_forbidden_call_if_told() {
+    if std::env::var_os("RINGDOWN_TEST_FORBIDDEN_CALL").is_some() {
+        let started = std::process::Command::new("/bin/true").status();
+        eprintln!("started a program: {started:?}");
+    }
+}
+
+impl Sandbox {
+    /// The process that starts programs, if the configuration had any when the daemon started.
+    pub(crate) fn starter(&self) -> Option<&Starter> {
+        self.starter.as_ref()
+    }
+
+    fn covers(&self, path: &Path) -> Result<(), InputError> {
+        if !self.confines_files || self.places.covers(path) {
+            return Ok(());
+        }
+        Err(InputError::OutsideSandbox {
+            path: path.to_owned(),
+        })
+    }
+
+    fn has_program(&self, words: &[String]) -> Result<(), InputError> {
+        if self
+            .starter
+            .as_ref()
+            .is_some_and(|starter| starter.has(words))
+        {
+            return Ok(());
+        }
+        Err(InputError::ProgramOutsideSandbox {
+            program: words.first().cloned().unwrap_or_default(),
+        })
+    }
+}
+
+/// Refuses a VM for which files would be needed that this process cannot have.
+///
+/// # Errors
+/// [`InputError::OutsideSandbox`] or [`InputError::ProgramOutsideSandbox`].
+pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
+    let Some(sandbox) = in_force() else {
+        return Ok(());
+    };
+    let commands = places::commands_of(request);
+    commands
+        .iter()
+        .try_for_each(|words| sandbox.has_program(words))?;
+    let files = places::files_of(request);
+    files.iter().try_for_each(|path| sandbox.covers(path))
+}
+
+/// Refuses a configuration for which something would be needed that this process cannot have.
+///
+/// # Errors
+/// [`InputError::OutsideSandbox`] or [`InputError::ProgramOutsideSandbox`].
+pub fn check_config(config: &Config) -> Result<(), InputError> {
+    let Some(sandbox) = in_force() else {
+        return Ok(());
+    };
+    let commands = places::commands(config);
+    commands
+        .iter()
+        .try_for_each(|words| sandbox.has_program(words))?;
+    let files = places::files(config);
+    files.iter().try_for_each(|path| sandbox.covers(path))
+}

@@ -1,0 +1,332 @@
+//! seccomp: which system calls this process can make.
+//!
+//! The list was found by running the scenarios, and is grouped by what needs a call. A call that is not in it ends the process: it is
+//! either an attack or a fault of this list, and both are to be seen. Where a call is allowed with some arguments only, the table of
+//! conditions says so:
+//!
+//! - no new process, and no program: threads only (`clone3` keeps its arguments in memory, where a filter cannot look, so it is answered with
+//!   "not implemented", and the C library takes `clone`);
+//! - no memory that is both writable and executable;
+//! - sockets of those families only that Ringdown has. `AF_VSOCK` is not among them: the daemon is the other end of that.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+
+use super::{Mode, SandboxError};
+
+/// Memory.
+const MEMORY: [i64; 8] = [
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_memfd_create,
+    libc::SYS_mincore,
+    libc::SYS_mremap,
+    libc::SYS_msync,
+    libc::SYS_munmap,
+];
+
+/// Threads, signals of this process, and what the C library does with them.
+const THREADS: [i64; 22] = [
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_get_robust_list,
+    libc::SYS_getcpu,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_uname,
+];
+
+/// Clocks, timers and waiting.
+const WAITING: [i64; 17] = [
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_gettimeofday,
+    libc::SYS_nanosleep,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_timerfd_settime,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_add_watch,
+];
+
+/// Bytes and descriptors.
+const BYTES: [i64; 22] = [
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_ioctl,
+    libc::SYS_lseek,
+    libc::SYS_pipe2,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Sockets. How one is made is in the table of conditions.
+const SOCKETS: [i64; 17] = [
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_splice,
+];
+
+/// Names of files. Landlock says which files.
+const FILES: [i64; 23] = [
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_linkat,
+    libc::SYS_mkdirat,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_readlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_umask,
+    libc::SYS_unlinkat,
+    libc::SYS_utimensat,
+    SYS_FCHMODAT2,
+];
+
+/// `fchmodat2`, which has the same number everywhere and is not in all C libraries.
+const SYS_FCHMODAT2: i64 = 452;
+
+/// Who this is, and how much it may have.
+const SELF: [i64; 11] = [
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getgroups,
+    libc::SYS_getresgid,
+    libc::SYS_getresuid,
+    libc::SYS_getrlimit,
+    libc::SYS_getrusage,
+    libc::SYS_getsid,
+    libc::SYS_getuid,
+    libc::SYS_sysinfo,
+];
+
+/// Older names of the same things, which C libraries use on this architecture.
+#[cfg(target_arch = "x86_64")]
+const OLDER: [i64; 16] = [
+    libc::SYS_access,
+    libc::SYS_arch_prctl,
+    libc::SYS_chmod,
+    libc::SYS_dup2,
+    libc::SYS_epoll_wait,
+    libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_open,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_rmdir,
+    libc::SYS_stat,
+    libc::SYS_time,
+    libc::SYS_unlink,
+    libc::SYS_select,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: [i64; 0] = [];
+
+/// The families of sockets that Ringdown has: those of its users, those of an uplink, and those by which the C library asks for addresses.
+const FAMILIES: [i32; 5] = [
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+    libc::AF_PACKET,
+];
+
+/// What the kernel told the process at its start, which is read before the clock is. Not in all C libraries.
+const PR_GET_AUXV: i32 = 0x4155_5856;
+
+/// What may be asked and set: a thread's name, how exact its timers are, names of memory in what `/proc` shows, and the above.
+const CONTROLS: [i32; 6] = [
+    libc::PR_SET_NAME,
+    libc::PR_GET_NAME,
+    libc::PR_SET_TIMERSLACK,
+    libc::PR_GET_TIMERSLACK,
+    libc::PR_SET_VMA,
+    PR_GET_AUXV,
+];
+
+/// Confines this thread, and those that it starts, to the list.
+pub(super) fn confine(mode: Mode) -> Result<(), SandboxError> {
+    let refused = match mode {
+        Mode::Log => SeccompAction::Log,
+        _ => SeccompAction::KillProcess,
+    };
+    // In this order, as the second does not allow a third.
+    seccompiler::apply_filter(&without_clone3()?)?;
+    seccompiler::apply_filter(&list(refused)?)?;
+    Ok(())
+}
+
+/// Answers `clone3` with "not implemented". Of two filters, the one that allows less decides.
+fn without_clone3() -> Result<BpfProgram, BackendError> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let not_implemented = SeccompAction::Errno(libc::ENOSYS as u32);
+    let architecture = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, SeccompAction::Allow, not_implemented, architecture)?.try_into()
+}
+
+fn list(refused: SeccompAction) -> Result<BpfProgram, BackendError> {
+    let plain: [&[i64]; 8] = [
+        &MEMORY, &THREADS, &WAITING, &BYTES, &SOCKETS, &FILES, &SELF, &OLDER,
+    ];
+    let plain = plain.concat().into_iter().map(|call| (call, Vec::new()));
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = plain.collect();
+    rules.extend(conditions()?);
+    let architecture = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?.try_into()
+}
+
+/// Calls that are allowed with some arguments only: each with the rules of which one must hold.
+fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+    let thread = libc::CLONE_THREAD as u64;
+    let writable_and_executable = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+    let protections = [0, libc::PROT_WRITE as u64, libc::PROT_EXEC as u64];
+    let harmless = protections.map(|protection| {
+        when(
+            2,
+            SeccompCmpOp::MaskedEq(writable_and_executable),
+            protection,
+        )
+    });
+    let harmless: Vec<SeccompRule> = harmless.into_iter().collect::<Result<_, _>>()?;
+    let families = FAMILIES.map(|family| when(0, SeccompCmpOp::Eq, family as u64));
+    let controls = CONTROLS.map(|control| when(0, SeccompCmpOp::Eq, control as u64));
+    let own_process = u64::from(std::process::id());
+    Ok(BTreeMap::from([
+        (libc::SYS_mmap, harmless.clone()),
+        (libc::SYS_mprotect, harmless),
+        (
+            libc::SYS_clone,
+            vec![when(0, SeccompCmpOp::MaskedEq(thread), thread)?],
+        ),
+        (
+            libc::SYS_socket,
+            families.into_iter().collect::<Result<_, _>>()?,
+        ),
+        (
+            libc::SYS_socketpair,
+            vec![when(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?],
+        ),
+        // Limits of this process alone.
+        (libc::SYS_prlimit64, vec![when(0, SeccompCmpOp::Eq, 0)?]),
+        (
+            libc::SYS_prctl,
+            controls.into_iter().collect::<Result<_, _>>()?,
+        ),
+        // What `abort` does.
+        (
+            libc::SYS_tgkill,
+            vec![when(0, SeccompCmpOp::Eq, own_process)?],
+        ),
+    ]))
+}
+
+fn when(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)?;
+    SeccompRule::new(vec![condition])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_is_listed_twice_and_those_of_an_attacker_not_at_all() {
+        let plain: [&[i64]; 8] = [
+            &MEMORY, &THREADS, &WAITING, &BYTES, &SOCKETS, &FILES, &SELF, &OLDER,
+        ];
+        let mut all = plain.concat();
+        all.extend(conditions().unwrap().keys());
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        let forbidden = [
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_kill,
+            libc::SYS_setuid,
+            libc::SYS_mount,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+        ];
+        assert!(forbidden.iter().all(|call| !all.contains(call)));
+    }
+
+    #[test]
+    fn the_filter_is_short_enough_for_the_kernel() {
+        // The kernel takes 4096 instructions.
+        assert!(list(SeccompAction::KillProcess).unwrap().len() < 4096);
+    }
+}

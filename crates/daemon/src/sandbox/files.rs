@@ -1,0 +1,67 @@
+//! Landlock: which files this process can open.
+
+use landlock::{
+    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+
+use super::places::Places;
+
+/// What this code knows. An older kernel enforces what it knows of it, as far as that goes.
+const KNOWN: ABI = ABI::V6;
+
+/// Confines this thread, and those that it starts, to some places. Returns whether the kernel can do that.
+pub(super) fn confine(places: &Places) -> Result<bool, RulesetError> {
+    let everything = AccessFs::from_all(KNOWN);
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(everything)?
+        // No signal leaves this process: those that programs get are sent by the process that starts them.
+        .scope(Scope::Signal)?
+        .create()?;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let device = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let write = AccessFs::ReadFile
+        | AccessFs::ReadDir
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::MakeSock
+        | AccessFs::MakeDir
+        | AccessFs::RemoveFile
+        | AccessFs::RemoveDir
+        | AccessFs::Refer;
+    let ruleset = allow(ruleset, places.read.iter(), read)?;
+    let ruleset = allow(ruleset, places.devices.iter(), device)?;
+    let ruleset = allow(ruleset, places.write.iter(), write)?;
+    let status = ruleset.restrict_self()?;
+    let confines = status.ruleset != RulesetStatus::NotEnforced;
+    if !confines {
+        tracing::warn!(
+            "this kernel has no Landlock (or it is not among those that `lsm=` names): system calls are confined, files are not"
+        );
+    }
+    Ok(confines)
+}
+
+/// Whether the kernel has Landlock at all.
+pub(super) fn is_known() -> bool {
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let first = ruleset.handle_access(AccessFs::from_all(ABI::V1));
+    first.and_then(Ruleset::create).is_ok()
+}
+
+fn allow<'a>(
+    mut ruleset: RulesetCreated,
+    paths: impl Iterator<Item = &'a std::path::PathBuf>,
+    access: landlock::BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    for path in paths {
+        // What is not there needs no permission. Whoever needs it fails where it is used, with its name.
+        let Ok(descriptor) = PathFd::new(path) else {
+            continue;
+        };
+        ruleset = ruleset.add_rule(PathBeneath::new(descriptor, access))?;
+    }
+    Ok(ruleset)
+}

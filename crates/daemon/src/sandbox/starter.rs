@@ -1,0 +1,244 @@
+//! The starter of programs: a second process, outside the sandbox, which starts those programs that it was given a list of before the
+//! first guest could speak, and nothing else.
+//!
+//! # Theory of operation
+//!
+//! The daemon launches it from its own file, with one end of a socket pair as standard input. What it says there is one packet each:
+//!
+//! - first, once: nothing, with a descriptor of a file that holds the list of commands;
+//! - then for each program: the command's number and the variables of its environment, with three descriptors: the program's circuit
+//!   (its standard input and output), where its standard error goes, and the *leash*, a socket pair's end.
+//!
+//! All that concerns one program passes over its leash. The starter says whether it has started, and later how it has ended; the daemon says
+//! which of three signals it is to get. When the daemon's end is closed the program is killed: so nothing is left over, however the
+//! daemon ends. Only variables whose names begin with `RINGDOWN_` are taken, so that a daemon that was taken over cannot
+//! have a program load something else.
+
+mod process;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+pub use process::run;
+
+/// The longest request, in bytes: a command's number and some names.
+const MAX_REQUEST_LEN: usize = 32 * 1024;
+
+/// The most descriptors that come with one.
+const MAX_DESCRIPTORS: usize = 3;
+
+/// What a program's environment may be told: names that begin with this.
+const ENVIRONMENT_PREFIX: &str = "RINGDOWN_";
+
+/// A program that is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+struct Request {
+    command: usize,
+    environment: Vec<(String, String)>,
+}
+
+/// What the starter says over a leash: a letter and a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// The program runs.
+    Started,
+    /// It could not be started: the system's error number.
+    Failed(i32),
+    /// It has ended: its status as `wait` gives it.
+    Ended(i32),
+}
+
+const WORD_LEN: usize = 5;
+
+impl Word {
+    fn encode(self) -> [u8; WORD_LEN] {
+        let (letter, number) = match self {
+            Word::Started => (b's', 0),
+            Word::Failed(error) => (b'f', error),
+            Word::Ended(status) => (b'e', status),
+        };
+        let [a, b, c, d] = number.to_le_bytes();
+        [letter, a, b, c, d]
+    }
+
+    fn decode(bytes: [u8; WORD_LEN]) -> Option<Word> {
+        let [letter, a, b, c, d] = bytes;
+        let number = i32::from_le_bytes([a, b, c, d]);
+        match letter {
+            b's' => Some(Word::Started),
+            b'f' => Some(Word::Failed(number)),
+            b'e' => Some(Word::Ended(number)),
+            _ => None,
+        }
+    }
+
+    /// The next one from a leash. It waits only where the socket does.
+    pub(crate) fn read(leash: impl AsFd) -> io::Result<Word> {
+        let mut bytes = [0; WORD_LEN];
+        let (received, _) = rustix::net::recv(leash, &mut bytes[..], RecvFlags::empty())?;
+        if received < WORD_LEN {
+            return Err(gone());
+        }
+        Word::decode(bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+fn gone() -> io::Error {
+    let message = "the process that starts programs has ended: start the daemon anew";
+    io::Error::new(io::ErrorKind::BrokenPipe, message)
+}
+
+/// The daemon's end of the starter.
+#[derive(Debug)]
+pub(crate) struct Starter {
+    socket: OwnedFd,
+    commands: Vec<Vec<String>>,
+}
+
+impl Starter {
+    /// Starts this very program once more, with these arguments, as the starter of these commands.
+    pub(crate) fn launch(
+        commands: BTreeSet<Vec<String>>,
+        arguments: &[String],
+    ) -> io::Result<Starter> {
+        let commands: Vec<Vec<String>> = commands.into_iter().collect();
+        let (socket, theirs) = pair()?;
+        Command::new("/proc/self/exe")
+            .arg0("ringdown")
+            .args(arguments)
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            // A key pressed in a terminal is for the daemon, which ends its programs itself.
+            .process_group(0)
+            // These are for the daemon alone.
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            .env_remove("LISTEN_FDS")
+            .env_remove("LISTEN_PID")
+            .env_remove("LISTEN_FDNAMES")
+            .spawn()?;
+        Starter::of(socket, commands)
+    }
+
+    /// Tells a starter its commands, once.
+    fn of(socket: OwnedFd, commands: Vec<Vec<String>>) -> io::Result<Starter> {
+        let mut list = File::from(rustix::fs::memfd_create("commands", MemfdFlags::CLOEXEC)?);
+        list.write_all(&serde_json::to_vec(&commands)?)?;
+        send(&socket, b"list", &[list.as_fd()])?;
+        Ok(Starter { socket, commands })
+    }
+
+    pub(crate) fn command_count(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// Whether the command is in the list.
+    pub(crate) fn has(&self, words: &[String]) -> bool {
+        self.number(words).is_some()
+    }
+
+    fn number(&self, words: &[String]) -> Option<usize> {
+        self.commands.iter().position(|command| command == words)
+    }
+
+    /// Has a program started, and waits until it is. Returns its leash.
+    pub(crate) fn start(
+        &self,
+        words: &[String],
+        environment: Vec<(&'static str, String)>,
+        circuit: BorrowedFd<'_>,
+        errors: BorrowedFd<'_>,
+    ) -> io::Result<OwnedFd> {
+        let command = self.number(words).ok_or(io::ErrorKind::NotFound)?;
+        let environment = environment
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let request = serde_json::to_vec(&Request {
+            command,
+            environment,
+        })?;
+        if request.len() > MAX_REQUEST_LEN {
+            return Err(io::ErrorKind::ArgumentListTooLong.into());
+        }
+        let (leash, theirs) = pair()?;
+        send(&self.socket, &request, &[circuit, errors, theirs.as_fd()])?;
+        drop(theirs);
+        match Word::read(&leash)? {
+            Word::Started => {}
+            Word::Failed(error) => return Err(io::Error::from_raw_os_error(error)),
+            Word::Ended(_) => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        rustix::io::ioctl_fionbio(&leash, true)?;
+        Ok(leash)
+    }
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        kind,
+        flags,
+        None,
+    )?)
+}
+
+/// Says something, with descriptors. It waits while the other side has more to do than it takes.
+fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    );
+    sent.map(drop).map_err(|error| match error {
+        rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => gone(),
+        error => error.into(),
+    })
+}
+
+/// The next request and its descriptors; `None` when the other side is gone.
+fn receive(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_REQUEST_LEN];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received =
+        rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let len = received.bytes;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    bytes.truncate(len);
+    Ok((len > 0).then_some((bytes, descriptors)))
+}
+
+/// A starter of these commands that is a thread of this process.
+#[cfg(test)]
+pub(super) fn process_of(commands: Vec<Vec<String>>) -> Starter {
+    let (socket, theirs) = pair().expect("a socket pair");
+    std::thread::spawn(move || process::run(theirs));
+    Starter::of(socket, commands).expect("the thread listens")
+}

@@ -1,0 +1,86 @@
+//! The service manager, where there is one: sockets that it has made (sd_listen_fds(3)), what it is told (sd_notify(3)), and the sign of
+//! life that it waits for (sd_watchdog_enabled(3)).
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::FdFlags;
+
+use crate::line::LineWorker;
+
+/// Why a socket that was handed over cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HandedOverError {
+    /// It is not the one socket that there is to be.
+    #[error(
+        "the service manager hands over {found}: have it listen at {} alone (ListenStream= in ringdown.socket)",
+        expected.display()
+    )]
+    Other {
+        /// What there is.
+        found: String,
+        /// What there should be.
+        expected: PathBuf,
+    },
+    /// The system refused something.
+    #[error("cannot use the socket that the service manager hands over: {0}")]
+    System(#[from] io::Error),
+}
+
+/// The control socket, if the service manager has made it. It is to be asked while there is one thread, and once.
+///
+/// # Errors
+/// [`HandedOverError`] when it is another one: somebody would wait there for ever.
+pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOverError> {
+    let mut handed_over = listenfd::ListenFd::from_env();
+    let other = |found| HandedOverError::Other {
+        found,
+        expected: expected.to_owned(),
+    };
+    match handed_over.len() {
+        0 => return Ok(None),
+        1 => {}
+        count => return Err(other(format!("{count} sockets"))),
+    }
+    let Some(listener) = handed_over.take_unix_listener(0)? else {
+        return Ok(None);
+    };
+    let address = listener.local_addr()?;
+    if address.as_pathname() != Some(expected) {
+        return Err(other(match address.as_pathname() {
+            Some(path) => path.display().to_string(),
+            None => "a socket without a path".to_owned(),
+        }));
+    }
+    // Programs of services must not have it.
+    rustix::io::fcntl_setfd(&listener, FdFlags::CLOEXEC).map_err(io::Error::from)?;
+    Ok(Some(listener))
+}
+
+/// Tells the service manager something, if there is one.
+pub fn notify(state: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot tell the service manager");
+    }
+}
+
+/// Gives the sign of life that the service manager asks for, if it does, for as long as this runtime and the worker both answer: a
+/// daemon of which only one lives is of no use to anybody.
+pub async fn give_signs_of_life(worker: Arc<dyn LineWorker>) {
+    let Some(timeout) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let pause = (timeout / 2).max(Duration::from_millis(10));
+    loop {
+        let worker = worker.clone();
+        // The worker's thread answers this, after what it has to do before.
+        let asked = tokio::task::spawn_blocking(move || drop(worker.lines()));
+        if asked.await.is_ok() {
+            notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+        tokio::time::sleep(pause).await;
+    }
+}

@@ -1,0 +1,67 @@
+//! Lines over a socket: read with a limit, and written with descriptors.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::io::{AsyncRead, AsyncReadExt, Interest};
+use tokio::net::UnixStream;
+use wire::switchboard::Lines;
+use wire::switchboard::program::CIRCUIT_DESCRIPTORS;
+
+/// The next line, or nothing at the end of the stream.
+///
+/// # Errors
+/// What the system says; a line that is too long, or that is cut off.
+pub(super) async fn next(
+    lines: &mut Lines,
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<Option<Vec<u8>>> {
+    loop {
+        if let Some(line) = lines.next_line().map_err(invalid)? {
+            return Ok(Some(line.to_vec()));
+        }
+        let read = stream.read(lines.space()).await?;
+        if read == 0 {
+            return match lines.is_inside_line() {
+                true => Err(io::ErrorKind::UnexpectedEof.into()),
+                false => Ok(None),
+            };
+        }
+        lines.filled(read);
+    }
+}
+
+/// Something that was said is not understood.
+pub(super) fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Sends a line, as one message, with descriptors.
+///
+/// # Errors
+/// What the system says, or that the socket took a part only.
+pub(super) async fn send(
+    stream: &UnixStream,
+    line: &str,
+    descriptors: &[OwnedFd],
+) -> io::Result<()> {
+    let sent = stream
+        .async_io(Interest::WRITABLE, || {
+            let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            let mut room = [std::mem::MaybeUninit::uninit();
+                rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut room);
+            if !borrowed.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let bytes = [IoSlice::new(line.as_bytes())];
+            Ok(sendmsg(stream, &bytes, &mut ancillary, flags)?)
+        })
+        .await?;
+    match sent == line.len() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::WriteZero.into()),
+    }
+}

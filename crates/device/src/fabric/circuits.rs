@@ -1,0 +1,216 @@
+//! Circuits, for whoever asks: which there are, which one a guest means, and the end of one.
+
+use std::time::Duration;
+
+use switch::{
+    CalleeId, CircuitId, CircuitReport, CircuitState, Event, LineId, Reason, ServiceEntry, Side,
+};
+use wire::vsock::SocketType;
+
+use super::Fabric;
+use crate::Credentials;
+use crate::caller::Who;
+
+/// Who is at an end of a circuit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A guest.
+    Vm {
+        /// Its domain.
+        domain: String,
+        /// Its name there.
+        name: String,
+        /// The port.
+        port: u32,
+    },
+    /// A program of the host that has called.
+    Program {
+        /// Whose it is.
+        credentials: Credentials,
+        /// By what it is known to whoever called for it: see [`ProgramCall`](super::ProgramCall).
+        ticket: Option<u64>,
+    },
+    /// Somebody who has come in by a published port.
+    Published {
+        /// The port's name.
+        name: String,
+    },
+    /// A service of the host.
+    Service {
+        /// Its name.
+        name: String,
+        /// The port.
+        port: u32,
+    },
+    /// A program of the host that is called at this port.
+    Listener {
+        /// The port.
+        port: u32,
+    },
+    /// Somebody who has gone since.
+    Gone,
+}
+
+/// A circuit as it stands, with names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CircuitSnapshot {
+    /// Its number.
+    pub id: CircuitId,
+    /// Its type.
+    pub socket_type: SocketType,
+    /// How far it has come. One that has been cut short is closing.
+    pub state: CircuitState,
+    /// How long it has been there.
+    pub age: Duration,
+    /// What a person finds the rule by that allows it.
+    pub rule: Option<String>,
+    /// Who called.
+    pub caller: Endpoint,
+    /// Whom the caller meant.
+    pub dialled: Endpoint,
+    /// Who has the call: by a redirection somebody else.
+    pub callee: Endpoint,
+    /// Bytes that have arrived, by the side that sent them.
+    pub bytes: [u64; 2],
+}
+
+/// Which circuits are asked for. Without anything, all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CircuitFilter {
+    /// Those of which a VM is an end, by its full name.
+    pub vm: Option<String>,
+    /// Those that were called at this port.
+    pub port: Option<u32>,
+}
+
+impl Fabric {
+    /// Up to `limit` of the circuits that pass the filter, and how many more there are.
+    pub fn list_circuits(
+        &self,
+        filter: &CircuitFilter,
+        limit: usize,
+    ) -> (Vec<CircuitSnapshot>, usize) {
+        let line = filter.vm.as_ref().map(|vm| self.line_named(vm));
+        let is_wanted = |circuit: &CircuitReport| {
+            let of_vm = |line: Option<LineId>| {
+                line.is_some() && [circuit.caller.line, circuit.callee.line].contains(&line)
+            };
+            let called_at = |port| circuit.dialled.is_some_and(|to| port_of(to, self) == port);
+            line.is_none_or(of_vm) && filter.port.is_none_or(called_at)
+        };
+        let mut listed = Vec::new();
+        let mut more = 0;
+        for circuit in self.switch.circuits().filter(is_wanted) {
+            match listed.len() < limit {
+                true => listed.push(self.snapshot(&circuit)),
+                false => more += 1,
+            }
+        }
+        (listed, more)
+    }
+
+    /// A circuit, as long as it is there.
+    pub fn show_circuit(&self, id: CircuitId) -> Option<CircuitSnapshot> {
+        Some(self.snapshot(&self.switch.circuit(id)?))
+    }
+
+    /// The circuit that the guest of a VM knows by these ports, and its side of it.
+    pub fn find_circuit(
+        &self,
+        vm: &str,
+        port: u32,
+        peer_cid: u32,
+        peer_port: u32,
+    ) -> Option<(CircuitSnapshot, Side)> {
+        let line = self.line_named(vm)?;
+        let (id, side) = self.switch.circuit_of(line, port, peer_cid, peer_port)?;
+        Some((self.show_circuit(id)?, side))
+    }
+
+    /// Cuts a circuit short: both its ends see a reset. Returns whether it was there.
+    pub fn end_circuit(&mut self, id: CircuitId) -> bool {
+        let is_there = self.switch.circuit(id).is_some();
+        if is_there {
+            self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::Operator,
+            });
+        }
+        is_there
+    }
+
+    fn snapshot(&self, circuit: &CircuitReport) -> CircuitSnapshot {
+        let rule = circuit.rule.and_then(|id| {
+            let policy = self.switch.policy();
+            Some(policy.rule(id)?.label.clone())
+        });
+        CircuitSnapshot {
+            id: circuit.id,
+            socket_type: circuit.socket_type,
+            state: match circuit.is_cut_short {
+                true => CircuitState::Closing,
+                false => circuit.state,
+            },
+            age: self.start.elapsed().saturating_sub(circuit.opened_at),
+            rule,
+            caller: match circuit.caller.line {
+                Some(line) => self.vm_endpoint(line, circuit.caller.port),
+                None => self.host_caller(circuit.id),
+            },
+            dialled: self.callee_endpoint(circuit.dialled),
+            callee: self.callee_endpoint(circuit.reached),
+            bytes: [circuit.caller.passed_bytes, circuit.callee.passed_bytes],
+        }
+    }
+
+    fn vm_endpoint(&self, line: LineId, port: u32) -> Endpoint {
+        self.switch
+            .address(line)
+            .map_or(Endpoint::Gone, |vm| Endpoint::Vm {
+                domain: vm.domain.clone(),
+                name: vm.name.clone(),
+                port,
+            })
+    }
+
+    fn host_caller(&self, id: CircuitId) -> Endpoint {
+        let circuit = self.circuits.get(id.index as usize);
+        let circuit = circuit.and_then(Option::as_ref).filter(|io| io.id == id);
+        match circuit.and_then(|circuit| circuit.who.as_ref()) {
+            Some(Who::Program(credentials)) => Endpoint::Program {
+                credentials: *credentials,
+                ticket: None,
+            },
+            Some(Who::Represented(program)) => Endpoint::Program {
+                credentials: program.credentials,
+                ticket: Some(program.ticket),
+            },
+            Some(Who::Published(name)) => Endpoint::Published {
+                name: name.to_string(),
+            },
+            Some(Who::Vmm | Who::Channel { .. }) | None => Endpoint::Gone,
+        }
+    }
+
+    fn callee_endpoint(&self, callee: Option<CalleeId>) -> Endpoint {
+        match callee {
+            Some(CalleeId::Guest { line, port }) => self.vm_endpoint(line, port),
+            Some(CalleeId::Listener { port }) => Endpoint::Listener { port },
+            Some(CalleeId::Service(id)) => match self.switch.service(id) {
+                Some(ServiceEntry { name, port, .. }) => Endpoint::Service {
+                    name: name.clone(),
+                    port: *port,
+                },
+                None => Endpoint::Gone,
+            },
+            None => Endpoint::Gone,
+        }
+    }
+}
+
+fn port_of(callee: CalleeId, fabric: &Fabric) -> u32 {
+    match callee {
+        CalleeId::Guest { port, .. } | CalleeId::Listener { port } => port,
+        CalleeId::Service(id) => fabric.switch.service(id).map_or(0, |service| service.port),
+    }
+}

@@ -1,0 +1,183 @@
+//! The filter by an interpreter of its few words; the rest with a real program: this one, which runs itself as the program that is supervised.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixListener;
+
+use rustix::io::Errno;
+
+use super::*;
+
+/// What the program that is supervised is to do, if that is what this process is.
+const PART: &str = "RINGDOWN_TEST_PART";
+
+/// What the filter says of a call.
+fn judge(program: &[libc::sock_filter], arch: u32, number: u32, first_argument: u64) -> u32 {
+    let (load, compare) = (
+        (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
+        (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+    );
+    let (mut at, mut value) = (0, 0);
+    loop {
+        let word = program[at];
+        at += 1;
+        if word.code == load {
+            value = match word.k {
+                0 => number,
+                4 => arch,
+                16 => first_argument as u32,
+                offset => panic!("a load from {offset}"),
+            };
+        } else if word.code == compare {
+            at += usize::from(if value == word.k { word.jt } else { word.jf });
+        } else {
+            assert_eq!(u32::from(word.code), libc::BPF_RET | libc::BPF_K);
+            return word.k;
+        }
+    }
+}
+
+fn watch(call: SystemCall, first_argument: Option<u32>) -> Watched {
+    Watched {
+        call,
+        first_argument,
+    }
+}
+
+#[test]
+fn the_filter_stops_what_is_watched_and_nothing_else() {
+    let watched = [
+        watch(SystemCall::Socket, Some(40)),
+        watch(SystemCall::Connect, None),
+        watch(SystemCall::GetPeerName, None),
+    ];
+    let program = filter(&watched).unwrap();
+    let native = ARCHITECTURE.unwrap();
+    let (stop, pass) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
+    let socket = SystemCall::Socket.number();
+    assert_eq!(judge(&program, native, socket, 40), stop);
+    // The kernel reads an int.
+    assert_eq!(judge(&program, native, socket, 40 | 1 << 32), stop);
+    for domain in [0, 1, 39, 41, u64::MAX] {
+        assert_eq!(judge(&program, native, socket, domain), pass, "{domain}");
+    }
+    for call in [SystemCall::Connect, SystemCall::GetPeerName] {
+        assert_eq!(judge(&program, native, call.number(), 3), stop);
+    }
+    let connect = SystemCall::Connect.number();
+    assert_eq!(judge(&program, native ^ 1, connect, 3), pass);
+    let others = (0..500).filter(|number| watched.iter().all(|one| one.call.number() != *number));
+    for number in others {
+        assert_eq!(judge(&program, native, number, 40), pass, "{number}");
+    }
+}
+
+/// Not a test of its own: what the supervised program does. It prints what it saw.
+#[test]
+fn supervised_part() {
+    let said = match std::env::var(PART).as_deref() {
+        Ok("connect") => match UnixStream::connect("/nowhere/at all") {
+            Ok(_) => "connected".to_owned(),
+            Err(error) => format!("{:?}", error.kind()),
+        },
+        Ok("listen") => {
+            // The socket that it gets is one that listens already, and not where it asks.
+            let socket = rustix::net::socket(
+                rustix::net::AddressFamily::UNIX,
+                rustix::net::SocketType::STREAM,
+                None,
+            );
+            let (mut stream, _) = UnixListener::from(socket.unwrap()).accept().unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        }
+        Ok("nested") => match spawn(Command::new("true"), &[watch(SystemCall::Connect, None)]) {
+            Err(SpawnError::Supervision(error)) => format!("{:?}", error.raw_os_error()),
+            other => format!("{other:?}"),
+        },
+        _ => return,
+    };
+    println!("said <{said}>");
+}
+
+/// Runs this program in that part, answers its first call, and returns what it said.
+fn run(part: &str, call: SystemCall, answer: impl FnOnce(&Listener, &PendingCall)) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "supervise::tests::supervised_part",
+            "--nocapture",
+        ])
+        .env(PART, part)
+        .stdout(std::process::Stdio::piped());
+    let first_argument = (call == SystemCall::Socket).then_some(libc::AF_UNIX as u32);
+    let (child, listener) = spawn(command, &[watch(call, first_argument)]).unwrap();
+    let pending = listener.receive().unwrap().unwrap();
+    assert_eq!(pending.call, call);
+    assert!(listener.is_pending(&pending));
+    answer(&listener, &pending);
+    let output = child.wait_with_output().unwrap();
+    assert!(!listener.is_pending(&pending));
+    assert_eq!(
+        listener.let_through(&pending).unwrap_err().raw_os_error(),
+        Some(libc::ENOENT)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (_, said) = text.split_once("said <").unwrap();
+    said.split_once(">\n").unwrap().0.to_owned()
+}
+
+#[test]
+fn a_call_gets_the_answer_that_it_is_given_or_the_kernels() {
+    let refuse = |listener: &Listener, call: &PendingCall| {
+        listener.answer(call, Err(Errno::CONNRESET)).unwrap();
+    };
+    let said = run("connect", SystemCall::Connect, refuse);
+    assert_eq!(said, format!("{:?}", ErrorKind::ConnectionReset));
+    let pretend = |listener: &Listener, call: &PendingCall| listener.answer(call, Ok(0)).unwrap();
+    assert_eq!(run("connect", SystemCall::Connect, pretend), "connected");
+    let pass = |listener: &Listener, call: &PendingCall| listener.let_through(call).unwrap();
+    let said = run("connect", SystemCall::Connect, pass);
+    assert_eq!(said, format!("{:?}", ErrorKind::NotFound));
+}
+
+#[test]
+fn a_call_gets_a_descriptor() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listening = UnixListener::bind(&path).unwrap();
+    let mut caller = UnixStream::connect(&path).unwrap();
+    caller.write_all(b"through a descriptor").unwrap();
+    drop(caller);
+    let give = |listener: &Listener, call: &PendingCall| {
+        listener
+            .answer_with_descriptor(call, listening.as_fd(), true)
+            .unwrap();
+    };
+    let said = run("listen", SystemCall::Socket, give);
+    assert_eq!(said, "through a descriptor");
+}
+
+#[test]
+fn what_cannot_be_started_says_whose_fault_it_is() {
+    let watched = [watch(SystemCall::Connect, None)];
+    match spawn(Command::new("/nowhere/at all"), &watched) {
+        Err(SpawnError::Program(error)) => assert_eq!(error.kind(), ErrorKind::NotFound),
+        other => panic!("{other:?}"),
+    }
+    // One who is supervised cannot supervise. Its first call is none that is watched here: `socket` is for the listener's name only.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "supervise::tests::supervised_part",
+            "--nocapture",
+        ])
+        .env(PART, "nested")
+        .stdout(std::process::Stdio::piped());
+    let (child, _listener) = spawn(command, &watched).unwrap();
+    let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let busy = format!("said <{:?}>", Some(libc::EBUSY));
+    assert!(text.contains(&busy), "{text}");
+}
