@@ -10,7 +10,6 @@ use memory::circuit::{Consumer, Kind, Peeked, Span};
 use crate::channel::Patience;
 use crate::line::Line;
 use crate::spin::Spin;
-use crate::stream::Stream;
 use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
 
 /// Reads from the ring that the peer writes. Dropped, it tells the peer that nobody reads any more.
