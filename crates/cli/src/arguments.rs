@@ -6,6 +6,7 @@ mod copy;
 mod jobs;
 mod net;
 mod run;
+mod top;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
@@ -25,6 +26,8 @@ pub use jobs::{
 };
 
 pub use run::RunArguments;
+
+pub use top::TopArguments;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
@@ -63,6 +66,8 @@ pub enum Command {
     Capture(CaptureArguments),
     /// List circuits, as `ss` lists sockets: who talks with whom, since when, by which rule, and whether without copies
     Ls(CircuitList),
+    /// Show VMs and circuits live, what each sends and receives, and how much waits
+    Top(TopArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),
