@@ -7,6 +7,7 @@ mod jobs;
 mod net;
 mod run;
 mod top;
+mod web;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
@@ -28,6 +29,7 @@ pub use jobs::{
 pub use run::RunArguments;
 
 pub use top::TopArguments;
+pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
@@ -73,6 +75,8 @@ pub enum Command {
     Circuit(CircuitCommand),
     /// List the windows of memory that zero-copy circuits have
     Windows(WindowList),
+    /// Serve a web page on loopback that shows VMs, circuits, policy and traffic as they are, and print its address
+    Web(Web),
     /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here

@@ -133,6 +133,11 @@ impl Client {
         }
     }
 
+    /// The daemon's control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Adds a VM.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod table;
 mod time;
 mod top;
 mod vm;
+mod web;
 
 use std::io::{self, Write};
 
@@ -80,6 +81,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Ls(options) => circuits::list(&client, &options)?,
         Command::Circuit(command) => circuits::circuit(&client, &command)?,
         Command::Windows(options) => circuits::windows(&client, &options)?,
+        Command::Web(options) => web::run(&client, &options)?,
         Command::Args(options) => args::run(&client, &options)?,
     }
     Ok(0)

@@ -20,8 +20,10 @@
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
+//! | `GET /v1/policy/rules` | 200 [`PolicyRules`](types::PolicyRules) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
+//! | `GET /`, `GET /page/FILE` | 200, the web page that shows all this to people, and its parts |
 //!
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,
 //! with a network.
@@ -33,6 +35,7 @@ mod circuit_routes;
 mod circuit_types;
 mod net_routes;
 mod net_types;
+mod page;
 mod policy_types;
 mod problem;
 mod routes;

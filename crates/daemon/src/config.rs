@@ -117,6 +117,7 @@ pub use network::{
     check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
 };
 pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
+pub(crate) use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
 pub use port::{

@@ -17,9 +17,9 @@ use switch::Limits;
 use super::problem::{Failure, Kind};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
-    ReloadRequest, Reloaded, VmList, VmStatus,
+    PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, net_routes};
+use super::{capture_routes, circuit_routes, net_routes, page};
 use crate::config::{
     ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
 };
@@ -45,11 +45,13 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/v1/reload", post(reload))
         .route("/v1/policy/test", get(test_policy))
         .route("/v1/policy/check", get(check_policy))
+        .route("/v1/policy/rules", get(list_rules))
         .route("/v1/metrics", get(metrics))
         .route("/v1/audit/rotate", post(rotate_audit))
         .merge(net_routes::router())
         .merge(capture_routes::router())
         .merge(circuit_routes::router())
+        .merge(page::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
@@ -164,6 +166,12 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
     Ok(Json(report.map_err(|_| ControlError::Lost)?))
 }
 
+async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
+    let book = control.rulebook().await;
+    let rules = tokio::task::spawn_blocking(move || book.listing()).await;
+    Ok(Json(rules.map_err(|_| ControlError::Lost)?))
+}
+
 async fn metrics(State(control): Shared) -> Response {
     let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
     (media_type, metrics::collect(&control).await).into_response()
@@ -193,8 +201,8 @@ pub(super) async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
-         /v1/health",
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/policy/rules, /v1/metrics, /v1/audit/rotate \
+         /v1/health and the page at /",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)
