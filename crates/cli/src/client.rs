@@ -88,6 +88,9 @@ impl From<ClientError> for Failure {
         match &error {
             // The request was made of the person's words, so it is they that are not valid.
             ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
+            ClientError::Problem(problem) if problem.kind == Kind::Impossible.uri() => {
+                Failure::usage(error)
+            }
             // Or of those in the configuration file.
             ClientError::Problem(problem) if problem.kind == Kind::ConfigurationRefused.uri() => {
                 Failure::usage(error)

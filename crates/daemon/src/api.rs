@@ -2,6 +2,7 @@
 //!
 //! | request | answer |
 //! |---|---|
+//! | `GET /v1/openapi.json` | 200, the description of all this (OpenAPI 3.1), made of the types |
 //! | `GET /v1/health` | 200 [`Health`](types::Health) |
 //! | `GET /v1/vms` | 200 [`VmList`](types::VmList) |
 //! | `POST /v1/vms` with [`NewVm`](types::NewVm) | 201 [`VmStatus`](types::VmStatus); its sockets listen |
@@ -33,17 +34,21 @@
 mod capture_routes;
 mod circuit_routes;
 mod circuit_types;
+mod description;
 mod net_routes;
 mod net_types;
 mod page;
 mod policy_types;
 mod problem;
+mod request;
 mod routes;
+pub(crate) mod schema;
 mod serve;
 pub mod types;
 
 pub use problem::Kind;
-pub use routes::{BODY_TIMEOUT, MAX_BODY_LEN, router};
+pub use request::{BODY_TIMEOUT, MAX_BODY_LEN};
+pub use routes::router;
 pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, serve};
 
 #[cfg(test)]
