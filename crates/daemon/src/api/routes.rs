@@ -23,7 +23,7 @@ use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
     ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, net_routes};
+use super::{capture_routes, circuit_routes, event_routes, net_routes};
 use crate::config::{
     ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
 };
@@ -58,6 +58,7 @@ pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
         .merge(net_routes::router())
         .merge(capture_routes::router())
         .merge(circuit_routes::router())
+        .merge(event_routes::router())
 }
 
 /// The path of what is about one VM.
@@ -245,7 +246,7 @@ async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/events, /v1/why, /v1/openapi.json, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
          /v1/health",
         uri.path()
     );
