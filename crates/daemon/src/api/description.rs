@@ -12,7 +12,7 @@ use utoipa::{IntoResponses, OpenApi, ToSchema};
 
 use super::problem::Kind;
 use super::routes;
-use super::types::{PROBLEM_MEDIA_TYPE, Problem};
+use super::types::{Event, PROBLEM_MEDIA_TYPE, Problem};
 
 /// What is said beside the routes.
 #[derive(OpenApi)]
@@ -22,7 +22,7 @@ use super::types::{PROBLEM_MEDIA_TYPE, Problem};
         description = "HTTP and JSON on the daemon's control socket. Who may connect, and what they may do, follows from the \
                        credentials of the process at the other end of the socket."
     ),
-    components(schemas(Problem)),
+    components(schemas(Problem, Event)),
     tags(
         (name = "vms", description = "Virtual machines"),
         (name = "circuits", description = "Connections between guests, and between guests and the host"),
@@ -110,6 +110,8 @@ problems! {
     NotCaptured: InvalidRequest, UnknownVm, UnknownNetwork, Conflict;
     /// A configuration that is not taken.
     NotReloaded: InvalidRequest, ConfigurationRefused, ReloadFailed;
+    /// Events that are not shown.
+    NoEvents: InvalidRequest, TooManyReaders;
     /// A question about the policy without an answer.
     NotAnswered: InvalidRequest, UnknownVm, UnknownService, Impossible;
 }

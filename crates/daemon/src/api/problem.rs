@@ -43,6 +43,8 @@ pub enum Kind {
     SocketUnavailable,
     /// The request is understood, and what it asks for cannot be: its parts contradict each other or what the host has.
     Impossible,
+    /// As many follow the events as may.
+    TooManyReaders,
     /// The caller may not do this, or anything.
     Forbidden,
     /// The VM did not become ready in the time given.
@@ -71,6 +73,7 @@ impl Kind {
             Kind::Conflict => "conflict",
             Kind::SocketUnavailable => "socket-unavailable",
             Kind::Impossible => "impossible",
+            Kind::TooManyReaders => "too-many-readers",
             Kind::Forbidden => "forbidden",
             Kind::NotReady => "not-ready",
             Kind::Internal => "internal",
@@ -96,6 +99,7 @@ impl Kind {
             Kind::Conflict => "It belongs to another VM",
             Kind::SocketUnavailable => "A socket cannot be made",
             Kind::Impossible => "The request asks for what cannot be",
+            Kind::TooManyReaders => "As many follow the events as may",
             Kind::Forbidden => "You may not do this",
             Kind::NotReady => "The VM is not ready",
             Kind::Internal => "The daemon failed",
@@ -116,6 +120,7 @@ impl Kind {
             Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
+            Kind::TooManyReaders => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::ReloadFailed => StatusCode::CONFLICT,
             Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,

@@ -23,7 +23,7 @@ use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
     PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, net_routes, page};
+use super::{capture_routes, circuit_routes, event_routes, net_routes, page};
 use crate::config::{
     ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
 };
@@ -60,6 +60,7 @@ pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
         .merge(net_routes::router())
         .merge(capture_routes::router())
         .merge(circuit_routes::router())
+        .merge(event_routes::router())
 }
 
 /// The path of what is about one VM.
@@ -258,8 +259,7 @@ async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/policy/rules, /v1/metrics, /v1/audit/rotate \
-         /v1/health and the page at /",
+        "nothing is at {}: /v1/openapi.json says which resources there are, and the page at / shows them",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)

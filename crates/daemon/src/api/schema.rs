@@ -8,8 +8,9 @@ use utoipa::openapi::schema::{
 use wire::pcapng::MAX_SNAPLEN;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
-use super::types::{DEFAULT_WAIT_MS, MAX_WAIT_MS};
+use super::types::{DEFAULT_WAIT_MS, EventKind, MAX_WAIT_MS};
 use crate::config::{MAX_LIST_LEN, MAX_WINDOWS};
+use crate::events::MAX_EVENTS;
 use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
 use crate::limits::bounds;
 
@@ -102,6 +103,31 @@ pub(super) fn snaplen() -> Object {
     number(1..=u64::from(MAX_SNAPLEN))
         .default(Some(MAX_SNAPLEN.into()))
         .build()
+}
+
+/// The largest number of an event: what JavaScript has as an integer.
+pub(super) const MAX_EVENT_ID: u64 = (1 << 53) - 1;
+
+/// The number of an event.
+pub(super) fn event_id() -> Object {
+    number(0..=MAX_EVENT_ID).build()
+}
+
+/// How many of the events that are kept.
+pub(super) fn last_events() -> Object {
+    number(0..=MAX_EVENTS as u64).build()
+}
+
+/// Kinds of events with commas between them.
+pub(super) fn event_kinds() -> Object {
+    let kinds: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
+    let kinds = kinds.join("|");
+    text(&format!("^({kinds})(,({kinds}))*$"), 1, 1024).build()
+}
+
+/// Yes or no.
+pub(super) fn boolean() -> Object {
+    ObjectBuilder::new().schema_type(Type::Boolean).build()
 }
 
 /// How many there are to be, and at least one.

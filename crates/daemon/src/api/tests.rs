@@ -2,6 +2,7 @@
 
 mod captures;
 mod circuits;
+mod events;
 mod networks;
 
 use std::io::{Read, Write};
