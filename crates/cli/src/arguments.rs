@@ -6,7 +6,10 @@ mod copy;
 mod events;
 mod jobs;
 mod net;
+mod policy;
 mod run;
+mod top;
+mod web;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
@@ -26,7 +29,11 @@ pub use jobs::{
     TimeArguments,
 };
 
+pub use policy::{PolicyCheck, PolicyCommand, PolicyTest};
 pub use run::RunArguments;
+
+pub use top::TopArguments;
+pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
@@ -69,11 +76,15 @@ pub enum Command {
     Events(EventArguments),
     /// Say why a call fails: the rule or the state that stands in its way, and the last refusals
     Why(WhyArguments),
+    /// Show VMs and circuits live, what each sends and receives, and how much waits
+    Top(TopArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),
     /// List the windows of memory that zero-copy circuits have
     Windows(WindowList),
+    /// Serve a web page on loopback that shows VMs, circuits, policy and traffic as they are, and print its address
+    Web(Web),
     /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here
@@ -284,51 +295,6 @@ pub struct Reload {
     #[arg(long)]
     pub enforce_existing: bool,
     /// Print what has changed as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// The commands about the policy.
-#[derive(Debug, Subcommand)]
-pub enum PolicyCommand {
-    /// Say what becomes of a call, and which rule decides
-    Test(PolicyTest),
-    /// Look for rules that can never match, and for names of nobody
-    Check(PolicyCheck),
-}
-
-/// The options of `policy test`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-FROM is a VM, host (a program of the host, or a published port), user:NAME or users:GROUP. TO is a VM, service:NAME, host (the socket that a
-program of the host has made for the VM), address:10.1.2.3 or name:deb.debian.org. A VM or service of another domain is DOMAIN/NAME.
-
-Exit codes: 0 allowed or redirected; 3 denied; 1 there is no answer; 2 the words were wrong.")]
-pub struct PolicyTest {
-    /// Who calls
-    pub from: String,
-    /// Who is called
-    pub to: String,
-    /// The port that is called
-    pub port: String,
-    /// Ask about this file instead of the running daemon
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Print the answer as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// The options of `policy check`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration cannot be meant."
-)]
-pub struct PolicyCheck {
-    /// Look at this file instead of the running daemon
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Print what was found as JSON
     #[arg(long)]
     pub json: bool,
 }

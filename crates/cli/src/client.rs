@@ -137,6 +137,11 @@ impl Client {
         }
     }
 
+    /// The daemon's control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Adds a VM.
     ///
     /// # Errors

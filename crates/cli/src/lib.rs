@@ -22,6 +22,8 @@ pub mod jobs;
 mod libvirt;
 mod qemu;
 mod size;
+pub mod top;
+pub mod web;
 mod windows;
 
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! The control API: HTTP/1.1 and JSON on a UNIX socket that only the daemon's user may connect to.
+//! The control API: HTTP/1.1 and JSON on a UNIX socket that the daemon's user may connect to, and those whom `[control]` names: see [`Access`].
 //!
 //! | request | answer |
 //! |---|---|
@@ -23,14 +23,17 @@
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
 //! | `GET /v1/events?after=ID&last=N&vm=NAME&kind=KIND,KIND&follow=BOOL` | 200, what happens, as server-sent events with an [`Event`](types::Event) each |
 //! | `GET /v1/why?from=WHO&to=WHOM&port=N` | 200 [`Why`](types::Why) |
+//! | `GET /v1/policy/rules` | 200 [`PolicyRules`](types::PolicyRules) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
+//! | `GET /`, `GET /page/FILE` | 200, the web page that shows all this to people, and its parts |
 //!
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,
 //! with a network.
 //!
 //! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
 
+mod access;
 mod capture_routes;
 mod circuit_routes;
 mod circuit_types;
@@ -39,6 +42,7 @@ mod event_routes;
 mod event_types;
 mod net_routes;
 mod net_types;
+mod page;
 mod policy_types;
 mod problem;
 mod request;
@@ -47,6 +51,7 @@ pub(crate) mod schema;
 mod serve;
 pub mod types;
 
+pub use access::{Access, Role};
 pub use problem::Kind;
 pub use request::{BODY_TIMEOUT, MAX_BODY_LEN};
 pub use routes::router;

@@ -1,5 +1,6 @@
 //! What goes over the control socket about reloading and about the policy.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -147,4 +148,39 @@ pub struct PolicyReport {
     pub rules: usize,
     /// What can hardly be meant, at most 1,000 findings.
     pub findings: Vec<Finding>,
+}
+
+/// The answer to `GET /v1/policy/rules`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PolicyRules {
+    /// The rules, in the order in which they are asked: the first [`MAX_LISTED_RULES`](crate::policy::MAX_LISTED_RULES).
+    pub rules: Vec<RuleInfo>,
+    /// How many more there are.
+    #[serde(default)]
+    pub more: usize,
+}
+
+/// One rule, in the words of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RuleInfo {
+    /// Its position among all rules, from 0.
+    pub index: u32,
+    /// Its name, or its place if it has none: what a circuit says of the rule that allows it.
+    pub label: String,
+    /// Where it was written.
+    pub place: String,
+    /// Who calls: any of these. `red/any` is what `any` means in a rule of the domain `red`.
+    pub from: Vec<String>,
+    /// Who is called: any of these.
+    pub to: Vec<String>,
+    /// Which ports are called: any of these; `*` for all.
+    pub ports: Vec<String>,
+    /// What becomes of such a call.
+    pub verdict: PolicyVerdict,
+    /// Where it goes instead, if it is redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<String>,
+    /// What all its circuits may use together: `circuits`, `connects_per_second`, `bytes_per_second`. Those that it does not limit are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }

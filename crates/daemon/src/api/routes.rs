@@ -21,9 +21,9 @@ use super::request::{Asked, parse, read};
 use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
-    ReloadRequest, Reloaded, VmList, VmStatus,
+    PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, event_routes, net_routes};
+use super::{capture_routes, circuit_routes, event_routes, net_routes, page};
 use crate::config::{
     ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
 };
@@ -38,6 +38,7 @@ type Shared = State<Arc<Control>>;
 pub fn router(control: Arc<Control>) -> Router {
     let (router, _) = described().split_for_parts();
     router
+        .merge(page::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
@@ -53,6 +54,7 @@ pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
         .routes(routes!(reload))
         .routes(routes!(test_policy))
         .routes(routes!(check_policy))
+        .routes(routes!(list_rules))
         .routes(routes!(metrics))
         .routes(routes!(rotate_audit))
         .merge(net_routes::router())
@@ -227,6 +229,14 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
     Ok(Json(report.map_err(|_| ControlError::Lost)?))
 }
 
+/// The rules in force, in the words of the configuration.
+#[utoipa::path(get, path = "/v1/policy/rules", tag = "policy", responses((status = 200, description = "The rules, in order", body = PolicyRules), Always))]
+async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
+    let book = control.rulebook().await;
+    let rules = tokio::task::spawn_blocking(move || book.listing()).await;
+    Ok(Json(rules.map_err(|_| ControlError::Lost)?))
+}
+
 /// Figures of the daemon, its lines and guests, in the text format of Prometheus.
 #[utoipa::path(
     get, path = "/v1/metrics", tag = "seeing",
@@ -246,8 +256,8 @@ async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/events, /v1/why, /v1/openapi.json, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
-         /v1/health",
+        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/events, /v1/why, /v1/openapi.json, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/policy/rules, /v1/metrics, /v1/audit/rotate, \
+         /v1/health and the page at /",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)
