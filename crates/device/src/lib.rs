@@ -52,4 +52,5 @@ pub use fabric::{
     Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError, ProgramCall,
     PublishedCall, SerialConfig,
 };
+pub use memory::peer::peer_groups;
 pub use reactor::Waker;
