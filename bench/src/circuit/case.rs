@@ -54,6 +54,15 @@ impl Case {
         }
     }
 
+    /// Whether the two differ in nothing but whether there are others.
+    pub fn is_but_for_others(&self, case: &Case) -> bool {
+        let alone = |case: &Case| Case {
+            among_others: false,
+            ..*case
+        };
+        alone(self) == alone(case)
+    }
+
     /// The figure that it is about, and its unit.
     pub fn headline(&self) -> (&'static str, &'static str) {
         match self.work {

@@ -34,8 +34,8 @@ impl Plan {
         Run::record(environment, self.rounds, &self.conditions, |run| {
             let measurements: usize = self.cases.iter().map(|case| case.subjects().len()).sum();
             progress.begin(self.expected() * (measurements * self.rounds) as u32);
-            for case in &self.cases {
-                self.run_case(case, run, progress);
+            for cases in self.interleaved() {
+                self.run_cases(&cases, run, progress);
             }
             progress.end();
         })
@@ -45,30 +45,53 @@ impl Plan {
         self.conditions.warm_up + self.conditions.window + OVERHEAD
     }
 
-    fn run_case(&self, case: &Case, run: &mut Run, progress: &Progress) {
-        let name = case.to_string();
-        for round in 0..self.rounds {
-            for subject in case.subjects() {
-                let title = subject.name();
-                if !run.point(&name, title).is_some_and(Point::is_hopeless) {
-                    progress.tell(&format!("{name} {title} {}/{}", round + 1, self.rounds));
-                    let outcome = match measure(*subject, case, &self.conditions) {
-                        Ok(figures) => Outcome::Figures(figures),
-                        Err(Failed::Hangs(reason)) => Outcome::Hangs(reason),
-                        Err(Failed::Error(reason)) => Outcome::Failed(reason),
-                    };
-                    let load = load();
-                    run.add(&name, title, Round { outcome, load });
-                }
-                progress.advance(self.expected());
+    /// Cases whose rounds take turns: one, and the same among others, which are compared with each other.
+    fn interleaved(&self) -> Vec<Vec<Case>> {
+        let mut groups: Vec<Vec<Case>> = Vec::new();
+        for case in &self.cases {
+            match groups
+                .iter_mut()
+                .find(|group| group[0].is_but_for_others(case))
+            {
+                Some(group) => group.push(*case),
+                None => groups.push(vec![*case]),
             }
         }
-        let names: Vec<&str> = case
-            .subjects()
-            .iter()
-            .map(|subject| subject.name())
-            .collect();
-        progress.line(&line_of(run, &name, &names, case.headline()));
+        groups
+    }
+
+    fn run_cases(&self, cases: &[Case], run: &mut Run, progress: &Progress) {
+        for round in 0..self.rounds {
+            for case in cases {
+                self.run_round(round, case, run, progress);
+            }
+        }
+        for case in cases {
+            let names: Vec<&str> = case
+                .subjects()
+                .iter()
+                .map(|subject| subject.name())
+                .collect();
+            progress.line(&line_of(run, &case.to_string(), &names, case.headline()));
+        }
+    }
+
+    fn run_round(&self, round: usize, case: &Case, run: &mut Run, progress: &Progress) {
+        let name = case.to_string();
+        for subject in case.subjects() {
+            let title = subject.name();
+            if !run.point(&name, title).is_some_and(Point::is_hopeless) {
+                progress.tell(&format!("{name} {title} {}/{}", round + 1, self.rounds));
+                let outcome = match measure(*subject, case, &self.conditions) {
+                    Ok(figures) => Outcome::Figures(figures),
+                    Err(Failed::Hangs(reason)) => Outcome::Hangs(reason),
+                    Err(Failed::Error(reason)) => Outcome::Failed(reason),
+                };
+                let load = load();
+                run.add(&name, title, Round { outcome, load });
+            }
+            progress.advance(self.expected());
+        }
     }
 }
 

@@ -12,12 +12,13 @@
 //! to be woken; if the epoch has moved since, its byte may have been taken by the other one, and it looks again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::{Error, Result};
@@ -38,6 +39,8 @@ pub(crate) struct Channel {
     sleepers: Mutex<Sleepers>,
     epoch_moved: Condvar,
     is_gone: AtomicBool,
+    /// The socket's own timeout in seconds, or zero for none. The leader's.
+    socket_timeout_s: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,7 @@ impl Channel {
             sleepers: Mutex::default(),
             epoch_moved: Condvar::new(),
             is_gone: AtomicBool::new(false),
+            socket_timeout_s: AtomicU64::new(0),
         }
     }
 
@@ -130,17 +134,24 @@ impl Channel {
     }
 
     /// Takes bytes, or the end, from the socket. False when there was nothing for so long.
+    ///
+    /// Whole seconds are waited for in the call that takes the bytes, and only what is left in a call before it: each call shows in a round trip.
     fn take(&self, patience: Option<Duration>) -> Result<bool> {
         let mut bytes = [0; TAKEN_AT_ONCE];
-        let flags = match patience {
-            None => RecvFlags::empty(),
-            Some(_) => RecvFlags::DONTWAIT,
-        };
         // Whoever is going to sleep has just looked: to try at once would be a call in vain.
-        let mut waits = patience.is_some_and(|patience| !patience.is_zero());
+        let (flags, mut polls) = match patience.map(|patience| patience.as_secs()) {
+            None => (RecvFlags::empty(), false),
+            Some(0) => (RecvFlags::DONTWAIT, patience != Some(Duration::ZERO)),
+            Some(seconds) => (RecvFlags::empty(), !self.has_socket_timeout(seconds)),
+        };
+        let deadline = match patience {
+            Some(patience) if !patience.is_zero() => Instant::now().checked_add(patience),
+            _ => None,
+        };
         loop {
-            if waits {
-                match self.poll(patience) {
+            if polls {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                match self.poll(left) {
                     Ok(0) => return Ok(false),
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
@@ -154,11 +165,24 @@ impl Channel {
                 Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if patience == Some(Duration::ZERO) => return Ok(false),
-                // The socket's owner has made it non-blocking, or another has taken what there was.
-                Err(Errno::AGAIN) => waits = true,
+                // The whole seconds are over; or the socket's owner has made it non-blocking, or another has taken what there was.
+                Err(Errno::AGAIN) => polls = true,
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Gives the socket a timeout of so many seconds, unless it has it already. False if it cannot be had.
+    fn has_socket_timeout(&self, seconds: u64) -> bool {
+        if self.socket_timeout_s.load(Ordering::Relaxed) == seconds {
+            return true;
+        }
+        let timeout = Some(Duration::from_secs(seconds));
+        let is_set = set_socket_timeout(&self.socket, Timeout::Recv, timeout).is_ok();
+        if is_set {
+            self.socket_timeout_s.store(seconds, Ordering::Relaxed);
+        }
+        is_set
     }
 
     fn poll(&self, patience: Option<Duration>) -> rustix::io::Result<usize> {

@@ -10,7 +10,6 @@ use memory::circuit::{Consumer, Kind, Peeked, Span};
 use crate::channel::Patience;
 use crate::line::Line;
 use crate::spin::Spin;
-use crate::stream::Stream;
 use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
 
 /// Reads from the ring that the peer writes. Dropped, it tells the peer that nobody reads any more.
@@ -259,7 +258,7 @@ impl Reader {
             found => return Ok(found),
         }
         match wait {
-            true => self.sleep(beyond),
+            true => self.wait_for_more(beyond),
             false if self.line.is_gone() => self.last_look(beyond),
             false => Err(Error::WouldBlock),
         }
@@ -292,14 +291,14 @@ impl Reader {
         })
     }
 
-    #[cold]
-    fn sleep(&mut self, beyond: usize) -> Result<Found> {
+    /// Looks for a while, then sleeps until there is something.
+    ///
+    /// What is between the last look and the answer is in every round trip of those who never sleep: so nothing is prepared for a sleep before.
+    fn wait_for_more(&mut self, beyond: usize) -> Result<Found> {
         let patience = Patience::new(self.timeout);
-        let line = Arc::clone(&self.line);
-        let channel = match &*line {
-            Line::Window(channel) => channel,
-            Line::Stream(stream) => return self.wait_for_stream(stream, beyond, patience),
-        };
+        if !self.is_zero_copy() {
+            return self.wait_for_stream(beyond, patience);
+        }
         loop {
             let consumer = &mut self.consumer;
             let look = || match consumer.available() {
@@ -307,43 +306,55 @@ impl Reader {
                 Err(error) => Err(error),
             };
             let seen = self.spin.look(patience.deadline(), look)?;
-            if !seen && self.spin.never_sleeps() {
-                channel.clear()?;
-                if channel.is_gone() {
-                    return self.last_look(beyond);
-                }
-                if beyond > 0 {
-                    // With bytes there nobody else looks whether these are the last.
-                    self.consumer.arm(beyond)?;
-                }
-                patience.check()?;
-                continue;
-            }
-            let ticket = channel.ticket();
-            if seen || !self.consumer.arm(beyond)? {
+            if seen || !self.sleep(beyond, patience)? {
                 match self.look(beyond, usize::MAX)? {
-                    Found::Nothing => continue,
+                    Found::Nothing => {}
                     found => return Ok(found),
                 }
             }
-            if channel.is_gone() {
+            if self.line.is_gone() {
                 return self.last_look(beyond);
             }
-            self.ask_for_more(beyond);
-            let started = Instant::now();
-            if !channel.wait(ticket, patience.deadline())? {
-                patience.check()?;
-            }
-            self.spin.slept(started.elapsed());
         }
     }
 
-    fn wait_for_stream(
-        &mut self,
-        stream: &Stream,
-        beyond: usize,
-        patience: Patience,
-    ) -> Result<Found> {
+    /// Sleeps until the peer says something, unless it has just done so: false then. Whoever never sleeps takes a look at the wake channel instead.
+    #[cold]
+    fn sleep(&mut self, beyond: usize, patience: Patience) -> Result<bool> {
+        let line = Arc::clone(&self.line);
+        let Line::Window(channel) = &*line else {
+            return Ok(false);
+        };
+        if self.spin.never_sleeps() {
+            channel.clear()?;
+            if beyond > 0 {
+                // With bytes there nobody else looks whether these are the last.
+                self.consumer.arm(beyond)?;
+            }
+            patience.check()?;
+            return Ok(true);
+        }
+        let ticket = channel.ticket();
+        if !self.consumer.arm(beyond)? {
+            return Ok(false);
+        }
+        if channel.is_gone() {
+            return Ok(true);
+        }
+        self.ask_for_more(beyond);
+        let started = Instant::now();
+        if !channel.wait(ticket, patience.deadline())? {
+            patience.check()?;
+        }
+        self.spin.slept(started.elapsed());
+        Ok(true)
+    }
+
+    fn wait_for_stream(&mut self, beyond: usize, patience: Patience) -> Result<Found> {
+        let line = Arc::clone(&self.line);
+        let Line::Stream(stream) = &*line else {
+            return Err(Error::WouldBlock);
+        };
         loop {
             let waits = stream.reader_waits()?;
             // It looks for the end also where there are bytes.

@@ -6,6 +6,7 @@ mod copy;
 mod jobs;
 mod net;
 mod run;
+mod top;
 mod web;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
@@ -27,6 +28,7 @@ pub use jobs::{
 
 pub use run::RunArguments;
 
+pub use top::TopArguments;
 pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
@@ -66,6 +68,8 @@ pub enum Command {
     Capture(CaptureArguments),
     /// List circuits, as `ss` lists sockets: who talks with whom, since when, by which rule, and whether without copies
     Ls(CircuitList),
+    /// Show VMs and circuits live, what each sends and receives, and how much waits
+    Top(TopArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),

@@ -24,6 +24,7 @@ mod shell;
 mod stats;
 mod table;
 mod time;
+mod top;
 mod vm;
 mod web;
 
@@ -76,6 +77,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
         Command::Capture(options) => capture::lines(&client, &options)?,
         Command::Net(command) => net::run(&client, &command)?,
+        Command::Top(options) => top::run(client, options)?,
         Command::Ls(options) => circuits::list(&client, &options)?,
         Command::Circuit(command) => circuits::circuit(&client, &command)?,
         Command::Windows(options) => circuits::windows(&client, &options)?,

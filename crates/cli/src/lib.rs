@@ -22,6 +22,7 @@ pub mod jobs;
 mod libvirt;
 mod qemu;
 mod size;
+pub mod top;
 pub mod web;
 mod windows;
 

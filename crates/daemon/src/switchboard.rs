@@ -267,6 +267,8 @@ impl Circuits for Switchboard {
         let draining = left.filter(is_over).map(|known| ListedCircuit {
             circuit: CircuitSnapshot {
                 state: CircuitState::Closing,
+                queued: [0; 2],
+                credit: [0; 2],
                 ..known
             },
             is_zero_copy: true,

@@ -3,9 +3,12 @@
 //! Built with `--cfg loom` the fields of the rings and of the table of spans are loom's atomics, and the modules called `interleavings`
 //! take the place of the other tests. Everything else stays as it is.
 
-#[cfg(loom)]
-use loom::sync::atomic::fence;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU64;
 pub(crate) use std::sync::atomic::Ordering;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, fence};
 #[cfg(not(any(loom, all(target_arch = "x86_64", not(miri)))))]
 use std::sync::atomic::fence;
 
@@ -23,4 +26,18 @@ pub(crate) fn full_fence() {
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
     fence(Ordering::SeqCst);
+}
+
+/// Stores a value with release, and behind it has the [full fence](full_fence): what a publisher does before it looks for a sleeper.
+///
+/// On x86-64 one exchange, which is locked by itself, in place of a store and a fence.
+#[inline]
+pub(crate) fn store_and_fence(word: &AtomicU64, value: u64) {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    word.swap(value, Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+    {
+        word.store(value, Ordering::Release);
+        full_fence();
+    }
 }

@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 KIND is what carries the bytes: stream, or zero-copy where both programs have mapped a window of memory; what passes there nobody counts.
+SENT is what the caller has sent and the callee has taken, RECEIVED the other way round. QUEUED is what the daemon keeps of what the caller has sent, then of what it is sent;
+CREDIT, in the same order, what whoever receives it has room for.
 STATE is dialling, open, closing, or draining: the stream is over, and a program still has the window.")]
 pub struct CircuitList {
     /// Only circuits of this VM, or DOMAIN/NAME

@@ -62,7 +62,7 @@ pub fn windows(client: &Client, options: &WindowList) -> Result<(), Failure> {
 
 fn circuits_in_words(circuits: &[CircuitInfo]) -> String {
     let mut rows = vec![row([
-        "ID", "KIND", "STATE", "FROM", "TO", "AGE", "SENT", "RECEIVED", "RULE",
+        "ID", "KIND", "STATE", "FROM", "TO", "AGE", "SENT", "RECEIVED", "QUEUED", "CREDIT", "RULE",
     ])];
     rows.extend(circuits.iter().map(|circuit| {
         let to = match &circuit.reached {
@@ -78,6 +78,8 @@ fn circuits_in_words(circuits: &[CircuitInfo]) -> String {
             circuit.age_ms.map_or("-".to_owned(), age),
             bytes(circuit.bytes_from_caller),
             bytes(circuit.bytes_to_caller),
+            both_ways(circuit.queued_from_caller, circuit.queued_to_caller),
+            both_ways(circuit.credit_from_caller, circuit.credit_to_caller),
             circuit.rule.clone().unwrap_or("-".to_owned()),
         ]
     }));
@@ -112,6 +114,11 @@ fn age(age_ms: u64) -> String {
         7200..172_800 => format!("{}h", seconds / 3600),
         _ => format!("{}d", seconds / 86_400),
     }
+}
+
+/// What the caller has sent, and what it is sent.
+fn both_ways(from_caller: u64, to_caller: u64) -> String {
+    format!("{}/{}", bytes(from_caller), bytes(to_caller))
 }
 
 /// A number of bytes in the largest unit of which it has ten at least, rounded down.
@@ -157,6 +164,10 @@ mod tests {
             age_ms: Some(125_000),
             bytes_from_caller: 10_240,
             bytes_to_caller: 10_239,
+            queued_from_caller: 0,
+            queued_to_caller: 65_536,
+            credit_from_caller: 262_144,
+            credit_to_caller: 0,
         };
         let draining = CircuitInfo {
             id: "3-2".to_owned(),
@@ -169,9 +180,9 @@ mod tests {
         };
         assert_eq!(
             circuits_in_words(&[open, draining]),
-            "ID    KIND       STATE     FROM                TO                   AGE  SENT  RECEIVED  RULE\n\
-             0-17  zero-copy  open      web:40001           db:5432 -> db2:5432  2m   10K   10239     to-db\n\
-             3-2   zero-copy  draining  host(uid 7, pid 8)  db:5432              -    10K   10239     -\n"
+            "ID    KIND       STATE     FROM                TO                   AGE  SENT  RECEIVED  QUEUED  CREDIT  RULE\n\
+             0-17  zero-copy  open      web:40001           db:5432 -> db2:5432  2m   10K   10239     0/64K   256K/0  to-db\n\
+             3-2   zero-copy  draining  host(uid 7, pid 8)  db:5432              -    10K   10239     0/64K   256K/0  -\n"
         );
     }
 

@@ -43,6 +43,18 @@ pub struct CircuitInfo {
     pub bytes_from_caller: u64,
     /// Bytes of the callee's that have arrived by the stream.
     pub bytes_to_caller: u64,
+    /// Bytes of the caller's that the daemon keeps, as the callee has yet to take them.
+    #[serde(default)]
+    pub queued_from_caller: u64,
+    /// Bytes of the callee's that the daemon keeps, as the caller has yet to take them.
+    #[serde(default)]
+    pub queued_to_caller: u64,
+    /// Bytes of the caller's for which the callee has room.
+    #[serde(default)]
+    pub credit_from_caller: u64,
+    /// Bytes of the callee's for which the caller has room.
+    #[serde(default)]
+    pub credit_to_caller: u64,
 }
 
 /// What carries a circuit's bytes.

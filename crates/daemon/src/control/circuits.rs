@@ -101,6 +101,10 @@ fn info(listed: ListedCircuit) -> CircuitInfo {
         age_ms: (!is_draining).then_some(circuit.age.as_millis() as u64),
         bytes_from_caller: circuit.bytes[0],
         bytes_to_caller: circuit.bytes[1],
+        queued_from_caller: u64::from(circuit.queued[0]),
+        queued_to_caller: u64::from(circuit.queued[1]),
+        credit_from_caller: u64::from(circuit.credit[0]),
+        credit_to_caller: u64::from(circuit.credit[1]),
     }
 }
 

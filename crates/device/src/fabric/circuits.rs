@@ -72,6 +72,10 @@ pub struct CircuitSnapshot {
     pub callee: Endpoint,
     /// Bytes that have arrived, by the side that sent them.
     pub bytes: [u64; 2],
+    /// Bytes in our keeping that have yet to arrive, by the side that sent them.
+    pub queued: [u32; 2],
+    /// Bytes that may still be sent on before the receiver has to make room, by the side that sends them.
+    pub credit: [u32; 2],
 }
 
 /// Which circuits are asked for. Without anything, all.
@@ -160,6 +164,9 @@ impl Fabric {
             dialled: self.callee_endpoint(circuit.dialled),
             callee: self.callee_endpoint(circuit.reached),
             bytes: [circuit.caller.passed_bytes, circuit.callee.passed_bytes],
+            queued: [circuit.caller.kept_bytes, circuit.callee.kept_bytes],
+            // An end's credit is the room that it has, which is for what the other sends.
+            credit: [circuit.callee.credit_bytes, circuit.caller.credit_bytes],
         }
     }
 

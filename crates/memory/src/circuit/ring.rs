@@ -179,10 +179,9 @@ impl Producer {
         self.window.check_revoked()?;
         let (old, new) = (self.head, self.head.wrapping_add(len as u64));
         self.head = new;
-        // Everything written before is visible to whoever sees the new head.
-        self.window.store(self.fields.head, new, Ordering::Release);
-        // Publish first, look for the peer's wish second: the peer does it the other way round.
-        full_fence();
+        // Everything written before is visible to whoever sees the new head. Publish first, look for the peer's wish second: the peer does it the
+        // other way round.
+        self.window.publish(self.fields.head, new);
         let event = self
             .window
             .load(self.fields.consumer_event, Ordering::Relaxed);
@@ -423,8 +422,7 @@ impl Consumer {
         let (old, new) = (self.tail, self.tail.wrapping_add(len as u64));
         self.tail = new;
         // Everything was read before whoever sees the new tail writes there.
-        self.window.store(self.fields.tail, new, Ordering::Release);
-        full_fence();
+        self.window.publish(self.fields.tail, new);
         let event = self
             .window
             .load(self.fields.producer_event, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use self::mapping::Mapping;
 use super::layout::{self, Layout};
 use super::{CircuitError, Consumer, Producer, Side, Span, WindowError, WindowSpec};
+use crate::sync::store_and_fence;
 
 #[cfg_attr(miri, path = "window/simulated.rs")]
 mod mapping;
@@ -155,6 +156,12 @@ impl Window {
     #[inline]
     pub(super) fn store(&self, offset: usize, value: u64, ordering: Ordering) {
         self.field(offset).store(value.to_le(), ordering);
+    }
+
+    /// Stores with release, and goes on behind a full fence.
+    #[inline]
+    pub(super) fn publish(&self, offset: usize, value: u64) {
+        store_and_fence(self.field(offset), value.to_le());
     }
 
     /// `len` bytes of a ring from a running count on. No more than the ring has.

@@ -47,6 +47,8 @@ fn circuit(index: u32, caller: Endpoint, callee: Endpoint) -> CircuitSnapshot {
         dialled: callee.clone(),
         callee,
         bytes: [0, 0],
+        queued: [0, 0],
+        credit: [0, 0],
     }
 }
 

@@ -7,6 +7,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::RingFields;
 use super::{CircuitError, Consumer, Identity, Kind, Producer, Side, Span, WindowSpec};
+use crate::sync::store_and_fence;
 
 /// One window, shared by both its sides.
 #[derive(Debug, Clone)]
@@ -85,6 +86,10 @@ impl Window {
 
     pub(super) fn store(&self, offset: usize, value: u64, ordering: Ordering) {
         self.field(offset).store(value, ordering);
+    }
+
+    pub(super) fn publish(&self, offset: usize, value: u64) {
+        store_and_fence(self.field(offset), value);
     }
 
     pub(super) fn span(&self, ring: Side, position: u64, len: usize) -> Span<'_> {

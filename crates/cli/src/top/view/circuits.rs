@@ -1,0 +1,110 @@
+//! The table of circuits.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use super::super::app::{App, CircuitRow};
+use super::super::order::Sort;
+use super::super::words::{age, bars, quantity, rate};
+use super::table::{self, Column, Look};
+
+/// A column of this table.
+type Of<'a> = Column<CircuitRow<'a>>;
+
+/// The columns, of which a screen of 80 has those that are in any.
+fn columns<'a>() -> [Of<'a>; 11] {
+    [
+        Of::words("FROM", 15, |row, _, theme| {
+            (row.circuit.from.short.clone(), theme.strong())
+        })
+        .sorted(Sort::Name)
+        .growing(2),
+        Of::words("TO", 14, |row, _, theme| {
+            let circuit = row.circuit;
+            let reached = circuit.reached.as_ref().unwrap_or(&circuit.to);
+            (reached.short.clone(), theme.strong())
+        })
+        .sorted(Sort::To)
+        .growing(2),
+        Of::words("STATE", 8, |row, _, theme| {
+            let state = &row.circuit.state;
+            (state.clone(), theme.circuit_state(state))
+        })
+        .sorted(Sort::State),
+        Of::words("KIND", 9, |row, _, theme| {
+            (row.circuit.kind.clone(), theme.faint())
+        })
+        .from(112),
+        Of::words("RULE", 12, |row, _, theme| {
+            let rule = row.circuit.rule.clone();
+            (rule.unwrap_or("-".to_owned()), theme.faint())
+        })
+        .sorted(Sort::Rule)
+        .from(100)
+        .growing(1),
+        Of::numbers("AGE", 5, |row, _, _| {
+            let age = row.circuit.age.map(age);
+            (age.unwrap_or("-".to_owned()), Style::new())
+        })
+        .sorted(Sort::Age),
+        Of::numbers("SENT/s", 7, |row, _, theme| {
+            (rate(row.rate(0)), theme.direction(0))
+        })
+        .sorted(Sort::Sent),
+        Of::numbers("RECV/s", 7, |row, _, theme| {
+            (rate(row.rate(1)), theme.direction(1))
+        })
+        .sorted(Sort::Received),
+        Of::numbers("QUEUED", 7, |row, _, _| {
+            (both(row.circuit.queued), Style::new())
+        })
+        .sorted(Sort::Queued),
+        Of::numbers("BYTES", 6, |row, _, theme| {
+            (both(row.circuit.bytes), theme.faint())
+        })
+        .sorted(Sort::Bytes)
+        .from(120),
+        Of::words("RATE", 9, |row, width, theme| {
+            let past = row.track.map(|track| bars(track.past_both(), width));
+            (past.unwrap_or_default(), theme.both())
+        })
+        .sorted(Sort::Rate)
+        .growing(3),
+    ]
+}
+
+fn both([one, other]: [u64; 2]) -> String {
+    quantity(one as f64 + other as f64)
+}
+
+/// Draws circuits: of a VM, or all.
+pub(super) fn draw(buffer: &mut Buffer, area: Rect, app: &mut App, of_vm: Option<&str>) {
+    let rows = app.circuit_rows(of_vm);
+    if rows.is_empty() {
+        return super::empty_table(buffer, area, app, "there are no circuits at the moment");
+    }
+    let more = app.sample.as_ref().map_or(0, |sample| sample.more);
+    let height = area.height - u16::from(more > 0);
+    let area = Rect { height, ..area };
+    let theme = app.settings.theme;
+    if more > 0 {
+        let text = format!("and {more} more, which are beyond what the daemon lists");
+        let below = Rect {
+            y: area.bottom(),
+            height: 1,
+            ..area
+        };
+        super::line(buffer, below, &Line::styled(text, theme.notice()));
+    }
+    let look = Look {
+        theme,
+        order: app.order_of_circuits,
+        place: app.place(),
+    };
+    let name = |row: &CircuitRow<'_>| row.circuit.id.clone();
+    let (offset, seen) = table::draw(buffer, area, &columns(), &rows, name, &look);
+    app.place_mut().offset = offset;
+    app.rows_seen = seen;
+}
