@@ -331,8 +331,8 @@ class RefusedBy {
     const refused = model.refusals.filter((one) => ruleName(one.event.rule) === this.#label).slice(0, MAX_LINKS);
     this.#title.hidden = refused.length === 0;
     const make = () => h("li", { class: "plain" }, h("bdi"), h("span", { class: "words" }));
-    keep(this.#list, refused, (one) => one.key, make, (item, { event, times }) => {
-      say(item.firstChild, `${event.from ?? "?"} → ${event.to ?? "?"}`);
+    keep(this.#list, refused, (one) => one.key, make, (item, { event, times, call }) => {
+      say(item.firstChild, call);
       say(item.lastChild, times > 1 ? `${number(times)} times, last at ${clock(event.time)}` : clock(event.time));
     });
   }

@@ -43,13 +43,15 @@ export class Model {
     this.more = circuits.more ?? 0;
   }
 
-  takeEvent(event) {
-    this.lastEvent = event.id ?? this.lastEvent;
+  takeEvent(event, id) {
+    this.lastEvent = id;
     if (event.kind !== "refused") return;
-    const key = JSON.stringify([event.from, event.to, event.port, event.rule, event.reason]);
+    // The port that a call came from says nothing, and is another each time.
+    const from = String(event.from ?? "?").replace(/:\d+$/, "");
+    const key = JSON.stringify([from, event.to, event.rule, event.reason]);
     const known = this.refusals.findIndex((one) => one.key === key);
     const times = known < 0 ? 1 : this.refusals.splice(known, 1)[0].times + 1;
-    this.refusals.unshift({ key, times, event });
+    this.refusals.unshift({ key, times, event, call: `${from} → ${event.to ?? "?"}` });
     this.refusals.length = Math.min(this.refusals.length, MAX_REFUSALS);
     const rule = ruleName(event.rule);
     if (rule) this.refusedOf.set(rule, (this.refusedOf.get(rule) ?? 0) + 1);
