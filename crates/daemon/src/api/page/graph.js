@@ -189,9 +189,10 @@ function curveOf(from, to, host, side = 4.5) {
   if (from !== host && to !== host) {
     const [ox, oy] = [straight.x - host.x, straight.y - host.y];
     const away = Math.hypot(ox, oy);
-    // Those that are opposite each other pass above it.
-    const outwards = away < 20 ? { x: 0, y: -1 } : { x: ox / away, y: oy / away };
-    const far = Math.max(0, 150 - away) * 0.9;
+    // Those that are opposite each other pass it on its upper side.
+    const upwards = dx > 0 ? -1 : 1;
+    const outwards = away < 20 ? { x: (-dy / length) * -upwards, y: (dx / length) * upwards } : { x: ox / away, y: oy / away };
+    const far = Math.max(0, 160 - away) * 0.95;
     bow = { x: outwards.x * far, y: outwards.y * far };
   }
   const a = { x: from.x + shift.x, y: from.y + shift.y };
