@@ -3,6 +3,7 @@
 mod capture;
 mod circuits;
 mod copy;
+mod events;
 mod jobs;
 mod net;
 mod run;
@@ -13,6 +14,7 @@ pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
 pub use circuits::{CircuitCommand, CircuitList, WindowList};
+pub use events::{EventArguments, WhyArguments};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -70,6 +72,10 @@ pub enum Command {
     Ls(CircuitList),
     /// Show VMs and circuits live, what each sends and receives, and how much waits
     Top(TopArguments),
+    /// Show what has happened, and follow what happens: VMs, circuits, refusals, reloads, captures
+    Events(EventArguments),
+    /// Say why a call fails: the rule or the state that stands in its way, and the last refusals
+    Why(WhyArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),

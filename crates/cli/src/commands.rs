@@ -8,6 +8,7 @@ mod check;
 mod circuits;
 mod clipboard;
 mod copy;
+mod events;
 mod exec;
 mod forward;
 mod freeze;
@@ -53,6 +54,8 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Check(options) => return check::run(arguments.runtime_dir.as_deref(), &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Why(options) => return events::why(&client, &options),
+        Command::Events(options) => events::events(&client, &options)?,
         Command::Stats(options) => stats::run(&client, &options)?,
         Command::Logs(options) => logs::run(&client, options)?,
         Command::InstallLog(options) => install_log::run(&client, &options)?,
