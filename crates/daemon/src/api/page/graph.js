@@ -180,18 +180,19 @@ function arrange(names, width, height) {
 }
 
 // The curve of a lane. The two lanes of a pair keep to their side, and those between VMs go around the host.
-function curveOf(from, to, host, side = 4.5) {
+function curveOf(from, to, host, apart = 4.5) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
-  const shift = { x: (-dy / length) * side, y: (dx / length) * side };
+  const shift = { x: (-dy / length) * apart, y: (dx / length) * apart };
   const straight = { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 };
   let bow = { x: 0, y: 0 };
   if (from !== host && to !== host) {
     const [ox, oy] = [straight.x - host.x, straight.y - host.y];
     const away = Math.hypot(ox, oy);
-    // Those that are opposite each other pass it on its upper side.
-    const upwards = dx > 0 ? -1 : 1;
-    const outwards = away < 20 ? { x: (-dy / length) * -upwards, y: (dx / length) * upwards } : { x: ox / away, y: oy / away };
+    // Those that are opposite each other pass it on its upper side, or on its right, whichever of the two is asked about first.
+    const side = (Math.abs(dx) < 1 ? -dy : dx) > 0 ? -1 : 1;
+    const aside = { x: (-dy / length) * side, y: (dx / length) * side };
+    const outwards = away < 20 ? aside : { x: ox / away, y: oy / away };
     const far = Math.max(0, 160 - away) * 0.95;
     bow = { x: outwards.x * far, y: outwards.y * far };
   }
