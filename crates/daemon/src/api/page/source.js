@@ -8,6 +8,9 @@ const ANSWER_MS = 15000;
 // The longest event, in characters. The daemon's are far shorter.
 const MAX_EVENT = 64 * 1024;
 
+// What of all that happens the page shows.
+const EVENTS = "/v1/events?kind=refused,policy-changed,reload";
+
 let token = "";
 
 // Takes the token out of the address, so that it is neither bookmarked nor shown. Storage belongs to this port of this host alone, unlike a
@@ -54,7 +57,7 @@ export async function text(path) {
 export async function events(after, signal, take) {
   const headers = { Accept: "text/event-stream" };
   if (after !== null) headers["Last-Event-ID"] = after;
-  const response = await answer("/v1/events", signal, headers);
+  const response = await answer(EVENTS, signal, headers);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];

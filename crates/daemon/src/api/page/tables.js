@@ -1,7 +1,7 @@
 // Tables: circuits, rules and refusals. Rows are links to the details, and headers of circuits sort.
 
 import { age, bytes, count, h, keep, rate, say, set } from "./dom.js";
-import { end, ruleName } from "./model.js";
+import { end, questionOf, ruleName } from "./model.js";
 import { drawSparkline, sparkline } from "./plots.js";
 
 // Rows beyond these are counted and not drawn.
@@ -124,11 +124,12 @@ export class Refusals {
   }
 
   draw(model) {
-    const make = () => h("li", null, h("time"), h("bdi", { class: "call" }), h("span", { class: "often" }), h("span", { class: "why" }));
+    const call = ({ event }) => h("a", { href: questionOf(event) }, h("bdi"));
+    const make = (one) => h("li", null, h("time"), call(one), h("span", { class: "often" }), h("span", { class: "why" }));
     keep(this.#list, model.refusals.slice(0, MAX_REFUSAL_ROWS), (one) => one.key, make, (item, { event, times, call: words }) => {
       const [time, call, often, why] = item.children;
       say(time, clock(event.time));
-      say(call, words);
+      say(call.firstChild, words);
       say(often, times > 1 ? `× ${times.toLocaleString("en")}` : "");
       if (why.hasChildNodes()) return;
       const rule = ruleName(event.rule);
