@@ -8,7 +8,13 @@ import { HOST } from "./model.js";
 const MAX_SHOWN = 24;
 
 const CARD = { width: 160, height: 50 };
+const SMALL_CARD = { width: 104, height: 46 };
+
+// Below this width, in pixels, there is room for small cards only, and they need more height to pass each other.
+const NARROW = 560;
 const HEIGHT = 330;
+const NARROW_HEIGHT = 420;
+
 const GAP = 11;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -37,9 +43,11 @@ export class Graph {
   // Draws the model; returns how many VMs were left out.
   draw(model, chosen) {
     const width = Math.max(320, this.#box.clientWidth);
-    set(this.#svg, "viewBox", `0 0 ${width} ${HEIGHT}`);
+    const height = width < NARROW ? NARROW_HEIGHT : HEIGHT;
+    set(this.#svg, "viewBox", `0 0 ${width} ${height}`);
+    set(this.#svg, "height", height);
     const names = shown(model, chosen);
-    const places = arrange(names, width);
+    const places = arrange(names, width, height);
     const pairs = model.pairs().filter((pair) => places.has(pair.a) && places.has(pair.b));
     this.#drawLanes(pairs, places, chosen);
     this.#drawLabels(pairs, places, chosen);
@@ -73,21 +81,26 @@ export class Graph {
     this.#moving = moving;
   }
 
+  // The rate of each pair at the middle of its lanes, where there is room for it.
   #drawLabels(pairs, places, chosen) {
-    const busy = pairs.filter((pair) => pair.there + pair.back >= 1);
+    const labels = pairs
+      .filter((pair) => pair.there + pair.back >= 1)
+      .map((pair) => {
+        const { middle } = curveOf(places.get(pair.a), places.get(pair.b), places.get(HOST), 0);
+        const text = `${bytes(pair.there + pair.back)}/s`;
+        return { pair, text, ...middle, width: 7.1 * text.length + 10, height: 18 };
+      })
+      .filter((label) => ![...places.values()].some((card) => overlap(label, card)));
     const make = () => s("g", null, s("rect", { rx: 3, height: 18 }), s("text"));
-    keep(this.#labels, busy, (pair) => pair.key, make, (element, pair) => {
+    keep(this.#labels, labels, (label) => label.pair.key, make, (element, label) => {
       const [rect, words] = element.children;
-      const { middle } = curveOf(places.get(pair.a), places.get(pair.b), places.get(HOST), 0);
-      const text = `${bytes(pair.there + pair.back)}/s`;
-      say(words, text);
-      const width = 7.1 * text.length + 10;
-      set(element, "class", `label${concerns(chosen, pair) ? "" : " off"}`);
-      set(rect, "width", width.toFixed(1));
-      set(rect, "x", (middle.x - width / 2).toFixed(1));
-      set(rect, "y", (middle.y - 9).toFixed(1));
-      set(words, "x", middle.x.toFixed(1));
-      set(words, "y", (middle.y + 4).toFixed(1));
+      say(words, label.text);
+      set(element, "class", `label${concerns(chosen, label.pair) ? "" : " off"}`);
+      set(rect, "width", label.width.toFixed(1));
+      set(rect, "x", (label.x - label.width / 2).toFixed(1));
+      set(rect, "y", (label.y - 9).toFixed(1));
+      set(words, "x", label.x.toFixed(1));
+      set(words, "y", (label.y + 4).toFixed(1));
     });
   }
 
@@ -151,12 +164,12 @@ function shown(model, chosen) {
     .sort();
 }
 
-function arrange(names, width) {
-  const card = names.length > 10 || width < 560 ? { width: 104, height: 46 } : CARD;
-  const middle = { x: width / 2, y: HEIGHT / 2 };
+function arrange(names, width, height) {
+  const card = names.length > 10 || width < NARROW ? SMALL_CARD : CARD;
+  const middle = { x: width / 2, y: height / 2 };
   const places = new Map([[HOST, { ...middle, ...card }]]);
   const across = Math.min(width / 2 - card.width / 2 - 8, 400);
-  const down = HEIGHT / 2 - card.height / 2 - 6;
+  const down = height / 2 - card.height / 2 - 6;
   names.forEach((name, index) => {
     // From the left over the top for one and two, so that they stand beside the host; from the top right for more.
     const part = names.length <= 2 ? 0.5 - index / 2 : (index + 0.5) / names.length - 0.25;
@@ -167,18 +180,20 @@ function arrange(names, width) {
 }
 
 // The curve of a lane. The two lanes of a pair keep to their side, and those between VMs go around the host.
-function curveOf(from, to, host, side = 4.5) {
+function curveOf(from, to, host, apart = 4.5) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
-  const shift = { x: (-dy / length) * side, y: (dx / length) * side };
+  const shift = { x: (-dy / length) * apart, y: (dx / length) * apart };
   const straight = { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 };
   let bow = { x: 0, y: 0 };
   if (from !== host && to !== host) {
     const [ox, oy] = [straight.x - host.x, straight.y - host.y];
     const away = Math.hypot(ox, oy);
-    // Those that are opposite each other pass above it.
-    const outwards = away < 20 ? { x: 0, y: -1 } : { x: ox / away, y: oy / away };
-    const far = Math.max(0, 150 - away) * 0.9;
+    // Those that are opposite each other pass it on its upper side, or on its right, whichever of the two is asked about first.
+    const side = (Math.abs(dx) < 1 ? -dy : dx) > 0 ? -1 : 1;
+    const aside = { x: (-dy / length) * side, y: (dx / length) * side };
+    const outwards = away < 20 ? aside : { x: ox / away, y: oy / away };
+    const far = Math.max(0, 160 - away) * 0.95;
     bow = { x: outwards.x * far, y: outwards.y * far };
   }
   const a = { x: from.x + shift.x, y: from.y + shift.y };
@@ -201,6 +216,12 @@ function tipOf(curve, size) {
   const [ux, uy] = [dx / length, dy / length];
   const corner = (along, aside) => `${(tip.x + ux * along - uy * aside).toFixed(1)} ${(tip.y + uy * along + ux * aside).toFixed(1)}`;
   return `M${corner(size, 0)}L${corner(-size * 0.7, size * 0.8)}L${corner(-size * 0.7, -size * 0.8)}Z`;
+}
+
+// Whether two boxes, each told by its middle and size, have something in common.
+function overlap(one, other) {
+  const [across, down] = [Math.abs(one.x - other.x), Math.abs(one.y - other.y)];
+  return across < (one.width + other.width) / 2 && down < (one.height + other.height) / 2;
 }
 
 // Whether what is chosen is about these two.
