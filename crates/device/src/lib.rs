@@ -51,3 +51,4 @@ pub use fabric::{
     PublishedCall, SerialConfig,
 };
 pub use reactor::Waker;
+pub use ring::RingCounts;
