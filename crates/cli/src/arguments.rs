@@ -3,15 +3,18 @@
 mod capture;
 mod circuits;
 mod copy;
+mod events;
 mod jobs;
 mod net;
 mod run;
 mod top;
+mod web;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
 pub use circuits::{CircuitCommand, CircuitList, WindowList};
+pub use events::{EventArguments, WhyArguments};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,6 +31,7 @@ pub use jobs::{
 pub use run::RunArguments;
 
 pub use top::TopArguments;
+pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
@@ -68,11 +72,17 @@ pub enum Command {
     Ls(CircuitList),
     /// Show VMs and circuits live, what each sends and receives, and how much waits
     Top(TopArguments),
+    /// Show what has happened, and follow what happens: VMs, circuits, refusals, reloads, captures
+    Events(EventArguments),
+    /// Say why a call fails: the rule or the state that stands in its way, and the last refusals
+    Why(WhyArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),
     /// List the windows of memory that zero-copy circuits have
     Windows(WindowList),
+    /// Serve a web page on loopback that shows VMs, circuits, policy and traffic as they are, and print its address
+    Web(Web),
     /// Print the arguments with which a VMM attaches to a VM's line, its channels and its networks
     Args(VmmArguments),
     /// Run a command in a guest, with its input, output, signals and exit code as if it ran here

@@ -8,7 +8,8 @@ use std::time::Duration;
 use daemon::api::Kind;
 use daemon::api::types::{
     CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
-    PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus, WindowsInfo,
+    PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus, Why,
+    WindowsInfo,
 };
 use daemon::config::default_runtime_dir;
 use daemon::input::parse_full_name;
@@ -88,6 +89,9 @@ impl From<ClientError> for Failure {
         match &error {
             // The request was made of the person's words, so it is they that are not valid.
             ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
+            ClientError::Problem(problem) if problem.kind == Kind::Impossible.uri() => {
+                Failure::usage(error)
+            }
             // Or of those in the configuration file.
             ClientError::Problem(problem) if problem.kind == Kind::ConfigurationRefused.uri() => {
                 Failure::usage(error)
@@ -131,6 +135,11 @@ impl Client {
             socket: control_socket(&runtime_dir),
             runtime_dir,
         }
+    }
+
+    /// The daemon's control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// Adds a VM.
@@ -304,6 +313,28 @@ impl Client {
                 return Ok(CaptureEnd::ByPerson);
             }
         }
+    }
+
+    /// Hands over a stream of events as it comes, until `take` has enough, the person ends it, or the daemon does.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn events(
+        &self,
+        target: &str,
+        take: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<CaptureEnd, Failure> {
+        self.capture(target, take)
+    }
+
+    /// Why a call fails, or would.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn why(&self, from: &str, to: &str, port: u32) -> Result<Why, ClientError> {
+        let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
+        let target = format!("/v1/why?from={from}&to={to}&port={port}");
+        self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
     }
 
     /// Circuits, of one VM or all, called at one port or any.

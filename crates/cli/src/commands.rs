@@ -8,6 +8,7 @@ mod check;
 mod circuits;
 mod clipboard;
 mod copy;
+mod events;
 mod exec;
 mod forward;
 mod freeze;
@@ -26,6 +27,7 @@ mod table;
 mod time;
 mod top;
 mod vm;
+mod web;
 
 use std::io::{self, Write};
 
@@ -52,6 +54,8 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Check(options) => return check::run(arguments.runtime_dir.as_deref(), &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Why(options) => return events::why(&client, &options),
+        Command::Events(options) => events::events(&client, &options)?,
         Command::Stats(options) => stats::run(&client, &options)?,
         Command::Logs(options) => logs::run(&client, options)?,
         Command::InstallLog(options) => install_log::run(&client, &options)?,
@@ -80,6 +84,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Ls(options) => circuits::list(&client, &options)?,
         Command::Circuit(command) => circuits::circuit(&client, &command)?,
         Command::Windows(options) => circuits::windows(&client, &options)?,
+        Command::Web(options) => web::run(&client, &options)?,
         Command::Args(options) => args::run(&client, &options)?,
     }
     Ok(0)

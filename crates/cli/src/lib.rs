@@ -23,6 +23,7 @@ mod libvirt;
 mod qemu;
 mod size;
 pub mod top;
+pub mod web;
 mod windows;
 
 use std::ffi::OsString;

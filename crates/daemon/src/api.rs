@@ -2,6 +2,7 @@
 //!
 //! | request | answer |
 //! |---|---|
+//! | `GET /v1/openapi.json` | 200, the description of all this (OpenAPI 3.1), made of the types |
 //! | `GET /v1/health` | 200 [`Health`](types::Health) |
 //! | `GET /v1/vms` | 200 [`VmList`](types::VmList) |
 //! | `POST /v1/vms` with [`NewVm`](types::NewVm) | 201 [`VmStatus`](types::VmStatus); its sockets listen |
@@ -20,8 +21,12 @@
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
+//! | `GET /v1/policy/rules` | 200 [`PolicyRules`](types::PolicyRules) |
+//! | `GET /v1/events?after=ID&last=N&vm=NAME&kind=KIND,KIND&follow=BOOL` | 200, what happens, as server-sent events with an [`Event`](types::Event) each |
+//! | `GET /v1/why?from=WHO&to=WHOM&port=N` | 200 [`Why`](types::Why) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
+//! | `GET /`, `GET /page/FILE` | 200, the web page that shows all this to people, and its parts |
 //!
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,
 //! with a network.
@@ -31,16 +36,23 @@
 mod capture_routes;
 mod circuit_routes;
 mod circuit_types;
+mod description;
+mod event_routes;
+mod event_types;
 mod net_routes;
 mod net_types;
+mod page;
 mod policy_types;
 mod problem;
+mod request;
 mod routes;
+pub(crate) mod schema;
 mod serve;
 pub mod types;
 
 pub use problem::Kind;
-pub use routes::{BODY_TIMEOUT, MAX_BODY_LEN, router};
+pub use request::{BODY_TIMEOUT, MAX_BODY_LEN};
+pub use routes::router;
 pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, serve};
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::api::types::{EventDetails, EventKind};
+use crate::events::Events;
+
 /// The most bytes of a capture that wait for its reader. What comes beyond is lost, and counted.
 pub const MAX_WAITING_LEN: usize = 8 << 20;
 
@@ -29,6 +32,25 @@ pub struct CaptureSender {
 pub struct CaptureReader {
     pieces: mpsc::Receiver<Vec<u8>>,
     waiting_len: Arc<AtomicUsize>,
+    /// Whom to tell when it ends, and what.
+    told: Option<(Events, EventDetails)>,
+}
+
+impl CaptureReader {
+    /// The same, whose beginning is told now and whose end will be.
+    pub fn telling(mut self, events: &Events, details: EventDetails) -> CaptureReader {
+        events.tell(EventKind::CaptureStarted, details.clone());
+        self.told = Some((events.clone(), details));
+        self
+    }
+}
+
+impl Drop for CaptureReader {
+    fn drop(&mut self) {
+        if let Some((events, details)) = self.told.take() {
+            events.tell(EventKind::CaptureEnded, details);
+        }
+    }
 }
 
 /// Both ends of a capture.
@@ -45,6 +67,7 @@ pub fn capture_queue() -> (CaptureSender, CaptureReader) {
         CaptureReader {
             pieces,
             waiting_len,
+            told: None,
         },
     )
 }

@@ -117,8 +117,10 @@ pub use network::{
     check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
 };
 pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
+pub(crate) use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
+pub(crate) use port::VLAN_BOUNDS;
 pub use port::{
     MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
 };

@@ -2,6 +2,9 @@
 
 mod circuits;
 mod networks;
+mod why;
+
+pub(crate) use circuits::end as circuit_end;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +15,9 @@ use std::time::Duration;
 use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
-use crate::api::types::{ChannelStatus, ChardevInfo, LineKind, VmState, VmStatus, VmWindows};
+use crate::api::types::{
+    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
+};
 use crate::capture::CaptureReader;
 use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
 use crate::input::InputError;
@@ -152,6 +157,8 @@ impl Control {
             opened.await.map_err(|_| ControlError::Lost)??;
             in_force.book = next;
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
+            let details = EventDetails::of_vm(spec.full_name());
+            control.parts.events.tell(EventKind::VmAdded, details);
             let lines = control.parts.worker.lines();
             Ok(control.status(&in_force.book.plan, &spec, &lines))
         });
@@ -175,7 +182,12 @@ impl Control {
         let (vm, port) = (filter.vm.clone(), filter.port);
         let reader = self.parts.worker.capture(filter, options)?;
         tracing::info!(vm, port, "began a capture of what passes the lines");
-        Ok(reader)
+        let details = EventDetails {
+            vm,
+            port,
+            ..EventDetails::default()
+        };
+        Ok(reader.telling(&self.parts.events, details))
     }
 
     /// Removes a VM by its full name or an alias: its circuits are reset, its sockets removed. Its name keeps its context identifier.
@@ -210,6 +222,8 @@ impl Control {
             in_force.book = next;
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
+            let details = EventDetails::of_vm(name);
+            control.parts.events.tell(EventKind::VmRemoved, details);
             Ok(())
         });
         task.await.map_err(|_| ControlError::Lost)?

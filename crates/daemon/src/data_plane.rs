@@ -10,7 +10,8 @@ use std::time::Duration;
 use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
 use switch::{Address, Policy, Reason};
 
-use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use crate::events::{CallNotes, observer};
 use crate::net::NetThread;
 use crate::offers::{Commit, Offer, OfferError, Offers};
 use crate::proxy::{Options, Proxy};
@@ -31,20 +32,23 @@ pub fn start(
     let Surroundings {
         arrivals,
         audit,
+        events,
         state_dir,
         windows,
     } = surroundings;
-    let noted = audit.clone();
+    let notes = CallNotes::new(audit, events.clone());
+    let noted = notes.clone();
     let options = Options::new(
         Arc::new(Policy::default()),
-        Box::new(move |record| noted.record(record)),
+        Box::new(move |record| noted.note_egress(record)),
     );
     let proxy = Proxy::start(options)?;
     let switchboard = Arc::new(Switchboard::start(windows)?);
     let wiring = Wiring {
         arrivals,
         dialer: switchboard.dialer(proxy.dialer()),
-        decisions: decisions(audit),
+        decisions: decisions(notes),
+        observer: observer(events),
         state_dir,
     };
     let worker = Worker::start(wiring, spin)?;
@@ -61,10 +65,10 @@ pub fn start(
 }
 
 /// Writes down what became of calls.
-fn decisions(audit: Audit) -> DecisionSink {
+fn decisions(notes: CallNotes) -> DecisionSink {
     Box::new(move |decision: &Decision<'_>| {
         if let Some(record) = record(decision) {
-            audit.record(record);
+            notes.note(record, decision.circuit);
         }
     })
 }

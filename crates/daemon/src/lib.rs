@@ -9,6 +9,7 @@ mod chardev;
 pub mod config;
 pub mod control;
 pub mod data_plane;
+pub mod events;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
 mod hello;

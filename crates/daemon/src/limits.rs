@@ -1,6 +1,7 @@
 //! What a person may say about a VM's limits: their names, their bounds, and what they are called in JSON.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use switch::Limits;
 
@@ -43,6 +44,12 @@ const BOUNDS: [(u64, u64); 7] = [
     // A guest that could not even announce credit could not receive: what it may say is bounded, and not forbidden.
     (1000, 10 * MILLION),
 ];
+
+/// The name of each limit as a member of JSON objects, with the least and the most that it can be.
+pub fn bounds() -> impl Iterator<Item = (&'static str, RangeInclusive<u64>)> {
+    let bounds = BOUNDS.iter().map(|(least, most)| *least..=*most);
+    LIMIT_MEMBERS.into_iter().zip(bounds)
+}
 
 /// Sets one limit by its name out of `names`, which is [`LIMIT_KEYS`] or [`LIMIT_MEMBERS`].
 ///

@@ -2,6 +2,7 @@
 
 mod answer;
 mod findings;
+mod listing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::offers::Offer;
 
 pub use answer::AskError;
 pub use findings::MAX_FINDINGS;
+pub use listing::MAX_LISTED_RULES;
 
 /// Everything that was configured and is in force together, or would be.
 #[derive(Debug, Clone)]

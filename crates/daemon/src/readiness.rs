@@ -16,7 +16,8 @@ use tokio::task::AbortHandle;
 
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 
-use crate::api::types::AgentInfo;
+use crate::api::types::{AgentInfo, EventDetails, EventKind};
+use crate::events::Events;
 use crate::hello::greet;
 use crate::line::AgentArrival;
 
@@ -31,6 +32,7 @@ pub const MAX_WAITING_ARRIVALS: usize = 64;
 pub struct Readiness {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
+    events: Events,
 }
 
 #[derive(Debug, Default)]
@@ -67,11 +69,20 @@ impl Default for Readiness {
         Readiness {
             agents: Mutex::default(),
             changes: watch::Sender::new(0),
+            events: Events::default(),
         }
     }
 }
 
 impl Readiness {
+    /// Nobody is ready yet; changes are told there.
+    pub fn telling(events: Events) -> Readiness {
+        Readiness {
+            events,
+            ..Readiness::default()
+        }
+    }
+
     /// What the agent of a VM said, while it is there.
     pub fn agent(&self, vm: &str) -> Option<AgentInfo> {
         let agents = self.agents();
@@ -86,7 +97,14 @@ impl Readiness {
 
     /// Forgets a VM that has been removed and hangs up on its agent.
     pub fn forget(&self, vm: &str) {
-        self.agents().by_vm.remove(vm);
+        let was_ready = self
+            .agents()
+            .by_vm
+            .remove(vm)
+            .is_some_and(|entry| entry.ready.is_some());
+        if was_ready {
+            self.tell_event(EventKind::VmUnready, vm);
+        }
         self.tell();
     }
 
@@ -170,6 +188,7 @@ impl Readiness {
                     "the guest is ready"
                 );
                 entry.ready = Some((attendant, info));
+                self.tell_event(EventKind::VmReady, vm);
             }
         }
         self.tell();
@@ -190,14 +209,21 @@ impl Readiness {
             entry
                 .greeting
                 .take_if(|attendant| attendant.number == number);
-            entry
+            let ready = entry
                 .ready
                 .take_if(|(attendant, _)| attendant.number == number);
+            if ready.is_some() {
+                self.tell_event(EventKind::VmUnready, vm);
+            }
             if entry.greeting.is_none() && entry.ready.is_none() {
                 agents.by_vm.remove(vm);
             }
         }
         self.tell();
+    }
+
+    fn tell_event(&self, kind: EventKind, vm: &str) {
+        self.events.tell(kind, EventDetails::of_vm(vm));
     }
 
     fn tell(&self) {

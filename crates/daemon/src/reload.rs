@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::types::Reloaded;
+use crate::api::types::{EventDetails, EventKind, Reloaded};
 use crate::audit::Audit;
 use crate::config::{
     Config, ConfigError, DEFAULT_SPIN, PlanChange, StateError, default_runtime_dir,
     default_state_dir,
 };
 use crate::control::{Control, ControlError, open_line};
+use crate::events::Events;
 use crate::input::InputError;
 use crate::line::{LineError, LineSpec, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetFault, NetWorker};
@@ -154,19 +155,47 @@ impl Control {
         let task = tokio::spawn(async move {
             let reloaded = control.reload_now(enforce_existing).await;
             match &reloaded {
-                Ok(reloaded) => tracing::info!(
-                    added = reloaded.added.len(),
-                    removed = reloaded.removed.len(),
-                    rules = reloaded.rules,
-                    "read the configuration again"
-                ),
-                Err(error) => tracing::error!(
-                    "the configuration was not taken, and what was in force stays: {error}"
-                ),
+                Ok(reloaded) => {
+                    control.tell_of_reload(reloaded);
+                    tracing::info!(
+                        added = reloaded.added.len(),
+                        removed = reloaded.removed.len(),
+                        rules = reloaded.rules,
+                        "read the configuration again"
+                    );
+                }
+                Err(error) => {
+                    let details = EventDetails {
+                        reason: Some(error.to_string()),
+                        ..EventDetails::default()
+                    };
+                    control.parts.events.tell(EventKind::Reload, details);
+                    tracing::error!(
+                        "the configuration was not taken, and what was in force stays: {error}"
+                    );
+                }
             }
             reloaded
         });
         task.await.map_err(|_| ReloadError::Lost)?
+    }
+
+    fn tell_of_reload(&self, reloaded: &Reloaded) {
+        let events = &self.parts.events;
+        for (kind, names) in [
+            (EventKind::VmAdded, &reloaded.added),
+            (EventKind::VmRemoved, &reloaded.removed),
+        ] {
+            for name in names {
+                events.tell(kind, EventDetails::of_vm(name));
+            }
+        }
+        let rules = EventDetails {
+            count: Some(reloaded.rules as u64),
+            ..EventDetails::default()
+        };
+        events.tell(EventKind::PolicyChanged, rules);
+        events.tell(EventKind::Reload, EventDetails::default());
     }
 
     async fn reload_now(&self, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
@@ -219,6 +248,8 @@ pub struct Parts {
     pub windows: Arc<Windows>,
     /// Where decisions are written.
     pub audit: Audit,
+    /// Where it is told what happens.
+    pub events: Events,
     /// What holds for as long as the daemon runs.
     pub settings: Settings,
     /// Where the configuration comes from.

@@ -22,6 +22,7 @@ use crate::api::types::Finding;
 use crate::audit::{Audit, AuditWriter};
 use crate::config::{Addresses, Cids, Config, ConfigError, Plan, StateError};
 use crate::control::{Control, ControlError, open_line};
+use crate::events::Events;
 use crate::input::check_socket_path;
 use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetFault, NetWorker};
@@ -115,6 +116,8 @@ pub struct Surroundings {
     pub arrivals: mpsc::Sender<AgentArrival>,
     /// Where it writes down what it decided.
     pub audit: Audit,
+    /// Where it tells what happens.
+    pub events: Events,
     /// The state directory, from the root.
     pub state_dir: PathBuf,
     /// The windows of all VMs.
@@ -195,9 +198,12 @@ impl Daemon {
         })?;
         let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
         let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
+        let events = Events::default();
+        windows.set_events(events.clone());
         let surroundings = Surroundings {
             arrivals: sender,
             audit: audit.clone(),
+            events: events.clone(),
             state_dir: settings.state_dir.clone(),
             windows: windows.clone(),
         };
@@ -235,6 +241,7 @@ impl Daemon {
             circuits: started.circuits,
             windows,
             audit,
+            events,
             settings,
             read_config,
         };
@@ -278,7 +285,7 @@ impl Daemon {
         } = self;
         runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
-            let readiness = Arc::new(Readiness::default());
+            let readiness = Arc::new(Readiness::telling(parts.events.clone()));
             tokio::spawn(service_manager::give_signs_of_life(parts.worker.clone()));
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;

@@ -33,13 +33,14 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use device::window::WindowFile;
 
 pub use crate::config::MAX_WINDOWS_OF_ALL;
 use crate::config::{StateError, WindowsSpec};
+use crate::events::Events;
 use crate::line::LineSpec;
 use crate::runtime::{RuntimeError, prepare_directory};
 use crate::switchboard::pool::{Owners, Party, WindowId};
@@ -81,6 +82,8 @@ pub struct Windows {
     state: Mutex<State>,
     /// Something has been shown, or let go of.
     changed: Condvar,
+    /// Where it is told who gets one.
+    events: OnceLock<Events>,
 }
 
 #[derive(Debug)]
@@ -146,7 +149,14 @@ impl Windows {
                 generation: now_ms << 14,
             }),
             changed: Condvar::new(),
+            events: OnceLock::new(),
         })
+    }
+
+    /// Has it told there, from now on, who gets a window.
+    pub fn set_events(&self, events: Events) {
+        // The first is meant to be the only one.
+        let _ = self.events.set(events);
     }
 
     /// Makes the windows of a VM, or finds those that an earlier daemon made.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use device::{
     Arrival, CaptureError, CaptureFilter, CaptureOptions, CircuitFilter, CircuitSnapshot,
-    DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, OpenLineError, ProgramCall,
+    DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, Observer, OpenLineError, ProgramCall,
     PublishedCall, SerialConfig,
 };
 use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
@@ -35,6 +35,8 @@ pub struct Wiring {
     pub dialer: Dialer,
     /// Who takes note of what became of calls.
     pub decisions: DecisionSink,
+    /// Who takes note of lines that come and go, and of circuits that end.
+    pub observer: Observer,
     /// Where install logs are kept.
     pub state_dir: PathBuf,
 }
@@ -66,6 +68,7 @@ impl Worker {
             arrivals,
             dialer,
             decisions,
+            observer,
             state_dir,
         } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
@@ -80,6 +83,7 @@ impl Worker {
         fabric.set_spin(spin);
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);
+        fabric.set_observer(observer);
         let (orders, thread) = Orders::start("worker", fabric)?;
         Ok(Arc::new(Worker {
             orders,

@@ -1,12 +1,16 @@
 //! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
 
-use switch::{Address, Reason, RuleId, ServiceEntry};
+use switch::{Address, CircuitId, Reason, RuleId, ServiceEntry};
+
+use crate::CircuitSnapshot;
 
 /// What became of one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Decision<'a> {
     /// Who called.
     pub caller: DecisionCaller<'a>,
+    /// The circuit that it has become. That of a hybrid VM's caller is not told.
+    pub circuit: Option<CircuitId>,
     /// The context identifier that was called.
     pub dialled_cid: u32,
     /// The port that was called.
@@ -71,6 +75,31 @@ pub struct Credentials {
     /// The process.
     pub pid: i32,
 }
+
+/// Something that has happened to a line or a circuit.
+#[derive(Debug, Clone)]
+pub enum Observation<'a> {
+    /// The guest's driver runs its rings, or its guest answers at a serial port.
+    LineUp {
+        /// The VM's full name.
+        vm: &'a str,
+    },
+    /// The guest has gone, or knows nothing of its circuits any more.
+    LineDown {
+        /// The VM's full name.
+        vm: &'a str,
+    },
+    /// A circuit is over on both ends.
+    CircuitEnded {
+        /// How it stood at its end.
+        circuit: &'a CircuitSnapshot,
+        /// Why it was cut short, if it was.
+        reason: Option<Reason>,
+    },
+}
+
+/// Takes note of what happens. It must not block.
+pub type Observer = Box<dyn FnMut(&Observation<'_>) + Send>;
 
 /// Takes note of decisions. It must not block.
 pub type DecisionSink = Box<dyn FnMut(&Decision<'_>) + Send>;

@@ -34,7 +34,7 @@ use thiserror::Error;
 use crate::Waker;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
-use crate::decision::DecisionSink;
+use crate::decision::{DecisionSink, Observer};
 use crate::dialer::{Answer, Dialer};
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::line::LineIo;
@@ -148,6 +148,7 @@ pub struct Fabric {
     /// Joined sockets that may have something to pass, in turn.
     relaying: VecDeque<CircuitId>,
     decisions: Option<DecisionSink>,
+    observer: Option<Observer>,
     captures: Captures,
     mailbox: Mailbox,
     messages: Receiver<Message>,
@@ -217,6 +218,7 @@ impl Fabric {
             dialled_by,
             relaying: VecDeque::new(),
             decisions: None,
+            observer: None,
             captures: Captures::default(),
             mailbox,
             messages,
@@ -427,6 +429,12 @@ impl Fabric {
     /// Has somebody take note of what becomes of calls.
     pub fn set_decision_sink(&mut self, sink: DecisionSink) {
         self.decisions = Some(sink);
+    }
+
+    /// Has somebody take note of lines that come and go, and of circuits that end.
+    pub fn set_observer(&mut self, observer: Observer) {
+        self.switch.keep_ended();
+        self.observer = Some(observer);
     }
 
     /// The identifier by which a guest can call the VM of this name; see [`Switch::resolve`].

@@ -43,7 +43,9 @@ pub mod window;
 
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
-pub use decision::{Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink};
+pub use decision::{
+    Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer,
+};
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
     Arrival, ArrivalSink, CaptureError, CaptureFilter, Carrier, CircuitFilter, CircuitSnapshot,

@@ -193,6 +193,15 @@ pub struct EndReport {
     pub credit_bytes: u32,
 }
 
+/// A circuit that was put through and is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedCircuit {
+    /// How it stood at its end.
+    pub circuit: CircuitReport,
+    /// Why it was cut short, if it was.
+    pub reason: Option<Reason>,
+}
+
 /// A circuit, for a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CircuitReport {

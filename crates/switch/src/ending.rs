@@ -2,7 +2,7 @@
 
 use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
-use crate::circuit::{Deadline, DeadlineKind};
+use crate::circuit::{Deadline, DeadlineKind, EndedCircuit};
 use crate::end::Party;
 use crate::event::{Action, Direction, Time};
 use crate::flow::{Ending, Flow};
@@ -318,6 +318,13 @@ impl Switch {
         self.end_rest(index);
         self.account_for(index);
         let circuit = self.circuits.remove(index);
+        // One that was never put through has been decided about, and nothing else.
+        if let Some(ended) = self.ended.as_mut().filter(|_| circuit.answered) {
+            ended.push_back(EndedCircuit {
+                circuit: circuit.report(),
+                reason: circuit.reason,
+            });
+        }
         if let Some(used) = self.used(circuit.call.rule) {
             used.closed();
         }

@@ -64,7 +64,7 @@ mod switch;
 mod tuning;
 mod usage;
 
-pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, Side};
+pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, EndedCircuit, Side};
 pub use config::Limits;
 pub use counters::Counters;
 pub use directory::{ServiceEntry, ServiceId};

@@ -1,12 +1,12 @@
 //! The switch itself: its tables, its lines, and the set-up of circuits.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
-use crate::circuit::{Circuit, Deadline, DeadlineKind, Rest};
+use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
 use crate::directory::{Directory, Taken};
 use crate::end::{End, Party};
 use crate::event::{Action, Event, Time};
@@ -58,6 +58,9 @@ pub struct Switch {
     pub(crate) next_rest: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
+    /// What is known of circuits that are over, in order, if anybody wants to know. Each is asked for before the next event is handled
+    /// but for those that its carrying out makes, so there are at most as many as circuits.
+    pub(crate) ended: Option<VecDeque<EndedCircuit>>,
 }
 
 impl Switch {
@@ -80,7 +83,22 @@ impl Switch {
             next_rest: 0,
             deadlines: BTreeSet::new(),
             next_generation: 0,
+            ended: None,
         }
+    }
+
+    /// Keeps what is known of circuits that end until [`Switch::take_ended`] asks for it. Nobody need ask while this is off.
+    pub fn keep_ended(&mut self) {
+        self.ended.get_or_insert_default();
+    }
+
+    /// What was known of a circuit, to be asked once for each [`Action::Released`]: it is not in the action, since that would make all actions
+    /// large.
+    pub fn take_ended(&mut self, id: CircuitId) -> Option<EndedCircuit> {
+        let ended = self.ended.as_mut()?;
+        // Those before it are not asked for any more: circuits are released in order.
+        let index = ended.iter().position(|ended| ended.circuit.id == id)?;
+        ended.drain(..=index).next_back()
     }
 
     /// Adds a line for a VM of the default domain, with the limits of every line that has none of its own.
@@ -197,6 +215,11 @@ impl Switch {
             }
             Event::Tick => self.tick(now, actions),
         }
+    }
+
+    /// Whether the guest of a line is there.
+    pub fn is_up(&self, line: LineId) -> bool {
+        self.lines.get(line.0 as usize).is_some_and(|line| line.up)
     }
 
     /// Every line, in no particular order.

@@ -89,7 +89,9 @@ impl App {
             KeyCode::Backspace => {
                 self.filter.pop();
             }
-            KeyCode::Char(character) if self.filter.chars().count() < MAX_FILTER => {
+            KeyCode::Char(character)
+                if !character.is_control() && self.filter.chars().count() < MAX_FILTER =>
+            {
                 self.filter.push(character);
             }
             _ => {}

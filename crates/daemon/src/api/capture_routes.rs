@@ -2,45 +2,63 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use device::{CaptureFilter, CaptureOptions};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use wire::pcapng::MAX_SNAPLEN;
 
+use super::description::NotCaptured;
+use super::net_routes::NetworkPath;
 use super::problem::{Failure, Kind};
+use super::request::Asked;
+use super::schema;
 use super::types::CAPTURE_MEDIA_TYPE;
 use crate::capture::CaptureReader;
 use crate::control::Control;
 
 type Shared = State<Arc<Control>>;
-type Asked<T> = Result<Query<T>, QueryRejection>;
 
 /// The routes that end in `/capture`.
-pub(super) fn router() -> Router<Arc<Control>> {
-    Router::new()
-        .route("/v1/capture", get(lines))
-        .route("/v1/networks/{name}/capture", get(network))
+pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
+    OpenApiRouter::new()
+        .routes(routes!(lines))
+        .routes(routes!(network))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct LinesQuery {
+    /// Only the line of this VM, by its name or an alias.
+    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
+    /// Only what is to or from this port.
+    #[param(schema_with = schema::any_port)]
     port: Option<u32>,
+    /// How many bytes of each packet are captured.
+    #[param(schema_with = schema::snaplen)]
     snaplen: Option<u32>,
+    /// How many packets; left out, until the client goes away.
+    #[param(schema_with = schema::count)]
     count: Option<u64>,
 }
 
-/// Streams what passes the lines until the client goes away, or there is nothing more to capture.
-async fn lines(State(control): Shared, query: Asked<LinesQuery>) -> Result<Response, Failure> {
-    let query = understood(query)?;
+/// Streams what passes the lines until the client goes away, or there is nothing more to capture. Needs the role *operate*: what
+/// programs say to each other is in it.
+#[utoipa::path(
+    get, path = "/v1/capture", tag = "seeing", params(LinesQuery),
+    responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
+)]
+async fn lines(
+    State(control): Shared,
+    Asked(query): Asked<LinesQuery>,
+) -> Result<Response, Failure> {
     let options = options(query.snaplen, query.count)?;
     let filter = CaptureFilter {
         vm: query.vm,
@@ -49,42 +67,44 @@ async fn lines(State(control): Shared, query: Asked<LinesQuery>) -> Result<Respo
     Ok(stream(control.capture_lines(filter, options).await?))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct NetworkQuery {
+    /// Only the port of this VM, by its name or an alias.
+    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
+    /// How many bytes of each frame are captured.
+    #[param(schema_with = schema::snaplen)]
     snaplen: Option<u32>,
+    /// How many frames; left out, until the client goes away.
+    #[param(schema_with = schema::count)]
     count: Option<u64>,
 }
 
-/// The same of a network's frames.
+/// Streams the frames of a network, the same way.
+#[utoipa::path(
+    get, path = "/v1/networks/{name}/capture", tag = "seeing", params(NetworkPath, NetworkQuery),
+    responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
+)]
 async fn network(
     State(control): Shared,
     Path(name): Path<String>,
-    query: Asked<NetworkQuery>,
+    Asked(query): Asked<NetworkQuery>,
 ) -> Result<Response, Failure> {
-    let query = understood(query)?;
     let options = options(query.snaplen, query.count)?;
     let reader = control.capture(&name, query.vm.as_deref(), options).await?;
     Ok(stream(reader))
 }
 
-fn understood<T: DeserializeOwned>(query: Asked<T>) -> Result<T, Failure> {
-    match query {
-        Ok(Query(query)) => Ok(query),
-        Err(rejection) => Err(invalid(rejection.body_text())),
-    }
-}
-
 fn options(snaplen: Option<u32>, count: Option<u64>) -> Result<CaptureOptions, Failure> {
     let snaplen = snaplen.unwrap_or(MAX_SNAPLEN);
     if !(1..=MAX_SNAPLEN).contains(&snaplen) {
-        return Err(invalid(format!(
-            "snaplen is {snaplen}: use a whole number from 1 to {MAX_SNAPLEN}"
-        )));
+        let detail = format!("snaplen is {snaplen}: use a whole number from 1 to {MAX_SNAPLEN}");
+        return Err(invalid("snaplen", detail));
     }
     if count == Some(0) {
-        return Err(invalid("count is 0: ask for 1 or more".to_owned()));
+        return Err(invalid("count", "count is 0: ask for 1 or more".to_owned()));
     }
     Ok(CaptureOptions { snaplen, count })
 }
@@ -94,6 +114,6 @@ fn stream(reader: CaptureReader) -> Response {
     (head, Body::new(reader)).into_response()
 }
 
-fn invalid(detail: String) -> Failure {
-    Failure::new(Kind::InvalidRequest, detail)
+fn invalid(field: &str, detail: String) -> Failure {
+    Failure::new(Kind::InvalidRequest, detail).at(field)
 }

@@ -2,50 +2,78 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::Json;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{delete, get};
-use axum::{Json, Router};
 use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::circuit_types::{CircuitsInfo, WindowsInfo};
-use super::problem::{Failure, Kind};
+use super::description::{Always, AskedOfVm, OfCircuit};
+use super::problem::Failure;
+use super::request::Asked;
+use super::schema;
 use crate::control::Control;
 
 type Shared = State<Arc<Control>>;
 
 /// The routes below `/v1/circuits`, and `/v1/windows`.
-pub(super) fn router() -> Router<Arc<Control>> {
-    Router::new()
-        .route("/v1/circuits", get(list))
-        .route("/v1/circuits/{id}", delete(end))
-        .route("/v1/windows", get(windows))
+pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(end))
+        .routes(routes!(windows))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct ListQuery {
+    /// Only those of which this VM is an end, by its name or an alias.
+    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
+    /// Only those that were called at this port.
+    #[param(schema_with = schema::any_port)]
     port: Option<u32>,
 }
 
+/// Circuits, the first 10,000.
+#[utoipa::path(
+    get, path = "/v1/circuits", tag = "circuits", params(ListQuery),
+    responses((status = 200, description = "The circuits", body = CircuitsInfo), AskedOfVm)
+)]
 async fn list(
     State(control): Shared,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    Asked(query): Asked<ListQuery>,
 ) -> Result<Json<CircuitsInfo>, Failure> {
-    let Query(query) =
-        query.map_err(|rejection| Failure::new(Kind::InvalidRequest, rejection.body_text()))?;
     Ok(Json(
         control.circuits(query.vm.as_deref(), query.port).await?,
     ))
 }
 
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[allow(dead_code)]
+struct CircuitPath {
+    /// The circuit's number, as a list of circuits has it.
+    #[param(schema_with = schema::circuit_id)]
+    id: String,
+}
+
+/// Ends a circuit: both its ends see a reset.
+#[utoipa::path(
+    delete, path = "/v1/circuits/{id}", tag = "circuits", params(CircuitPath),
+    responses((status = 204, description = "It is over"), OfCircuit)
+)]
 async fn end(State(control): Shared, Path(id): Path<String>) -> Result<StatusCode, Failure> {
     control.end_circuit(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// The windows of all VMs: the memory of zero-copy circuits.
+#[utoipa::path(get, path = "/v1/windows", tag = "circuits", responses((status = 200, description = "The windows", body = WindowsInfo), Always))]
 async fn windows(State(control): Shared) -> Result<Json<WindowsInfo>, Failure> {
     Ok(Json(control.windows().await?))
 }

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Circuits, as the daemon sees them now.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CircuitsInfo {
     /// The circuits.
     pub circuits: Vec<CircuitInfo>,
@@ -15,7 +16,7 @@ pub struct CircuitsInfo {
 }
 
 /// One circuit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CircuitInfo {
     /// Its number, as in `12-3054`: never used again.
     pub id: String,
@@ -58,7 +59,7 @@ pub struct CircuitInfo {
 }
 
 /// What carries a circuit's bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CircuitKind {
     /// The daemon, from one end to the other.
@@ -77,7 +78,7 @@ impl fmt::Display for CircuitKind {
 }
 
 /// How far a circuit has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CircuitPhase {
     /// The callee has yet to answer.
@@ -102,7 +103,7 @@ impl fmt::Display for CircuitPhase {
 }
 
 /// An end of a circuit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum CircuitEnd {
     /// A guest.
@@ -154,14 +155,14 @@ impl fmt::Display for CircuitEnd {
 }
 
 /// Windows, as the daemon sees them now.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct WindowsInfo {
     /// The windows.
     pub windows: Vec<WindowInfo>,
 }
 
 /// One window.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WindowInfo {
     /// By what the host and the guest know it.
     pub uuid: String,

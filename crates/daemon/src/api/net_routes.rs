@@ -2,34 +2,55 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{get, put};
-use axum::{Json, Router};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use super::description::{Always, OfNetwork, OfPort};
 use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
-use super::problem::{Failure, Kind};
-use super::routes::read;
+use super::problem::Failure;
+use super::request::{parse, read};
+use super::schema;
 use crate::control::Control;
 
 type Shared = State<Arc<Control>>;
 
 /// The routes below `/v1/networks`.
-pub(super) fn router() -> Router<Arc<Control>> {
-    Router::new()
-        .route("/v1/networks", get(list))
-        .route("/v1/networks/{name}", get(show))
-        .route("/v1/networks/{name}/macs", get(macs))
-        .route("/v1/networks/{name}/ports/{vm}/link", put(set_link))
+pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(show))
+        .routes(routes!(macs))
+        .routes(routes!(set_link))
 }
 
+/// The path of what is about one network.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[allow(dead_code)]
+pub(super) struct NetworkPath {
+    /// The network: `lan`, or `red/lan` of the domain `red`, whose slash is written as `%2F`.
+    #[param(schema_with = schema::full_name)]
+    name: String,
+}
+
+/// All networks.
+#[utoipa::path(get, path = "/v1/networks", tag = "networks", responses((status = 200, description = "The networks, by name", body = NetworkList), Always))]
 async fn list(State(control): Shared) -> Json<NetworkList> {
     Json(NetworkList {
         networks: control.networks().await,
     })
 }
 
+/// One network with its ports.
+#[utoipa::path(
+    get, path = "/v1/networks/{name}", tag = "networks", params(NetworkPath),
+    responses((status = 200, description = "The network", body = NetworkDetails), OfNetwork)
+)]
 async fn show(
     State(control): Shared,
     Path(name): Path<String>,
@@ -37,21 +58,39 @@ async fn show(
     Ok(Json(control.network(&name).await?))
 }
 
+/// The addresses that a network knows.
+#[utoipa::path(
+    get, path = "/v1/networks/{name}/macs", tag = "networks", params(NetworkPath),
+    responses((status = 200, description = "The addresses", body = MacList), OfNetwork)
+)]
 async fn macs(State(control): Shared, Path(name): Path<String>) -> Result<Json<MacList>, Failure> {
     let macs = control.macs(&name).await?;
     Ok(Json(MacList { macs }))
 }
 
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[allow(dead_code)]
+struct PortPath {
+    /// The network.
+    #[param(schema_with = schema::full_name)]
+    name: String,
+    /// The VM, or an alias of it.
+    #[param(schema_with = schema::full_name)]
+    vm: String,
+}
+
+/// Takes the link of a VM's port up or down.
+#[utoipa::path(
+    put, path = "/v1/networks/{name}/ports/{vm}/link", tag = "networks", params(PortPath), request_body = LinkRequest,
+    responses((status = 204, description = "It is so"), OfPort)
+)]
 async fn set_link(
     State(control): Shared,
     Path((name, vm)): Path<(String, String)>,
     body: Body,
 ) -> Result<StatusCode, Failure> {
-    let body = read(body).await?;
-    let request: LinkRequest = serde_json::from_slice(&body).map_err(|error| {
-        let detail = format!("the body does not say whether the link is to be up: {error}");
-        Failure::new(Kind::InvalidRequest, detail)
-    })?;
+    let request: LinkRequest = parse(&read(body).await?, "say whether the link is to be up")?;
     control.set_link(&name, &vm, request.up).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
 
 pub use crate::config::NewPort;
@@ -15,7 +16,7 @@ use crate::config::full_name;
 pub const CAPTURE_MEDIA_TYPE: &str = "application/x-pcapng";
 
 /// A network as the daemon sees it now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkInfo {
     /// Its name, of which there is one in its domain.
     pub name: String,
@@ -24,6 +25,7 @@ pub struct NetworkInfo {
     /// The largest IP packet that it carries, in bytes.
     pub mtu: u16,
     /// Its own MAC address.
+    #[schema(value_type = String)]
     pub mac: MacAddress,
     /// Its own IPv4 address and the length of the prefix, as in `10.64.0.1/24`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,6 +46,7 @@ pub struct NetworkInfo {
     pub pool: Option<String>,
     /// Where packets for elsewhere go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub gateway: Option<Ipv4Addr>,
     /// Its way out, in words: `tap rd0` or `interface eth1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,14 +71,14 @@ impl NetworkInfo {
 }
 
 /// The answer to `GET /v1/networks`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkList {
     /// The networks, by name.
     pub networks: Vec<NetworkInfo>,
 }
 
 /// The answer to `GET /v1/networks/NAME`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkDetails {
     /// The network.
     #[serde(flatten)]
@@ -85,7 +88,7 @@ pub struct NetworkDetails {
 }
 
 /// What a port is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortKind {
     /// A VM's.
@@ -97,7 +100,7 @@ pub enum PortKind {
 }
 
 /// A port of a network.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkPort {
     /// What it is.
     pub kind: PortKind,
@@ -122,19 +125,23 @@ pub struct NetworkPort {
 }
 
 /// A VM's port in a network.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmPort {
     /// Full name of the network.
     pub network: String,
     /// Where the VMM connects: the vhost-user socket.
+    #[schema(value_type = String)]
     pub vhost_user: PathBuf,
     /// The guest's MAC address, which its VMM has to give it.
+    #[schema(value_type = String)]
     pub mac: MacAddress,
     /// The guest's IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub ipv4: Option<Ipv4Addr>,
     /// The IPv6 address that the guest makes for itself, if it does so by the common rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
     /// The network's MTU.
     pub mtu: u16,
@@ -151,16 +158,17 @@ pub struct VmPort {
 }
 
 /// The answer to `GET /v1/networks/NAME/macs`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MacList {
     /// The addresses that the network knows, in their order.
     pub macs: Vec<MacInfo>,
 }
 
 /// An address that a network knows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MacInfo {
     /// The address.
+    #[schema(value_type = String)]
     pub mac: MacAddress,
     /// The VLAN in which it was learned; one that was given is its port's in every one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,7 +186,7 @@ pub struct MacInfo {
 }
 
 /// The body of `PUT /v1/networks/NAME/ports/VM/link`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinkRequest {
     /// Whether the link is to be up.

@@ -1,11 +1,13 @@
 //! What goes over the control socket about reloading and about the policy.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The body of `POST /v1/reload`. It may be left out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReloadRequest {
     /// Whether circuits that would not be allowed any more are ended.
@@ -14,7 +16,7 @@ pub struct ReloadRequest {
 }
 
 /// The answer to `POST /v1/reload`: what has changed, and what is in force.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reloaded {
     /// Full names of VMs that were added.
     pub added: Vec<String>,
@@ -36,7 +38,7 @@ pub struct Reloaded {
 }
 
 /// What becomes of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyVerdict {
     /// It is put through.
@@ -65,7 +67,7 @@ impl fmt::Display for PolicyVerdict {
 }
 
 /// A rule, as answers name it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRule {
     /// Its position among all rules, from 0.
     pub index: u32,
@@ -76,7 +78,7 @@ pub struct PolicyRule {
 }
 
 /// A rule that nearly matched.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PassedOver {
     /// The rule.
     pub rule: PolicyRule,
@@ -85,7 +87,7 @@ pub struct PassedOver {
 }
 
 /// The answer to `GET /v1/policy/test`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyAnswer {
     /// Who would call, as it was asked.
     pub from: String,
@@ -111,7 +113,7 @@ pub struct PolicyAnswer {
 }
 
 /// What kind of thing can hardly be meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingKind {
     /// A rule never matches, because those before it match whatever it would.
@@ -129,7 +131,7 @@ pub enum FindingKind {
 }
 
 /// Something that can hardly be meant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// What kind of thing it is.
     pub kind: FindingKind,
@@ -140,10 +142,45 @@ pub struct Finding {
 }
 
 /// The answer to `GET /v1/policy/check`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyReport {
     /// How many rules there are.
     pub rules: usize,
     /// What can hardly be meant, at most 1,000 findings.
     pub findings: Vec<Finding>,
+}
+
+/// The answer to `GET /v1/policy/rules`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PolicyRules {
+    /// The rules, in the order in which they are asked: the first [`MAX_LISTED_RULES`](crate::policy::MAX_LISTED_RULES).
+    pub rules: Vec<RuleInfo>,
+    /// How many more there are.
+    #[serde(default)]
+    pub more: usize,
+}
+
+/// One rule, in the words of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RuleInfo {
+    /// Its position among all rules, from 0.
+    pub index: u32,
+    /// Its name, or its place if it has none: what a circuit says of the rule that allows it.
+    pub label: String,
+    /// Where it was written.
+    pub place: String,
+    /// Who calls: any of these. `red/any` is what `any` means in a rule of the domain `red`.
+    pub from: Vec<String>,
+    /// Who is called: any of these.
+    pub to: Vec<String>,
+    /// Which ports are called: any of these; `*` for all.
+    pub ports: Vec<String>,
+    /// What becomes of such a call.
+    pub verdict: PolicyVerdict,
+    /// Where it goes instead, if it is redirected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<String>,
+    /// What all its circuits may use together: `circuits`, `connects_per_second`, `bytes_per_second`. Those that it does not limit are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }

@@ -41,6 +41,12 @@ pub enum Kind {
     Conflict,
     /// A socket cannot be made where it should be.
     SocketUnavailable,
+    /// The request is understood, and what it asks for cannot be: its parts contradict each other or what the host has.
+    Impossible,
+    /// As many follow the events as may.
+    TooManyReaders,
+    /// The caller may not do this, or anything.
+    Forbidden,
     /// The VM did not become ready in the time given.
     NotReady,
     /// The daemon failed.
@@ -66,12 +72,16 @@ impl Kind {
             Kind::ReloadFailed => "reload-failed",
             Kind::Conflict => "conflict",
             Kind::SocketUnavailable => "socket-unavailable",
+            Kind::Impossible => "impossible",
+            Kind::TooManyReaders => "too-many-readers",
+            Kind::Forbidden => "forbidden",
             Kind::NotReady => "not-ready",
             Kind::Internal => "internal",
         }
     }
 
-    fn title(self) -> &'static str {
+    /// The kind in words.
+    pub(super) fn title(self) -> &'static str {
         match self {
             Kind::InvalidRequest => "The request is not valid",
             Kind::NoSuchResource => "There is no such resource",
@@ -88,12 +98,16 @@ impl Kind {
             }
             Kind::Conflict => "It belongs to another VM",
             Kind::SocketUnavailable => "A socket cannot be made",
+            Kind::Impossible => "The request asks for what cannot be",
+            Kind::TooManyReaders => "As many follow the events as may",
+            Kind::Forbidden => "You may not do this",
             Kind::NotReady => "The VM is not ready",
             Kind::Internal => "The daemon failed",
         }
     }
 
-    fn status(self) -> StatusCode {
+    /// The HTTP status that goes with it.
+    pub(super) fn status(self) -> StatusCode {
         match self {
             Kind::InvalidRequest => StatusCode::BAD_REQUEST,
             Kind::NoSuchResource
@@ -103,9 +117,11 @@ impl Kind {
             | Kind::UnknownCircuit => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Conflict => StatusCode::CONFLICT,
-            Kind::SocketUnavailable | Kind::ConfigurationRefused => {
+            Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
+            Kind::TooManyReaders => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::ReloadFailed => StatusCode::CONFLICT,
             Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -118,6 +134,7 @@ impl Kind {
 pub struct Failure {
     kind: Kind,
     detail: String,
+    field: Option<String>,
     state: Option<VmState>,
 }
 
@@ -127,8 +144,20 @@ impl Failure {
         Failure {
             kind,
             detail: detail.to_string(),
+            field: None,
             state: None,
         }
+    }
+
+    /// The same, with what was wrong: a member of the body, a parameter of the query or a header.
+    pub fn at(mut self, field: impl Into<String>) -> Failure {
+        self.field = Some(field.into());
+        self
+    }
+
+    /// Something that a person wrote and that cannot be meant, and where it stood.
+    pub fn of_input(field: impl Into<String>, error: InputError) -> Failure {
+        Failure::new(input_kind(&error), error).at(field)
     }
 }
 
@@ -174,6 +203,7 @@ impl From<ControlError> for Failure {
         Failure {
             kind,
             detail: error.to_string(),
+            field: field_of(&error).map(str::to_owned),
             state,
         }
     }
@@ -198,6 +228,7 @@ impl IntoResponse for Failure {
             title: self.kind.title().to_owned(),
             status: status.as_u16(),
             detail: self.detail,
+            field: self.field,
             state: self.state,
         };
         (
@@ -225,6 +256,46 @@ fn input_kind(error: &InputError) -> Kind {
         | InputError::DuplicateCid { .. }
         | InputError::DuplicatePath { .. } => Kind::Conflict,
         InputError::TooMany { .. } | InputError::NetworkFull { .. } => Kind::Conflict,
+        // Of the right form by itself: what stands beside it, or what the host has, speaks against it.
+        InputError::ReservedName { .. }
+        | InputError::PathTooLong { .. }
+        | InputError::Duplicate { .. }
+        | InputError::ExactlyOne { .. }
+        | InputError::Pointless { .. }
+        | InputError::BesideHybrid { .. }
+        | InputError::BesideSerial { .. }
+        | InputError::QmpWithoutWindows
+        | InputError::UnknownUser { .. }
+        | InputError::UserLookup { .. }
+        | InputError::UnknownNetwork { .. }
+        | InputError::OutsideSandbox { .. } => Kind::Impossible,
         _ => Kind::InvalidRequest,
+    }
+}
+
+/// The member of a request that a failure is about, if its words say so.
+fn field_of(error: &ControlError) -> Option<&'static str> {
+    match error {
+        ControlError::Input(error) => match error {
+            InputError::DuplicateName { .. } => Some("name"),
+            InputError::DuplicateCid { .. } => Some("cid"),
+            InputError::QmpWithoutWindows => Some("qmp"),
+            InputError::BesideHybrid { key } | InputError::BesideSerial { key } => [
+                "vhost_user",
+                "host",
+                "hybrid",
+                "serial",
+                "serial_connect",
+                "windows",
+                "nets",
+            ]
+            .into_iter()
+            .find(|member| member.replace('_', "-") == *key),
+            InputError::UnknownNetwork { .. } | InputError::NetworkFull { .. } => Some("nets"),
+            _ => None,
+        },
+        ControlError::Line(LineError::DuplicateName { .. }) => Some("name"),
+        ControlError::Line(LineError::DuplicateCid { .. }) => Some("cid"),
+        _ => None,
     }
 }

@@ -3,23 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::body::Body;
+use axum::extract::{Path, State};
 use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use switch::Limits;
+use utoipa::{IntoParams, OpenApi, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::problem::{Failure, Kind};
+use super::request::{Asked, parse, read};
+use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
-    ReloadRequest, Reloaded, VmList, VmStatus,
+    PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, net_routes};
+use super::{capture_routes, circuit_routes, event_routes, net_routes, page};
 use crate::config::{
     ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
 };
@@ -28,46 +32,68 @@ use crate::input::{InputError, check_cid, check_name, check_name_of, check_socke
 use crate::limits::{LIMIT_MEMBERS, set};
 use crate::metrics;
 
-/// The longest body of a request, in bytes.
-pub const MAX_BODY_LEN: usize = 16 * 1024;
-
-/// How long a client may take to send the body of a request.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-
 type Shared = State<Arc<Control>>;
 
 /// The routes of the control API.
 pub fn router(control: Arc<Control>) -> Router {
-    Router::new()
-        .route("/v1/health", get(health))
-        .route("/v1/vms", get(list).post(add))
-        .route("/v1/vms/{name}", get(show).delete(remove))
-        .route("/v1/reload", post(reload))
-        .route("/v1/policy/test", get(test_policy))
-        .route("/v1/policy/check", get(check_policy))
-        .route("/v1/metrics", get(metrics))
-        .route("/v1/audit/rotate", post(rotate_audit))
-        .merge(net_routes::router())
-        .merge(capture_routes::router())
-        .merge(circuit_routes::router())
+    let (router, _) = described().split_for_parts();
+    router
+        .merge(page::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(control)
 }
 
-#[derive(Deserialize)]
+/// The routes, each with its description: there is no way to have one without the other.
+pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
+    OpenApiRouter::with_openapi(About::openapi())
+        .routes(routes!(health))
+        .routes(routes!(description::openapi))
+        .routes(routes!(list, add))
+        .routes(routes!(show, remove))
+        .routes(routes!(reload))
+        .routes(routes!(test_policy))
+        .routes(routes!(check_policy))
+        .routes(routes!(list_rules))
+        .routes(routes!(metrics))
+        .routes(routes!(rotate_audit))
+        .merge(net_routes::router())
+        .merge(capture_routes::router())
+        .merge(circuit_routes::router())
+        .merge(event_routes::router())
+}
+
+/// The path of what is about one VM.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[allow(dead_code)]
+pub(super) struct VmPath {
+    /// The VM, or an alias of it: `web`, or `red/web` of the domain `red`, whose slash is written as `%2F`.
+    #[param(schema_with = schema::full_name)]
+    name: String,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct ShowQuery {
+    /// What to wait for.
+    #[param(inline)]
     wait: Option<Wait>,
+    /// How long to wait at most, in milliseconds.
+    #[param(schema_with = schema::wait_ms)]
     timeout_ms: Option<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 enum Wait {
+    /// The guest's agent is there.
     Ready,
 }
 
+/// Whether the daemon is there, and which.
+#[utoipa::path(get, path = "/v1/health", tag = "daemon", responses((status = 200, description = "It is there", body = Health), Always))]
 async fn health(State(control): Shared) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -76,38 +102,45 @@ async fn health(State(control): Shared) -> Json<Health> {
     })
 }
 
+/// All VMs.
+#[utoipa::path(get, path = "/v1/vms", tag = "vms", responses((status = 200, description = "The VMs, by name", body = VmList), Always))]
 async fn list(State(control): Shared) -> Json<VmList> {
     Json(VmList {
         vms: control.list().await,
     })
 }
 
+/// Adds a VM. Its sockets listen when the answer is there. A body has 16 KiB at most.
+#[utoipa::path(
+    post, path = "/v1/vms", tag = "vms", request_body = NewVm,
+    responses(
+        (status = 201, description = "It is there", body = VmStatus, headers(("location" = String, description = "Where the VM is shown"))),
+        NotAdded
+    )
+)]
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
-    let body = read(body).await?;
-    let new: NewVm = serde_json::from_slice(&body).map_err(|error| {
-        Failure::new(
-            Kind::InvalidRequest,
-            format!("the body does not describe a VM: {error}"),
-        )
-    })?;
+    let new: NewVm = parse(&read(body).await?, "describe a VM")?;
     let status = control.add(check(new)?).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
     Ok((StatusCode::CREATED, location, Json(status)).into_response())
 }
 
+/// One VM, at once or when it is ready.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}", tag = "vms", params(VmPath, ShowQuery),
+    responses((status = 200, description = "The VM", body = VmStatus), Waited)
+)]
 async fn show(
     State(control): Shared,
     Path(name): Path<String>,
-    query: Result<Query<ShowQuery>, QueryRejection>,
+    Asked(query): Asked<ShowQuery>,
 ) -> Result<Json<VmStatus>, Failure> {
-    let Query(query) =
-        query.map_err(|rejection| Failure::new(Kind::InvalidRequest, rejection.body_text()))?;
     let timeout_ms = query.timeout_ms.unwrap_or(DEFAULT_WAIT_MS);
     if timeout_ms > MAX_WAIT_MS {
         let detail =
             format!("timeout_ms is {timeout_ms}: wait for {MAX_WAIT_MS} at most, and ask again");
-        return Err(Failure::new(Kind::InvalidRequest, detail));
+        return Err(Failure::new(Kind::InvalidRequest, detail).at("timeout_ms"));
     }
     Ok(Json(match query.wait {
         None => control.get(&name).await?,
@@ -119,38 +152,68 @@ async fn show(
     }))
 }
 
+/// Removes a VM: its circuits are reset.
+#[utoipa::path(
+    delete, path = "/v1/vms/{name}", tag = "vms", params(VmPath),
+    responses((status = 204, description = "It is gone"), OfVm)
+)]
 async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode, Failure> {
     control.remove(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Reads the configuration again.
+#[utoipa::path(
+    post, path = "/v1/reload", tag = "daemon", request_body = Option<ReloadRequest>,
+    responses((status = 200, description = "It is in force", body = Reloaded), NotReloaded)
+)]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
     let body = read(body).await?;
     let request: ReloadRequest = match body.is_empty() {
         true => ReloadRequest::default(),
-        false => serde_json::from_slice(&body).map_err(|error| {
-            let detail = format!("the body does not describe a reload: {error}");
-            Failure::new(Kind::InvalidRequest, detail)
-        })?,
+        false => parse(&body, "describe a reload")?,
     };
     Ok(Json(control.reload(request.enforce_existing).await?))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct TestQuery {
-    from: String,
-    to: String,
-    port: String,
+pub(super) struct CallQuery {
+    /// Who would call, as rules have it: a VM, `host`, `user:NAME` or `users:GROUP`.
+    #[param(schema_with = schema::caller)]
+    pub(super) from: String,
+    /// Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.
+    #[param(schema_with = schema::callee)]
+    pub(super) to: String,
+    /// The port.
+    #[param(schema_with = schema::port)]
+    pub(super) port: String,
 }
 
+impl CallQuery {
+    /// The port, checked as the words are checked by whoever is asked.
+    pub(super) fn port(&self) -> Result<u32, Failure> {
+        for (field, words) in [("from", &self.from), ("to", &self.to)] {
+            if words.chars().count() > MAX_PARTY_LEN {
+                let detail = format!("{field} is longer than {MAX_PARTY_LEN} characters");
+                return Err(Failure::new(Kind::InvalidRequest, detail).at(field));
+            }
+        }
+        parse_port(&self.port).map_err(|error| Failure::of_input("port", error))
+    }
+}
+
+/// What becomes of a call.
+#[utoipa::path(
+    get, path = "/v1/policy/test", tag = "policy", params(CallQuery),
+    responses((status = 200, description = "What becomes of it, and why", body = PolicyAnswer), NotAnswered)
+)]
 async fn test_policy(
     State(control): Shared,
-    query: Result<Query<TestQuery>, QueryRejection>,
+    Asked(query): Asked<CallQuery>,
 ) -> Result<Json<PolicyAnswer>, Failure> {
-    let Query(query) =
-        query.map_err(|rejection| Failure::new(Kind::InvalidRequest, rejection.body_text()))?;
-    let port = parse_port(&query.port).map_err(ControlError::from)?;
+    let port = query.port()?;
     let book = control.rulebook().await;
     // Elsewhere: users are looked up, and ten thousand rules are told apart by their words.
     let answer = tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, port)).await;
@@ -158,43 +221,45 @@ async fn test_policy(
     Ok(Json(answer.map_err(ControlError::from)?))
 }
 
+/// What in the policy can hardly be meant.
+#[utoipa::path(get, path = "/v1/policy/check", tag = "policy", responses((status = 200, description = "The findings", body = PolicyReport), Always))]
 async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Failure> {
     let book = control.rulebook().await;
     let report = tokio::task::spawn_blocking(move || book.report()).await;
     Ok(Json(report.map_err(|_| ControlError::Lost)?))
 }
 
+/// The rules in force, in the words of the configuration.
+#[utoipa::path(
+    get, path = "/v1/policy/rules", tag = "policy",
+    responses((status = 200, description = "The rules, in the order in which they are asked", body = PolicyRules), Always)
+)]
+async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
+    let book = control.rulebook().await;
+    let rules = tokio::task::spawn_blocking(move || book.listing()).await;
+    Ok(Json(rules.map_err(|_| ControlError::Lost)?))
+}
+
+/// Figures of the daemon, its lines and guests, in the text format of Prometheus.
+#[utoipa::path(
+    get, path = "/v1/metrics", tag = "seeing",
+    responses((status = 200, description = "The figures", body = String, content_type = metrics::MEDIA_TYPE), Always)
+)]
 async fn metrics(State(control): Shared) -> Response {
     let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
     (media_type, metrics::collect(&control).await).into_response()
 }
 
+/// Opens the audit's file anew, after it was moved away.
+#[utoipa::path(post, path = "/v1/audit/rotate", tag = "daemon", responses((status = 204, description = "It is open"), Always))]
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The body of a request. Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
-pub(super) async fn read(body: Body) -> Result<axum::body::Bytes, Failure> {
-    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
-    let body = body.map_err(|_| {
-        Failure::new(
-            Kind::InvalidRequest,
-            format!("the body did not come within {BODY_TIMEOUT:?}"),
-        )
-    })?;
-    body.map_err(|error| {
-        Failure::new(
-            Kind::InvalidRequest,
-            format!("the body cannot be read: {error}; it may have {MAX_BODY_LEN} bytes"),
-        )
-    })
-}
-
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/metrics, /v1/audit/rotate and \
-         /v1/health",
+        "nothing is at {}: /v1/openapi.json says which resources there are, and the page at / shows them",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)
@@ -207,45 +272,51 @@ async fn method_not_allowed(method: axum::http::Method, uri: Uri) -> Failure {
     )
 }
 
-fn check(new: NewVm) -> Result<VmRequest, ControlError> {
-    check_name(&new.name)?;
+/// What a body describes, if it can be meant.
+fn check(new: NewVm) -> Result<VmRequest, Failure> {
+    let at = |field: &'static str| move |error| Failure::of_input(field, error);
+    check_name(&new.name).map_err(at("name"))?;
     let mut request = VmRequest::named(&new.name);
     if let Some(domain) = new.domain {
-        check_name_of("a domain", &domain)?;
+        check_name_of("a domain", &domain).map_err(at("domain"))?;
         request.domain = domain;
     }
-    request.groups = names("a group", new.groups)?;
-    request.aliases = names("a VM", new.aliases)?;
-    request.cid = new.cid.map(check_cid).transpose()?;
+    request.groups = names("a group", new.groups).map_err(at("groups"))?;
+    request.aliases = names("a VM", new.aliases).map_err(at("aliases"))?;
+    request.cid = new.cid.map(check_cid).transpose().map_err(at("cid"))?;
     let listening = match new.serial {
         None | Some(NewSerial::Default(false)) => None,
         Some(NewSerial::Default(true)) => Some(ChardevRequest::Listen(None)),
         Some(NewSerial::At(path)) => {
-            check_socket_path(&path)?;
+            check_socket_path(&path).map_err(at("serial"))?;
             Some(ChardevRequest::Listen(Some(path)))
         }
     };
     let sockets = [
-        &new.vhost_user,
-        &new.host,
-        &new.hybrid,
-        &new.serial_connect,
-        &new.qmp,
+        ("vhost_user", &new.vhost_user),
+        ("host", &new.host),
+        ("hybrid", &new.hybrid),
+        ("serial_connect", &new.serial_connect),
+        ("qmp", &new.qmp),
     ];
-    for path in sockets.into_iter().flatten() {
-        check_socket_path(path)?;
+    for (field, path) in sockets {
+        path.as_deref()
+            .map_or(Ok(()), check_socket_path)
+            .map_err(at(field))?;
     }
     let connecting = new.serial_connect.map(ChardevRequest::Connect);
-    request.serial = ChardevRequest::one_of(listening, connecting)?;
+    request.serial = ChardevRequest::one_of(listening, connecting).map_err(at("serial_connect"))?;
     request.vhost_user = new.vhost_user;
     request.host = new.host;
     request.hybrid = new.hybrid;
-    request.ports = check_ports(&new.nets)?;
-    request.windows = new.windows.as_deref().map(parse_windows).transpose()?;
+    request.ports = check_ports(&new.nets).map_err(at("nets"))?;
+    let windows = new.windows.as_deref().map(parse_windows).transpose();
+    request.windows = windows.map_err(at("windows"))?;
     request.qmp = new.qmp;
     let mut limits = Limits::default();
     for (name, value) in &new.limits {
-        set(&mut limits, &LIMIT_MEMBERS, name, *value)?;
+        let set = set(&mut limits, &LIMIT_MEMBERS, name, *value);
+        set.map_err(|error| Failure::of_input(format!("limits.{name}"), error))?;
     }
     request.limits = limits;
     Ok(request)

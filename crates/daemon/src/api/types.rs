@@ -7,10 +7,15 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 pub use crate::api::circuit_types::*;
+pub use crate::api::event_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
+use crate::api::schema;
 use crate::config::full_name;
 
 /// The media type of [`Problem`] (RFC 9457, section 6.1).
@@ -23,31 +28,39 @@ pub const MAX_WAIT_MS: u64 = 60 * 60 * 1000;
 pub const DEFAULT_WAIT_MS: u64 = 30 * 1000;
 
 /// The body of `POST /v1/vms`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVm {
     /// Name of the VM.
+    #[schema(schema_with = schema::name)]
     pub name: String,
     /// Its domain; left out, it is `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::name)]
     pub domain: Option<String>,
     /// Groups of the domain that it is in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(schema_with = schema::names)]
     pub groups: Vec<String>,
     /// Other names of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(schema_with = schema::names)]
     pub aliases: Vec<String>,
     /// Context identifier; left out, the one that this name had before, or the lowest free one from 3 up is assigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::cid)]
     pub cid: Option<u64>,
     /// Absolute path of the vhost-user socket; left out, `NAME.vhost` in the runtime directory, or `DOMAIN.NAME.vhost`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub vhost_user: Option<PathBuf>,
     /// Absolute path of the host socket; left out, `NAME.sock` in the runtime directory, or `DOMAIN.NAME.sock`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub host: Option<PathBuf>,
     /// Absolute path of the socket of a VMM that has a vsock device of its own, instead of both of the above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub hybrid: Option<PathBuf>,
     /// For a guest without vsock: the virtio-serial port of its agent stands for the vhost-user socket. `true`, or the absolute path of
     /// the socket where the VMM connects; with `true` it is `NAME.serial` in the runtime directory, or `DOMAIN.NAME.serial`.
@@ -55,18 +68,23 @@ pub struct NewVm {
     pub serial: Option<NewSerial>,
     /// The same, but the VMM listens at this absolute path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub serial_connect: Option<PathBuf>,
     /// Its ports in networks, each network once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
     pub nets: Vec<NewPort>,
     /// The memory of its zero-copy circuits, as a number and size of windows: `4x16M`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::windows)]
     pub windows: Option<String>,
     /// Absolute path of the control socket of its QEMU, where windows are added while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub qmp: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(schema_with = schema::limits)]
     pub limits: BTreeMap<String, u64>,
 }
 
@@ -80,8 +98,21 @@ pub enum NewSerial {
     At(PathBuf),
 }
 
+// By hand: what a path looks like cannot be said of a variant by attributes.
+impl PartialSchema for NewSerial {
+    fn schema() -> RefOr<Schema> {
+        let switch = ObjectBuilder::new().schema_type(Type::Boolean);
+        OneOfBuilder::new()
+            .item(switch)
+            .item(schema::socket_path())
+            .into()
+    }
+}
+
+impl ToSchema for NewSerial {}
+
 /// What a VM's line is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LineKind {
     /// A vhost-user-vsock device.
@@ -104,17 +135,19 @@ impl fmt::Display for LineKind {
 }
 
 /// Where the daemon and a VMM meet for a virtio-serial port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChardevInfo {
     /// The daemon listens at this path.
+    #[schema(value_type = String)]
     Listen(PathBuf),
     /// The VMM listens at this path.
+    #[schema(value_type = String)]
     Connect(PathBuf),
 }
 
 /// A channel of a VM as the daemon sees it now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChannelStatus {
     /// The port's name in the guest.
     pub name: String,
@@ -128,6 +161,7 @@ pub struct ChannelStatus {
     pub to: String,
     /// The file that what the guest writes is appended to, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub file: Option<PathBuf>,
     /// What has happened on it, by name.
     #[serde(default)]
@@ -135,7 +169,7 @@ pub struct ChannelStatus {
 }
 
 /// The windows of a VM: the memory of its zero-copy circuits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmWindows {
     /// How many there are with the host, and again with other VMs.
     pub count: u32,
@@ -143,14 +177,16 @@ pub struct VmWindows {
     pub bytes: u64,
     /// The files that the VMM is started with, if windows are not added while it runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,
     /// The control socket of its QEMU, where they are added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub qmp: Option<PathBuf>,
 }
 
 /// How far a VM has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
     /// No VMM has connected to the vhost-user socket, or to that of the serial port.
@@ -198,7 +234,7 @@ impl fmt::Display for VmState {
 }
 
 /// What a guest's agent said about itself and its guest. It is the guest's word and nothing more.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentInfo {
     /// Name and version of the agent.
     pub software: String,
@@ -215,7 +251,7 @@ pub struct AgentInfo {
 }
 
 /// A VM as the daemon sees it now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// Name of the VM, of which there is one in its domain.
     pub name: String,
@@ -240,11 +276,13 @@ pub struct VmStatus {
     pub attached: bool,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub vhost_user: Option<PathBuf>,
     /// Where the daemon and its VMM meet for the virtio-serial port of the agent, if the line is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<ChardevInfo>,
     /// Where programs of the host connect: of a hybrid VM, the socket of its VMM.
+    #[schema(value_type = String)]
     pub host: PathBuf,
     /// Its other virtio-serial ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -284,14 +322,14 @@ fn default_domain() -> String {
 }
 
 /// The answer to `GET /v1/vms`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmList {
     /// The VMs, by name.
     pub vms: Vec<VmStatus>,
 }
 
 /// The answer to `GET /v1/health`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
     /// Version of the daemon.
     pub version: String,
@@ -302,7 +340,7 @@ pub struct Health {
 }
 
 /// Why a request failed, as problem details (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// The kind of problem, as a URI that names and does not lead anywhere.
     #[serde(rename = "type")]
@@ -313,6 +351,9 @@ pub struct Problem {
     pub status: u16,
     /// What was wrong this time, and the remedy.
     pub detail: String,
+    /// What was wrong: a member of the body, as in `limits.circuits` or `nets[1].vlan`, a parameter of the query, or a header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
     /// The state of the VM that the request waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<VmState>,

@@ -121,8 +121,8 @@ impl Audit {
         Ok((audit, writer))
     }
 
-    /// Has a decision written, or counted if there are too many. Never waits.
-    pub fn record(&self, record: AuditRecord) {
+    /// Has a decision written, or counted if there are too many. Never waits. Returns whether its source has not had too many lately.
+    pub fn record(&self, record: AuditRecord) -> bool {
         let record = record.bounded();
         let now = SystemTime::now();
         let mut sources = self.shared.sources();
@@ -134,7 +134,7 @@ impl Audit {
         });
         if source.passed >= RECORDS_PER_SECOND {
             source.held_back.count(record.decision);
-            return;
+            return false;
         }
         let decision = record.decision;
         match self
@@ -147,6 +147,7 @@ impl Audit {
             // The daemon has ended, and its last window has been told.
             Err(TrySendError::Disconnected(_)) => {}
         }
+        true
     }
 
     /// Opens the file anew, after the system's tools have moved it away. The old one stays in use when that fails. Waits for

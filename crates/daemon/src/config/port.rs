@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use switch::bridge::{Rates, Vlan, VlanId};
+use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
 
 use super::ConfigError;
 use super::network::parse_ipv4;
 use super::pattern::malformed;
 use super::source::{MAX_LIST_LEN, Source, Table, Value};
+use crate::api::schema;
 use crate::input::{InputError, check_name_of, check_socket_path};
 use crate::net::Moderation;
 
@@ -22,7 +24,7 @@ use crate::net::Moderation;
 pub const MAX_NETS: usize = 8;
 
 /// The VLANs that there are: 0 and 4095 mean something else (IEEE 802.1Q).
-pub(super) const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
+pub(crate) const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
 
 /// The queues of a port come in pairs, of which a guest with as many processors can use one each.
 const QUEUE_PAIRS_BOUNDS: RangeInclusive<u64> = 1..=8;
@@ -53,28 +55,35 @@ pub const NET_KEYS: [&str; 14] = [
 ];
 
 /// A port as somebody wrote it. Nothing has been checked.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPort {
     /// Name of the network, which is of the VM's domain.
+    #[schema(schema_with = schema::name)]
     pub network: String,
     /// The guest's MAC address; left out, one is made that stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::mac)]
     pub mac: Option<String>,
     /// The guest's IPv4 address; left out, one of the network is given that stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::ipv4)]
     pub ipv4: Option<String>,
     /// Absolute path of the socket where the VMM connects; left out, `NAME.net-NETWORK.vhost` in the runtime directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::socket_path)]
     pub vhost_user: Option<PathBuf>,
     /// The VLAN of all its frames, 1 to 4094; left out, 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::vlan)]
     pub vlan: Option<u64>,
     /// Instead: the VLANs of its frames, which have tags.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::optional::vlans)]
     pub trunk: Option<Vec<u64>>,
     /// The VLAN of frames of a trunk that have no tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::vlan)]
     pub native: Option<u64>,
     /// It reaches the uplink and the network itself only; left out, as the network says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,18 +93,23 @@ pub struct NewPort {
     pub learn: Option<bool>,
     /// How many frames it may send in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::frames)]
     pub frames_per_second: Option<u64>,
     /// How many bytes it may send in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::bytes)]
     pub bytes_per_second: Option<u64>,
     /// How many frames for everybody it may send in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::broadcasts)]
     pub broadcasts_per_second: Option<u64>,
     /// How many pairs of queues it has, 1 to 8; left out, 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::queue_pairs)]
     pub queue_pairs: Option<u64>,
     /// `adaptive`, `off`, or a time such as `50us`; left out, as the network says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = described::moderation)]
     pub moderation: Option<String>,
 }
 
@@ -444,5 +458,49 @@ fn out_of_bounds(key: &'static str, value: String, bounds: &RangeInclusive<u64>)
         value: value.chars().take(32).collect(),
         least: *bounds.start(),
         most: *bounds.end(),
+    }
+}
+
+/// What the members look like in the API's description.
+mod described {
+    use utoipa::openapi::Object;
+
+    use super::{
+        BROADCASTS_BOUNDS, BYTES_BOUNDS, FRAMES_BOUNDS, QUEUE_PAIRS_BOUNDS, VLAN_BOUNDS, schema,
+    };
+    use schema::optional::{number, pattern};
+
+    pub(super) fn mac() -> Object {
+        // An even first byte: no group (IEEE 802). That not all are zero the pattern does not say.
+        pattern("^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$")
+    }
+
+    pub(super) fn ipv4() -> Object {
+        let byte = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+        pattern(&format!("^({byte}\\.){{3}}{byte}$"))
+    }
+
+    pub(super) fn vlan() -> Object {
+        number(VLAN_BOUNDS)
+    }
+
+    pub(super) fn frames() -> Object {
+        number(FRAMES_BOUNDS)
+    }
+
+    pub(super) fn bytes() -> Object {
+        number(BYTES_BOUNDS)
+    }
+
+    pub(super) fn broadcasts() -> Object {
+        number(BROADCASTS_BOUNDS)
+    }
+
+    pub(super) fn queue_pairs() -> Object {
+        number(QUEUE_PAIRS_BOUNDS)
+    }
+
+    pub(super) fn moderation() -> Object {
+        pattern("^(adaptive|off|(10|[1-9])ms|(10000|[1-9][0-9]{0,3})us)$")
     }
 }

@@ -108,7 +108,8 @@ fn info(listed: ListedCircuit) -> CircuitInfo {
     }
 }
 
-fn end(endpoint: Endpoint) -> CircuitEnd {
+/// An end of a circuit, as it is shown.
+pub(crate) fn end(endpoint: Endpoint) -> CircuitEnd {
     match endpoint {
         Endpoint::Vm { domain, name, port } => CircuitEnd::Vm {
             vm: full_name(&domain, &name),

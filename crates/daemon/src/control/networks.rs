@@ -93,7 +93,12 @@ impl Control {
         };
         let reader = self.parts.net.capture(&network, vm.as_deref(), options)?;
         tracing::info!(network, vm, "began a capture of frames");
-        Ok(reader)
+        let details = super::EventDetails {
+            vm,
+            reason: Some(format!("frames of the network {network}")),
+            ..super::EventDetails::default()
+        };
+        Ok(reader.telling(&self.parts.events, details))
     }
 
     /// Takes the link of a VM's port up or down. The VM may be named by an alias.

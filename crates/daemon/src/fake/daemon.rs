@@ -16,6 +16,7 @@ use crate::api;
 use crate::audit::Audit;
 use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
+use crate::events::Events;
 use crate::line::{AgentArrival, LineWorker};
 use crate::offers::NoOffers;
 use crate::policy::Rulebook;
@@ -264,6 +265,7 @@ pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
         circuits: Arc::new(FakeCircuits::default()),
         windows: Arc::new(Windows::new(&settings.runtime_dir).expect("nothing is remembered")),
         audit,
+        events: Events::default(),
         settings,
         read_config: Box::new(move || Ok(config.clone())),
     };

@@ -313,3 +313,77 @@ fn an_alias_in_a_rule_means_the_vm_that_has_it_now() {
     assert_eq!(verdict(&book, "web"), PolicyVerdict::Denied);
     assert_eq!(book.offer().publishes[0].to.vm, "web2");
 }
+
+#[test]
+fn rules_are_listed_in_the_words_of_the_file() {
+    let text = r#"
+[[vm]]
+name = "web"
+
+[[rule]]
+name = "everything"
+from = ["@frontends", "host", "user:7", "users:8", "red/web"]
+to = ["db", "red/*", "service:git-*", "service:*", "host", "address:10.0.0.0/8", "address:10.0.0.1", "name:*.debian.org"]
+port = [22, "8000-8999"]
+redirect = "red/db:5432"
+limits = { circuits = 3, bytes-per-second = 4 }
+
+[[rule]]
+domain = "red"
+from = "any"
+to = ["any", "*"]
+action = "deny"
+"#;
+    let listing = book(text).listing();
+    assert_eq!(listing.more, 0);
+    let [everything, rest] = listing.rules.as_slice() else {
+        panic!("{listing:?}");
+    };
+    assert_eq!(everything.label, "everything");
+    assert_eq!(
+        everything.from,
+        ["@frontends", "host", "user:7", "users:8", "red/web"]
+    );
+    assert_eq!(
+        everything.to,
+        [
+            "db",
+            "red/*",
+            "service:git-*",
+            "service:*",
+            "host",
+            "address:10.0.0.0/8",
+            "address:10.0.0.1",
+            "name:*.debian.org"
+        ]
+    );
+    assert_eq!(everything.ports, ["22", "8000-8999"]);
+    assert_eq!(everything.verdict, PolicyVerdict::Redirected);
+    assert_eq!(everything.redirect.as_deref(), Some("red/db:5432"));
+    let limits: Vec<(&str, u64)> = everything
+        .limits
+        .iter()
+        .map(|(name, limit)| (name.as_str(), *limit))
+        .collect();
+    assert_eq!(limits, [("bytes_per_second", 4), ("circuits", 3)]);
+    assert_eq!(rest.index, 1);
+    assert_eq!(rest.label, rest.place);
+    assert_eq!(
+        (&rest.from[..], &rest.to[..]),
+        (
+            &["red/any".to_owned()][..],
+            &["red/any".to_owned(), "red/*".to_owned()][..]
+        )
+    );
+    assert_eq!(rest.ports, ["*"]);
+    assert_eq!(rest.verdict, PolicyVerdict::Denied);
+}
+
+#[test]
+fn so_many_rules_are_listed_and_the_others_counted() {
+    for (count, listed, more) in [(999, 999, 0), (1000, 1000, 0), (1001, 1000, 1)] {
+        let rule = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = 1\n";
+        let listing = book(&rule.repeat(count)).listing();
+        assert_eq!((listing.rules.len(), listing.more), (listed, more));
+    }
+}

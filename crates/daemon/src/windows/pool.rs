@@ -11,6 +11,7 @@ use device::window::{DATA_OFFSET, Life, MAX_LEN_BETWEEN_STRANGERS, MIN_LEN, Wind
 use super::qmp::{Qmp, QmpError};
 use super::standing::Standing;
 use super::{Monitor, State, Window, Windows, new_uuid, random};
+use crate::api::types::{EventDetails, EventKind};
 use crate::switchboard::pool::{
     Kind, Lent, NoWindow, Owners, Pair, Party, WindowId, WindowPool, WindowState, WindowStatus,
 };
@@ -242,11 +243,31 @@ impl Windows {
                     window.standing.be_clean();
                 }
             }
+            if renewed.is_ok() {
+                self.tell(EventKind::WindowFree, uuid);
+            }
             if let Err(error) = renewed {
                 tracing::error!(window = %uuid, %error, "cannot clean a window: it stays out of use");
             }
         }
         self.changed.notify_all();
+    }
+
+    fn tell(&self, kind: EventKind, uuid: WindowId) {
+        let Some(events) = self.events.get() else {
+            return;
+        };
+        let vms = self
+            .state()
+            .windows
+            .get(&uuid)
+            .map(|window| match &window.owners {
+                Owners::Host { vm, .. } => vm.clone(),
+                Owners::Vms { a, b } => format!("{a},{b}"),
+            });
+        if let Some(vms) = vms {
+            events.tell(kind, EventDetails::of_vm(vms));
+        }
     }
 
     /// Begins a new life of a window that is free.
@@ -289,6 +310,7 @@ impl Windows {
             }
             return Err(NoWindow::Failed);
         }
+        self.tell(EventKind::WindowLent, uuid);
         Ok(Lent {
             uuid,
             generation,

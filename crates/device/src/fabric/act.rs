@@ -96,6 +96,7 @@ impl Fabric {
             Action::HostClose { circuit, reset } => self.host_close(circuit, reset),
             Action::Discard { circuit, from } => self.discard(circuit, from),
             Action::Released { circuit } => {
+                self.observe_end(circuit);
                 self.host_close(circuit, true);
                 for side in [Side::Caller, Side::Callee] {
                     self.discard(circuit, side);

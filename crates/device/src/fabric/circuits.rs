@@ -143,7 +143,7 @@ impl Fabric {
         is_there
     }
 
-    fn snapshot(&self, circuit: &CircuitReport) -> CircuitSnapshot {
+    pub(super) fn snapshot(&self, circuit: &CircuitReport) -> CircuitSnapshot {
         let rule = circuit.rule.and_then(|id| {
             let policy = self.switch.policy();
             Some(policy.rule(id)?.label.clone())

@@ -148,10 +148,13 @@ impl Fabric {
         if std::mem::take(&mut line.starts_anew) {
             let seqpacket = line.seqpacket;
             tracing::info!(vm = line.name, "the guest's driver is running");
-            self.tell(Event::LineUp {
-                line: id,
-                seqpacket,
-            });
+            self.tell_of_line(
+                id,
+                Event::LineUp {
+                    line: id,
+                    seqpacket,
+                },
+            );
         }
         self.send_events(id);
         self.schedule_drain(id);
@@ -283,7 +286,7 @@ impl Fabric {
             line.stopped = Default::default();
             line.starts_anew = true;
         }
-        self.tell(Event::LineDown { line: id });
+        self.tell_of_line(id, Event::LineDown { line: id });
     }
 
     /// A guest's rings or memory cannot be used: its line is down until its driver starts anew.

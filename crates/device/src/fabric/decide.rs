@@ -1,10 +1,10 @@
 //! Telling who keeps the audit what became of a call, with the names of everybody concerned.
 
-use switch::{CalleeId, CallerId, CircuitId, Decided};
+use switch::{CalleeId, CallerId, CircuitId, Decided, Event, LineId};
 
 use super::Fabric;
 use crate::caller::Who;
-use crate::decision::{Decision, DecisionCallee, DecisionCaller};
+use crate::decision::{Decision, DecisionCallee, DecisionCaller, Observation};
 
 impl Fabric {
     pub(super) fn report_decision(&mut self, decided: &Decided) {
@@ -20,6 +20,7 @@ impl Fabric {
         let callee = |id: Option<CalleeId>| id.and_then(|id| self.decision_callee(id));
         sink(&Decision {
             caller: self.decision_caller(decided.caller),
+            circuit: self.circuit_of(decided),
             dialled_cid: decided.dialled_cid,
             dialled_port: decided.dialled_port,
             dialled: callee(decided.dialled),
@@ -28,6 +29,54 @@ impl Fabric {
             result: decided.result,
         });
         self.decisions = Some(sink);
+    }
+
+    /// The circuit that a call has become.
+    fn circuit_of(&self, decided: &Decided) -> Option<CircuitId> {
+        decided.result.ok()?;
+        match decided.caller {
+            CallerId::HostCircuit { circuit } => Some(circuit),
+            CallerId::HostAttempt { .. } => None,
+            CallerId::Guest { line, port } => {
+                let peer = (decided.dialled_cid, decided.dialled_port);
+                let (circuit, _) = self.switch.circuit_of(line, port, peer.0, peer.1)?;
+                Some(circuit)
+            }
+        }
+    }
+
+    /// Tells whoever takes note that a circuit is over.
+    pub(super) fn observe_end(&mut self, id: CircuitId) {
+        let Some(ended) = self.switch.take_ended(id) else {
+            return;
+        };
+        let circuit = self.snapshot(&ended.circuit);
+        let reason = ended.reason;
+        let circuit = &circuit;
+        self.observe(&Observation::CircuitEnded { circuit, reason });
+    }
+
+    /// Tells the switch that a line comes or goes, and whoever takes note if that is news.
+    pub(super) fn tell_of_line(&mut self, line: LineId, event: Event) {
+        let was_up = self.switch.is_up(line);
+        self.tell(event);
+        let is_up = self.switch.is_up(line);
+        let Some(vm) = self.line(line).map(|line| line.name.clone()) else {
+            return;
+        };
+        let vm = vm.as_str();
+        // A driver that starts anew has been away, even if nobody saw it go.
+        match (was_up, is_up) {
+            (_, true) => self.observe(&Observation::LineUp { vm }),
+            (true, false) => self.observe(&Observation::LineDown { vm }),
+            (false, false) => {}
+        }
+    }
+
+    fn observe(&mut self, observation: &Observation<'_>) {
+        if let Some(observer) = &mut self.observer {
+            observer(observation);
+        }
     }
 
     fn decision_caller(&self, caller: CallerId) -> DecisionCaller<'_> {

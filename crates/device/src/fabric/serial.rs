@@ -93,11 +93,17 @@ impl Fabric {
         }
         let up = self.switch.lines().any(|line| line.id == id && line.up);
         match (up, answers) {
-            (false, true) => self.tell(Event::LineUp {
-                line: id,
-                seqpacket: false,
-            }),
-            (true, false) => self.tell(Event::LineDown { line: id }),
+            (false, true) => {
+                let seqpacket = false;
+                self.tell_of_line(
+                    id,
+                    Event::LineUp {
+                        line: id,
+                        seqpacket,
+                    },
+                );
+            }
+            (true, false) => self.tell_of_line(id, Event::LineDown { line: id }),
             _ => {}
         }
     }

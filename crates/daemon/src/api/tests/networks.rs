@@ -111,12 +111,12 @@ fn a_vm_is_added_to_networks_and_leaves_them_when_it_is_removed() {
         ),
         (
             r#"{"name":"x","nets":[{"network":"wan"}]}"#,
-            400,
+            422,
             "there is no network named \"wan\"",
         ),
         (
             r#"{"name":"x","domain":"red","nets":[{"network":"lan"},{"network":"lan"}]}"#,
-            400,
+            422,
             "is there already",
         ),
         (

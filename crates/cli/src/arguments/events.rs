@@ -1,0 +1,44 @@
+//! The options of `events` and `why`.
+
+use clap::Args;
+
+/// The options of `events`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Kinds of events: vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed, reload,
+window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
+
+Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when the daemon has ended the stream.")]
+pub struct EventArguments {
+    /// Go on with what happens from now on; of what has happened, show the last 10 events only, unless --after is given
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Show what came after the event of this number; a daemon keeps the last 4096
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// Only what this VM has to do with, or DOMAIN/NAME
+    #[arg(long, value_name = "NAME")]
+    pub vm: Option<String>,
+    /// Only events of this kind; may be repeated
+    #[arg(long, value_name = "KIND")]
+    pub kind: Vec<String>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The options of `why`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 when the policy allows the call, 3 when it does not, 1 when there is nobody of that name.")]
+pub struct WhyArguments {
+    /// Who calls: a VM or DOMAIN/NAME, host, user:NAME or users:GROUP
+    pub from: String,
+    /// Who is called: a VM or DOMAIN/NAME, host, service:NAME, address:10.1.2.3 or name:deb.debian.org
+    pub to: String,
+    /// The port
+    pub port: String,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}

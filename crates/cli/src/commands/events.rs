@@ -1,0 +1,275 @@
+//! `ringdown events` and `ringdown why`: what happens, and why calls fail.
+
+use std::ops::ControlFlow;
+
+use daemon::api::types::{Event, EventKind, Why};
+use daemon::config::parse_port;
+use daemon::input::parse_full_name;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::{print, print_json};
+use crate::arguments::{EventArguments, WhyArguments};
+use crate::client::{CaptureEnd, Client};
+use crate::failure::Failure;
+
+/// How many events of before are shown to whoever follows.
+const SHOWN_BEFORE: usize = 10;
+
+/// The longest line of a stream, in bytes: well above an event whose every text is as long as it may be.
+const MAX_LINE_LEN: usize = 256 * 1024;
+
+/// The exit code when the policy does not allow the call.
+const DENIED: u8 = 3;
+
+/// Shows events.
+///
+/// # Errors
+/// [`Failure`].
+pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
+    let mut lines = Lines::default();
+    let mut broken = None;
+    let end = client.events(&target(options)?, |bytes| {
+        let shown = lines.take(bytes, |data| show(data, options.json));
+        match shown {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(failure) => {
+                broken = Some(failure);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    match broken {
+        Some(failure) => Err(failure),
+        None if options.follow && end == CaptureEnd::ByDaemon => Err(Failure::failed(
+            "the daemon has ended the stream of events: it was stopped, or this did not keep up",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Says why a call fails, or would.
+///
+/// # Errors
+/// [`Failure`] when there is no answer.
+pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
+    let port = parse_port(&options.port)?;
+    let why = client.why(&options.from, &options.to, port)?;
+    match options.json {
+        true => print_json(&why)?,
+        false => print(&why_in_words(&why))?,
+    }
+    Ok(if why.allowed { 0 } else { DENIED })
+}
+
+fn target(options: &EventArguments) -> Result<String, Failure> {
+    let mut target = format!("/v1/events?follow={}", options.follow);
+    match options.after {
+        Some(after) => target.push_str(&format!("&after={after}")),
+        None if options.follow => target.push_str(&format!("&last={SHOWN_BEFORE}")),
+        None => {}
+    }
+    if let Some(vm) = &options.vm {
+        parse_full_name("a VM", vm)?;
+        let vm = utf8_percent_encode(vm, NON_ALPHANUMERIC);
+        target.push_str(&format!("&vm={vm}"));
+    }
+    if !options.kind.is_empty() {
+        let kinds = options.kind.join(",");
+        let kinds = utf8_percent_encode(&kinds, NON_ALPHANUMERIC);
+        target.push_str(&format!("&kind={kinds}"));
+    }
+    Ok(target)
+}
+
+/// The `data` lines of a stream that comes in pieces (HTML Living Standard, section 9.2.6).
+#[derive(Debug, Default)]
+struct Lines {
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn take(
+        &mut self,
+        bytes: &[u8],
+        mut show: impl FnMut(&str) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if self.line.len() > MAX_LINE_LEN {
+                return Err(Failure::failed("the daemon sent an event that is too long"));
+            }
+            if !piece.ends_with(b"\n") {
+                continue;
+            }
+            let line = std::mem::take(&mut self.line);
+            let line = String::from_utf8_lossy(&line);
+            if let Some(data) = line.trim_end().strip_prefix("data: ") {
+                show(data)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn show(data: &str, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return print(&format!("{data}\n"));
+    }
+    let event: Event = serde_json::from_str(data).map_err(|error| {
+        Failure::failed(format!(
+            "the daemon sent an event that cannot be read: {error}; try --json"
+        ))
+    })?;
+    print(&in_words(&event))
+}
+
+/// One line, as in `2026-11-22T12:00:00.5Z refused web:40001 -> db:5432, rule "no": …`.
+fn in_words(event: &Event) -> String {
+    let details = &event.details;
+    let mut text = format!("{} {:<15}", event.time, event.kind);
+    if let Some(vm) = &details.vm {
+        text.push_str(&format!(" {}", vm.replace(',', " and ")));
+    }
+    if let (Some(from), Some(to)) = (&details.from, &details.to) {
+        text.push_str(&format!(" {from} -> {to}"));
+    }
+    if let Some(reached) = &details.reached {
+        text.push_str(&format!(" -> {reached}"));
+    }
+    let mut more = Vec::new();
+    if let (None, Some(port)) = (&details.to, details.port) {
+        more.push(format!("port {port}"));
+    }
+    more.extend(
+        details
+            .circuit
+            .as_ref()
+            .map(|circuit| format!("circuit {circuit}")),
+    );
+    more.extend(details.rule.as_ref().map(|rule| format!("rule {rule:?}")));
+    if let (Some(sent), Some(received)) = (details.bytes_from_caller, details.bytes_to_caller) {
+        more.push(format!("{sent} bytes there, {received} back"));
+    }
+    if let Some(age_ms) = details.age_ms {
+        more.push(format!("{}.{:03} s", age_ms / 1000, age_ms % 1000));
+    }
+    if let Some(count) = details.count {
+        let what = match event.kind {
+            EventKind::PolicyChanged => "rules",
+            _ => "events",
+        };
+        more.push(format!("{count} {what}"));
+    }
+    more.extend(details.reason.clone());
+    if !more.is_empty() {
+        text.push_str(&format!(", {}", more.join(", ")));
+    }
+    format!("{}\n", text.trim_end())
+}
+
+fn why_in_words(why: &Why) -> String {
+    let verdict = &why.policy.verdict;
+    let mut text = format!(
+        "{verdict}: {} to {}, port {}\n  {}\n",
+        why.from, why.to, why.port, why.reason
+    );
+    if let Some(redirect) = &why.policy.redirect {
+        text.push_str(&format!("  it goes to {redirect}\n"));
+    }
+    for note in why.policy.notes.iter().chain(&why.hindrances) {
+        text.push_str(&format!("  {note}\n"));
+    }
+    for passed_over in &why.policy.passed_over {
+        let rule = passed_over.rule.words();
+        text.push_str(&format!(
+            "  rule {rule} differs in {:?} only\n",
+            passed_over.differs_in
+        ));
+    }
+    match why.refusals.as_slice() {
+        [] => text.push_str("no such call was refused lately\n"),
+        [..] => text.push_str("refused lately:\n"),
+    }
+    for refusal in &why.refusals {
+        let rule = refusal
+            .rule
+            .as_ref()
+            .map(|rule| format!(", rule {rule:?}"))
+            .unwrap_or_default();
+        let times = match refusal.count {
+            0 | 1 => String::new(),
+            count => format!(", {count} times"),
+        };
+        text.push_str(&format!(
+            "  {} {} -> {}{rule}{times}: {}\n",
+            refusal.time, refusal.from, refusal.to, refusal.reason
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daemon::api::types::EventDetails;
+
+    #[test]
+    fn an_event_is_a_line() {
+        let event = |kind, details| Event {
+            id: 7,
+            time: "2026-11-22T12:00:00.500000Z".to_owned(),
+            kind,
+            details,
+        };
+        let ended = EventDetails {
+            circuit: Some("12-3054".to_owned()),
+            from: Some("web:40001".to_owned()),
+            to: Some("db:5432".to_owned()),
+            reached: Some("standby:5432".to_owned()),
+            port: Some(5432),
+            rule: Some("to-db".to_owned()),
+            reason: Some("reset by a guest".to_owned()),
+            bytes_from_caller: Some(10),
+            bytes_to_caller: Some(2000),
+            age_ms: Some(1005),
+            ..EventDetails::default()
+        };
+        assert_eq!(
+            in_words(&event(EventKind::CircuitEnded, ended)),
+            "2026-11-22T12:00:00.500000Z circuit-ended   web:40001 -> db:5432 -> standby:5432, circuit 12-3054, rule \"to-db\", \
+             10 bytes there, 2000 back, 1.005 s, reset by a guest\n"
+        );
+        assert_eq!(
+            in_words(&event(EventKind::VmAdded, EventDetails::of_vm("web"))),
+            "2026-11-22T12:00:00.500000Z vm-added        web\n"
+        );
+        assert_eq!(
+            in_words(&event(EventKind::Reload, EventDetails::default())),
+            "2026-11-22T12:00:00.500000Z reload\n"
+        );
+    }
+
+    #[test]
+    fn a_stream_may_come_in_any_pieces() {
+        let text = b": events\n\nid: 1\nevent: reload\ndata: {\"a\":1}\n\n:\n\ndata: {\"b\":2}\n\n";
+        for len in 1..text.len() {
+            let mut lines = Lines::default();
+            let mut shown = Vec::new();
+            for piece in text.chunks(len) {
+                let taken = lines.take(piece, |data| {
+                    shown.push(data.to_owned());
+                    Ok(())
+                });
+                taken.unwrap();
+            }
+            assert_eq!(shown, ["{\"a\":1}", "{\"b\":2}"]);
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_taken_for_ever() {
+        let mut lines = Lines::default();
+        lines.take(&vec![b'x'; MAX_LINE_LEN], |_| Ok(())).unwrap();
+        assert!(lines.take(b"x", |_| Ok(())).is_err());
+    }
+}

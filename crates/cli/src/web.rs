@@ -1,0 +1,254 @@
+//! `ringdown web`: a door on loopback to the daemon's page, and to what the page asks.
+//!
+//! Whoever can connect to this host's loopback can knock: other users, and web pages in a browser that runs here. So
+//! - only who has the token is told anything. It travels in the fragment of the address that is printed, which browsers send to nobody, and comes
+//!   back in an `Authorization` header. It is no cookie: those know no ports, and every server of this host would get it too.
+//!   The page itself, which holds no secret, is for everybody;
+//! - a request must be addressed to a loopback name (RFC 9110, section 7.2), so that no other name that was made to lead here makes a web
+//!   page of this one's origin;
+//! - nothing but GET and HEAD goes through, so that nothing can be changed, and no capture, so that no payload is seen.
+//!
+//! An answer is passed on as it comes, piece by piece: streams of events too.
+
+mod token;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    ACCEPT, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderMap,
+    HeaderName, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
+};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::Semaphore;
+
+pub use token::Token;
+
+/// The most connections at once; a browser opens six. Those beyond it wait in the socket's backlog.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// The longest head of a request, in bytes: the least that hyper can be given.
+const MAX_HEADER_BYTES: usize = 8 * 1024;
+
+/// How long a client may take to send the head of a request; an idle connection is closed after it too.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long to wait after the system has no descriptor left for another connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What of a request the daemon is told, beside its target.
+const PASSED_ON: [HeaderName; 2] = [ACCEPT, HeaderName::from_static("last-event-id")];
+
+type Body = BoxBody<Bytes, hyper::Error>;
+
+/// The door.
+#[derive(Debug)]
+pub struct Door {
+    /// The daemon's control socket.
+    pub socket: PathBuf,
+    /// What opens it.
+    pub token: Token,
+}
+
+impl Door {
+    /// Lets requests through until `end` is there.
+    pub async fn serve(self, listener: TcpListener, end: impl Future<Output = ()>) {
+        let door = Arc::new(self);
+        let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut server = hyper::server::conn::http1::Builder::new();
+        server
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .max_buf_size(MAX_HEADER_BYTES);
+        tokio::pin!(end);
+        loop {
+            let accept = async {
+                // The semaphore is never closed, so a permit always comes.
+                let slot = slots.clone().acquire_owned().await.ok();
+                (slot, listener.accept().await)
+            };
+            let (slot, accepted) = tokio::select! {
+                () = &mut end => return,
+                accepted = accept => accepted,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let door = door.clone();
+            let service = service_fn(move |request| {
+                let door = door.clone();
+                async move { Ok::<_, Infallible>(door.answer(request).await) }
+            });
+            let connection = server.serve_connection(TokioIo::new(stream), service);
+            tokio::spawn(async move {
+                // A client that goes away is no affair of ours.
+                let _ = connection.await;
+                drop(slot);
+            });
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let target = request.uri().clone();
+        match self.judge(request.method(), &target, request.headers()) {
+            Ok(()) => match self.ask(request).await {
+                Ok(response) => response,
+                Err(why) => refusal(StatusCode::BAD_GATEWAY, &why),
+            },
+            Err((status, why)) => refusal(status, why),
+        }
+    }
+
+    /// Whether a request may go through.
+    fn judge(
+        &self,
+        method: &Method,
+        target: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<(), (StatusCode, &'static str)> {
+        if !names_loopback(headers, target) {
+            return Err((
+                StatusCode::MISDIRECTED_REQUEST,
+                "this door is at 127.0.0.1, [::1] or localhost, and at no other name: use the address that `ringdown web` printed",
+            ));
+        }
+        if method != Method::GET && method != Method::HEAD {
+            return Err((
+                StatusCode::METHOD_NOT_ALLOWED,
+                "through this door nothing can be changed: only GET and HEAD are let through; use the command line",
+            ));
+        }
+        let path = target.path();
+        if is_page(path) {
+            return Ok(());
+        }
+        if !bearer(headers).is_some_and(|shown| self.token.is(shown)) {
+            return Err((
+                StatusCode::UNAUTHORIZED,
+                "the token is missing or wrong: open the address that `ringdown web` printed",
+            ));
+        }
+        if path.rsplit('/').next() == Some("capture") {
+            return Err((
+                StatusCode::FORBIDDEN,
+                "captures do not go through this door: use `ringdown capture`",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Asks the daemon, and passes on what it answers.
+    async fn ask(&self, request: Request<Incoming>) -> Result<Response<Body>, String> {
+        let socket = self.socket.display();
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| format!("no daemon answers at {socket}: {error}"))?;
+        let broken = |error: hyper::Error| format!("the daemon at {socket} broke off: {error}");
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
+        // It ends with the sender and the answer's body, which are dropped when the client hangs up.
+        tokio::spawn(connection);
+        let target = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        let mut asked = Request::builder()
+            .method(request.method().clone())
+            .uri(target)
+            .header(HOST, "ringdown");
+        for name in PASSED_ON {
+            if let Some(value) = request.headers().get(&name) {
+                asked = asked.header(name, value);
+            }
+        }
+        let asked = asked
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| format!("the request cannot be passed on: {error}"))?;
+        let mut response = sender.send_request(asked).await.map_err(broken)?;
+        // They are about the connection to the daemon (RFC 9110, section 7.6.1).
+        for name in [CONNECTION, TRANSFER_ENCODING] {
+            response.headers_mut().remove(name);
+        }
+        Ok(response.map(BodyExt::boxed))
+    }
+}
+
+/// The page and its parts: the same for everybody.
+fn is_page(path: &str) -> bool {
+    path == "/" || path.starts_with("/page/")
+}
+
+/// Whether a request is addressed to a name that nobody else can have lead here. There must be exactly one `Host` (RFC 9112, section 3.2).
+fn names_loopback(headers: &HeaderMap, target: &Uri) -> bool {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return false;
+    };
+    let is_loopback = |authority: &str| {
+        let name = match authority.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => authority,
+        };
+        let bare = name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'));
+        let address = bare.unwrap_or(name).parse::<IpAddr>();
+        name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    };
+    // A target in absolute form says it again, and counts for more (RFC 9112, section 3.2.2).
+    let target = target.authority().map(|authority| authority.as_str());
+    host.to_str().is_ok_and(is_loopback) && target.is_none_or(is_loopback)
+}
+
+/// The token of an `Authorization` header (RFC 6750, section 2.1).
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token)
+}
+
+/// Problem details, as the daemon gives them.
+fn refusal(status: StatusCode, detail: &str) -> Response<Body> {
+    let problem = serde_json::json!({
+        "type": "about:blank",
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    let body = Full::new(Bytes::from(problem.to_string()));
+    let mut response = Response::new(body.map_err(|never| match never {}).boxed());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    let media_type = daemon::api::types::PROBLEM_MEDIA_TYPE;
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    match status {
+        StatusCode::METHOD_NOT_ALLOWED => {
+            headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        }
+        StatusCode::UNAUTHORIZED => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        _ => {}
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Requests for events, whose answers stream, and for the reasons of refusals.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::description::{NoEvents, NotAnswered};
+use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, Why};
+use super::problem::{Failure, Kind};
+use super::request::Asked;
+use super::routes::CallQuery;
+use super::schema;
+use crate::control::Control;
+use crate::events;
+use crate::input::parse_full_name;
+
+type Shared = State<Arc<Control>>;
+
+/// The header by which a reader says what it has seen (HTML Living Standard, section 9.2.4).
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// `/v1/events` and `/v1/why`.
+pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
+    OpenApiRouter::new()
+        .routes(routes!(events))
+        .routes(routes!(why))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    /// Only what came after the event of this number; left out, all that is kept. The header `Last-Event-ID` says the same, and more than this.
+    #[param(schema_with = schema::event_id)]
+    after: Option<u64>,
+    /// Of what is kept already at most so many events, the latest.
+    #[param(schema_with = schema::last_events)]
+    last: Option<usize>,
+    /// Only what this VM has to do with, by its full name. It need not be there any more.
+    #[param(schema_with = schema::full_name)]
+    vm: Option<String>,
+    /// Only these kinds of events, with commas between them.
+    #[param(schema_with = schema::event_kinds)]
+    kind: Option<String>,
+    /// With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up.
+    #[param(schema_with = schema::boolean)]
+    follow: Option<bool>,
+}
+
+/// What happens, as server-sent events: the last 4,096 events are kept, and a stream may begin with them. Each has an `id`, an `event`,
+/// which is its kind, and its `data`, which is an object of JSON (the schema `Event`). Ids grow. If events that were asked for are not
+/// known any more, the first event is `lost`. A reader who does not keep up is dropped; its last event says so.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "seeing",
+    params(EventsQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The number of the last event that was seen", maximum = 9007199254740991_u64)),
+    responses((status = 200, description = "The events", body = String, content_type = EVENTS_MEDIA_TYPE), NoEvents)
+)]
+async fn events(
+    State(control): Shared,
+    headers: HeaderMap,
+    Asked(query): Asked<EventsQuery>,
+) -> Result<Response, Failure> {
+    let invalid =
+        |field: &str, detail: String| Failure::new(Kind::InvalidRequest, detail).at(field);
+    let mut after = query.after;
+    if let Some(header) = headers.get(LAST_EVENT_ID) {
+        let number = header.to_str().ok().and_then(|text| text.parse().ok());
+        // A reader that has seen no event yet may say so with an empty header.
+        if !header.is_empty() {
+            let wrong = || {
+                invalid(
+                    "Last-Event-ID",
+                    "Last-Event-ID is not the number of an event".to_owned(),
+                )
+            };
+            after = Some(number.ok_or_else(wrong)?);
+        }
+    }
+    if after.is_some_and(|after| after > schema::MAX_EVENT_ID) {
+        let field = match headers.contains_key(LAST_EVENT_ID) {
+            true => "Last-Event-ID",
+            false => "after",
+        };
+        return Err(invalid(
+            field,
+            format!(
+                "{field} is larger than any number of an event, {}",
+                schema::MAX_EVENT_ID
+            ),
+        ));
+    }
+    if query.last.is_some_and(|last| last > events::MAX_EVENTS) {
+        return Err(invalid(
+            "last",
+            format!(
+                "no more than the last {} events are kept",
+                events::MAX_EVENTS
+            ),
+        ));
+    }
+    if let Some(vm) = &query.vm {
+        parse_full_name("a VM", vm).map_err(|error| Failure::of_input("vm", error))?;
+    }
+    let kind = |word: &str| {
+        let mut kinds = EventKind::ALL.iter();
+        let kind = kinds.find(|kind| kind.word() == word).copied();
+        kind.ok_or_else(|| {
+            let kinds: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
+            let word: String = word.chars().take(64).collect();
+            invalid(
+                "kind",
+                format!(
+                    "{word:?} is no kind of event: there are {}",
+                    kinds.join(", ")
+                ),
+            )
+        })
+    };
+    let kinds = query
+        .kind
+        .as_deref()
+        .map(|kinds| kinds.split(',').map(kind).collect());
+    let asked = events::Asked {
+        after,
+        last: query.last,
+        vm: query.vm,
+        kinds: kinds.transpose()?.unwrap_or_default(),
+        follow: query.follow.unwrap_or(true),
+    };
+    let (reader, lost) = control
+        .parts
+        .events
+        .read(asked)
+        .map_err(|error| Failure::new(Kind::TooManyReaders, error))?;
+    let head = [
+        (CONTENT_TYPE, EVENTS_MEDIA_TYPE),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    Ok((head, Body::new(reader.stream(lost))).into_response())
+}
+
+/// Why a call fails, or would: what the policy says, what stands in the way, and the last refusals.
+#[utoipa::path(
+    get, path = "/v1/why", tag = "policy", params(CallQuery),
+    responses((status = 200, description = "What is known", body = Why), NotAnswered)
+)]
+async fn why(State(control): Shared, Asked(query): Asked<CallQuery>) -> Result<Json<Why>, Failure> {
+    let port = query.port()?;
+    Ok(Json(control.why(query.from, query.to, port).await?))
+}

@@ -1,0 +1,75 @@
+// Asking the daemon. Behind `ringdown web` each request carries the token from the address that it printed; a page that comes from the
+// control socket itself needs none.
+
+const TOKEN = /^#token=([0-9a-f]{64})$/;
+const KEPT_AS = "ringdown-token";
+const ANSWER_MS = 15000;
+
+// The longest event, in characters. The daemon's are far shorter.
+const MAX_EVENT = 64 * 1024;
+
+let token = "";
+
+// Takes the token out of the address, so that it is neither bookmarked nor shown. Storage belongs to this port of this host alone, unlike a
+// cookie, which other servers of the host would get too.
+export function takeToken() {
+  const found = TOKEN.exec(location.hash);
+  if (found) {
+    localStorage.setItem(KEPT_AS, found[1]);
+    history.replaceState(null, "", "#/");
+  }
+  token = localStorage.getItem(KEPT_AS) ?? "";
+}
+
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+async function answer(path, signal, headers = {}) {
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const response = await fetch(path, { headers, signal, cache: "no-store" });
+  if (response.ok) return response;
+  let detail = `the daemon answers ${response.status}`;
+  try {
+    detail = (await response.json()).detail ?? detail;
+  } catch {
+    // Not in the words of the API: the status has to do.
+  }
+  throw new Refused(response.status, String(detail));
+}
+
+export async function get(path) {
+  return (await answer(path, AbortSignal.timeout(ANSWER_MS))).json();
+}
+
+export async function text(path) {
+  return (await answer(path, AbortSignal.timeout(ANSWER_MS))).text();
+}
+
+// Reads server-sent events until the stream ends. `EventSource` would do, but cannot carry the token.
+export async function events(after, signal, take) {
+  const headers = { Accept: "text/event-stream" };
+  if (after !== null) headers["Last-Event-ID"] = String(after);
+  const response = await answer("/v1/events", signal, headers);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split(/\r\n|\n|\r/);
+    rest = lines.pop();
+    if (rest.length > MAX_EVENT) throw new Error("an event has no end");
+    for (const line of lines) {
+      if (line === "") {
+        if (data.length > 0) take(JSON.parse(data.join("\n")));
+        data = [];
+      } else if (line.startsWith("data:")) {
+        data.push(line.slice(line.startsWith("data: ") ? 6 : 5));
+      }
+    }
+  }
+}

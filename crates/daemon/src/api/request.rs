@@ -1,0 +1,74 @@
+//! What a request says: its query and its body. Both are refused by the field that cannot be meant.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::problem::{Failure, Kind};
+
+/// The longest body of a request, in bytes.
+pub const MAX_BODY_LEN: usize = 16 * 1024;
+
+/// How long a client may take to send the body of a request.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The parameters of a query.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Asked<T>, Failure> {
+        let query = parts.uri.query().unwrap_or_default();
+        let parser = form_urlencoded::parse(query.as_bytes());
+        let asked = serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(parser));
+        asked.map(Asked).map_err(|error| {
+            let field = error.path().to_string();
+            let detail = match field.as_str() {
+                "" | "." | "?" => format!("the query cannot be meant: {}", error.inner()),
+                field => format!("{field} in the query cannot be meant: {}", error.inner()),
+            };
+            invalid(&field, detail)
+        })
+    }
+}
+
+/// The body of a request. Read here rather than by axum's extractor: there is one media type, one form of failure, and a deadline.
+pub(super) async fn read(body: Body) -> Result<Bytes, Failure> {
+    let body = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_LEN)).await;
+    let body = body.map_err(|_| {
+        let detail = format!("the body did not come within {BODY_TIMEOUT:?}");
+        Failure::new(Kind::InvalidRequest, detail)
+    })?;
+    body.map_err(|error| {
+        let detail = format!("the body cannot be read: {error}; it may have {MAX_BODY_LEN} bytes");
+        Failure::new(Kind::InvalidRequest, detail)
+    })
+}
+
+/// What a body describes, which is `what` in words.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Failure> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let described = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let field = error.path().to_string();
+        let detail = format!("the body does not {what}: {}", error.inner());
+        invalid(&field, detail)
+    })?;
+    json.end().map_err(|error| {
+        let detail = format!("the body does not {what} and nothing else: {error}");
+        Failure::new(Kind::InvalidRequest, detail)
+    })?;
+    Ok(described)
+}
+
+fn invalid(field: &str, detail: String) -> Failure {
+    let failure = Failure::new(Kind::InvalidRequest, detail);
+    match field {
+        // The whole of it.
+        "" | "." | "?" => failure,
+        field => failure.at(field),
+    }
+}

@@ -1,0 +1,169 @@
+//! What became of calls, for the audit and for whoever follows the events.
+
+use device::{CircuitSnapshot, Observation, Observer};
+use switch::{CircuitId, full_name};
+
+use super::{Call, Events};
+use crate::api::types::{EventDetails, EventKind};
+use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord};
+use crate::control::circuit_end;
+use crate::switchboard::CircuitName;
+
+/// Takes note of decisions about calls.
+#[derive(Debug, Clone)]
+pub struct CallNotes {
+    audit: Audit,
+    events: Events,
+}
+
+impl CallNotes {
+    /// Notes that go to both.
+    pub fn new(audit: Audit, events: Events) -> CallNotes {
+        CallNotes { audit, events }
+    }
+
+    /// A decision about what a circuit to an egress service asks for. It makes no circuit.
+    pub fn note_egress(&self, record: AuditRecord) {
+        match record.decision {
+            AuditDecision::Allowed => {
+                self.audit.record(record);
+            }
+            AuditDecision::Denied | AuditDecision::Failed => self.note(record, None),
+        }
+    }
+
+    /// A decision, and the circuit that the call has become, if that is known. Never waits.
+    pub fn note(&self, record: AuditRecord, circuit: Option<CircuitId>) {
+        let (to, port) = callee_asked(&record.to);
+        let details = EventDetails {
+            circuit: circuit.map(|id| CircuitName(id).to_string()),
+            from: Some(caller_words(&record.from)),
+            to: Some(callee_words(&record.to)),
+            reached: record.redirected_to.as_ref().map(callee_words),
+            port: Some(port),
+            rule: record.rule.as_ref().map(|rule| rule.label.clone()),
+            reason: match (&record.reason, record.decision) {
+                (None, AuditDecision::Denied) => Some("the rule says so".to_owned()),
+                (reason, _) => reason.as_deref().map(str::to_owned),
+            },
+            ..EventDetails::default()
+        };
+        let from = caller_asked(&record.from);
+        let is_refusal = record.decision != AuditDecision::Allowed;
+        let is_usual = self.audit.record(record);
+        if is_refusal {
+            let call = Call {
+                from: Some(&from),
+                to: Some(&to),
+                port,
+            };
+            self.events.tell_refusal(call, is_usual, details);
+        } else {
+            self.events.tell(EventKind::CircuitOpened, details);
+        }
+    }
+}
+
+/// Tells of lines and circuits that the worker observes.
+pub fn observer(events: Events) -> Observer {
+    Box::new(move |observation: &Observation<'_>| match observation {
+        Observation::LineUp { vm } => events.tell(EventKind::LineUp, EventDetails::of_vm(*vm)),
+        Observation::LineDown { vm } => events.tell(EventKind::LineDown, EventDetails::of_vm(*vm)),
+        Observation::CircuitEnded { circuit, reason } => {
+            let mut details = of_circuit(circuit);
+            details.reason = Some(match reason {
+                Some(reason) => reason.to_string(),
+                None => "both ends had said all they had to say".to_owned(),
+            });
+            events.tell(EventKind::CircuitEnded, details);
+        }
+    })
+}
+
+fn of_circuit(circuit: &CircuitSnapshot) -> EventDetails {
+    let end = |endpoint: &device::Endpoint| circuit_end(endpoint.clone()).to_string();
+    let [from_caller, to_caller] = circuit.bytes;
+    EventDetails {
+        circuit: Some(CircuitName(circuit.id).to_string()),
+        from: Some(end(&circuit.caller)),
+        to: Some(end(&circuit.dialled)),
+        reached: (circuit.callee != circuit.dialled).then(|| end(&circuit.callee)),
+        rule: circuit.rule.clone(),
+        bytes_from_caller: Some(from_caller),
+        bytes_to_caller: Some(to_caller),
+        age_ms: Some(circuit.age.as_millis() as u64),
+        ..EventDetails::default()
+    }
+}
+
+fn caller_words(caller: &AuditCaller) -> String {
+    match caller {
+        AuditCaller::Vm {
+            domain, vm, port, ..
+        } => format!("{}:{port}", full_name(domain, vm)),
+        AuditCaller::Program {
+            uid,
+            pid: Some(pid),
+        } => format!("host(uid {uid}, pid {pid})"),
+        AuditCaller::Program { uid, pid: None } => format!("host(uid {uid})"),
+        AuditCaller::Published { published, .. } => format!("published({published})"),
+    }
+}
+
+fn callee_words(callee: &AuditCallee) -> String {
+    match callee {
+        AuditCallee::Vm {
+            domain, vm, port, ..
+        } => format!("{}:{port}", full_name(domain, vm)),
+        AuditCallee::Service { service, port, .. } => format!("service({service}):{port}"),
+        AuditCallee::Listener { listener } => format!("host:{listener}"),
+        AuditCallee::Address {
+            name: Some(name),
+            port,
+            ..
+        } => format!("{name}:{port}"),
+        AuditCallee::Address {
+            address: Some(address),
+            port,
+            ..
+        } => format!("{address}:{port}"),
+        AuditCallee::Address { port, .. } => format!("(nowhere):{port}"),
+        AuditCallee::Nobody { cid, port } => format!("(CID {cid}):{port}"),
+    }
+}
+
+/// By what a caller is asked about, as in rules. Programs of the host are one.
+fn caller_asked(caller: &AuditCaller) -> String {
+    match caller {
+        AuditCaller::Vm { domain, vm, .. } => full_name(domain, vm),
+        AuditCaller::Program { .. } | AuditCaller::Published { .. } => "host".to_owned(),
+    }
+}
+
+/// By what a callee is asked about, as in rules, and the port.
+fn callee_asked(callee: &AuditCallee) -> (String, u32) {
+    match callee {
+        AuditCallee::Vm {
+            domain, vm, port, ..
+        } => (full_name(domain, vm), *port),
+        AuditCallee::Service {
+            domain,
+            service,
+            port,
+        } => (format!("service:{}", full_name(domain, service)), *port),
+        AuditCallee::Listener { listener } => ("host".to_owned(), *listener),
+        AuditCallee::Address {
+            name: Some(name),
+            port,
+            ..
+        } => (format!("name:{name}"), u32::from(*port)),
+        AuditCallee::Address { address, port, .. } => {
+            let address = address.map(|address| address.to_string());
+            (
+                format!("address:{}", address.unwrap_or_default()),
+                u32::from(*port),
+            )
+        }
+        AuditCallee::Nobody { cid, port } => (format!("cid:{cid}"), *port),
+    }
+}

@@ -1,0 +1,370 @@
+//! The ring of events, and where each reader is in it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::reader::EventReader;
+use super::refusals::{Call, Refusals};
+use crate::api::types::{Event, EventDetails, EventKind, Refusal};
+
+/// The most events that are kept. Of older ones only their number is known.
+pub const MAX_EVENTS: usize = 4096;
+
+/// The most readers at once.
+pub const MAX_READERS: usize = 64;
+
+/// The longest text of an event, in bytes. What is longer is cut.
+pub const MAX_TEXT_LEN: usize = 1024;
+
+/// Where events are told and read. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    log: Mutex<Log>,
+    refusals: Mutex<Refusals>,
+    /// Changes with each event for as long as there are readers.
+    changed: watch::Sender<()>,
+}
+
+/// What a reader asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Asked {
+    /// Only what came after the event of this number.
+    pub after: Option<u64>,
+    /// Of what is kept already at most so many, the latest.
+    pub last: Option<usize>,
+    /// Only what a VM of this full name has to do with.
+    pub vm: Option<String>,
+    /// Only of these kinds; of none in particular, of all.
+    pub kinds: Vec<EventKind>,
+    /// Goes on when all that is kept has been shown.
+    pub follow: bool,
+}
+
+impl Asked {
+    pub(super) fn wants(&self, event: &Kept) -> bool {
+        let of_kind = self.kinds.is_empty() || self.kinds.contains(&event.kind);
+        let vm = self.vm.as_deref();
+        of_kind && vm.is_none_or(|vm| event.details.is_about(vm))
+    }
+}
+
+/// There are [`MAX_READERS`] already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{MAX_READERS} follow the events already, which is the most: end one of them first")]
+pub struct TooManyReaders;
+
+/// An event as it is kept.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) id: u64,
+    time: SystemTime,
+    kind: EventKind,
+    details: EventDetails,
+}
+
+impl Kept {
+    pub(super) fn to_event(&self) -> Event {
+        Event {
+            id: self.id,
+            time: rfc_3339(self.time),
+            kind: self.kind,
+            details: self.details.clone(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Log {
+    ring: VecDeque<Arc<Kept>>,
+    first_id: u64,
+    next_id: u64,
+    readers: Vec<Place>,
+    next_reader: u64,
+    dropped_readers: u64,
+}
+
+/// Where a reader is.
+#[derive(Debug)]
+struct Place {
+    reader: u64,
+    /// The last event that it has been given, or has passed over.
+    given: u64,
+    /// How many it has missed, once it is dropped.
+    missed: Option<u64>,
+}
+
+/// What there is for a reader.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Events, in order. There may be none that it wants.
+    Events(Vec<Arc<Kept>>),
+    /// Nothing until there is more.
+    Nothing,
+    /// It was dropped, and has missed so many.
+    Dropped(u64),
+}
+
+impl Default for Events {
+    fn default() -> Events {
+        Events::beginning_at(SystemTime::now())
+    }
+}
+
+impl Events {
+    /// Events of a daemon that was started then.
+    pub fn beginning_at(start: SystemTime) -> Events {
+        let since = start.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let first_id = (since.as_millis() as u64) << 10;
+        let log = Log {
+            ring: VecDeque::new(),
+            first_id,
+            next_id: first_id,
+            readers: Vec::new(),
+            next_reader: 1,
+            dropped_readers: 0,
+        };
+        Events {
+            shared: Arc::new(Shared {
+                log: Mutex::new(log),
+                refusals: Mutex::default(),
+                changed: watch::Sender::new(()),
+            }),
+        }
+    }
+
+    /// Tells of something that has happened. Never waits for a reader.
+    pub fn tell(&self, kind: EventKind, details: EventDetails) {
+        self.log().push(kind, bounded(details));
+        if self.shared.changed.receiver_count() > 0 {
+            self.shared.changed.send_replace(());
+        }
+    }
+
+    /// Tells of a call that was refused, and remembers why. `told_to_readers` says whether its caller has not been refused all too often
+    /// lately. `caller` and `callee` are the words by which they are asked for.
+    pub fn tell_refusal(&self, call: Call<'_>, told_to_readers: bool, details: EventDetails) {
+        let details = bounded(details);
+        self.refusals_of(|refusals| refusals.note(call, SystemTime::now(), &details));
+        if told_to_readers {
+            self.tell(EventKind::Refused, details);
+        }
+    }
+
+    /// The last refusals of a call, the latest first. Without a caller or a callee, of whoever.
+    pub fn refusals(&self, call: Call<'_>) -> Vec<Refusal> {
+        self.refusals_of(|refusals| refusals.of(call))
+    }
+
+    /// An event that is not kept, with the number of the last one.
+    pub(super) fn now(&self, kind: EventKind, details: EventDetails) -> Event {
+        Event {
+            id: self.log().next_id - 1,
+            time: rfc_3339(SystemTime::now()),
+            kind,
+            details,
+        }
+    }
+
+    /// How many readers were dropped.
+    pub fn dropped_readers(&self) -> u64 {
+        self.log().dropped_readers
+    }
+
+    /// How many events there were, and how many readers there are.
+    pub fn counts(&self) -> (u64, usize) {
+        let log = self.log();
+        (log.next_id - log.first_id, log.readers.len())
+    }
+
+    /// A reader, and what it has to be told first if it asked for events that are not known.
+    ///
+    /// # Errors
+    /// [`TooManyReaders`].
+    pub fn read(&self, asked: Asked) -> Result<(EventReader, Option<Event>), TooManyReaders> {
+        let mut log = self.log();
+        // Those who were dropped may yet have to hear of it.
+        let readers = log.readers.iter().filter(|place| place.missed.is_none());
+        if readers.count() >= MAX_READERS {
+            return Err(TooManyReaders);
+        }
+        let (mut given, lost) = log.begin(asked.after);
+        if let Some(last) = asked.last {
+            let wanted = log.ring.iter().rev().filter(|event| asked.wants(event));
+            let from = match last {
+                0 => log.next_id,
+                _ => wanted
+                    .take(last)
+                    .last()
+                    .map_or(log.next_id, |event| event.id),
+            };
+            given = given.max(from - 1);
+        }
+        let reader = log.next_reader;
+        log.next_reader += 1;
+        let end = (!asked.follow).then_some(log.next_id);
+        log.readers.push(Place {
+            reader,
+            given,
+            missed: None,
+        });
+        drop(log);
+        let changed = self.shared.changed.subscribe();
+        let reader = EventReader::new(self.clone(), reader, asked, end, changed);
+        Ok((reader, lost))
+    }
+
+    /// Up to `limit` events for a reader. It counts as having been given them.
+    pub(super) fn next(&self, reader: u64, asked: &Asked, limit: usize) -> Next {
+        let mut log = self.log();
+        let Log { ring, readers, .. } = &mut *log;
+        let place = readers.iter_mut().find(|place| place.reader == reader);
+        let Some(place) = place else {
+            return Next::Dropped(0);
+        };
+        if let Some(missed) = place.missed {
+            return Next::Dropped(missed);
+        }
+        let first = ring.partition_point(|event| event.id <= place.given);
+        if first == ring.len() {
+            return Next::Nothing;
+        }
+        let mut events = Vec::new();
+        for event in ring.range(first..) {
+            if events.len() == limit {
+                break;
+            }
+            place.given = event.id;
+            if asked.wants(event) {
+                events.push(event.clone());
+            }
+        }
+        Next::Events(events)
+    }
+
+    /// Whether a reader has been given everything before this event.
+    pub(super) fn has_been_given(&self, reader: u64, end: u64) -> bool {
+        let log = self.log();
+        let place = log.readers.iter().find(|place| place.reader == reader);
+        place.is_none_or(|place| place.given + 1 >= end)
+    }
+
+    /// A reader has gone.
+    pub(super) fn leave(&self, reader: u64) {
+        self.log().readers.retain(|place| place.reader != reader);
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        // Nothing panics while it holds the lock in the middle of a change, so what is inside is whole.
+        self.shared
+            .log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refusals_of<T>(&self, job: impl FnOnce(&mut Refusals) -> T) -> T {
+        let refusals = self.shared.refusals.lock();
+        job(&mut refusals.unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Log {
+    fn push(&mut self, kind: EventKind, details: EventDetails) {
+        self.add(kind, details);
+        // A dropped reader is an event too, which may push another reader out; there are few readers.
+        while let Some(dropped) = self.drop_one() {
+            self.add(EventKind::ReaderDropped, dropped);
+        }
+    }
+
+    fn add(&mut self, kind: EventKind, details: EventDetails) {
+        if self.ring.len() == MAX_EVENTS {
+            self.ring.pop_front();
+        }
+        let event = Kept {
+            id: self.next_id,
+            time: SystemTime::now(),
+            kind,
+            details,
+        };
+        self.next_id += 1;
+        self.ring.push_back(Arc::new(event));
+    }
+
+    /// Drops a reader for whom the ring has let go of an event.
+    fn drop_one(&mut self) -> Option<EventDetails> {
+        let oldest = self.ring.front()?.id;
+        let mut places = self.readers.iter_mut();
+        let late = places.find(|place| place.missed.is_none() && place.given + 1 < oldest)?;
+        let missed = self.next_id - 1 - late.given;
+        late.missed = Some(missed);
+        self.dropped_readers += 1;
+        Some(EventDetails {
+            count: Some(missed),
+            reason: Some("it did not keep up".to_owned()),
+            ..EventDetails::default()
+        })
+    }
+
+    /// Where a reader begins who has seen the event of this number, and what is lost to it.
+    fn begin(&self, after: Option<u64>) -> (u64, Option<Event>) {
+        let oldest = self.ring.front().map_or(self.next_id, |event| event.id);
+        let before = oldest - 1;
+        let Some(after) = after else {
+            return (before, None);
+        };
+        let lost = |count, reason: &str| Event {
+            id: before,
+            time: rfc_3339(SystemTime::now()),
+            kind: EventKind::Lost,
+            details: EventDetails {
+                count,
+                reason: Some(reason.to_owned()),
+                ..EventDetails::default()
+            },
+        };
+        if after + 1 < self.first_id || after >= self.next_id {
+            let reason = "that event is of another life of the daemon, whose events are not kept";
+            return (before, Some(lost(None, reason)));
+        }
+        if after < before {
+            let reason = format!("only the last {MAX_EVENTS} events are kept");
+            return (before, Some(lost(Some(before - after), &reason)));
+        }
+        (after, None)
+    }
+}
+
+fn bounded(mut details: EventDetails) -> EventDetails {
+    let texts = [
+        &mut details.vm,
+        &mut details.from,
+        &mut details.to,
+        &mut details.reached,
+        &mut details.rule,
+        &mut details.reason,
+    ];
+    for text in texts.into_iter().flatten() {
+        let mut end = MAX_TEXT_LEN.min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+    }
+    details
+}
+
+/// A time as RFC 3339 has it, in UTC and to the microsecond.
+pub(super) fn rfc_3339(time: SystemTime) -> String {
+    // Fails only for times some thousand years away, which a broken clock may show.
+    let timestamp = Timestamp::try_from(time).unwrap_or(Timestamp::MAX);
+    format!("{timestamp:.6}")
+}

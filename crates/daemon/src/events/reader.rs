@@ -1,0 +1,149 @@
+//! A stream of events on its way to a reader, in the form of server-sent events (HTML Living Standard, section 9.2).
+
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame};
+use tokio::sync::{mpsc, watch};
+
+use super::log::{Asked, Events, Next};
+use crate::api::types::{Event, EventDetails, EventKind};
+
+/// The most events of one piece of the stream. One piece waits for the reader, and one is being made.
+const PIECE_EVENTS: usize = 64;
+
+/// How often a reader who has nothing to read is shown that the daemon is there, and the daemon finds out whether the reader is.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+
+/// How long a reader who was dropped is given to hear of it.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// A reader of events, who has a place in the ring for as long as this is there.
+#[derive(Debug)]
+pub struct EventReader {
+    events: Events,
+    number: u64,
+    asked: Asked,
+    /// The first event that is not wanted, if there is to be an end.
+    end: Option<u64>,
+    changed: watch::Receiver<()>,
+}
+
+impl Drop for EventReader {
+    fn drop(&mut self) {
+        self.events.leave(self.number);
+    }
+}
+
+impl EventReader {
+    pub(super) fn new(
+        events: Events,
+        number: u64,
+        asked: Asked,
+        end: Option<u64>,
+        changed: watch::Receiver<()>,
+    ) -> EventReader {
+        EventReader {
+            events,
+            number,
+            asked,
+            end,
+            changed,
+        }
+    }
+
+    /// The stream, which begins with `first`. What makes it is a task that ends with it.
+    pub fn stream(self, first: Option<Event>) -> EventStream {
+        let (sender, pieces) = mpsc::channel(1);
+        tokio::spawn(self.run(sender, first));
+        EventStream { pieces }
+    }
+
+    async fn run(mut self, pieces: mpsc::Sender<String>, first: Option<Event>) {
+        // Something at once, so that a reader sees that it has been heard.
+        let mut piece = ": events\n\n".to_owned();
+        if let Some(first) = &first {
+            write_event(&mut piece, first);
+        }
+        loop {
+            let is_over = self
+                .end
+                .is_some_and(|end| self.events.has_been_given(self.number, end));
+            if !piece.is_empty() && pieces.send(std::mem::take(&mut piece)).await.is_err() {
+                return;
+            }
+            if is_over {
+                return;
+            }
+            let missed = match self.events.next(self.number, &self.asked, PIECE_EVENTS) {
+                Next::Events(events) => {
+                    let is_in_time = |id| self.end.is_none_or(|end| id < end);
+                    for event in events.iter().filter(|event| is_in_time(event.id)) {
+                        write_event(&mut piece, &event.to_event());
+                    }
+                    continue;
+                }
+                Next::Nothing => {
+                    tokio::select! {
+                        changed = tokio::time::timeout(SIGN_OF_LIFE, self.changed.changed()) => {
+                            if changed.is_err() {
+                                piece.push_str(":\n\n");
+                            }
+                        }
+                        () = pieces.closed() => return,
+                    }
+                    continue;
+                }
+                Next::Dropped(missed) => missed,
+            };
+            // Its place is free for another from now on.
+            let events = self.events.clone();
+            drop(self);
+            let mut last = String::new();
+            let details = EventDetails {
+                count: Some(missed),
+                reason: Some("you did not keep up, and the stream ends: ask again for what is after the last event".to_owned()),
+                ..EventDetails::default()
+            };
+            write_last(&mut last, &events.now(EventKind::ReaderDropped, details));
+            // If nobody takes it in time, nobody reads.
+            let _ = tokio::time::timeout(LAST_WORDS, pieces.send(last)).await;
+            return;
+        }
+    }
+}
+
+fn write_event(text: &mut String, event: &Event) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "id: {}", event.id);
+    write_last(text, event);
+}
+
+/// An event without a number of its own: the reader's next question is about the one before it.
+fn write_last(text: &mut String, event: &Event) {
+    // Numbers and strings only, and keys that are strings: it does not fail. There is no line break in JSON's strings.
+    let data = serde_json::to_string(event).unwrap_or_default();
+    let _ = write!(text, "event: {}\ndata: {data}\n\n", event.kind);
+}
+
+/// The bytes of a stream of events.
+#[derive(Debug)]
+pub struct EventStream {
+    pieces: mpsc::Receiver<String>,
+}
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = ready!(self.pieces.poll_recv(context));
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(Bytes::from(piece)))))
+    }
+}

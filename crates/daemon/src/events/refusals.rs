@@ -1,0 +1,122 @@
+//! The last refusals, so that whoever asks why a call fails is told. One caller cannot push out what is known of the others.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::SystemTime;
+
+use super::log::rfc_3339;
+use crate::api::types::{EventDetails, Refusal};
+
+/// The most refusals that are remembered, over all callers.
+pub const MAX_REFUSALS: usize = 1024;
+
+/// The most of one caller. Its oldest goes first.
+pub const MAX_REFUSALS_OF_ONE: usize = 128;
+
+/// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `host`, `service:registry`; `None` for whoever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call<'a> {
+    /// Who calls.
+    pub from: Option<&'a str>,
+    /// Who is called.
+    pub to: Option<&'a str>,
+    /// The port.
+    pub port: u32,
+}
+
+/// The refusals of each caller, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    by_caller: BTreeMap<String, VecDeque<Remembered>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    to: String,
+    time: SystemTime,
+    refusal: Refusal,
+}
+
+impl Remembered {
+    /// Whether it differs in time only, and in the port that the caller had.
+    fn is_like(&self, other: &Remembered) -> bool {
+        let (one, another) = (&self.refusal, &other.refusal);
+        self.to == other.to
+            && (one.port, &one.reason, &one.rule) == (another.port, &another.reason, &another.rule)
+    }
+}
+
+impl Refusals {
+    pub(super) fn note(&mut self, call: Call<'_>, now: SystemTime, details: &EventDetails) {
+        let words = |text: &Option<String>| text.clone().unwrap_or_default();
+        let refusal = Refusal {
+            time: String::new(),
+            from: words(&details.from),
+            to: words(&details.to),
+            port: call.port,
+            reason: words(&details.reason),
+            rule: details.rule.clone(),
+            count: 1,
+        };
+        let (from, to) = (call.from.unwrap_or_default(), call.to.unwrap_or_default());
+        let of_caller = self.by_caller.entry(from.to_owned()).or_default();
+        let mut new = Remembered {
+            to: to.to_owned(),
+            time: now,
+            refusal,
+        };
+        // The latest are looked at first: who calls in vain mostly calls again.
+        let of_same = of_caller.iter().rposition(|known| known.is_like(&new));
+        if let Some(index) = of_same {
+            if let Some(known) = of_caller.remove(index) {
+                new.refusal.count += known.refusal.count;
+                self.len -= 1;
+            }
+        }
+        of_caller.push_back(new);
+        self.len += 1;
+        if of_caller.len() > MAX_REFUSALS_OF_ONE {
+            of_caller.pop_front();
+            self.len -= 1;
+        }
+        while self.len > MAX_REFUSALS {
+            self.forget_one();
+        }
+    }
+
+    pub(super) fn of(&self, call: Call<'_>) -> Vec<Refusal> {
+        let callers = self.by_caller.iter();
+        let of_caller = callers.filter(|(from, _)| call.from.is_none_or(|asked| asked == *from));
+        let all = of_caller.flat_map(|(_, of_caller)| of_caller);
+        let mut found: Vec<&Remembered> = all
+            .filter(|known| {
+                let to = call.to.is_none_or(|asked| asked == known.to);
+                to && known.refusal.port == call.port
+            })
+            .collect();
+        found.sort_by_key(|known| std::cmp::Reverse(known.time));
+        let refusal = |known: &Remembered| Refusal {
+            time: rfc_3339(known.time),
+            ..known.refusal.clone()
+        };
+        found.into_iter().map(refusal).collect()
+    }
+
+    /// Forgets the oldest of whoever has most.
+    fn forget_one(&mut self) {
+        let most = self
+            .by_caller
+            .iter()
+            .max_by_key(|(_, of_caller)| of_caller.len());
+        let Some(caller) = most.map(|(caller, _)| caller.clone()) else {
+            return;
+        };
+        if let Some(of_caller) = self.by_caller.get_mut(&caller) {
+            of_caller.pop_front();
+            self.len -= 1;
+            if of_caller.is_empty() {
+                self.by_caller.remove(&caller);
+            }
+        }
+    }
+}
