@@ -64,7 +64,7 @@ test: ## check everything, with real guests
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory build images
 	@echo '[test] unit tests, then scenarios with real guests'
-	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --workspace
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --workspace --no-fail-fast
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 unit: ## check everything that needs no guest

@@ -72,12 +72,12 @@ pub enum Command {
     Capture(CaptureArguments),
     /// List circuits, as `ss` lists sockets: who talks with whom, since when, by which rule, and whether without copies
     Ls(CircuitList),
+    /// Show VMs and circuits live, what each sends and receives, and how much waits
+    Top(TopArguments),
     /// Show what has happened, and follow what happens: VMs, circuits, refusals, reloads, captures
     Events(EventArguments),
     /// Say why a call fails: the rule or the state that stands in its way, and the last refusals
     Why(WhyArguments),
-    /// Show VMs and circuits live, what each sends and receives, and how much waits
-    Top(TopArguments),
     /// End a circuit
     #[command(subcommand)]
     Circuit(CircuitCommand),

@@ -21,9 +21,9 @@
 //! | `POST /v1/reload` with [`ReloadRequest`](types::ReloadRequest) | 200 [`Reloaded`](types::Reloaded); 422 when the configuration is refused, and nothing has changed |
 //! | `GET /v1/policy/test?from=WHO&to=WHOM&port=N` | 200 [`PolicyAnswer`](types::PolicyAnswer) |
 //! | `GET /v1/policy/check` | 200 [`PolicyReport`](types::PolicyReport) |
+//! | `GET /v1/policy/rules` | 200 [`PolicyRules`](types::PolicyRules) |
 //! | `GET /v1/events?after=ID&last=N&vm=NAME&kind=KIND,KIND&follow=BOOL` | 200, what happens, as server-sent events with an [`Event`](types::Event) each |
 //! | `GET /v1/why?from=WHO&to=WHOM&port=N` | 200 [`Why`](types::Why) |
-//! | `GET /v1/policy/rules` | 200 [`PolicyRules`](types::PolicyRules) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
 //! | `GET /`, `GET /page/FILE` | 200, the web page that shows all this to people, and its parts |

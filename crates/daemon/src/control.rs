@@ -22,7 +22,7 @@ use crate::capture::CaptureReader;
 use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
 use crate::input::InputError;
 use crate::limits::members;
-use crate::line::{Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
+use crate::line::{Counters, Figures, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetError, NetFault};
 use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
@@ -236,6 +236,13 @@ impl Control {
         let plan = &in_force.book.plan;
         let specs = plan.lines();
         specs.map(|spec| self.status(plan, spec, &lines)).collect()
+    }
+
+    /// What the data plane has counted.
+    pub async fn figures(&self) -> Figures {
+        let worker = self.parts.worker.clone();
+        let figures = tokio::task::spawn_blocking(move || worker.figures()).await;
+        figures.unwrap_or_default()
     }
 
     /// One VM, by its full name or an alias.

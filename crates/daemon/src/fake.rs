@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use crate::capture::{CaptureReader, capture_queue};
 use crate::config::Chardev;
 use crate::line::{
-    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    AgentArrival, Counters, Figures, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
 };
 use crate::runtime::{RuntimeError, listen_privately};
 
@@ -43,6 +43,7 @@ struct State {
     policy_changes: u64,
     services: Vec<ServiceEntry>,
     captures: Vec<FakeCapture>,
+    figures: Figures,
     stopped: bool,
 }
 
@@ -55,6 +56,11 @@ struct Line {
 }
 
 impl FakeWorker {
+    /// Has counted this.
+    pub fn set_figures(&self, figures: Figures) {
+        self.state().figures = figures;
+    }
+
     /// A worker without a line.
     pub fn new(arrivals: mpsc::Sender<AgentArrival>) -> FakeWorker {
         FakeWorker {
@@ -192,6 +198,10 @@ impl LineWorker for FakeWorker {
             std::fs::remove_file(path)?;
         }
         Ok(())
+    }
+
+    fn figures(&self) -> Figures {
+        self.state().figures.clone()
     }
 
     fn lines(&self) -> Vec<LineStatus> {

@@ -8,9 +8,10 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use device::{CaptureFilter, CaptureOptions, MAX_CAPTURES};
-use switch::{Limits, Policy, ServiceEntry};
+use device::{CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
+use switch::{Limits, Policy, RuleReport, ServiceEntry, SetUpTimes};
 
 use crate::capture::CaptureReader;
 use crate::config::{Channel, Chardev, PortRequest, WindowsSpec, full_name};
@@ -140,6 +141,32 @@ pub struct ChannelState {
     pub counters: Counters,
 }
 
+/// What the data plane has counted, beside the counters of its lines.
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    /// Of each line.
+    pub lines: Vec<LineFigures>,
+    /// Of each rule in force, before them those of what holds without one.
+    pub rules: Vec<RuleReport>,
+    /// How long the worker's thread has run on a processor.
+    pub worker_busy: Duration,
+}
+
+/// What the data plane has counted of a line.
+#[derive(Debug, Clone)]
+pub struct LineFigures {
+    /// Full name of the VM.
+    pub name: String,
+    /// Its domain.
+    pub domain: String,
+    /// How often the guest's driver and the device notified each other.
+    pub notified: RingCounts,
+    /// Descriptors of the guest's that it gets back when what they hold has been taken.
+    pub parked_descriptors: usize,
+    /// How long calls to the guest, and its own to the host, took to be answered.
+    pub set_up: SetUpTimes,
+}
+
 /// What has happened on a line since it was opened, by name. Every count only grows. The worker chooses the names
 /// from a fixed set, such as `bytes_from_guest`.
 pub type Counters = BTreeMap<&'static str, u64>;
@@ -220,6 +247,9 @@ pub trait LineWorker: Send + Sync + 'static {
 
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;
+
+    /// What has been counted, beside the counters of the lines.
+    fn figures(&self) -> Figures;
 
     /// Replaces the rules, and the groups that they are about. Before the first call nothing is allowed that needs a rule.
     ///

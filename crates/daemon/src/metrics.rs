@@ -6,6 +6,7 @@
 //! a series is repeated.
 
 mod circuits;
+mod figures;
 mod guest;
 mod network;
 mod page;
@@ -74,13 +75,14 @@ pub async fn collect(control: &Control) -> String {
             stats[index] = answer;
         }
     }
-    let mut text = page(&vms, &stats, &control.networks_in_detail().await);
+    let mut page = page(&vms, &stats, &control.networks_in_detail().await);
+    figures::add(&mut page, &vms, &control.figures().await);
     let windows = control.windows().await.unwrap_or_default();
-    text.push_str(&circuits::page(&control.switchboard_report(), &windows));
-    text
+    circuits::add(&mut page, &control.switchboard_report(), &windows);
+    page.finish()
 }
 
-fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetails]) -> String {
+fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetails]) -> Page {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
     page.gauge("ringdown_info", "The daemon.", &[("version", version)], 1.0);
@@ -100,7 +102,7 @@ fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetai
             guest_figures(&mut page, &name, stats);
         }
     }
-    page.finish()
+    page
 }
 
 fn line(page: &mut Page, vm: &VmStatus, name: &str) {

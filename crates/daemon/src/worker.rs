@@ -19,7 +19,8 @@ use crate::capture::{CaptureReader, capture_queue};
 use crate::channels::{Channels, VmChannels};
 use crate::config::Chardev;
 use crate::line::{
-    AgentArrival, Counters, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    AgentArrival, Counters, Figures, LineError, LineFigures, LineSpec, LineStatus, LineWorker,
+    PolicyChange,
 };
 use crate::orders::Orders;
 use crate::proxy::Exchange;
@@ -240,6 +241,24 @@ impl LineWorker for Worker {
         lines.collect()
     }
 
+    fn figures(&self) -> Figures {
+        let figures = self.orders.ask(|fabric| {
+            let lines = fabric.lines().into_iter().map(|line| LineFigures {
+                name: line.report.address.full_name(),
+                domain: line.report.address.domain,
+                notified: line.notified,
+                parked_descriptors: line.parked_descriptors,
+                set_up: line.report.counters.set_up,
+            });
+            Figures {
+                lines: lines.collect(),
+                rules: fabric.rule_reports(),
+                worker_busy: own_processor_time(),
+            }
+        });
+        figures.unwrap_or_default()
+    }
+
     fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
         let PolicyChange {
             policy,
@@ -372,6 +391,12 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// How long the calling thread has run on a processor. Time in which it looks for work before it sleeps is part of it.
+fn own_processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 fn stopped() -> LineError {

@@ -27,7 +27,7 @@ use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
     Action, AddLineError, Address, CircuitId, CircuitReport, Event, Limits, LineId, LineReport,
-    Policy, ServiceEntry, Side, Switch, Time,
+    Policy, RuleReport, ServiceEntry, Side, Switch, Time,
 };
 use thiserror::Error;
 
@@ -40,6 +40,7 @@ use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
+use crate::ring::{Ring, RingCounts};
 use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
@@ -108,6 +109,10 @@ pub struct LineSnapshot {
     pub attached: bool,
     /// Messages that the guest has sent and that are stored for their receivers.
     pub kept_messages: u64,
+    /// Descriptors of the guest's that it gets back when what they hold has been taken.
+    pub parked_descriptors: usize,
+    /// How often its driver and we notified each other.
+    pub notified: RingCounts,
 }
 
 /// A switch with everything it decides about. One thread owns and runs it.
@@ -467,9 +472,16 @@ impl Fabric {
             .map(|report| LineSnapshot {
                 attached: line_of(report.id).is_some_and(|line| line.attached),
                 kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
+                parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
+                notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),
                 report,
             })
             .collect()
+    }
+
+    /// The figures of every rule in force, before them those of what holds without one.
+    pub fn rule_reports(&self) -> Vec<RuleReport> {
+        self.switch.rule_reports()
     }
 
     /// Every circuit, as it stands.
@@ -508,6 +520,15 @@ impl Fabric {
     }
 
     fn dispatch(&mut self, token: Token, flags: EventFlags) {
+        if let Token::Ring { line, index } = token {
+            let ring = |line: &mut LineIo| {
+                line.rings
+                    .get_mut(usize::from(index))?
+                    .as_mut()
+                    .map(Ring::kicked)
+            };
+            self.line(line).and_then(ring);
+        }
         match token {
             Token::Wake => {
                 while let Ok(message) = self.messages.try_recv() {

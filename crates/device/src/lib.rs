@@ -54,3 +54,4 @@ pub use fabric::{
 };
 pub use memory::peer::peer_groups;
 pub use reactor::Waker;
+pub use ring::RingCounts;

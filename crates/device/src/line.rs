@@ -9,7 +9,7 @@ use switch::{CircuitId, Time};
 use crate::fabric::Carrier;
 use crate::frontend::Frontend;
 use crate::reports::Reports;
-use crate::ring::Ring;
+use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
 use crate::vsock::{RINGS, RX, TX};
@@ -40,6 +40,8 @@ pub(crate) struct LineIo {
     pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
     pub(crate) seqpacket: bool,
+    /// How often the driver and we notified each other, at rings that are stopped.
+    pub(crate) notified_before: RingCounts,
     /// Descriptors of the guest's in parked chains.
     pub(crate) parked: usize,
     /// Programs that have yet to say whom they want.
@@ -64,6 +66,15 @@ pub(crate) struct LineIo {
 }
 
 impl LineIo {
+    /// How often the driver and we notified each other.
+    pub(crate) fn notified(&self) -> RingCounts {
+        let mut notified = self.notified_before;
+        for ring in self.rings.iter().flatten() {
+            notified.add(ring.counts);
+        }
+        notified
+    }
+
     pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
         LineIo {
             generation,
@@ -77,6 +88,7 @@ impl LineIo {
             rings: Default::default(),
             stopped: Default::default(),
             starts_anew: true,
+            notified_before: RingCounts::default(),
             owes_reset: false,
             seqpacket: false,
             parked: 0,

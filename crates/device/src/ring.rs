@@ -23,8 +23,34 @@ pub(crate) struct Ring {
     pub(crate) owes_interrupt: bool,
     /// Descriptors of the ring that were given back since the last interrupt.
     pub(crate) given_back: u16,
+    pub(crate) counts: RingCounts,
+    /// It was kicked since it was last drained.
+    pub(crate) is_kicked: bool,
     /// There is a moment by which an interrupt that is owed will be sent.
     pub(crate) has_deadline: bool,
+}
+
+/// How often the two sides of a ring notified each other, and how often that was saved. All only grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingCounts {
+    /// Times that the guest notified us.
+    pub kicks: u64,
+    /// Times that something of the guest's was found without its having notified us.
+    pub kicks_saved: u64,
+    /// Times that we interrupted the guest.
+    pub interrupts: u64,
+    /// Times that something was given back without an interrupt of its own: the guest wanted none, or one is sent for several.
+    pub interrupts_saved: u64,
+}
+
+impl RingCounts {
+    /// Adds another ring's, or the same ring's of another time.
+    pub fn add(&mut self, other: RingCounts) {
+        self.kicks += other.kicks;
+        self.kicks_saved += other.kicks_saved;
+        self.interrupts += other.interrupts;
+        self.interrupts_saved += other.interrupts_saved;
+    }
 }
 
 /// What became of an interrupt that could wait.
@@ -50,6 +76,8 @@ impl Ring {
             touched: false,
             owes_interrupt: false,
             given_back: 0,
+            counts: RingCounts::default(),
+            is_kicked: false,
             has_deadline: false,
         }
     }
@@ -99,11 +127,26 @@ impl Ring {
 
     fn show(&mut self) {
         if std::mem::take(&mut self.touched) {
-            self.owes_interrupt |= self.queue.publish();
+            let is_wanted = self.queue.publish();
+            self.counts.interrupts_saved += u64::from(!is_wanted || self.owes_interrupt);
+            self.owes_interrupt |= is_wanted;
         }
     }
 
-    pub(crate) fn interrupt(&self) {
+    /// The guest has notified us.
+    pub(crate) fn kicked(&mut self) {
+        self.counts.kicks += 1;
+        self.is_kicked = true;
+    }
+
+    /// Something of the guest's was found.
+    pub(crate) fn found(&mut self) {
+        let was_kicked = std::mem::take(&mut self.is_kicked);
+        self.counts.kicks_saved += u64::from(!was_kicked);
+    }
+
+    pub(crate) fn interrupt(&mut self) {
+        self.counts.interrupts += 1;
         if let Some(call) = &self.call {
             // A full counter means that an interrupt is pending.
             let _ = rustix::io::write(call, &1u64.to_ne_bytes());

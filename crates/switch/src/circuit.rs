@@ -66,6 +66,8 @@ pub(crate) struct Circuit {
     pub(crate) opened_at: Time,
     /// Bytes that have reached the other side, by the side that sent them.
     pub(crate) passed: [u64; 2],
+    /// Those of them that its rule's figures have in them already.
+    pub(crate) accounted: [u64; 2],
     /// Why it was cut short, if it was: what the log and the host program are told.
     pub(crate) reason: Option<Reason>,
 }
@@ -118,6 +120,11 @@ impl Circuit {
             false => self.flows[side.other().index()].window(),
         };
         self.flows[side.index()].update_is_due(buffer)
+    }
+
+    /// Bytes that its rule's figures have yet to be told of, by the side that sent them.
+    pub(crate) fn unaccounted(&self) -> [u64; 2] {
+        [0, 1].map(|side| self.passed[side] - self.accounted[side])
     }
 
     /// The side where a program of the host is, if there is one.

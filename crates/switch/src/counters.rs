@@ -1,6 +1,6 @@
 //! What has been counted on a line.
 
-use crate::Reason;
+use crate::{Reason, SetUpTimes};
 
 /// Counters of one line since it was added. All only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,6 +23,8 @@ pub struct Counters {
     pub rests: u64,
     /// Resets that were due for packets without a circuit and were dropped, as too many were waiting.
     pub resets_dropped: u64,
+    /// How long calls took to be answered by the guest, or for the guest by the host.
+    pub set_up: SetUpTimes,
     /// Dials refused and circuits cut short, by [`Reason::index`].
     pub ended: [u64; Reason::ALL.len()],
 }

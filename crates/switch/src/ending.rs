@@ -107,7 +107,7 @@ impl Switch {
         actions: &mut Actions,
     ) {
         self.note(index, Side::Caller, reason, actions);
-        self.decided(index, Err(reason), actions);
+        self.decided(now, index, Err(reason), actions);
         self.close_handshake(index);
         for side in [Side::Caller, Side::Callee] {
             let circuit = &mut self.circuits[index];
@@ -156,6 +156,10 @@ impl Switch {
             return;
         }
         circuit.reason = Some(reason);
+        if circuit.answered {
+            let cut_short = &mut self.figures.of(circuit.call.rule).cut_short;
+            *cut_short.entry(reason).or_default() += 1;
+        }
         let caller = circuit.end(Side::Caller);
         let callee = circuit.end(Side::Callee);
         let Some(line) = circuit
@@ -312,6 +316,7 @@ impl Switch {
         self.close_handshake(index);
         self.set_deadline(index, None);
         self.end_rest(index);
+        self.account_for(index);
         let circuit = self.circuits.remove(index);
         // One that was never put through has been decided about, and nothing else.
         if let Some(ended) = self.ended.as_mut().filter(|_| circuit.answered) {

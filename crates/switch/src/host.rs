@@ -28,6 +28,7 @@ impl Switch {
                 if let Some(line) = self.line_mut(line_id) {
                     line.counters.ended[reason.index()] += 1;
                 }
+                self.count_refused(rule, reason);
                 let line = self.lines.get(line_id.0 as usize);
                 actions.push(Action::Decided(Decided {
                     caller: CallerId::HostAttempt { token },
@@ -111,7 +112,7 @@ impl Switch {
         if let Err(reason) = result {
             return self.fail_dial(now, index, None, reason, actions);
         }
-        self.decided(index, Ok(()), actions);
+        self.decided(now, index, Ok(()), actions);
         self.close_handshake(index);
         if self.circuits[index].is_relayed() {
             let port = self.circuits[index].end(Side::Caller).port;

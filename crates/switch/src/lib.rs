@@ -50,6 +50,7 @@ mod egress;
 mod end;
 mod ending;
 mod event;
+mod figures;
 mod flow;
 mod host;
 mod hybrid;
@@ -71,6 +72,7 @@ pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, ProgramId, Sent, Time,
     Transmit,
 };
+pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use line::{AddLineError, Address, LineId, LineReport, full_name};
 pub use policy::{

@@ -122,6 +122,7 @@ impl Switch {
                 gids: &program.gids,
             });
         }
+        self.hand_over_figures(&policy);
         self.rules = RuleUse::of(&policy);
         self.policy = policy;
         self.cut_rests_short();
@@ -522,12 +523,13 @@ impl Switch {
 
     /// Says that a guest's dial has become nothing.
     pub(crate) fn refused(
-        &self,
+        &mut self,
         from: LineId,
         key: &EndKey,
         refusal: Refusal,
         actions: &mut Actions,
     ) {
+        self.count_refused(refusal.rule, refusal.reason);
         actions.push(Action::Decided(Decided {
             caller: CallerId::Guest {
                 line: from,
@@ -544,8 +546,23 @@ impl Switch {
         }));
     }
 
+    pub(crate) fn count_refused(&mut self, rule: Option<RuleId>, reason: Reason) {
+        let refused = &mut self.figures.of(rule).refused;
+        *refused.entry(reason).or_default() += 1;
+    }
+
     /// Says what became of a dial that was put through.
-    pub(crate) fn decided(&self, index: usize, result: Result<(), Reason>, actions: &mut Actions) {
+    pub(crate) fn decided(
+        &mut self,
+        now: Time,
+        index: usize,
+        result: Result<(), Reason>,
+        actions: &mut Actions,
+    ) {
+        match result {
+            Ok(()) => self.count_set_up(now, index),
+            Err(reason) => self.count_refused(self.circuits[index].call.rule, reason),
+        }
         let circuit = &self.circuits[index];
         let (caller, callee) = (circuit.end(Side::Caller), circuit.end(Side::Callee));
         let call = circuit.call;

@@ -170,7 +170,7 @@ impl Switch {
         let answered = self.circuits[index].answered;
         match operation {
             Some(Operation::Response) if !answered && side == Side::Callee => {
-                self.answered(index, actions)
+                self.answered(now, index, actions)
             }
             Some(Operation::Data) if answered => {
                 return self.data(now, index, side, header, actions);
@@ -376,8 +376,8 @@ impl Switch {
     }
 
     /// The guest that was called has accepted.
-    fn answered(&mut self, index: usize, actions: &mut Actions) {
-        self.decided(index, Ok(()), actions);
+    fn answered(&mut self, now: Time, index: usize, actions: &mut Actions) {
+        self.decided(now, index, Ok(()), actions);
         self.close_handshake(index);
         let circuit = &mut self.circuits[index];
         let port = circuit.end(Side::Caller).port;

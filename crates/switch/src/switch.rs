@@ -10,6 +10,7 @@ use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
 use crate::directory::{Directory, Taken};
 use crate::end::{End, Party};
 use crate::event::{Action, Event, Time};
+use crate::figures::RuleFigures;
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
 use crate::operator::{Call, Program};
@@ -46,6 +47,7 @@ pub struct Switch {
     pub(crate) directory: Directory,
     /// By the position of the rule.
     pub(crate) rules: Vec<RuleUse>,
+    pub(crate) figures: RuleFigures,
     /// The rules that can match when a guest calls a socket that was made for it.
     pub(crate) listener_callees: RuleSet,
     /// The rules that can match when somebody comes in by a published port.
@@ -73,6 +75,7 @@ impl Switch {
             by_end: HashMap::new(),
             directory: Directory::default(),
             rules: Vec::new(),
+            figures: RuleFigures::default(),
             listener_callees: RuleSet::default(),
             published_callers: RuleSet::default(),
             programs: Vec::new(),
@@ -393,6 +396,7 @@ impl Switch {
             deadline: None,
             opened_at: now,
             passed: [0; 2],
+            accounted: [0; 2],
             reason: None,
         };
         for side in [Side::Caller, Side::Callee] {
@@ -407,6 +411,7 @@ impl Switch {
             }
         }
         entry.insert(circuit);
+        self.figures.of(call.rule).opened += 1;
         if let Some(used) = self.used(call.rule) {
             used.opened();
         }

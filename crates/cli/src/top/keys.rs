@@ -89,10 +89,10 @@ impl App {
             KeyCode::Backspace => {
                 self.filter.pop();
             }
-            KeyCode::Char(character) if !character.is_control() => {
-                if self.filter.chars().count() < MAX_FILTER {
-                    self.filter.push(character);
-                }
+            KeyCode::Char(character)
+                if !character.is_control() && self.filter.chars().count() < MAX_FILTER =>
+            {
+                self.filter.push(character);
             }
             _ => {}
         }

@@ -32,10 +32,10 @@ pub fn finish(mut command: Command) -> Outcome {
             // written through, which it loses when it executes its own program.
             Err(error)
                 if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {}
-            output => break output.unwrap(),
+            output => break output.expect("a program that can be started"),
         }
     };
-    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Outcome {
         code: output.status.code(),
         out: text(output.stdout),

@@ -252,7 +252,10 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
 }
 
 /// The rules in force, in the words of the configuration.
-#[utoipa::path(get, path = "/v1/policy/rules", tag = "policy", responses((status = 200, description = "The rules, in order", body = PolicyRules), Always))]
+#[utoipa::path(
+    get, path = "/v1/policy/rules", tag = "policy",
+    responses((status = 200, description = "The rules, in the order in which they are asked", body = PolicyRules), Always)
+)]
 async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
     let book = control.rulebook().await;
     let rules = tokio::task::spawn_blocking(move || book.listing()).await;
@@ -278,8 +281,7 @@ async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
 
 async fn no_such_resource(uri: Uri) -> Failure {
     let detail = format!(
-        "nothing is at {}: the resources are /v1/vms, /v1/vms/NAME, /v1/networks, /v1/networks/NAME, /v1/circuits, /v1/circuits/ID, /v1/windows, /v1/events, /v1/why, /v1/openapi.json, /v1/reload, /v1/policy/test, /v1/policy/check, /v1/policy/rules, /v1/metrics, /v1/audit/rotate, \
-         /v1/health and the page at /",
+        "nothing is at {}: /v1/openapi.json says which resources there are, and the page at / shows them",
         uri.path()
     );
     Failure::new(Kind::NoSuchResource, detail)

@@ -6,9 +6,8 @@ use super::page::Page;
 use crate::api::types::WindowsInfo;
 use crate::switchboard::SwitchboardReport;
 
-/// Figures of the switchboard, and how many windows stand how.
-pub(super) fn page(report: &SwitchboardReport, windows: &WindowsInfo) -> String {
-    let mut page = Page::default();
+/// Adds figures of the switchboard, and how many windows stand how.
+pub(super) fn add(page: &mut Page, report: &SwitchboardReport, windows: &WindowsInfo) {
     let counts = report.counts;
     let events = [
         ("zero_copy", counts.zero_copy),
@@ -50,5 +49,4 @@ pub(super) fn page(report: &SwitchboardReport, windows: &WindowsInfo) -> String 
             f64::from(count),
         );
     }
-    page.finish()
 }

@@ -11,6 +11,7 @@ pub(super) const MAX_PAGE_LEN: usize = 15 * 1024 * 1024;
 pub(super) enum Kind {
     Gauge,
     Counter,
+    Histogram,
 }
 
 #[derive(Debug, Default)]
@@ -51,10 +52,51 @@ impl Page {
         self.add(Kind::Counter, name, help, labels, value);
     }
 
+    /// How values are spread: as many counts as there are bounds, of what is as large or smaller and larger than the bound before, and one of what is
+    /// larger than all; and the sum of the values.
+    pub(super) fn histogram(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        labels: &[(&str, &str)],
+        bounds: &[f64],
+        counts: &[u64],
+        sum: f64,
+    ) {
+        let kind = Kind::Histogram;
+        let mut total = 0;
+        for (index, count) in counts.iter().enumerate() {
+            total += count;
+            let bound = bounds.get(index).map_or("+Inf".to_owned(), f64::to_string);
+            let labels = [labels, &[("le", bound.as_str())]].concat();
+            self.add_series(kind, name, "_bucket", help, &labels, total as f64);
+        }
+        self.add_series(kind, name, "_sum", help, labels, sum);
+        self.add_series(kind, name, "_count", help, labels, total as f64);
+    }
+
+    /// So many that might have been on the page are not.
+    pub(super) fn leave_out(&mut self, count: usize) {
+        self.left_out += count as u64;
+    }
+
     fn add(
         &mut self,
         kind: Kind,
         name: &'static str,
+        help: &'static str,
+        labels: &[(&str, &str)],
+        value: f64,
+    ) {
+        self.add_series(kind, name, "", help, labels, value);
+    }
+
+    /// A series of a family, whose name has this behind the family's.
+    fn add_series(
+        &mut self,
+        kind: Kind,
+        name: &'static str,
+        suffix: &str,
         help: &'static str,
         labels: &[(&str, &str)],
         value: f64,
@@ -64,8 +106,8 @@ impl Page {
             .map(|(label, value)| format!("{label}=\"{}\"", escape(value)))
             .collect();
         let series = match labels.is_empty() {
-            true => name.to_owned(),
-            false => format!("{name}{{{}}}", labels.join(",")),
+            true => format!("{name}{suffix}"),
+            false => format!("{name}{suffix}{{{}}}", labels.join(",")),
         };
         let len = series.len() + 24;
         if self.len + len > MAX_PAGE_LEN {
@@ -95,7 +137,7 @@ impl Page {
         self.len = 0;
         self.gauge(
             "ringdown_metrics_left_out",
-            "Series that this page had no room for.",
+            "Series that this page had no room for, and VMs beyond those that it tells of.",
             &[],
             left_out,
         );
@@ -104,6 +146,7 @@ impl Page {
             let kind = match family.kind {
                 Kind::Gauge => "gauge",
                 Kind::Counter => "counter",
+                Kind::Histogram => "histogram",
             };
             let _ = write!(
                 text,
@@ -143,7 +186,7 @@ mod tests {
         page.gauge("a", "A.", &[("vm", "two")], 4.0);
         let expected = "# HELP a A.\n# TYPE a gauge\na{vm=\"one\"} 1\na{vm=\"two\"} 3\n\
                         # HELP b_total B.\n# TYPE b_total counter\nb_total{vm=\"one\"} 2.5\n\
-                        # HELP ringdown_metrics_left_out Series that this page had no room for.\n\
+                        # HELP ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it tells of.\n\
                         # TYPE ringdown_metrics_left_out gauge\nringdown_metrics_left_out 0\n";
         assert_eq!(page.finish(), expected);
     }

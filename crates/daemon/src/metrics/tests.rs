@@ -8,6 +8,8 @@ use wire::agent::{CONNECTION_CHANNEL, Frame, Hello, OPERATION_CHANNEL};
 
 use super::*;
 
+mod exported;
+
 /// What comes of asking a guest whose side of the connection says this.
 fn asked(said: Vec<u8>) -> std::io::Result<Box<Stats>> {
     let directory = tempfile::tempdir().unwrap();

@@ -214,6 +214,7 @@ impl Fabric {
         ring.queue.rewind(ring.held.len() as u16);
         let base = ring.queue.ring_base();
         if let Some(line) = self.line(id) {
+            line.notified_before.add(ring.counts);
             line.stopped[index] = Some(StoppedRing::new(ring.queue));
         }
         self.watch_stopped();

@@ -139,11 +139,15 @@ impl Fabric {
         self.batch = Batch::default();
         while !is_enough(self, id) {
             let mut chain = self.spare_chains.pop().unwrap_or_default();
+            let is_first = self.batch.packets == 0;
             let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
                 return false;
             };
             match ring.queue.pop(&mut chain) {
                 Ok(true) => {
+                    if is_first {
+                        ring.found();
+                    }
                     self.batch.packets += 1;
                     self.batch.entries += usize::from(chain.entries);
                     self.take_packet(id, chain);

@@ -3,6 +3,7 @@
 mod bytes;
 mod decided;
 mod domains;
+mod figures;
 mod limits;
 mod redirect;
 mod reload;

@@ -1,0 +1,277 @@
+//! Figures of the data path: of each VM's line, of each rule, and of the worker.
+//!
+//! Labels are names from the configuration: VMs, domains and rules, and of a fixed set of reasons. Nothing that a guest chooses is a label here, so guests
+//! cannot make series. Beyond [`MAX_VMS`] VMs further ones are left out and counted, beyond [`MAX_RULES`] rules the others are added up under one name.
+
+use std::collections::BTreeMap;
+#[cfg(test)]
+use std::time::Duration;
+
+use switch::{Reason, RuleCounters, RuleReport, SetUpTimes};
+
+use super::page::Page;
+use crate::api::types::VmStatus;
+use crate::line::{Figures, LineFigures};
+
+/// The most VMs with figures of their own. What is left out of the page is counted in it.
+pub(super) const MAX_VMS: usize = 1000;
+
+/// The most rules with figures of their own.
+pub(super) const MAX_RULES: usize = 256;
+
+/// The rule of what holds without one, and the one of all beyond [`MAX_RULES`]. Words in parentheses are nobody's name.
+const NO_RULE: &str = "(none)";
+const OTHER_RULES: &str = "(other)";
+
+/// What the counters of a VM that are reasons begin with.
+const REASON: &str = "ended_";
+
+/// Adds all of them to a page.
+pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
+    for vm in vms.iter().take(MAX_VMS) {
+        let name = vm.full_name();
+        of_vm(page, vm, &name);
+        if let Some(line) = figures.lines.iter().find(|line| line.name == name) {
+            of_line(page, line);
+        }
+    }
+    page.leave_out(vms.len().saturating_sub(MAX_VMS));
+    of_rules(page, &figures.rules);
+    page.counter(
+        "ringdown_worker_busy_seconds_total",
+        "Processor time of the thread that moves bytes, with that in which it looks for work before it sleeps.",
+        &[],
+        figures.worker_busy.as_secs_f64(),
+    );
+}
+
+fn of_vm(page: &mut Page, vm: &VmStatus, name: &str) {
+    let labels = [("vm", name), ("domain", vm.domain.as_str())];
+    let count = |event: &str| vm.counters.get(event).copied().unwrap_or_default() as f64;
+    page.counter(
+        "ringdown_vm_circuits_opened_total",
+        "Circuits of the VM that were set up, by either side.",
+        &labels,
+        count("circuits_opened"),
+    );
+    for (direction, bytes, packets) in [
+        ("sent", "bytes_from_guest", "packets_from_guest"),
+        ("received", "bytes_to_guest", "packets_to_guest"),
+    ] {
+        let labels = [labels[0], labels[1], ("direction", direction)];
+        page.counter(
+            "ringdown_vm_bytes_total",
+            "Payload that the guest has sent and received.",
+            &labels,
+            count(bytes),
+        );
+        page.counter(
+            "ringdown_vm_packets_total",
+            "Packets that the guest has sent and received.",
+            &labels,
+            count(packets),
+        );
+    }
+    for (event, count) in &vm.counters {
+        let Some(reason) = event.strip_prefix(REASON).filter(|_| *count > 0) else {
+            continue;
+        };
+        let labels = [labels[0], labels[1], ("reason", reason)];
+        page.counter(
+            "ringdown_vm_ended_total",
+            "Calls of the VM that were refused, and circuits that were cut short.",
+            &labels,
+            *count as f64,
+        );
+    }
+    let queued = vm.usage.get("buffered_bytes").copied().unwrap_or_default();
+    page.gauge(
+        "ringdown_vm_queued_bytes",
+        "Payload on its way from the guest, parked in its memory or stored in the daemon's, and messages of host programs to it.",
+        &labels,
+        queued as f64,
+    );
+}
+
+fn of_line(page: &mut Page, line: &LineFigures) {
+    let labels = [("vm", line.name.as_str()), ("domain", line.domain.as_str())];
+    page.gauge(
+        "ringdown_vm_parked_descriptors",
+        "Descriptors of the guest's that hold payload for receivers that have no room.",
+        &labels,
+        line.parked_descriptors as f64,
+    );
+    let notified = line.notified;
+    let figures = [
+        (
+            "ringdown_vm_kicks_total",
+            "Times that the guest notified the device.",
+            notified.kicks,
+        ),
+        (
+            "ringdown_vm_kicks_saved_total",
+            "Times that packets were found without the guest's having notified the device.",
+            notified.kicks_saved,
+        ),
+        (
+            "ringdown_vm_interrupts_total",
+            "Times that the device interrupted the guest.",
+            notified.interrupts,
+        ),
+        (
+            "ringdown_vm_interrupts_saved_total",
+            "Times that buffers were given to the guest without an interrupt of their own.",
+            notified.interrupts_saved,
+        ),
+    ];
+    for (name, help, count) in figures {
+        page.counter(name, help, &labels, count as f64);
+    }
+    page.histogram(
+        "ringdown_vm_setup_seconds",
+        "Time from a call to its answer: of calls to the guest, and of its own to the host.",
+        &labels,
+        &SetUpTimes::BOUNDS.map(|bound| bound.as_secs_f64()),
+        &line.set_up.counts,
+        line.set_up.sum.as_secs_f64(),
+    );
+}
+
+/// One rule's figures, or those of several that have one name or none of their own.
+#[derive(Default)]
+struct Sum {
+    circuits: u32,
+    counters: RuleCounters,
+}
+
+impl Sum {
+    fn add(&mut self, report: &RuleReport) {
+        let RuleReport {
+            circuits, counters, ..
+        } = report;
+        self.circuits += circuits;
+        self.counters.opened += counters.opened;
+        for (bytes, more) in self.counters.bytes.iter_mut().zip(counters.bytes) {
+            *bytes += more;
+        }
+        for (sums, counts) in [
+            (&mut self.counters.refused, &counters.refused),
+            (&mut self.counters.cut_short, &counters.cut_short),
+        ] {
+            for (reason, count) in counts {
+                *sums.entry(*reason).or_default() += count;
+            }
+        }
+    }
+}
+
+fn of_rules(page: &mut Page, reports: &[RuleReport]) {
+    let mut sums: Vec<(&str, Sum)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for report in reports {
+        let label = report.label.as_deref().unwrap_or(NO_RULE);
+        // The one without a rule and the one of all others are beside those.
+        let is_known = places.contains_key(label) || sums.len() <= MAX_RULES;
+        let label = if is_known { label } else { OTHER_RULES };
+        let place = *places.entry(label).or_insert_with(|| {
+            sums.push((label, Sum::default()));
+            sums.len() - 1
+        });
+        sums[place].1.add(report);
+    }
+    for (rule, sum) in &sums {
+        of_rule(page, rule, sum);
+    }
+}
+
+fn of_rule(page: &mut Page, rule: &str, sum: &Sum) {
+    let of = [("rule", rule)];
+    page.gauge(
+        "ringdown_rule_circuits",
+        "Circuits that the rule allows, in any state.",
+        &of,
+        f64::from(sum.circuits),
+    );
+    page.counter(
+        "ringdown_rule_circuits_opened_total",
+        "Circuits that the rule has allowed.",
+        &of,
+        sum.counters.opened as f64,
+    );
+    for (direction, bytes) in ["from_caller", "to_caller"]
+        .into_iter()
+        .zip(sum.counters.bytes)
+    {
+        page.counter(
+            "ringdown_rule_bytes_total",
+            "Payload of the rule's circuits that has arrived, by direction.",
+            &[of[0], ("direction", direction)],
+            bytes as f64,
+        );
+    }
+    let families = [
+        (
+            "ringdown_rule_refused_total",
+            "Calls about which the rule decided and that became no circuit.",
+            &sum.counters.refused,
+        ),
+        (
+            "ringdown_rule_cut_short_total",
+            "Circuits of the rule that were cut short.",
+            &sum.counters.cut_short,
+        ),
+    ];
+    for (name, help, counts) in families {
+        for (reason, count) in counts {
+            let labels = [of[0], ("reason", word(*reason))];
+            page.counter(name, help, &labels, *count as f64);
+        }
+    }
+}
+
+fn word(reason: Reason) -> &'static str {
+    let name = reason.name();
+    name.strip_prefix(REASON).unwrap_or(name)
+}
+
+/// Figures of which none is zero, for tests of what is exported.
+#[cfg(test)]
+pub(super) fn example() -> Figures {
+    let counters = RuleCounters {
+        opened: 3,
+        bytes: [10, 20],
+        refused: [(Reason::Denied, 2)].into(),
+        cut_short: [(Reason::PeerReset, 1)].into(),
+    };
+    let report = |label: Option<&str>| RuleReport {
+        label: label.map(str::to_owned),
+        circuits: 1,
+        counters: counters.clone(),
+    };
+    let mut set_up = SetUpTimes {
+        sum: Duration::from_millis(3),
+        ..SetUpTimes::default()
+    };
+    set_up.counts[1] = 2;
+    set_up.counts[SetUpTimes::BOUNDS.len()] = 1;
+    Figures {
+        lines: vec![LineFigures {
+            name: "web".to_owned(),
+            domain: "default".to_owned(),
+            notified: device::RingCounts {
+                kicks: 1,
+                kicks_saved: 2,
+                interrupts: 3,
+                interrupts_saved: 4,
+            },
+            parked_descriptors: 5,
+            set_up,
+        }],
+        rules: vec![
+            report(None),
+            report(Some("web-to-db")),
+            report(Some("web-to-db")),
+        ],
+        worker_busy: Duration::from_millis(1500),
+    }
+}

@@ -1,0 +1,192 @@
+//! Figures of rules, and of how long calls took to be put through.
+//!
+//! Nothing is counted for a packet: what a circuit has carried is known to the circuit, and is added to its rule's figures when it is over, when
+//! another policy comes, or when somebody asks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::{Policy, Reason, RuleId, Switch, Time};
+
+/// What has been counted of the calls about which a rule has decided. All only grow, also when the policy is set again, as long as there is a rule of this
+/// name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuleCounters {
+    /// Circuits set up, answered or not.
+    pub opened: u64,
+    /// Bytes that have arrived, by the side that sent them: the caller's, then the callee's.
+    pub bytes: [u64; 2],
+    /// Calls that became no circuit, by the reason.
+    pub refused: BTreeMap<Reason, u64>,
+    /// Circuits that were cut short, by the reason.
+    pub cut_short: BTreeMap<Reason, u64>,
+}
+
+/// The figures of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleReport {
+    /// What a person finds the rule by; none for what holds without a rule.
+    pub label: Option<String>,
+    /// Circuits that it has allowed, in any state.
+    pub circuits: u32,
+    /// What has been counted.
+    pub counters: RuleCounters,
+}
+
+/// How long calls took from their coming to their answer, as a histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetUpTimes {
+    /// Calls in each class: as long as its bound or shorter, and longer than the bound before. The last has no bound.
+    pub counts: [u64; SetUpTimes::BOUNDS.len() + 1],
+    /// All times together.
+    pub sum: Duration,
+}
+
+impl SetUpTimes {
+    /// The bounds of the classes: from what a call on an idle machine takes to what makes a person wait.
+    pub const BOUNDS: [Duration; 12] = [
+        Duration::from_micros(50),
+        Duration::from_micros(100),
+        Duration::from_micros(250),
+        Duration::from_micros(500),
+        Duration::from_millis(1),
+        Duration::from_micros(2500),
+        Duration::from_millis(5),
+        Duration::from_millis(10),
+        Duration::from_millis(50),
+        Duration::from_millis(250),
+        Duration::from_secs(1),
+        Duration::from_secs(5),
+    ];
+
+    /// Counts a call.
+    pub(crate) fn count(&mut self, time: Duration) {
+        let class = Self::BOUNDS.iter().position(|bound| time <= *bound);
+        self.counts[class.unwrap_or(Self::BOUNDS.len())] += 1;
+        self.sum += time;
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: &SetUpTimes) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+        self.sum += other.sum;
+    }
+}
+
+/// The figures of all rules.
+#[derive(Debug, Default)]
+pub(crate) struct RuleFigures {
+    /// By the number of the rule.
+    rules: Vec<RuleCounters>,
+    without_rule: RuleCounters,
+}
+
+impl RuleFigures {
+    /// Those of a rule, or of what holds without one.
+    pub(crate) fn of(&mut self, rule: Option<RuleId>) -> &mut RuleCounters {
+        match rule {
+            Some(rule) => match self.rules.get_mut(rule.0 as usize) {
+                Some(counters) => counters,
+                None => &mut self.without_rule,
+            },
+            None => &mut self.without_rule,
+        }
+    }
+
+    /// Another policy comes: rules that have a namesake in it hand their figures over.
+    fn hand_over(&mut self, from: &Policy, to: &Policy) {
+        let known = from.rules().iter().zip(std::mem::take(&mut self.rules));
+        // Of several rules of one name the first hands over, and the first takes.
+        let mut by_label = HashMap::new();
+        for (rule, counters) in known {
+            by_label.entry(rule.label.as_str()).or_insert(counters);
+        }
+        let handed = |label: &str| by_label.remove(label).unwrap_or_default();
+        let labels = to.rules().iter().map(|rule| rule.label.as_str());
+        self.rules = labels.map(handed).collect();
+    }
+}
+
+impl Switch {
+    /// The figures of every rule, in their order, before them those of what holds without one.
+    pub fn rule_reports(&self) -> Vec<RuleReport> {
+        let without_rule = RuleReport {
+            label: None,
+            circuits: 0,
+            counters: self.figures.without_rule.clone(),
+        };
+        let rules = self.policy.rules().iter().zip(&self.figures.rules);
+        let rules = rules.map(|(rule, counters)| RuleReport {
+            label: Some(rule.label.clone()),
+            circuits: 0,
+            counters: counters.clone(),
+        });
+        let mut reports: Vec<RuleReport> = [without_rule].into_iter().chain(rules).collect();
+        for (_, circuit) in &self.circuits {
+            let index = circuit.call.rule.map_or(0, |rule| rule.0 as usize + 1);
+            let Some(report) = reports.get_mut(index) else {
+                continue;
+            };
+            report.circuits += 1;
+            for (bytes, more) in report.counters.bytes.iter_mut().zip(circuit.unaccounted()) {
+                *bytes += more;
+            }
+        }
+        reports
+    }
+
+    /// What circuits have carried so far counts for the rules that have allowed them so far.
+    pub(crate) fn hand_over_figures(&mut self, to: &Policy) {
+        let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
+        for index in circuits {
+            self.account_for(index);
+        }
+        self.figures.hand_over(&self.policy, to);
+    }
+
+    /// Adds what a circuit has carried since this was last done to its rule's figures.
+    pub(crate) fn account_for(&mut self, index: usize) {
+        let circuit = &mut self.circuits[index];
+        let carried = circuit.unaccounted();
+        circuit.accounted = circuit.passed;
+        let rule = circuit.call.rule;
+        for (bytes, more) in self.figures.of(rule).bytes.iter_mut().zip(carried) {
+            *bytes += more;
+        }
+    }
+
+    /// Counts how long a call took that has been answered.
+    pub(crate) fn count_set_up(&mut self, now: Time, index: usize) {
+        let circuit = &self.circuits[index];
+        let time = now.saturating_sub(circuit.opened_at);
+        let [caller, callee] = &circuit.ends;
+        if let Some(line) = callee.owner().or(caller.owner()) {
+            if let Some(line) = self.line_mut(line) {
+                line.counters.set_up.count(time);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bound_belongs_to_its_class() {
+        for (class, bound) in SetUpTimes::BOUNDS.into_iter().enumerate() {
+            let mut times = SetUpTimes::default();
+            times.count(bound);
+            assert_eq!(times.counts[class], 1, "{bound:?}");
+            times.count(bound + Duration::from_nanos(1));
+            assert_eq!(times.counts[class + 1], 1, "{bound:?}");
+            let mut both = times;
+            both.add(&times);
+            assert_eq!(both.counts.iter().sum::<u64>(), 4);
+            assert_eq!(both.sum, times.sum * 2);
+        }
+        assert!(SetUpTimes::BOUNDS.is_sorted());
+    }
+}
