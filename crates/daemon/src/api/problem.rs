@@ -170,6 +170,9 @@ impl From<ControlError> for Failure {
         let kind = match &error {
             ControlError::Input(input) => input_kind(input),
             ControlError::Ask(AskError::Input(input)) => input_kind(input),
+            ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => {
+                Kind::Impossible
+            }
             ControlError::Ask(AskError::UnknownService { .. }) => Kind::UnknownService,
             ControlError::Unknown { .. }
             | ControlError::Ask(AskError::UnknownVm { .. })
@@ -298,6 +301,7 @@ fn field_of(error: &ControlError) -> Option<&'static str> {
             InputError::UnknownNetwork { .. } | InputError::NetworkFull { .. } => Some("nets"),
             _ => None,
         },
+        ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => Some("to"),
         ControlError::Line(LineError::DuplicateName { .. }) => Some("name"),
         ControlError::Line(LineError::DuplicateCid { .. }) => Some("cid"),
         _ => None,
