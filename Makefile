@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz api-fuzz mutants proofs interleavings lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -91,6 +91,9 @@ kernel-tests: build images ## run Linux's own tests of vsock between guests
 
 fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
 	@CARGO='$(CARGO)' fuzz/run
+
+api-fuzz: build ## hold the control API against its description with Schemathesis, from PyPI (SECONDS=600)
+	@scripts/api-fuzz $(RINGDOWN) $(TARGET_DIR) $(or $(SECONDS),600)
 
 mutants: ## see that faults put in on purpose are found
 	@CARGO='$(CARGO)' fuzz/mutants/run

@@ -13,6 +13,7 @@
 //! - Guests are expensive. Tests of one file share them: see [`Shared`].
 
 pub mod accelerator;
+mod browser;
 mod card;
 pub mod control;
 mod daemon;
@@ -32,7 +33,9 @@ pub mod spawn;
 pub mod terminal;
 pub mod three_vms;
 mod tshark;
+mod web_door;
 
+pub use browser::Browser;
 pub use card::Card;
 pub use control::{CommandSpec, Output, Running};
 pub use daemon::{Daemon, DaemonSpec, ringdown_program};
@@ -43,6 +46,7 @@ pub use qmp::Qmp;
 pub use scene::{Scene, finished, step_us};
 pub use shared::{Shared, SharedGuard, ShowLogs};
 pub use tshark::{LiveCapture, Row, read_capture};
+pub use web_door::WebDoor;
 
 /// How many lines of a console or daemon log are shown when a test fails.
 pub const LOG_TAIL_LINES: usize = 80;

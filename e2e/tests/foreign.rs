@@ -1,4 +1,5 @@
-//! Foreign clients and servers, which know nothing of Ringdown: OpenSSH behind systemd's proxy, socat, ncat, nbdkit with nbdcopy.
+//! Foreign clients and servers, which know nothing of Ringdown: OpenSSH behind systemd's proxy, socat, ncat, nbdkit with nbdcopy;
+//! on the host also through `ringdown run`.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -167,6 +168,50 @@ fn socat_serves_the_host() {
         let received = host::drain(&mut stream, &mut Pattern::new(0)).unwrap();
         feeder.join().unwrap();
         assert_eq!(received, CARRIED_BYTES as u64);
+        server.kill();
+    }
+}
+
+/// `ringdown run`: the host's own socat, as a program of vsock and of UNIX sockets, calls a server in a guest.
+#[test]
+fn socat_of_the_host_is_carried_to_guests() {
+    let scene = scene();
+    let directory = spawn::scratch_directory().unwrap();
+    let input = directory.join("input");
+    let sent = Pattern::new(0).take(CARRIED_BYTES);
+    fs::write(&input, &sent).unwrap();
+    let socket = directory.join("db.sock").display().to_string();
+    for (guest, cid) in [("web", 3), ("db", 4)] {
+        let guest = scene.guest(guest);
+        let server = guest
+            .start("exec socat VSOCK-LISTEN:2300,fork EXEC:cat")
+            .unwrap();
+        wait_for_listener(&scene, guest, 2300);
+        let as_unix = format!("{socket}={}:2300", guest.name());
+        let calls = [
+            (vec!["run", "--"], format!("VSOCK-CONNECT:{cid}:2300")),
+            (
+                vec!["run", "--unix", &as_unix, "--"],
+                format!("UNIX-CONNECT:{socket}"),
+            ),
+        ];
+        for (run, address) in calls {
+            let output = scene
+                .daemon
+                .command(&run)
+                .unwrap()
+                .args(["socat", "-t", "60", "-", &address])
+                .stdin(fs::File::open(&input).unwrap())
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{address}: {said}");
+            assert!(
+                output.stdout == sent,
+                "{address}: {} bytes",
+                output.stdout.len()
+            );
+        }
         server.kill();
     }
 }

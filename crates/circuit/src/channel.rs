@@ -163,7 +163,8 @@ impl Channel {
                     return Ok(true);
                 }
                 Ok(_) => return Ok(true),
-                Err(Errno::INTR) => {}
+                // The socket's own timeout would begin anew, and with signals that come often never be over.
+                Err(Errno::INTR) => polls = deadline.is_some(),
                 Err(Errno::AGAIN) if patience == Some(Duration::ZERO) => return Ok(false),
                 // The whole seconds are over; or the socket's owner has made it non-blocking, or another has taken what there was.
                 Err(Errno::AGAIN) => polls = true,

@@ -327,6 +327,9 @@ impl Reader {
         };
         if self.spin.never_sleeps() {
             channel.clear()?;
+            if channel.is_gone() {
+                return Ok(true);
+            }
             if beyond > 0 {
                 // With bytes there nobody else looks whether these are the last.
                 self.consumer.arm(beyond)?;

@@ -332,10 +332,13 @@ fn an_end_is_shown_only_when_it_was_sent() {
 /// A peer that dies says nothing. Here it is one that has only the socket and the memory, and never was a circuit.
 #[test]
 fn a_peer_that_is_gone_without_a_word_is_an_error() {
-    for options in cases(&small())
+    let timeouts = [None, Some(Duration::from_millis(1))];
+    let options = cases(&small())
         .into_iter()
         .filter(|case| case.has_window)
-        .map(|case| case.options)
+        .map(|case| case.options);
+    for (options, timeout) in
+        options.flat_map(|options| timeouts.map(|timeout| (options.clone(), timeout)))
     {
         let (socket, peer) = UnixStream::pair().unwrap();
         let (mut writer, mut reader) = Circuit::offer(socket, &options).unwrap().into_split();
@@ -346,6 +349,8 @@ fn a_peer_that_is_gone_without_a_word_is_an_error() {
             assert!(matches!(writer.try_reserve(1, 1), Err(Error::PeerGone)));
         });
         drop(peer);
+        // It is gone, and not late, also for whoever has little time.
+        reader.set_timeout(timeout);
         let error = reader.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
         assert!(matches!(reader.try_peek(1), Err(Error::PeerGone)));

@@ -1,4 +1,4 @@
-//! The control API: HTTP/1.1 and JSON on a UNIX socket that only the daemon's user may connect to.
+//! The control API: HTTP/1.1 and JSON on a UNIX socket that the daemon's user may connect to, and those whom `[control]` names: see [`Access`].
 //!
 //! | request | answer |
 //! |---|---|
@@ -33,6 +33,7 @@
 //!
 //! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
 
+mod access;
 mod capture_routes;
 mod circuit_routes;
 mod circuit_types;
@@ -50,6 +51,7 @@ pub(crate) mod schema;
 mod serve;
 pub mod types;
 
+pub use access::{Access, Role};
 pub use problem::Kind;
 pub use request::{BODY_TIMEOUT, MAX_BODY_LEN};
 pub use routes::router;

@@ -4,6 +4,7 @@
 //! runtime-dir = "/run/ringdown"
 //! state-dir = "/var/lib/ringdown"        # optional: where CIDs are remembered; $STATE_DIRECTORY, else the runtime directory
 //! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
+//! control = { read-group = "ops", operate-group = "adm" }  # optional: groups of users that may use the control socket
 //! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
 //!
 //! [hosts]                                # optional: names that no resolver is asked for, by egress and services
@@ -80,6 +81,7 @@
 mod addresses;
 mod channel;
 mod cids;
+mod control;
 mod file;
 mod hosts;
 mod network;
@@ -110,6 +112,7 @@ pub use channel::{
     INSTALL_LOG_PORT, MAX_CHANNELS,
 };
 pub use cids::{Cids, MAX_REMEMBERED};
+pub use control::ControlGroups;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, MAX_HOSTS};
 pub use network::{
@@ -247,6 +250,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
+    /// Who may use the control socket beside the daemon's own user.
+    pub control: ControlGroups,
     /// Directories that the sandbox leaves open beside those that are named elsewhere.
     pub sandbox_paths: Vec<PathBuf>,
     /// The networks.
@@ -274,6 +279,9 @@ impl Config {
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
+        if later.control != ControlGroups::default() {
+            self.control = later.control;
+        }
         self.sandbox_paths.extend(later.sandbox_paths);
         self.networks.extend(later.networks);
         self.vms.extend(later.vms);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::api::types::{EventDetails, EventKind, Reloaded};
 use crate::audit::Audit;
 use crate::config::{
-    Config, ConfigError, DEFAULT_SPIN, PlanChange, StateError, default_runtime_dir,
+    Config, ConfigError, ControlGroups, DEFAULT_SPIN, PlanChange, StateError, default_runtime_dir,
     default_state_dir,
 };
 use crate::control::{Control, ControlError, open_line};
@@ -76,6 +76,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// How long the worker looks before it sleeps.
     pub spin: Duration,
+    /// Who may use the control socket beside the daemon's own user.
+    pub control: ControlGroups,
 }
 
 impl Settings {
@@ -92,6 +94,7 @@ impl Settings {
             state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
             spin: config.spin.unwrap_or(DEFAULT_SPIN),
+            control: config.control,
         })
     }
 
@@ -114,6 +117,12 @@ impl Settings {
         if wanted.spin != self.spin {
             let was = self.spin.as_micros().to_string();
             return Err(fixed("spin-microseconds", was));
+        }
+        if wanted.control != self.control {
+            let of = |group: Option<u32>| group.map_or("nobody".to_owned(), |id| id.to_string());
+            let (read, operate) = (of(self.control.read), of(self.control.operate));
+            let was = format!("read-group {read}, operate-group {operate}");
+            return Err(fixed("control", was));
         }
         Ok(())
     }

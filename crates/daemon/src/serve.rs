@@ -17,10 +17,10 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::api;
 use crate::api::types::Finding;
+use crate::api::{self, Access};
 use crate::audit::{Audit, AuditWriter};
-use crate::config::{Addresses, Cids, Config, ConfigError, Plan, StateError};
+use crate::config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, StateError};
 use crate::control::{Control, ControlError, open_line};
 use crate::events::Events;
 use crate::input::check_socket_path;
@@ -31,7 +31,8 @@ use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
 use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
-    RuntimeError, RuntimeLock, circuit_socket, control_socket, listen_privately, prepare_directory,
+    RuntimeError, RuntimeLock, circuit_socket, control_socket, listen_privately, open_to,
+    prepare_directory,
 };
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
@@ -225,7 +226,7 @@ impl Daemon {
         })?;
         let control_socket = match handed_over {
             Some(listener) => PrivateSocket::handed_over(listener),
-            None => PrivateSocket::listen(&control_socket(&settings.runtime_dir))?,
+            None => PrivateSocket::listen_for(&settings)?,
         };
         commit();
         tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
@@ -301,7 +302,8 @@ impl Daemon {
             let listener = control_socket
                 .tokio_listener()
                 .map_err(system("watch the control socket"))?;
-            api::serve(listener, api::router(control), end).await;
+            let access = Access::new(parts.settings.control);
+            api::serve(listener, api::router(control), access, end).await;
             if worker_ended.get() {
                 return Err(ServeError::WorkerEnded);
             }
@@ -467,6 +469,16 @@ impl PrivateSocket {
             path: Some(path.to_owned()),
             listener: listen_privately(path)?,
         })
+    }
+
+    /// The control socket, for those whom the configuration names. What each may do is decided about each connection.
+    fn listen_for(settings: &Settings) -> Result<PrivateSocket, RuntimeError> {
+        let path = control_socket(&settings.runtime_dir);
+        let socket = PrivateSocket::listen(&path)?;
+        if settings.control != ControlGroups::default() {
+            open_to(&settings.runtime_dir, &path, settings.control.only_one())?;
+        }
+        Ok(socket)
     }
 
     fn handed_over(listener: UnixListener) -> PrivateSocket {

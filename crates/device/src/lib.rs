@@ -52,5 +52,6 @@ pub use fabric::{
     Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError, ProgramCall,
     PublishedCall, SerialConfig,
 };
+pub use memory::peer::peer_groups;
 pub use reactor::Waker;
 pub use ring::RingCounts;

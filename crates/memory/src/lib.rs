@@ -9,6 +9,7 @@
 //! - [`circuit`] is a pair of byte rings in a window of shared memory: one connection between two programs.
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`fault`] keeps the process alive when a region's file is truncated under it.
+//! - [`peer`] tells the groups of whoever is at the other end of a socket.
 //! - [`supervise`] starts programs of which some system calls are answered here.
 //! - `driver`, behind the feature of that name, plays the guest in user space for tests, fuzzers and benches.
 //!
@@ -54,6 +55,7 @@ pub mod ethernet;
 pub mod fault;
 pub mod guest;
 pub mod io;
+pub mod peer;
 pub mod queue;
 #[cfg(not(any(miri, loom)))]
 pub mod supervise;

@@ -73,3 +73,27 @@ fn a_leader_that_gives_up_is_followed_by_another() {
     there.wake();
     assert!(follower.join().unwrap());
 }
+
+/// Whole seconds are the socket's, what is left is waited for otherwise; a byte ends both, and so does the time.
+#[test]
+fn a_timeout_of_more_than_a_second_ends_when_it_is_over() {
+    let (here, there) = pair();
+    for (seconds, woken) in [(1, false), (2, true), (1, false), (1, true)] {
+        let ticket = here.ticket();
+        if woken {
+            there.wake();
+        }
+        let timeout = Duration::from_secs(seconds) + Duration::from_millis(20);
+        let started = Instant::now();
+        assert_eq!(here.wait(ticket, Some(started + timeout)).unwrap(), woken);
+        assert!(woken || started.elapsed() >= timeout, "too early");
+    }
+    // And without one it sleeps for as long as it takes, whatever the socket's was.
+    let ticket = here.ticket();
+    let waiting = {
+        let here = Arc::clone(&here);
+        thread::spawn(move || here.wait(ticket, None).unwrap())
+    };
+    there.wake();
+    assert!(waiting.join().unwrap());
+}

@@ -5,11 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::IntoResponse;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
+
+use super::access::{Access, Role, forbidden};
 
 /// The most connections at once. Those beyond it wait in the socket's backlog.
 pub const MAX_CONNECTIONS: usize = 1024;
@@ -26,14 +32,20 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait after the system has no descriptor left for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves requests until `end` is there, and then lets those under way finish for a short while.
-pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Output = ()>) {
-    serve_so_many(listener, router, end, MAX_CONNECTIONS).await;
+/// Serves requests of those who have access until `end` is there, and then lets those under way finish for a short while.
+pub async fn serve(
+    listener: UnixListener,
+    router: Router,
+    access: Access,
+    end: impl Future<Output = ()>,
+) {
+    serve_so_many(listener, router, access, end, MAX_CONNECTIONS).await;
 }
 
 async fn serve_so_many(
     listener: UnixListener,
     router: Router,
+    access: Access,
     end: impl Future<Output = ()>,
     max_connections: usize,
 ) {
@@ -63,7 +75,19 @@ async fn serve_so_many(
                 continue;
             }
         };
-        let service = TowerToHyperService::new(router.clone());
+        // Whoever the system does not tell us about has no rights.
+        let role = access.role(&stream).unwrap_or(Role::Nobody);
+        let routes = TowerToHyperService::new(router.clone());
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let may = role.may(request.method(), request.uri().path());
+            let answer = may.then(|| routes.call(request));
+            async move {
+                match answer {
+                    Some(answer) => answer.await,
+                    None => Ok(forbidden().into_response()),
+                }
+            }
+        });
         let connection = graceful.watch(server.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {

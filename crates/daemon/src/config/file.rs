@@ -17,7 +17,7 @@ use crate::input::InputError;
 /// The largest configuration file, in bytes: room for as many rules as a daemon holds.
 pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
 
-const TOP_KEYS: [&str; 13] = [
+const TOP_KEYS: [&str; 14] = [
     "network",
     "vm",
     "group",
@@ -29,6 +29,7 @@ const TOP_KEYS: [&str; 13] = [
     "runtime-dir",
     "state-dir",
     "audit",
+    "control",
     "sandbox-paths",
     "spin-microseconds",
 ];
@@ -78,6 +79,7 @@ pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, C
             "runtime-dir" => config.runtime_dir = Some(source.path("runtime-dir", value)?),
             "state-dir" => config.state_dir = Some(source.path("state-dir", value)?),
             "audit" => config.audit = Some(source.path("audit", value)?),
+            "control" => config.control = source.control(value)?,
             "sandbox-paths" => config.sandbox_paths = source.paths("sandbox-paths", value)?,
             "spin-microseconds" => config.spin = Some(source.spin(value)?),
             "network" => {

@@ -1,6 +1,7 @@
 mod addresses;
 mod channels;
 mod cids;
+mod control;
 mod hosts;
 mod networks;
 mod operator;

@@ -150,3 +150,22 @@ fn a_socket_is_private_and_takes_over_from_a_stale_one() {
         Err(RuntimeError::InUse { .. })
     ));
 }
+
+#[test]
+fn the_control_socket_is_opened_to_a_group_or_to_all() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().unwrap();
+    let runtime_dir = directory.path().join("run");
+    prepare_directory(&runtime_dir, "--runtime-dir").unwrap();
+    let path = control_socket(&runtime_dir);
+    let _listener = listen_privately(&path).unwrap();
+    let modes =
+        || [&runtime_dir, &path].map(|path| std::fs::metadata(path).unwrap().mode() & 0o777);
+    assert_eq!(modes(), [0o700, 0o600]);
+    let own = rustix::process::getegid().as_raw();
+    open_to(&runtime_dir, &path, Some(own)).unwrap();
+    assert_eq!(modes(), [0o710, 0o660]);
+    assert_eq!(std::fs::metadata(&path).unwrap().gid(), own);
+    open_to(&runtime_dir, &path, None).unwrap();
+    assert_eq!(modes(), [0o711, 0o666]);
+}

@@ -13,6 +13,7 @@ fn settings(directory: &Path) -> Settings {
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
         spin: Duration::ZERO,
+        control: Default::default(),
     }
 }
 

@@ -228,22 +228,25 @@ function callView({ name: from, other: to, port }, get) {
   const facts = new Facts();
   facts.draw([["Answer", "asking …"]]);
   const words = [from, to, port].map(encodeURIComponent);
-  get(`/v1/policy/test?from=${words[0]}&to=${words[1]}&port=${words[2]}`).then(
+  get(`/v1/why?from=${words[0]}&to=${words[1]}&port=${words[2]}`).then(
     (answer) => facts.draw(factsOfAnswer(answer)),
     (error) => facts.draw([["Answer", error.message]]),
   );
   return { elements: [crumbs("Call"), heading(`${from} to ${to}, port ${port}`), facts.element], draw: () => {} };
 }
 
-function factsOfAnswer(answer) {
+function factsOfAnswer({ policy, hindrances = [], refusals = [] }) {
   const link = (rule) => [rule.label, ruleHref(rule.label)];
+  const often = (one) => (one.count > 1 ? `${number(one.count)} times, last at ` : "");
   return [
-    ["Answer", answer.verdict],
-    ["Because", answer.why],
-    answer.redirect ? ["Goes to", answer.redirect] : null,
-    answer.rule ? ["Rule", ...link(answer.rule)] : null,
-    ...(answer.notes ?? []).map((note) => ["Note", note]),
-    ...(answer.passed_over ?? []).map((passed) => [`Not by ${passed.differs_in}`, ...link(passed.rule)]),
+    ["Answer", policy.verdict],
+    ["Because", policy.why],
+    policy.redirect ? ["Goes to", policy.redirect] : null,
+    policy.rule ? ["Rule", ...link(policy.rule)] : null,
+    ...hindrances.map((hindrance) => ["But", hindrance]),
+    ...(policy.notes ?? []).map((note) => ["Note", note]),
+    ...(policy.passed_over ?? []).map((passed) => [`Not by ${passed.differs_in}`, ...link(passed.rule)]),
+    ...refusals.map((one) => ["Refused", `${often(one)}${clock(one.time)}: ${one.reason}`]),
   ];
 }
 
@@ -331,8 +334,8 @@ class RefusedBy {
     const refused = model.refusals.filter((one) => ruleName(one.event.rule) === this.#label).slice(0, MAX_LINKS);
     this.#title.hidden = refused.length === 0;
     const make = () => h("li", { class: "plain" }, h("bdi"), h("span", { class: "words" }));
-    keep(this.#list, refused, (one) => one.key, make, (item, { event, times }) => {
-      say(item.firstChild, `${event.from ?? "?"} → ${event.to ?? "?"}`);
+    keep(this.#list, refused, (one) => one.key, make, (item, { event, times, call }) => {
+      say(item.firstChild, call);
       say(item.lastChild, times > 1 ? `${number(times)} times, last at ${clock(event.time)}` : clock(event.time));
     });
   }

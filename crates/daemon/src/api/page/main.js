@@ -118,8 +118,8 @@ async function listen() {
     const hide = () => document.hidden && unseen.abort();
     document.addEventListener("visibilitychange", hide);
     try {
-      await events(model.lastEvent, unseen.signal, (event) => {
-        model.takeEvent(event);
+      await events(model.lastEvent, unseen.signal, (event, id) => {
+        model.takeEvent(event, id);
         if (event.kind === "policy-changed" || event.kind === "reload") takeRules().catch(() => {});
       });
     } catch (error) {

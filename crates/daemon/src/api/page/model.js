@@ -43,13 +43,15 @@ export class Model {
     this.more = circuits.more ?? 0;
   }
 
-  takeEvent(event) {
-    this.lastEvent = event.id ?? this.lastEvent;
+  takeEvent(event, id) {
+    this.lastEvent = id;
     if (event.kind !== "refused") return;
-    const key = JSON.stringify([event.from, event.to, event.port, event.rule, event.reason]);
+    // The port that a call came from says nothing, and is another each time.
+    const from = withoutPort(event.from);
+    const key = JSON.stringify([from, event.to, event.rule, event.reason]);
     const known = this.refusals.findIndex((one) => one.key === key);
     const times = known < 0 ? 1 : this.refusals.splice(known, 1)[0].times + 1;
-    this.refusals.unshift({ key, times, event });
+    this.refusals.unshift({ key, times, event, call: `${from} → ${event.to ?? "?"}` });
     this.refusals.length = Math.min(this.refusals.length, MAX_REFUSALS);
     const rule = ruleName(event.rule);
     if (rule) this.refusedOf.set(rule, (this.refusedOf.get(rule) ?? 0) + 1);
@@ -165,6 +167,18 @@ export function party(end) {
   return end.kind === "vm" ? end.vm : HOST;
 }
 
+// The fragment that asks about a call of which an event tells.
+export function questionOf(event) {
+  const from = withoutPort(event.from);
+  const caller = /^(host|published)\(/.test(from) ? HOST : from;
+  const callee = withoutPort(event.to).replace(/^service\((.*)\)$/, "service:$1");
+  return `#/call/${[caller, callee, event.port ?? ""].map(encodeURIComponent).join("/")}`;
+}
+
+function withoutPort(words) {
+  return String(words ?? "?").replace(/:\d+$/, "");
+}
+
 // An end of a circuit in words, as the command line has it.
 export function end(of) {
   switch (of.kind) {
@@ -182,11 +196,11 @@ export function ruleName(rule) {
   return typeof rule === "string" ? rule : (rule.label ?? null);
 }
 
-// The buckets of the histogram of set-up times, of all series together: how many took at most so many seconds.
+// The buckets of the histogram of set-up times, of all VMs together: how many took at most so many seconds.
 function setupTimes(page) {
   const buckets = new Map();
   for (const line of page.split("\n")) {
-    if (!line.startsWith("ringdown_setup_seconds_bucket{") && !line.startsWith("ringdown_circuit_setup_seconds_bucket{")) continue;
+    if (!line.startsWith("ringdown_vm_setup_seconds_bucket{")) continue;
     const bound = /le="([^"]+)"/.exec(line);
     const total = Number(line.slice(line.lastIndexOf(" ") + 1));
     if (!bound || !Number.isFinite(total)) continue;

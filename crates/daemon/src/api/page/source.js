@@ -8,6 +8,9 @@ const ANSWER_MS = 15000;
 // The longest event, in characters. The daemon's are far shorter.
 const MAX_EVENT = 64 * 1024;
 
+// What of all that happens the page shows.
+const EVENTS = "/v1/events?kind=refused,policy-changed,reload";
+
 let token = "";
 
 // Takes the token out of the address, so that it is neither bookmarked nor shown. Storage belongs to this port of this host alone, unlike a
@@ -49,14 +52,16 @@ export async function text(path) {
   return (await answer(path, AbortSignal.timeout(ANSWER_MS))).text();
 }
 
-// Reads server-sent events until the stream ends. `EventSource` would do, but cannot carry the token.
+// Reads server-sent events until the stream ends (HTML Living Standard, section 9.2), and hands over each with its number, as text: it may have more
+// digits than a number here. `EventSource` would do, but cannot carry the token.
 export async function events(after, signal, take) {
   const headers = { Accept: "text/event-stream" };
-  if (after !== null) headers["Last-Event-ID"] = String(after);
-  const response = await answer("/v1/events", signal, headers);
+  if (after !== null) headers["Last-Event-ID"] = after;
+  const response = await answer(EVENTS, signal, headers);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];
+  let id = after;
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
@@ -65,10 +70,12 @@ export async function events(after, signal, take) {
     if (rest.length > MAX_EVENT) throw new Error("an event has no end");
     for (const line of lines) {
       if (line === "") {
-        if (data.length > 0) take(JSON.parse(data.join("\n")));
+        if (data.length > 0) take(JSON.parse(data.join("\n")), id);
         data = [];
       } else if (line.startsWith("data:")) {
         data.push(line.slice(line.startsWith("data: ") ? 6 : 5));
+      } else if (line.startsWith("id:")) {
+        id = line.slice(3).trim();
       }
     }
   }

@@ -1,7 +1,7 @@
 // Tables: circuits, rules and refusals. Rows are links to the details, and headers of circuits sort.
 
 import { age, bytes, count, h, keep, rate, say, set } from "./dom.js";
-import { end, ruleName } from "./model.js";
+import { end, questionOf, ruleName } from "./model.js";
 import { drawSparkline, sparkline } from "./plots.js";
 
 // Rows beyond these are counted and not drawn.
@@ -15,7 +15,7 @@ const COLUMNS = [
   { name: "From", of: (one) => end(one.told.from) },
   { name: "To", of: (one) => target(one.told) },
   { name: "Rule", of: (one) => one.told.rule ?? "–" },
-  { name: "State", of: (one) => one.told.state, class: "state" },
+  { name: "State", of: (one) => one.told.state, class: "wide" },
   { name: "Kind", of: (one) => kind(one.told), class: "wide" },
   { name: "Age", of: (one) => ageOf(one.told), by: (one) => one.told.age_ms ?? 0, class: "number wide" },
   { name: "Sent", of: (one) => bytes(one.told.bytes_from_caller), by: (one) => one.told.bytes_from_caller, class: "number wide" },
@@ -57,7 +57,7 @@ export class Circuits {
     const rows = found.slice(0, MAX_ROWS);
     keep(this.#body, rows, (one) => one.told.id, makeRow, (row, one) => {
       COLUMNS.forEach((column, index) => say(index === 0 ? row.cells[0].firstChild : row.cells[index], String(column.of(one))));
-      set(row.cells[3], "class", `state ${one.told.state}`);
+      set(row.cells[3], "class", `state wide ${one.told.state}`);
       drawSparkline(row.lastChild.firstChild, one.rates.history, now);
       set(row, "class", chosen.kind === "circuit" && chosen.name === one.told.id ? "chosen" : null);
     });
@@ -124,11 +124,12 @@ export class Refusals {
   }
 
   draw(model) {
-    const make = () => h("li", null, h("time"), h("bdi", { class: "call" }), h("span", { class: "often" }), h("span", { class: "why" }));
-    keep(this.#list, model.refusals.slice(0, MAX_REFUSAL_ROWS), (one) => one.key, make, (item, { event, times }) => {
+    const call = ({ event }) => h("a", { href: questionOf(event) }, h("bdi"));
+    const make = (one) => h("li", null, h("time"), call(one), h("span", { class: "often" }), h("span", { class: "why" }));
+    keep(this.#list, model.refusals.slice(0, MAX_REFUSAL_ROWS), (one) => one.key, make, (item, { event, times, call: words }) => {
       const [time, call, often, why] = item.children;
       say(time, clock(event.time));
-      say(call, `${event.from ?? "?"} → ${event.to ?? "?"}`);
+      say(call.firstChild, words);
       say(often, times > 1 ? `× ${times.toLocaleString("en")}` : "");
       if (why.hasChildNodes()) return;
       const rule = ruleName(event.rule);

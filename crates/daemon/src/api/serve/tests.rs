@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::api::BODY_TIMEOUT;
+use crate::config::ControlGroups;
 use crate::fake;
 
 struct Server {
@@ -26,9 +27,23 @@ impl Server {
         tokio::spawn(serve_so_many(
             listener,
             router,
+            Access::new(ControlGroups::default()),
             std::future::pending(),
             max_connections,
         ));
+        Server {
+            path,
+            _directory: directory,
+        }
+    }
+
+    /// One whose clients are in this group, as far as it knows, and are no user that it knows.
+    fn for_group(router: Router, groups: ControlGroups) -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let access = Access::of_groups_only(groups);
+        tokio::spawn(serve(listener, router, access, std::future::pending()));
         Server {
             path,
             _directory: directory,
@@ -129,4 +144,70 @@ fn who_announces_a_body_and_sends_none_is_answered_in_time() {
         );
         assert!(begin.elapsed() < BODY_TIMEOUT + Duration::from_secs(1));
     });
+}
+
+#[tokio::test]
+async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
+    let (_arrivals, router) = fake::router();
+    let nobody = ControlGroups {
+        read: Some(u32::MAX - 1),
+        operate: Some(u32::MAX - 2),
+    };
+    let server = Server::for_group(router, nobody);
+    let mut answers = std::collections::BTreeSet::new();
+    for request in [
+        "GET /v1/vms",
+        "GET /v1/vms/nobody",
+        "GET /v1/openapi.json",
+        "GET /nowhere",
+        "GET /",
+        "DELETE /v1/vms",
+        "POST /v1/vms",
+        "BREW /v1/vms?x=%",
+    ] {
+        let text = format!(
+            "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n{{"
+        );
+        let answer = answer(server.request(&text).await).await;
+        assert!(
+            answer.starts_with(
+                "HTTP/1.1 403 Forbidden\r\ncontent-type: application/problem+json\r\n"
+            ),
+            "{answer}"
+        );
+        let date = answer
+            .lines()
+            .find(|line| line.starts_with("date: "))
+            .unwrap()
+            .to_owned();
+        answers.insert(answer.replace(&date, ""));
+    }
+    assert_eq!(answers.len(), 1, "{answers:?}");
+}
+
+#[tokio::test]
+async fn whoever_may_read_may_not_change_or_capture() {
+    let (_arrivals, router) = fake::router();
+    let readers = ControlGroups {
+        read: Some(rustix::process::getegid().as_raw()),
+        operate: None,
+    };
+    let server = Server::for_group(router, readers);
+    for (request, status) in [
+        ("GET /v1/vms", "200"),
+        ("HEAD /v1/vms", "200"),
+        ("GET /v1/vms/nobody", "404"),
+        ("GET /v1/capture", "403"),
+        ("GET /v1/networks/lan/capture", "403"),
+        ("DELETE /v1/vms/nobody", "403"),
+        ("POST /v1/reload", "403"),
+        ("OPTIONS /v1/vms", "403"),
+    ] {
+        let text = format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let answer = answer(server.request(&text).await).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{request}: {answer}"
+        );
+    }
 }

@@ -1,0 +1,168 @@
+//! Who may do what: by the credentials of the process at the other end of the socket, as the kernel tells them.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::AsFd;
+
+use axum::http::Method;
+use device::peer_groups;
+use rustix::net::sockopt::socket_peercred;
+
+use super::problem::{Failure, Kind};
+use crate::config::ControlGroups;
+
+/// What a caller may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Nothing, and learn nothing.
+    Nobody,
+    /// See everything but what programs say to each other.
+    Read,
+    /// Everything.
+    Operate,
+}
+
+impl Role {
+    /// Whether somebody of this role may make such a request. What is captured is what programs say to each other.
+    pub fn may(self, method: &Method, path: &str) -> bool {
+        let only_reads = matches!(*method, Method::GET | Method::HEAD);
+        match self {
+            Role::Nobody => false,
+            Role::Read => only_reads && !path.ends_with("/capture"),
+            Role::Operate => true,
+        }
+    }
+}
+
+/// The same words whatever was asked for: whoever may not know hears nothing of what there is.
+pub(super) fn forbidden() -> Failure {
+    Failure::new(Kind::Forbidden, "you have no right to do this here")
+}
+
+/// Who has which role.
+#[derive(Debug, Clone)]
+pub struct Access {
+    /// Users who may do everything.
+    owners: HashSet<u32>,
+    /// None if whoever can connect may do everything: the socket's mode says who can.
+    groups: Option<ControlGroups>,
+}
+
+impl Access {
+    /// Access for the daemon's own user, root, and those groups; without any, for whoever can connect.
+    pub fn new(groups: ControlGroups) -> Access {
+        let own = rustix::process::geteuid().as_raw();
+        Access {
+            owners: HashSet::from([own, 0]),
+            groups: (groups != ControlGroups::default()).then_some(groups),
+        }
+    }
+
+    /// Access for those groups, and for no user.
+    #[cfg(test)]
+    pub(super) fn of_groups_only(groups: ControlGroups) -> Access {
+        Access {
+            owners: HashSet::new(),
+            groups: Some(groups),
+        }
+    }
+
+    /// The role of whoever is at the other end of a connected socket.
+    ///
+    /// # Errors
+    /// When the system does not say who it is.
+    pub fn role(&self, socket: impl AsFd) -> io::Result<Role> {
+        let Some(groups) = self.groups else {
+            return Ok(Role::Operate);
+        };
+        let peer = socket_peercred(&socket)?;
+        if self.owners.contains(&peer.uid.as_raw()) {
+            return Ok(Role::Operate);
+        }
+        let mut gids = peer_groups(socket.as_fd())?;
+        gids.push(peer.gid.as_raw());
+        Ok(role_by_groups(groups, &gids))
+    }
+}
+
+fn role_by_groups(groups: ControlGroups, gids: &[u32]) -> Role {
+    let is_in = |group: Option<u32>| group.is_some_and(|group| gids.contains(&group));
+    match () {
+        () if is_in(groups.operate) => Role::Operate,
+        () if is_in(groups.read) => Role::Read,
+        () => Role::Nobody,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_gives_its_role() {
+        let both = ControlGroups {
+            read: Some(10),
+            operate: Some(20),
+        };
+        for (gids, role) in [
+            (&[][..], Role::Nobody),
+            (&[30], Role::Nobody),
+            (&[10], Role::Read),
+            (&[30, 10], Role::Read),
+            (&[20], Role::Operate),
+            (&[10, 20], Role::Operate),
+        ] {
+            assert_eq!(role_by_groups(both, gids), role, "{gids:?}");
+        }
+        let only_read = ControlGroups {
+            operate: None,
+            ..both
+        };
+        assert_eq!(role_by_groups(only_read, &[20]), Role::Nobody);
+        assert_eq!(role_by_groups(only_read, &[10]), Role::Read);
+    }
+
+    #[test]
+    fn who_reads_changes_nothing_and_hears_nothing() {
+        let may = |role: Role, method, path| role.may(&method, path);
+        for path in ["/v1/vms", "/v1/circuits", "/v1/events", "/", "/v1/nothing"] {
+            assert!(may(Role::Read, Method::GET, path) && may(Role::Read, Method::HEAD, path));
+            for method in [
+                Method::POST,
+                Method::PUT,
+                Method::DELETE,
+                Method::OPTIONS,
+                Method::PATCH,
+                Method::TRACE,
+            ] {
+                assert!(!may(Role::Read, method.clone(), path), "{method} {path}");
+                assert!(may(Role::Operate, method, path));
+            }
+            assert!(!may(Role::Nobody, Method::GET, path));
+        }
+        for path in ["/v1/capture", "/v1/networks/lan/capture"] {
+            assert!(!may(Role::Read, Method::GET, path) && may(Role::Operate, Method::GET, path));
+        }
+    }
+
+    #[test]
+    fn without_groups_whoever_connects_may_do_everything() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let access = Access::new(ControlGroups::default());
+        assert_eq!(access.role(&one).unwrap(), Role::Operate);
+        let foreign = ControlGroups {
+            read: Some(u32::MAX - 1),
+            operate: None,
+        };
+        assert_eq!(Access::new(foreign).role(&one).unwrap(), Role::Operate);
+        assert_eq!(
+            Access::of_groups_only(foreign).role(&one).unwrap(),
+            Role::Nobody
+        );
+        let own = ControlGroups {
+            read: Some(rustix::process::getegid().as_raw()),
+            operate: None,
+        };
+        assert_eq!(Access::of_groups_only(own).role(&one).unwrap(), Role::Read);
+    }
+}

@@ -1,0 +1,452 @@
+//! The web page in a real browser: what it shows of real guests, where its links lead, and that what guests call themselves does nothing.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use e2e::pattern::Pattern;
+use e2e::{
+    Browser, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Running, Scene, WebDoor, host, spawn,
+};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A host name that would be markup, as long as a host name may be.
+const HOSTILE: &str = "<img src=x onerror=document.title='taken'><b>";
+
+/// `@` stands for the directory of sockets, `REGISTRY` for the address of a service of the host.
+const FILE: &str = r#"
+[[vm]]
+name = "web"
+cid = 3
+groups = ["frontends"]
+vhost-user = "@/web.vhost"
+host = "@/web.sock"
+
+[[vm]]
+name = "db"
+cid = 4
+vhost-user = "@/db.vhost"
+host = "@/db.sock"
+
+[[vm]]
+name = "ci"
+cid = 5
+vhost-user = "@/ci.vhost"
+host = "@/ci.sock"
+
+[[vm]]
+name = "spare"
+cid = 6
+vhost-user = "@/spare.vhost"
+host = "@/spare.sock"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:REGISTRY"
+
+[[rule]]
+name = "frontends-to-db"
+from = "@frontends"
+to = "db"
+port = [5432, "5440-5449"]
+action = "allow"
+limits = { bytes-per-second = 24_000_000 }
+
+[[rule]]
+name = "ci-to-registry"
+from = "ci"
+to = "service:registry"
+action = "allow"
+limits = { bytes-per-second = 3_000_000 }
+
+[[rule]]
+name = "deploy"
+from = "ci"
+to = "web"
+port = 8022
+action = "allow"
+limits = { bytes-per-second = 1_500_000 }
+
+[[rule]]
+name = "everything-else"
+from = "*"
+to = ["*", "service:*"]
+action = "deny"
+"#;
+
+/// What the page makes of counters that grow, that start anew, and that come and go; and of a histogram.
+const FIGURES: &str = r#"
+import('/page/model.js').then(({ Model }) => {
+  const vm = (sent) => ({ name: 'a', domain: 'red', counters: { bytes_from_guest: sent, bytes_to_guest: 0 } });
+  const circuit = (id, sent, age_ms) =>
+    ({ id, from: { kind: 'vm', vm: 'red/a', port: 1 }, to: { kind: 'host', port: 2 }, bytes_from_caller: sent, bytes_to_caller: 0, age_ms });
+  const model = new Model();
+  const rates = [
+    [0, 100, [circuit('old', 100, 9000)]],
+    [2000, 500, [circuit('old', 500, 11000), circuit('new', 50, 500)]],
+    [3000, 40, [circuit('new', 20, 1500)]],
+  ].map(([now, sent, circuits]) => {
+    model.take(now, [vm(sent)], { circuits });
+    return [model.vms.get('red/a').rates.up, ...[...model.circuits.values()].map((one) => one.rates.up)];
+  });
+  const page = (fast, all) => ['0.001', '0.01', '+Inf']
+    .map((bound, index) => `ringdown_vm_setup_seconds_bucket{vm="a",le="${bound}"} ${index === 0 ? fast : all}\n`).join('');
+  model.takeMetrics(0, page(10, 10));
+  model.takeMetrics(1, page(60, 110));
+  const [{ count, p50, p95 }] = model.setup;
+  return { rates, count, p50, p95: p95.toFixed(4) };
+})
+"#;
+
+fn daemon() -> Daemon {
+    let registry = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = registry.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut stream in registry.incoming().flatten() {
+            // Each caller is sent more than it will take; it ends with its circuit.
+            thread::spawn(move || host::send(&mut stream, &mut Pattern::new(0), 1 << 40));
+        }
+    });
+    let directory = spawn::scratch_directory().unwrap();
+    let text = FILE
+        .replace('@', "\0")
+        .replace("\"\0frontends", "\"@frontends");
+    let text = text.replace('\0', &directory.display().to_string());
+    let file = directory.join("ringdown.toml");
+    std::fs::write(&file, text.replace("REGISTRY", &address.to_string())).unwrap();
+    let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
+    spec.runtime_directory = Some(directory);
+    Daemon::start(spec).unwrap()
+}
+
+/// Nothing went wrong in the page, and it asked nobody but its own origin.
+#[track_caller]
+fn assert_clean(browser: &mut Browser, origin: &str) {
+    let complaints = browser.complaints().unwrap();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+    let requests = browser.requests().unwrap();
+    let own = |url: &&String| url.starts_with(&format!("{origin}/")) || *url == "about:blank";
+    assert!(requests.len() > 10, "{requests:?}");
+    let others: Vec<&String> = requests.iter().filter(|url| !own(url)).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+#[test]
+fn without_guests_the_page_is_complete_and_found_by_keyboard() {
+    let daemon = daemon();
+    let door = WebDoor::open(&daemon).unwrap();
+    let origin = door.origin().to_owned();
+    let mut browser = Browser::start(1280, 800).unwrap();
+    browser.open(&door.address).unwrap();
+    browser
+        .wait_for("document.querySelector('#link').innerText === 'live'")
+        .unwrap();
+    // The token is not left where it could be read over a shoulder, or bookmarked.
+    assert_eq!(
+        browser.evaluate("location.href").unwrap(),
+        format!("{origin}/#/")
+    );
+    browser
+        .wait_for("document.querySelectorAll('.card').length === 5")
+        .unwrap();
+    browser
+        .wait_for("document.querySelectorAll('.rules li').length === 4")
+        .unwrap();
+    assert_eq!(
+        browser.text("#totals").unwrap(),
+        "4 VMs · 0 circuits · 4 rules"
+    );
+
+    // From link to link with the keyboard, to a VM; and back.
+    let focused = "document.activeElement.getAttribute('href')";
+    let mut presses = 0;
+    while browser.evaluate(focused).unwrap() != "#/vm/db" {
+        presses += 1;
+        assert!(presses < 20, "Tab does not lead to a VM");
+        browser.press("Tab").unwrap();
+    }
+    browser.press("Enter").unwrap();
+    browser.wait_for("location.hash === '#/vm/db'").unwrap();
+    let shown = browser.text("#inspector").unwrap();
+    assert!(
+        shown.contains("waiting: no VMM is attached to its socket"),
+        "{shown}"
+    );
+    browser.press("Escape").unwrap();
+    browser.wait_for("location.hash === '#/'").unwrap();
+
+    let figures = browser.evaluate(FIGURES).unwrap();
+    let expected = serde_json::json!({
+        "rates": [[0, 0], [200, 200, 100], [40, 20]], "count": 100, "p50": 0.001, "p95": "0.0091",
+    });
+    assert_eq!(figures, expected);
+
+    // A question to the policy.
+    for (name, text) in [("from", "ci"), ("to", "db"), ("port", "5432")] {
+        browser.click(&format!("#ask [name={name}]")).unwrap();
+        browser.enter(text).unwrap();
+    }
+    browser.press("Enter").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector').innerText.includes('denied')")
+        .unwrap();
+    assert_eq!(
+        browser.evaluate("location.hash").unwrap(),
+        "#/call/ci/db/5432"
+    );
+    browser
+        .click("#inspector a[href='#/rule/everything-else']")
+        .unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title').innerText === 'everything-else'")
+        .unwrap();
+    assert_clean(&mut browser, &origin);
+
+    // On a phone everything is there, and nothing has to be scrolled sideways. What an address says is text.
+    browser.resize(390, 844, true).unwrap();
+    browser
+        .evaluate("location.hash = '#/rule/' + encodeURIComponent('<img src=x>')")
+        .unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title').innerText === '<img src=x>'")
+        .unwrap();
+    browser
+        .wait_for("document.documentElement.scrollWidth <= 390")
+        .unwrap();
+    assert_eq!(browser.evaluate("document.images.length").unwrap(), 0);
+    assert_clean(&mut browser, &origin);
+
+    // Without the token nothing is told; with it, whoever comes from the page's own storage is let in again.
+    browser.open(&format!("{origin}/?again#/vm/web")).unwrap();
+    browser
+        .wait_for("document.querySelector('#link').innerText === 'live'")
+        .unwrap();
+    browser.evaluate("localStorage.clear()").unwrap();
+    browser.open(&format!("{origin}/#/")).unwrap();
+    browser.evaluate("location.reload()").unwrap();
+    browser
+        .wait_for("document.querySelector('#link')?.innerText.startsWith('not admitted')")
+        .unwrap();
+    assert_eq!(
+        browser
+            .evaluate("document.querySelectorAll('.card').length")
+            .unwrap(),
+        1
+    );
+    drop(browser);
+    door.end().unwrap();
+}
+
+/// A probe that goes on until the scene ends.
+fn keep(guest: &Guest, steps: &str) -> Running {
+    guest.probe(steps).unwrap()
+}
+
+/// Traffic between all of them, each circuit with a pace of its own.
+fn traffic(scene: &Scene) -> Vec<Running> {
+    let [web, db, ci] = ["web", "db", "ci"].map(|name| scene.guest(name));
+    let much = 1_u64 << 40;
+    let mut running = Vec::new();
+    for port in [5432, 5440] {
+        running.push(
+            db.probe_listening(&format!("listen:{port} accept recv:{much}"))
+                .unwrap(),
+        );
+        running.push(keep(web, &format!("connect:4:{port} send:{much}")));
+    }
+    running.push(
+        db.probe_listening(&format!("listen:5441 accept send:{much}"))
+            .unwrap(),
+    );
+    running.push(keep(web, &format!("connect:4:5441 recv:{much}")));
+    running.push(
+        web.probe_listening(&format!("listen:8022 accept recv:{much}"))
+            .unwrap(),
+    );
+    running.push(keep(ci, &format!("connect:3:8022 send:{much}")));
+    running.push(keep(ci, &format!("connect:2:5000 recv:{much}")));
+    running
+}
+
+#[test]
+fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
+    let daemon = daemon();
+    let guests = [
+        ("web", Kernel::V6_12),
+        ("db", Kernel::V6_1),
+        ("ci", Kernel::V6_12),
+    ];
+    let specs = guests
+        .map(|(name, kernel)| GuestSpec::new(name, kernel).vhost_socket(daemon.vhost_socket(name)));
+    let guests = Guest::boot_all(specs.into()).unwrap();
+    let scene = Scene { guests, daemon };
+    // A guest that calls itself something that would be markup: its agent says so when it calls in again.
+    let db = scene.guest("db");
+    scene
+        .daemon
+        .wait_for_log("the guest is ready vm=\"db\"", DEADLINE)
+        .unwrap();
+    db.shell(&format!("hostname \"{HOSTILE}\"; killall ringdown-agent"))
+        .unwrap();
+    let _traffic = traffic(&scene);
+    // Nobody may call this.
+    let _refused: Vec<Running> = (0..3)
+        .map(|_| {
+            scene
+                .guest("web")
+                .probe("fails:ECONNRESET:connect:4:22")
+                .unwrap()
+        })
+        .collect();
+
+    let door = WebDoor::open(&scene.daemon).unwrap();
+    let origin = door.origin().to_owned();
+    let mut browser = Browser::start(1280, 800).unwrap();
+    browser.open(&door.address).unwrap();
+    browser
+        .wait_for("document.querySelectorAll('.lane.busy').length >= 4")
+        .unwrap();
+    if let Some(directory) = std::env::var_os("RINGDOWN_SCREENSHOT") {
+        picture(&mut browser, &PathBuf::from(directory), &scene);
+    }
+
+    // The VM in the graph, its circuit, the rule.
+    browser.click(".card[href='#/vm/web']").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title').innerText === 'web'")
+        .unwrap();
+    let shown = browser.text("#inspector").unwrap();
+    assert!(shown.contains("ready: its agent is there"), "{shown}");
+    let busiest = browser.text("#inspector .links a").unwrap();
+    assert!(
+        busiest.contains("→ db:54") && busiest.contains("frontends-to-db"),
+        "{busiest}"
+    );
+    browser.click("#inspector .links a").unwrap();
+    browser
+        .wait_for("location.hash.startsWith('#/circuit/')")
+        .unwrap();
+    let shown = browser.text("#inspector").unwrap();
+    assert!(
+        shown.contains("Allowed by the rule frontends-to-db"),
+        "{shown}"
+    );
+    assert!(shown.contains("stream"), "{shown}");
+    browser.click("#inspector .by a").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title').innerText === 'frontends-to-db'")
+        .unwrap();
+    let shown = browser.text("#inspector").unwrap();
+    for words in [
+        "allow",
+        "@frontends",
+        "5432, 5440-5449",
+        "24,000,000 bytes per second",
+        "ringdown.toml: line ",
+        "Circuits by this rule: 3",
+    ] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    // The same by its address alone.
+    let place = browser.evaluate("location.href").unwrap();
+    browser.open("about:blank").unwrap();
+    browser.open(place.as_str().unwrap()).unwrap();
+    browser
+        .wait_for(
+            "document.querySelector('#inspector').innerText.includes('Circuits by this rule: 3')",
+        )
+        .unwrap();
+
+    // The circuits by the table's filter, and by a lane of the graph.
+    browser.click("#filter").unwrap();
+    browser.enter("registry open").unwrap();
+    browser
+        .wait_for("document.querySelectorAll('.rows tbody tr').length === 1")
+        .unwrap();
+    let note = browser.text("#circuits-note").unwrap();
+    // Beside the five there are those of the agents.
+    assert!(note.starts_with("1 of "), "{note}");
+    browser.evaluate("document.querySelector('.lane[href=\"#/between/ci/web\"]').dispatchEvent(new MouseEvent('click'))").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title')?.innerText === 'ci and web'")
+        .unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector').innerText.includes('→ web:8022')")
+        .unwrap();
+
+    // What was refused, equal calls together; from there to the rule, and to what is known of such calls.
+    browser
+        .wait_for("document.querySelector('.refusals').innerText.includes('× 3')")
+        .unwrap();
+    let refused = browser.text(".refusals li").unwrap();
+    assert!(
+        refused.contains("web → db:22") && refused.contains("everything-else"),
+        "{refused}"
+    );
+    browser
+        .click(".refusals a[href='#/call/web/db/22']")
+        .unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector').innerText.includes('3 times, last at')")
+        .unwrap();
+    browser
+        .click(".refusals a[href='#/rule/everything-else']")
+        .unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector').innerText.includes('Refused by this rule')")
+        .unwrap();
+
+    // What the guest calls itself is there, letter by letter, and is no markup.
+    browser.evaluate("location.hash = '#/vm/db'").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector').innerText.includes('Host name')")
+        .unwrap();
+    let name = format!(
+        "document.querySelector('#inspector').innerText.includes({:?})",
+        HOSTILE
+    );
+    browser.wait_for(&name).unwrap();
+    assert_eq!(browser.evaluate("document.images.length").unwrap(), 0);
+    assert_eq!(browser.evaluate("document.title").unwrap(), "Ringdown");
+    assert_clean(&mut browser, &origin);
+    drop(browser);
+    door.end().unwrap();
+}
+
+/// How long the page is left open before its picture is taken: until its plots are full enough to be looked at.
+const EXPOSURE_SAMPLES: u32 = 200;
+
+fn picture(browser: &mut Browser, directory: &std::path::Path, scene: &Scene) {
+    let web = scene.guest("web");
+    let counted = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/v1/circuits')).length";
+    browser
+        .evaluate("performance.setResourceTimingBufferSize(5000)")
+        .unwrap();
+    let mut round = 0;
+    while browser.evaluate(counted).unwrap().as_u64().unwrap() < u64::from(EXPOSURE_SAMPLES) {
+        // Calls come and go, so that there are set-up times, and some are refused.
+        round += 1;
+        let steps = [
+            "fails:ECONNRESET:connect:4:22",
+            "fails:ECONNRESET:connect:5:80",
+            "connect:4:5432",
+            "connect:4:5440",
+        ];
+        let _ = web.probe(steps[round % steps.len()]).unwrap().wait();
+    }
+    browser.prefer("light").unwrap();
+    browser.screenshot(&directory.join("web.png")).unwrap();
+    browser.prefer("dark").unwrap();
+    browser.click(".card[href='#/vm/web']").unwrap();
+    browser
+        .wait_for("document.querySelector('#inspector .title')?.innerText === 'web'")
+        .unwrap();
+    browser.screenshot(&directory.join("web-dark.png")).unwrap();
+    browser.prefer("light").unwrap();
+    browser.evaluate("location.hash = '#/'").unwrap();
+}
