@@ -1,11 +1,16 @@
 //! What became of calls, for the audit and for whoever follows the events.
 
-use device::{CircuitSnapshot, Observation, Observer};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use device::{CircuitSnapshot, Endpoint, Observation, Observer};
 use switch::{CircuitId, full_name};
 
 use super::{Call, Events};
 use crate::api::types::{EventDetails, EventKind};
-use crate::audit::{Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord};
+use crate::audit::{
+    Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, RECORDS_PER_SECOND,
+};
 use crate::control::circuit_end;
 use crate::switchboard::CircuitName;
 
@@ -58,7 +63,7 @@ impl CallNotes {
                 port,
             };
             self.events.tell_refusal(call, is_usual, details);
-        } else {
+        } else if is_usual {
             self.events.tell(EventKind::CircuitOpened, details);
         }
     }
@@ -66,11 +71,15 @@ impl CallNotes {
 
 /// Tells of lines and circuits that the worker observes.
 pub fn observer(events: Events) -> Observer {
+    let mut ends = Allowance::new();
     Box::new(move |observation: &Observation<'_>| match observation {
         Observation::LineUp { vm } => events.tell(EventKind::LineUp, EventDetails::of_vm(*vm)),
         Observation::LineDown { vm } => events.tell(EventKind::LineDown, EventDetails::of_vm(*vm)),
         Observation::CircuitEnded { circuit, reason } => {
             let mut details = of_circuit(circuit);
+            if !ends.admits(&circuit.caller, Instant::now()) {
+                return;
+            }
             details.reason = Some(match reason {
                 Some(reason) => reason.to_string(),
                 None => "both ends had said all they had to say".to_owned(),
@@ -80,8 +89,40 @@ pub fn observer(events: Events) -> Observer {
     })
 }
 
+/// How much is told of the circuits of one caller: as much as the audit writes, [`RECORDS_PER_SECOND`]. Whoever opens and closes all the
+/// time would have all else pushed out of the ring.
+#[derive(Debug)]
+struct Allowance {
+    second: Instant,
+    /// By VM; what is not of a VM has one count.
+    told: HashMap<Option<String>, u32>,
+}
+
+impl Allowance {
+    fn new() -> Allowance {
+        Allowance {
+            second: Instant::now(),
+            told: HashMap::new(),
+        }
+    }
+
+    fn admits(&mut self, caller: &Endpoint, now: Instant) -> bool {
+        if now.duration_since(self.second) >= Duration::from_secs(1) {
+            self.second = now;
+            self.told.clear();
+        }
+        let vm = match caller {
+            Endpoint::Vm { domain, name, .. } => Some(full_name(domain, name)),
+            _ => None,
+        };
+        let told = self.told.entry(vm).or_default();
+        *told += 1;
+        *told <= RECORDS_PER_SECOND
+    }
+}
+
 fn of_circuit(circuit: &CircuitSnapshot) -> EventDetails {
-    let end = |endpoint: &device::Endpoint| circuit_end(endpoint.clone()).to_string();
+    let end = |endpoint: &Endpoint| circuit_end(endpoint.clone()).to_string();
     let [from_caller, to_caller] = circuit.bytes;
     EventDetails {
         circuit: Some(CircuitName(circuit.id).to_string()),
@@ -165,5 +206,30 @@ fn callee_asked(callee: &AuditCallee) -> (String, u32) {
             )
         }
         AuditCallee::Nobody { cid, port } => (format!("cid:{cid}"), *port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_one_vm_so_much_is_told_each_second_and_others_are_told_of_all_the_same() {
+        let vm = |name: &str| Endpoint::Vm {
+            domain: "default".to_owned(),
+            name: name.to_owned(),
+            port: 1024,
+        };
+        let mut allowance = Allowance::new();
+        let now = allowance.second;
+        let most = RECORDS_PER_SECOND as usize;
+        let told = |allowance: &mut Allowance, name, now| {
+            let tries = (0..3 * most).filter(|_| allowance.admits(&vm(name), now));
+            tries.count()
+        };
+        assert_eq!(told(&mut allowance, "web", now), most);
+        assert!(allowance.admits(&vm("db"), now));
+        let later = now + Duration::from_secs(1);
+        assert_eq!(told(&mut allowance, "web", later), most);
     }
 }
