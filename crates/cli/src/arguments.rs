@@ -14,7 +14,7 @@ mod web;
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
 pub use copy::{Common as CopyCommon, CopyArguments, SyncArguments};
 
-pub use circuits::{CircuitCommand, CircuitList, WindowList};
+pub use circuits::{CircuitCommand, CircuitKind, CircuitList, CircuitState, WindowList};
 pub use events::{EventArguments, WhyArguments};
 
 use std::ffi::OsString;

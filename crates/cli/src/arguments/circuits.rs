@@ -1,6 +1,6 @@
 //! The options of the commands about circuits.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 /// The options of `ls`.
 #[derive(Debug, Args)]
@@ -16,9 +16,40 @@ pub struct CircuitList {
     /// Only circuits that were called at this port
     #[arg(long)]
     pub port: Option<u32>,
+    /// Only circuits that this rule allows, by its name; - for those that none does
+    #[arg(long, value_name = "NAME")]
+    pub rule: Option<String>,
+    /// Only circuits in this state
+    #[arg(long, value_enum, value_name = "STATE")]
+    pub state: Option<CircuitState>,
+    /// Only circuits of this kind
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub kind: Option<CircuitKind>,
     /// Print the list as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// How far a circuit has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CircuitState {
+    /// The callee has yet to answer
+    Dialling,
+    /// Both ends know each other
+    Open,
+    /// At least one end is gone
+    Closing,
+    /// The stream is over, and a program still has the window
+    Draining,
+}
+
+/// What carries a circuit's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CircuitKind {
+    /// The daemon
+    Stream,
+    /// A window of memory that both programs have mapped
+    ZeroCopy,
 }
 
 /// The commands about one circuit.

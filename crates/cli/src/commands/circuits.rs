@@ -2,36 +2,58 @@
 
 use std::time::Duration;
 
-use daemon::api::types::{CircuitInfo, WindowInfo};
+use daemon::api::types::{CircuitInfo, CircuitPhase, WindowInfo};
 
 use super::table::{row, table};
 use super::{print, print_json};
-use crate::arguments::{CircuitCommand, CircuitList, WindowList};
+use crate::arguments::{CircuitCommand, CircuitKind, CircuitList, CircuitState, WindowList};
 use crate::client::Client;
 use crate::failure::Failure;
+
+/// What stands for the rule of a circuit that none allows.
+const NO_RULE: &str = "-";
 
 /// Lists circuits.
 ///
 /// # Errors
 /// [`Failure`].
 pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
-    let list = client.circuits(options.vm.as_deref(), options.port)?;
+    let mut list = client.circuits(options.vm.as_deref(), options.port)?;
+    list.circuits.retain(|circuit| is_wanted(circuit, options));
     if options.json {
         return print_json(&list);
     }
     if list.circuits.is_empty() {
         // On standard error: a script that counts lines counts none.
         eprintln!("no circuits");
-        return Ok(());
+    } else {
+        print(&circuits_in_words(&list.circuits))?;
     }
-    print(&circuits_in_words(&list.circuits))?;
     if list.more > 0 {
         eprintln!(
-            "and {} more: ask for those of one VM with --vm, or of one port with --port",
+            "and {} more were not looked at: ask for those of one VM with --vm, or of one port with --port",
             list.more
         );
     }
     Ok(())
+}
+
+/// Whether a circuit is of the rule, state and kind that are asked for. The daemon has looked for the VM and the port.
+fn is_wanted(circuit: &CircuitInfo, options: &CircuitList) -> bool {
+    let state = match circuit.state {
+        CircuitPhase::Dialling => CircuitState::Dialling,
+        CircuitPhase::Open => CircuitState::Open,
+        CircuitPhase::Closing => CircuitState::Closing,
+        CircuitPhase::Draining => CircuitState::Draining,
+    };
+    let kind = match circuit.kind {
+        daemon::api::types::CircuitKind::Stream => CircuitKind::Stream,
+        daemon::api::types::CircuitKind::ZeroCopy => CircuitKind::ZeroCopy,
+    };
+    let rule = circuit.rule.as_deref().unwrap_or(NO_RULE);
+    options.rule.as_deref().is_none_or(|wanted| wanted == rule)
+        && options.state.is_none_or(|wanted| wanted == state)
+        && options.kind.is_none_or(|wanted| wanted == kind)
 }
 
 /// Does something about one circuit.
@@ -80,7 +102,7 @@ fn circuits_in_words(circuits: &[CircuitInfo]) -> String {
             bytes(circuit.bytes_to_caller),
             both_ways(circuit.queued_from_caller, circuit.queued_to_caller),
             both_ways(circuit.credit_from_caller, circuit.credit_to_caller),
-            circuit.rule.clone().unwrap_or("-".to_owned()),
+            circuit.rule.clone().unwrap_or(NO_RULE.to_owned()),
         ]
     }));
     table(&rows)
@@ -139,13 +161,13 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daemon::api::types::{CircuitEnd, CircuitKind, CircuitPhase};
+    use daemon::api::types::{CircuitEnd, CircuitKind as Kind};
 
-    #[test]
-    fn circuits_are_a_table() {
+    /// One that is open, has a window and a rule, and one that drains.
+    fn two() -> [CircuitInfo; 2] {
         let open = CircuitInfo {
             id: "0-17".to_owned(),
-            kind: CircuitKind::ZeroCopy,
+            kind: Kind::ZeroCopy,
             seqpacket: false,
             state: CircuitPhase::Open,
             from: CircuitEnd::Vm {
@@ -178,8 +200,60 @@ mod tests {
             age_ms: None,
             ..open.clone()
         };
+        [open, draining]
+    }
+
+    #[test]
+    fn circuits_are_those_that_are_asked_for() {
+        let stream = CircuitInfo {
+            kind: Kind::Stream,
+            state: CircuitPhase::Dialling,
+            ..two()[0].clone()
+        };
+        let [open, draining] = two();
+        let all = [open, draining, stream];
+        let none = || CircuitList {
+            vm: None,
+            port: None,
+            rule: None,
+            state: None,
+            kind: None,
+            json: false,
+        };
+        let wanted = |options: CircuitList| {
+            let wanted = all.iter().map(|circuit| is_wanted(circuit, &options));
+            wanted.collect::<Vec<bool>>()
+        };
+        assert_eq!(wanted(none()), [true, true, true]);
+        let of_rule = |rule: &str| CircuitList {
+            rule: Some(rule.to_owned()),
+            ..none()
+        };
+        assert_eq!(wanted(of_rule("to-db")), [true, false, true]);
+        assert_eq!(wanted(of_rule("-")), [false, true, false]);
+        assert_eq!(wanted(of_rule("to")), [false, false, false]);
+        for (state, expected) in [
+            (CircuitState::Open, [true, false, false]),
+            (CircuitState::Draining, [false, true, false]),
+            (CircuitState::Dialling, [false, false, true]),
+            (CircuitState::Closing, [false, false, false]),
+        ] {
+            let state = Some(state);
+            assert_eq!(wanted(CircuitList { state, ..none() }), expected);
+        }
+        for (kind, expected) in [
+            (CircuitKind::ZeroCopy, [true, true, false]),
+            (CircuitKind::Stream, [false, false, true]),
+        ] {
+            let kind = Some(kind);
+            assert_eq!(wanted(CircuitList { kind, ..none() }), expected);
+        }
+    }
+
+    #[test]
+    fn circuits_are_a_table() {
         assert_eq!(
-            circuits_in_words(&[open, draining]),
+            circuits_in_words(&two()),
             "ID    KIND       STATE     FROM                TO                   AGE  SENT  RECEIVED  QUEUED  CREDIT  RULE\n\
              0-17  zero-copy  open      web:40001           db:5432 -> db2:5432  2m   10K   10239     0/64K   256K/0  to-db\n\
              3-2   zero-copy  draining  host(uid 7, pid 8)  db:5432              -    10K   10239     0/64K   256K/0  -\n"

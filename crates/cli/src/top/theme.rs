@@ -52,6 +52,12 @@ impl Theme {
         })
     }
 
+    /// A figure that looks like this unless it is nothing.
+    pub(super) fn figure(self, value: f64, style: Style) -> Style {
+        // Less than a half is shown as 0.
+        if value < 0.5 { self.faint() } else { style }
+    }
+
     /// Both directions together.
     pub(super) fn both(self) -> Style {
         self.coloured(Color::Green)

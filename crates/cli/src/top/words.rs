@@ -76,16 +76,16 @@ pub(super) fn age(age: Duration) -> String {
     }
 }
 
-/// The latest `width` of these as a line of bars, the newest at the right, the highest as high as a line is. What is zero is a blank, and what is not has a
-/// bar, however low.
+/// The latest `width` of these as a line of bars, the newest at the right, the highest almost as high as a line is, so that
+/// lines stay apart. What is zero is a blank, and what is not has a bar, however low.
 pub(super) fn bars(past: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
-    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
     let mut latest: Vec<f64> = past.rev().take(width).collect();
     latest.reverse();
     let most = latest.iter().copied().fold(0.0, f64::max);
     let bar = |value: &f64| match *value <= 0.0 {
         true => ' ',
-        false => BARS[((value / most * 8.0).ceil() as usize).clamp(1, 8) - 1],
+        false => BARS[((value / most * 7.0).ceil() as usize).clamp(1, 7) - 1],
     };
     let blank = width - latest.len();
     std::iter::repeat_n(' ', blank)
@@ -153,9 +153,9 @@ mod tests {
 
     #[test]
     fn bars_are_as_high_as_their_share_and_never_hide_what_there_is() {
-        assert_eq!(bars([0.0, 1.0, 4.0, 8.0].into_iter(), 6), "   ▁▄█");
-        assert_eq!(bars([0.001, 8.0].into_iter(), 2), "▁█");
-        assert_eq!(bars([9.0, 1.0, 2.0].into_iter(), 2), "▄█");
+        assert_eq!(bars([0.0, 1.0, 4.0, 7.0].into_iter(), 6), "   ▁▄▇");
+        assert_eq!(bars([0.001, 8.0].into_iter(), 2), "▁▇");
+        assert_eq!(bars([9.0, 1.0, 2.0].into_iter(), 2), "▄▇");
         assert_eq!(bars([0.0, 0.0].into_iter(), 2), "  ");
         assert_eq!(bars([1.0].into_iter(), 0), "");
     }

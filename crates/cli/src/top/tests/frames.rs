@@ -19,7 +19,7 @@ fn eighty_columns_show_all_that_matters() {
     }
     let web = text.lines().find(|line| line.starts_with("web")).unwrap();
     let columns: Vec<&str> = web.split_whitespace().collect();
-    assert_eq!(columns, ["web", "ready", "2", "4.0M", "1.0M", "64K", "██"]);
+    assert_eq!(columns, ["web", "ready", "2", "4.0M", "1.0M", "64K", "▇▇"]);
     assert_eq!(first_words(&text, "VM "), ["web", "db", "cache"]);
     assert!(
         text.lines().all(|line| line.chars().count() <= 80),

@@ -27,6 +27,12 @@ pub(super) fn draw_both(
     let width = (area.width - GAP) / 2;
     for (direction, word) in words.into_iter().enumerate() {
         let x = area.x + direction as u16 * (width + GAP);
+        // The last has what the division has left.
+        let width = if direction == 0 {
+            width
+        } else {
+            area.right() - x
+        };
         let panel = Rect { x, width, ..area };
         draw(buffer, panel, theme, track, direction, word);
     }

@@ -50,19 +50,22 @@ fn columns<'a>() -> [Of<'a>; 11] {
         })
         .sorted(Sort::Age),
         Of::numbers("SENT/s", 7, |row, _, theme| {
-            (rate(row.rate(0)), theme.direction(0))
+            let style = theme.figure(row.rate_of(0), theme.direction(0));
+            (rate(row.rate(0)), style)
         })
         .sorted(Sort::Sent),
         Of::numbers("RECV/s", 7, |row, _, theme| {
-            (rate(row.rate(1)), theme.direction(1))
+            let style = theme.figure(row.rate_of(1), theme.direction(1));
+            (rate(row.rate(1)), style)
         })
         .sorted(Sort::Received),
-        Of::numbers("QUEUED", 7, |row, _, _| {
-            (both(row.circuit.queued), Style::new())
+        Of::numbers("QUEUED", 7, |row, _, theme| {
+            let queued = sum(row.circuit.queued);
+            (quantity(queued), theme.figure(queued, theme.strong()))
         })
         .sorted(Sort::Queued),
         Of::numbers("BYTES", 6, |row, _, theme| {
-            (both(row.circuit.bytes), theme.faint())
+            (quantity(sum(row.circuit.bytes)), theme.faint())
         })
         .sorted(Sort::Bytes)
         .from(120),
@@ -75,8 +78,8 @@ fn columns<'a>() -> [Of<'a>; 11] {
     ]
 }
 
-fn both([one, other]: [u64; 2]) -> String {
-    quantity(one as f64 + other as f64)
+fn sum([one, other]: [u64; 2]) -> f64 {
+    one as f64 + other as f64
 }
 
 /// Draws circuits: of a VM, or all.

@@ -118,7 +118,6 @@ pub(super) fn draw<R>(
             }
             false => (column.title.to_owned(), look.theme.faint()),
         };
-        let style = style.add_modifier(Modifier::UNDERLINED);
         cell(
             buffer,
             (*x, area.y),
@@ -127,6 +126,8 @@ pub(super) fn draw<R>(
             style,
         );
     }
+    let head = Rect { height: 1, ..area };
+    buffer.set_style(head, Style::new().add_modifier(Modifier::UNDERLINED));
     let seen = usize::from(area.height.saturating_sub(1));
     let marked = look.place.marked.as_deref();
     let marked = marked.and_then(|marked| rows.iter().position(|row| name(row) == marked));

@@ -38,15 +38,18 @@ fn columns<'a>() -> [Of<'a>; 12] {
         })
         .sorted(Sort::Circuits),
         Of::numbers("SENT/s", 7, |row, _, theme| {
-            (rate(row.rate(0)), theme.direction(0))
+            let style = theme.figure(row.rate_of(0), theme.direction(0));
+            (rate(row.rate(0)), style)
         })
         .sorted(Sort::Sent),
         Of::numbers("RECV/s", 7, |row, _, theme| {
-            (rate(row.rate(1)), theme.direction(1))
+            let style = theme.figure(row.rate_of(1), theme.direction(1));
+            (rate(row.rate(1)), style)
         })
         .sorted(Sort::Received),
-        Of::numbers("QUEUED", 7, |row, _, _| {
-            (quantity(row.vm.queued as f64), Style::new())
+        Of::numbers("QUEUED", 7, |row, _, theme| {
+            let queued = row.vm.queued as f64;
+            (quantity(queued), theme.figure(queued, theme.strong()))
         })
         .sorted(Sort::Queued),
         Of::numbers("SENT", 6, |row, _, theme| {
