@@ -10,6 +10,7 @@ use axum::http::request::Parts;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::problem::{Failure, Kind};
 
@@ -55,6 +56,39 @@ pub(super) async fn read(body: Body) -> Result<Bytes, Failure> {
 
 /// What a body describes, which is `what` in words.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Failure> {
+    parse_exactly(body, what).or_else(|failure| match with_integers(body) {
+        Some(body) => parse_exactly(&body, what),
+        None => Err(failure),
+    })
+}
+
+/// The same with whole numbers written as such: to JSON Schema 3.0 is an integer (draft 2020-12, section 6.1.1), to serde it is not. None if
+/// there is no such number.
+fn with_integers(body: &[u8]) -> Option<Vec<u8>> {
+    fn change(value: &mut Value) -> bool {
+        match value {
+            // Below 2^53 each whole number is one number only.
+            Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+                Some(whole) if whole.fract() == 0.0 && (0.0..9e15).contains(&whole) => {
+                    *value = Value::from(whole as u64);
+                    true
+                }
+                _ => false,
+            },
+            Value::Array(values) => values
+                .iter_mut()
+                .fold(false, |any, value| change(value) || any),
+            Value::Object(members) => members
+                .values_mut()
+                .fold(false, |any, value| change(value) || any),
+            _ => false,
+        }
+    }
+    let mut value = serde_json::from_slice(body).ok()?;
+    change(&mut value).then(|| value.to_string().into_bytes())
+}
+
+fn parse_exactly<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Failure> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let described = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let field = error.path().to_string();

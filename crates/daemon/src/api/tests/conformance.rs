@@ -243,6 +243,17 @@ fn bounds_of_a_vm_are_those_that_hold() {
             assert_eq!(add(body(wrong.clone())), (400, json!(field)), "{wrong}");
         }
     }
+    // To JSON Schema these are integers.
+    for whole in ["3.0", "3e0", "0.3e1"] {
+        let body = format!(r#"{{"name":"x","cid":{whole},"limits":{{"circuits":7.0}}}}"#);
+        let (status, answer) = daemon.request("POST", "/v1/vms", &body);
+        assert_eq!(
+            (status, &json_of(&answer)["cid"]),
+            (201, &json!(3)),
+            "{answer}"
+        );
+        assert_eq!(daemon.request("DELETE", "/v1/vms/x", "").0, 204);
+    }
     let longest = members["name"]["maxLength"].as_u64().unwrap() as usize;
     assert_eq!(add(json!({ "name": "x".repeat(longest) })).0, 201);
     let too_long = "x".repeat(longest + 1);
