@@ -75,6 +75,27 @@ fn a_call_that_the_sandbox_does_not_know_ends_the_daemon() {
 }
 
 #[test]
+fn who_is_unknown_is_looked_up_in_the_sandbox() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = Running::start(serve(directory.path(), &["--vm", "name=web"]));
+    daemon.wait_until_ready();
+    // Every source is asked for them, and modules are loaded for it.
+    for nobody in ["user:ringdown-no-such", "users:ringdown-no-such"] {
+        let why = run_with(directory.path(), &["why", nobody, "web", "80"]);
+        assert_refused(&why, 2, "ringdown-no-such");
+    }
+    let known = run_with(directory.path(), &["why", "user:root", "web", "80"]);
+    assert!(
+        known.code == Some(0) && known.out.starts_with("allowed"),
+        "{}",
+        known.err
+    );
+    // And all that was an event, or is none.
+    let events = run_with(directory.path(), &["events", "--json", "--kind", "refused"]);
+    assert_eq!((events.code, events.out.as_str()), (Some(0), ""));
+}
+
+#[test]
 fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (run, more) = (directory.path().join("run"), directory.path().join("more"));

@@ -58,4 +58,4 @@ pub use routes::router;
 pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, serve};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

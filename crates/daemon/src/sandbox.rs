@@ -31,7 +31,7 @@ use std::sync::OnceLock;
 
 pub use places::Places;
 
-use crate::config::{Config, VmRequest};
+use crate::config::{Config, VmRequest, load_name_services};
 use crate::input::InputError;
 use crate::reload::Settings;
 use starter::Starter;
@@ -131,6 +131,8 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         let starter = Starter::launch(commands, &options.starter_arguments);
         Some(starter.map_err(SandboxError::Starter)?)
     };
+    // Which modules look users up only their system knows, and what they do when they are loaded: this is done by now.
+    load_name_services();
     let confines_files = options.mode == Mode::On && files::confine(&places)?;
     calls::confine(options.mode)?;
     tracing::info!(

@@ -67,7 +67,9 @@ fn rulebook(path: &Path) -> Result<Rulebook, Failure> {
 impl From<AskError> for Failure {
     fn from(error: AskError) -> Failure {
         match error {
-            AskError::Input(_) => Failure::usage(error),
+            AskError::Input(_) | AskError::NotThroughUs { .. } | AskError::NoAddress(_) => {
+                Failure::usage(error)
+            }
             _ => Failure::failed(error),
         }
     }

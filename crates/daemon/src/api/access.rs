@@ -39,6 +39,17 @@ pub(super) fn forbidden() -> Failure {
     Failure::new(Kind::Forbidden, "you have no right to do this here")
 }
 
+/// Whoever is at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+    /// Whether it is root, or the daemon's own user.
+    pub is_owner: bool,
+    /// What it may do.
+    pub role: Role,
+}
+
 /// Who has which role.
 #[derive(Debug, Clone)]
 pub struct Access {
@@ -67,21 +78,27 @@ impl Access {
         }
     }
 
-    /// The role of whoever is at the other end of a connected socket.
+    /// Whoever is at the other end of a connected socket.
     ///
     /// # Errors
     /// When the system does not say who it is.
-    pub fn role(&self, socket: impl AsFd) -> io::Result<Role> {
-        let Some(groups) = self.groups else {
-            return Ok(Role::Operate);
-        };
+    pub fn caller(&self, socket: impl AsFd) -> io::Result<Caller> {
         let peer = socket_peercred(&socket)?;
-        if self.owners.contains(&peer.uid.as_raw()) {
-            return Ok(Role::Operate);
-        }
-        let mut gids = peer_groups(socket.as_fd())?;
-        gids.push(peer.gid.as_raw());
-        Ok(role_by_groups(groups, &gids))
+        let uid = peer.uid.as_raw();
+        let is_owner = self.owners.contains(&uid);
+        let role = match self.groups {
+            Some(groups) if !is_owner => {
+                let mut gids = peer_groups(socket.as_fd())?;
+                gids.push(peer.gid.as_raw());
+                role_by_groups(groups, &gids)
+            }
+            _ => Role::Operate,
+        };
+        Ok(Caller {
+            uid,
+            is_owner,
+            role,
+        })
     }
 }
 
@@ -149,20 +166,26 @@ mod tests {
     fn without_groups_whoever_connects_may_do_everything() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let access = Access::new(ControlGroups::default());
-        assert_eq!(access.role(&one).unwrap(), Role::Operate);
+        assert_eq!(access.caller(&one).unwrap().role, Role::Operate);
         let foreign = ControlGroups {
             read: Some(u32::MAX - 1),
             operate: None,
         };
-        assert_eq!(Access::new(foreign).role(&one).unwrap(), Role::Operate);
         assert_eq!(
-            Access::of_groups_only(foreign).role(&one).unwrap(),
+            Access::new(foreign).caller(&one).unwrap().role,
+            Role::Operate
+        );
+        assert_eq!(
+            Access::of_groups_only(foreign).caller(&one).unwrap().role,
             Role::Nobody
         );
         let own = ControlGroups {
             read: Some(rustix::process::getegid().as_raw()),
             operate: None,
         };
-        assert_eq!(Access::of_groups_only(own).role(&one).unwrap(), Role::Read);
+        assert_eq!(
+            Access::of_groups_only(own).caller(&one).unwrap().role,
+            Role::Read
+        );
     }
 }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use device::{CaptureFilter, CaptureOptions};
 use serde::Deserialize;
 use utoipa::IntoParams;
+use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use wire::pcapng::MAX_SNAPLEN;
@@ -31,22 +32,40 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
         .routes(routes!(network))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinesQuery {
-    /// Only the line of this VM, by its name or an alias.
-    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
-    /// Only what is to or from this port.
-    #[param(schema_with = schema::any_port)]
     port: Option<u32>,
-    /// How many bytes of each packet are captured.
-    #[param(schema_with = schema::snaplen)]
     snaplen: Option<u32>,
-    /// How many packets; left out, until the client goes away.
-    #[param(schema_with = schema::count)]
     count: Option<u64>,
+}
+
+impl IntoParams for LinesQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_query(
+                "vm",
+                schema::full_name(),
+                "Only the line of this VM, by its name or an alias.",
+            ),
+            schema::in_query(
+                "port",
+                schema::any_port(),
+                "Only what is to or from this port.",
+            ),
+            schema::in_query(
+                "snaplen",
+                schema::snaplen(),
+                "How many bytes of each packet are captured.",
+            ),
+            schema::in_query(
+                "count",
+                schema::count(),
+                "How many packets; left out, until the client goes away.",
+            ),
+        ]
+    }
 }
 
 /// Streams what passes the lines until the client goes away, or there is nothing more to capture. Needs the role *operate*: what
@@ -67,19 +86,34 @@ async fn lines(
     Ok(stream(control.capture_lines(filter, options).await?))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NetworkQuery {
-    /// Only the port of this VM, by its name or an alias.
-    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
-    /// How many bytes of each frame are captured.
-    #[param(schema_with = schema::snaplen)]
     snaplen: Option<u32>,
-    /// How many frames; left out, until the client goes away.
-    #[param(schema_with = schema::count)]
     count: Option<u64>,
+}
+
+impl IntoParams for NetworkQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_query(
+                "vm",
+                schema::full_name(),
+                "Only the port of this VM, by its name or an alias.",
+            ),
+            schema::in_query(
+                "snaplen",
+                schema::snaplen(),
+                "How many bytes of each frame are captured.",
+            ),
+            schema::in_query(
+                "count",
+                schema::count(),
+                "How many frames; left out, until the client goes away.",
+            ),
+        ]
+    }
 }
 
 /// Streams the frames of a network, the same way.

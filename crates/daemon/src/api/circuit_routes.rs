@@ -7,6 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
+use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -27,16 +28,28 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
         .routes(routes!(windows))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ListQuery {
-    /// Only those of which this VM is an end, by its name or an alias.
-    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
-    /// Only those that were called at this port.
-    #[param(schema_with = schema::any_port)]
     port: Option<u32>,
+}
+
+impl IntoParams for ListQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_query(
+                "vm",
+                schema::full_name(),
+                "Only those of which this VM is an end, by its name or an alias.",
+            ),
+            schema::in_query(
+                "port",
+                schema::any_port(),
+                "Only those that were called at this port.",
+            ),
+        ]
+    }
 }
 
 /// Circuits, the first 10,000.
@@ -53,13 +66,16 @@ async fn list(
     ))
 }
 
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[allow(dead_code)]
-struct CircuitPath {
-    /// The circuit's number, as a list of circuits has it.
-    #[param(schema_with = schema::circuit_id)]
-    id: String,
+struct CircuitPath;
+
+impl IntoParams for CircuitPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![schema::in_path(
+            "id",
+            schema::circuit_id(),
+            "The circuit's number, as a list of circuits has it.",
+        )]
+    }
 }
 
 /// Ends a circuit: both its ends see a reset.

@@ -10,11 +10,12 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use utoipa::IntoParams;
+use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{NoEvents, NotAnswered};
-use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, Why};
+use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, StreamedEvent, Why};
 use super::problem::{Failure, Kind};
 use super::request::Asked;
 use super::routes::CallQuery;
@@ -35,25 +36,59 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
         .routes(routes!(why))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
-    /// Only what came after the event of this number; left out, all that is kept. The header `Last-Event-ID` says the same, and more than this.
-    #[param(schema_with = schema::event_id)]
     after: Option<u64>,
-    /// Of what is kept already at most so many events, the latest.
-    #[param(schema_with = schema::last_events)]
     last: Option<usize>,
-    /// Only what this VM has to do with, by its full name. It need not be there any more.
-    #[param(schema_with = schema::full_name)]
     vm: Option<String>,
-    /// Only these kinds of events, with commas between them.
-    #[param(schema_with = schema::event_kinds)]
     kind: Option<String>,
-    /// With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up.
-    #[param(schema_with = schema::boolean)]
     follow: Option<bool>,
+}
+
+impl IntoParams for EventsQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_query(
+                "after",
+                schema::event_id(),
+                "Only what came after the event of this number; left out, all that is kept. The header `Last-Event-ID` says the same, and more than this.",
+            ),
+            schema::in_query(
+                "last",
+                schema::last_events(),
+                "Of what is kept already at most so many events, the latest.",
+            ),
+            schema::in_query(
+                "vm",
+                schema::full_name(),
+                "Only what this VM has to do with, by its full name. It need not be there any more.",
+            ),
+            schema::in_query(
+                "kind",
+                schema::event_kinds(),
+                "Only these kinds of events, with commas between them.",
+            ),
+            schema::in_query(
+                "follow",
+                schema::boolean(),
+                "With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up.",
+            ),
+        ]
+    }
+}
+
+/// What a reader may say of what it has seen.
+struct EventsHeader;
+
+impl IntoParams for EventsHeader {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![schema::in_header(
+            "Last-Event-ID",
+            schema::event_id(),
+            "The number of the last event that was seen.",
+        )]
+    }
 }
 
 /// What happens, as server-sent events: the last 4,096 events are kept, and a stream may begin with them. Each has an `id`, an `event`,
@@ -61,8 +96,8 @@ struct EventsQuery {
 /// known any more, the first event is `lost`. A reader who does not keep up is dropped; its last event says so.
 #[utoipa::path(
     get, path = "/v1/events", tag = "seeing",
-    params(EventsQuery, ("Last-Event-ID" = Option<u64>, Header, description = "The number of the last event that was seen", maximum = 9007199254740991_u64)),
-    responses((status = 200, description = "The events", body = String, content_type = EVENTS_MEDIA_TYPE), NoEvents)
+    params(EventsQuery, EventsHeader),
+    responses((status = 200, description = "The events, each of this form", body = StreamedEvent, content_type = EVENTS_MEDIA_TYPE), NoEvents)
 )]
 async fn events(
     State(control): Shared,

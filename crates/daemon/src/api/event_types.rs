@@ -76,6 +76,20 @@ impl fmt::Display for EventKind {
     }
 }
 
+/// The fields of one event in a stream.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code)]
+pub(super) struct StreamedEvent {
+    /// The event's number. What is told to one reader about itself at the end of its stream has none.
+    #[schema(pattern = "^[0-9]+$")]
+    id: Option<String>,
+    /// Its kind.
+    event: EventKind,
+    /// An object of JSON: see `Event`.
+    #[schema(content_media_type = "application/json")]
+    data: String,
+}
+
 /// Something that has happened: the `data` of one event in a stream. Its `id` and `kind` are also those of the event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {

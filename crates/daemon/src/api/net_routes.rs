@@ -7,13 +7,14 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use utoipa::IntoParams;
+use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{Always, OfNetwork, OfPort};
 use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use super::problem::Failure;
-use super::request::{parse, read};
+use super::request::{Object, parse, read};
 use super::schema;
 use crate::control::Control;
 
@@ -29,13 +30,16 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
 }
 
 /// The path of what is about one network.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[allow(dead_code)]
-pub(super) struct NetworkPath {
-    /// The network: `lan`, or `red/lan` of the domain `red`, whose slash is written as `%2F`.
-    #[param(schema_with = schema::full_name)]
-    name: String,
+pub(super) struct NetworkPath;
+
+impl IntoParams for NetworkPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![schema::in_path(
+            "name",
+            schema::full_name(),
+            "The network: `lan`, or `red/lan` of the domain `red`, whose slash is written as `%2F`.",
+        )]
+    }
 }
 
 /// All networks.
@@ -68,16 +72,15 @@ async fn macs(State(control): Shared, Path(name): Path<String>) -> Result<Json<M
     Ok(Json(MacList { macs }))
 }
 
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[allow(dead_code)]
-struct PortPath {
-    /// The network.
-    #[param(schema_with = schema::full_name)]
-    name: String,
-    /// The VM, or an alias of it.
-    #[param(schema_with = schema::full_name)]
-    vm: String,
+struct PortPath;
+
+impl IntoParams for PortPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_path("name", schema::full_name(), "The network."),
+            schema::in_path("vm", schema::full_name(), "The VM, or an alias of it."),
+        ]
+    }
 }
 
 /// Takes the link of a VM's port up or down.
@@ -90,7 +93,8 @@ async fn set_link(
     Path((name, vm)): Path<(String, String)>,
     body: Body,
 ) -> Result<StatusCode, Failure> {
-    let request: LinkRequest = parse(&read(body).await?, "say whether the link is to be up")?;
+    let body = read(body).await?;
+    let Object(request): Object<LinkRequest> = parse(&body, "say whether the link is to be up")?;
     control.set_link(&name, &vm, request.up).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -45,6 +45,8 @@ pub enum Kind {
     Impossible,
     /// As many follow the events as may.
     TooManyReaders,
+    /// The caller's user has as many connections as it may.
+    TooManyConnections,
     /// The caller may not do this, or anything.
     Forbidden,
     /// The VM did not become ready in the time given.
@@ -74,6 +76,7 @@ impl Kind {
             Kind::SocketUnavailable => "socket-unavailable",
             Kind::Impossible => "impossible",
             Kind::TooManyReaders => "too-many-readers",
+            Kind::TooManyConnections => "too-many-connections",
             Kind::Forbidden => "forbidden",
             Kind::NotReady => "not-ready",
             Kind::Internal => "internal",
@@ -100,6 +103,7 @@ impl Kind {
             Kind::SocketUnavailable => "A socket cannot be made",
             Kind::Impossible => "The request asks for what cannot be",
             Kind::TooManyReaders => "As many follow the events as may",
+            Kind::TooManyConnections => "You have as many connections as you may",
             Kind::Forbidden => "You may not do this",
             Kind::NotReady => "The VM is not ready",
             Kind::Internal => "The daemon failed",
@@ -120,7 +124,7 @@ impl Kind {
             Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
-            Kind::TooManyReaders => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::TooManyReaders | Kind::TooManyConnections => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::ReloadFailed => StatusCode::CONFLICT,
             Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
@@ -166,6 +170,9 @@ impl From<ControlError> for Failure {
         let kind = match &error {
             ControlError::Input(input) => input_kind(input),
             ControlError::Ask(AskError::Input(input)) => input_kind(input),
+            ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => {
+                Kind::Impossible
+            }
             ControlError::Ask(AskError::UnknownService { .. }) => Kind::UnknownService,
             ControlError::Unknown { .. }
             | ControlError::Ask(AskError::UnknownVm { .. })
@@ -294,6 +301,7 @@ fn field_of(error: &ControlError) -> Option<&'static str> {
             InputError::UnknownNetwork { .. } | InputError::NetworkFull { .. } => Some("nets"),
             _ => None,
         },
+        ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => Some("to"),
         ControlError::Line(LineError::DuplicateName { .. }) => Some("name"),
         ControlError::Line(LineError::DuplicateCid { .. }) => Some("cid"),
         _ => None,

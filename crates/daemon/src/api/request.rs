@@ -1,11 +1,15 @@
 //! What a request says: its query and its body. Both are refused by the field that cannot be meant.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::problem::{Failure, Kind};
 
@@ -62,6 +66,40 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, F
         Failure::new(Kind::InvalidRequest, detail)
     })?;
     Ok(described)
+}
+
+/// What is written as an object of JSON, and as nothing else. What serde derives would take an array of the members' values as well.
+#[derive(Debug, Default)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
+        struct Members<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(members)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+/// A list of objects.
+pub(super) fn objects<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let objects: Vec<Object<T>> = Vec::deserialize(deserializer)?;
+    Ok(objects.into_iter().map(|Object(object)| object).collect())
 }
 
 fn invalid(field: &str, detail: String) -> Failure {

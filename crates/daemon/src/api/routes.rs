@@ -11,13 +11,14 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::Deserialize;
 use switch::Limits;
-use utoipa::{IntoParams, OpenApi, ToSchema};
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::problem::{Failure, Kind};
-use super::request::{Asked, parse, read};
+use super::request::{Asked, Object, parse, read};
 use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
     DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
@@ -64,31 +65,41 @@ pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
 }
 
 /// The path of what is about one VM.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-#[allow(dead_code)]
-pub(super) struct VmPath {
-    /// The VM, or an alias of it: `web`, or `red/web` of the domain `red`, whose slash is written as `%2F`.
-    #[param(schema_with = schema::full_name)]
-    name: String,
+pub(super) struct VmPath;
+
+impl IntoParams for VmPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![schema::in_path(
+            "name",
+            schema::full_name(),
+            "The VM, or an alias of it: `web`, or `red/web` of the domain `red`, whose slash is written as `%2F`.",
+        )]
+    }
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ShowQuery {
-    /// What to wait for.
-    #[param(inline)]
     wait: Option<Wait>,
-    /// How long to wait at most, in milliseconds.
-    #[param(schema_with = schema::wait_ms)]
     timeout_ms: Option<u64>,
 }
 
-#[derive(Deserialize, ToSchema)]
+impl IntoParams for ShowQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::in_query("wait", schema::wait(), "What to wait for."),
+            schema::in_query(
+                "timeout_ms",
+                schema::wait_ms(),
+                "How long to wait at most, in milliseconds.",
+            ),
+        ]
+    }
+}
+
+#[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Wait {
-    /// The guest's agent is there.
     Ready,
 }
 
@@ -119,7 +130,7 @@ async fn list(State(control): Shared) -> Json<VmList> {
     )
 )]
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
-    let new: NewVm = parse(&read(body).await?, "describe a VM")?;
+    let Object(new): Object<NewVm> = parse(&read(body).await?, "describe a VM")?;
     let status = control.add(check(new)?).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
@@ -169,26 +180,37 @@ async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<Stat
 )]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
     let body = read(body).await?;
-    let request: ReloadRequest = match body.is_empty() {
-        true => ReloadRequest::default(),
-        false => parse(&body, "describe a reload")?,
+    let Object(request): Object<ReloadRequest> = match body.is_empty() {
+        true => Object::default(),
+        false => parse::<Option<_>>(&body, "describe a reload")?.unwrap_or_default(),
     };
     Ok(Json(control.reload(request.enforce_existing).await?))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CallQuery {
-    /// Who would call, as rules have it: a VM, `host`, `user:NAME` or `users:GROUP`.
-    #[param(schema_with = schema::caller)]
     pub(super) from: String,
-    /// Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.
-    #[param(schema_with = schema::callee)]
     pub(super) to: String,
-    /// The port.
-    #[param(schema_with = schema::port)]
     pub(super) port: String,
+}
+
+impl IntoParams for CallQuery {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            schema::needed_in_query(
+                "from",
+                schema::caller(),
+                "Who would call, as rules have it: a VM, `host`, `user:NAME` or `users:GROUP`.",
+            ),
+            schema::needed_in_query(
+                "to",
+                schema::callee(),
+                "Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.",
+            ),
+            schema::needed_in_query("port", schema::port(), "The port."),
+        ]
+    }
 }
 
 impl CallQuery {

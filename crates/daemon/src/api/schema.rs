@@ -2,6 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use utoipa::openapi::Required;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{
     AdditionalProperties, ArrayBuilder, KnownFormat, Object, ObjectBuilder, SchemaFormat, Type,
 };
@@ -16,6 +18,68 @@ use crate::limits::bounds;
 
 /// The most characters of a word in a query that stands for a caller or a callee: a DNS name and what tells that it is one.
 pub(super) const MAX_PARTY_LEN: usize = 300;
+
+/// A parameter of a query that may be left out.
+pub(super) fn in_query(name: &str, schema: Object, description: &str) -> Parameter {
+    parameter(
+        ParameterIn::Query,
+        Required::False,
+        name,
+        schema,
+        description,
+    )
+}
+
+/// A parameter of a query that must be there.
+pub(super) fn needed_in_query(name: &str, schema: Object, description: &str) -> Parameter {
+    parameter(
+        ParameterIn::Query,
+        Required::True,
+        name,
+        schema,
+        description,
+    )
+}
+
+/// A part of a path.
+pub(super) fn in_path(name: &str, schema: Object, description: &str) -> Parameter {
+    parameter(ParameterIn::Path, Required::True, name, schema, description)
+}
+
+/// A header that may be left out.
+pub(super) fn in_header(name: &str, schema: Object, description: &str) -> Parameter {
+    parameter(
+        ParameterIn::Header,
+        Required::False,
+        name,
+        schema,
+        description,
+    )
+}
+
+fn parameter(
+    parameter_in: ParameterIn,
+    required: Required,
+    name: &str,
+    schema: Object,
+    description: &str,
+) -> Parameter {
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(parameter_in)
+        .required(required)
+        .description(Some(description))
+        .schema(Some(schema))
+        .build()
+}
+
+/// What can be waited for.
+pub(super) fn wait() -> Object {
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .enum_values(Some(["ready"]))
+        .build()
+}
 
 /// What a name looks like. JSON Schema has the regular expressions of ECMA-262.
 fn name_pattern() -> String {
@@ -65,7 +129,13 @@ pub(super) fn any_port() -> Object {
 
 /// A number and size of windows.
 pub(crate) fn windows() -> Object {
-    text(&format!("^[1-{MAX_WINDOWS}]x([0-9]{{1,4}}M|1G)$"), 4, 7).build()
+    // Even numbers from 8 to 1024.
+    let mebibytes = "(8|[1-9][02468]|[1-9][0-9][02468]|10[01][02468]|102[024])";
+    let pattern = format!("^0*[1-{MAX_WINDOWS}]x(0*{mebibytes}M|0*1G)$");
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some(pattern))
+        .build()
 }
 
 /// Limits of a VM, each with its bounds.

@@ -1,24 +1,41 @@
 //! Connections to the control socket.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, to_bytes};
 use axum::response::IntoResponse;
-use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::Service;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 
-use super::access::{Access, Role, forbidden};
+use super::access::{Access, Caller, Role, forbidden};
+use super::problem::{Failure, Kind};
 
 /// The most connections at once. Those beyond it wait in the socket's backlog.
 pub const MAX_CONNECTIONS: usize = 1024;
+
+/// The most connections of one user at once, unless it is root or the daemon's own.
+pub const MAX_CONNECTIONS_OF_USER: usize = 256;
+
+/// The most connections at once of those who only hear that they are not served. Those beyond it are closed.
+const MAX_TURNED_AWAY: usize = 64;
+
+/// How long those may take to ask and to hear.
+const TURNED_AWAY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a client may take nothing of what it asked for: a stalled reader is not waited for.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a client may take to send the head of a request; an idle connection is closed after it too.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,7 +56,18 @@ pub async fn serve(
     access: Access,
     end: impl Future<Output = ()>,
 ) {
-    serve_so_many(listener, router, access, end, MAX_CONNECTIONS).await;
+    let most = Most {
+        connections: MAX_CONNECTIONS,
+        of_user: MAX_CONNECTIONS_OF_USER,
+    };
+    serve_so_many(listener, router, access, end, most).await;
+}
+
+/// How many connections there may be.
+#[derive(Debug, Clone, Copy)]
+struct Most {
+    connections: usize,
+    of_user: usize,
 }
 
 async fn serve_so_many(
@@ -47,9 +75,11 @@ async fn serve_so_many(
     router: Router,
     access: Access,
     end: impl Future<Output = ()>,
-    max_connections: usize,
+    most: Most,
 ) {
-    let slots = Arc::new(Semaphore::new(max_connections));
+    let slots = Arc::new(Semaphore::new(most.connections));
+    let turned_away = Arc::new(Semaphore::new(MAX_TURNED_AWAY));
+    let users = Users::default();
     let graceful = GracefulShutdown::new();
     let mut server = hyper::server::conn::http1::Builder::new();
     server
@@ -76,10 +106,23 @@ async fn serve_so_many(
             }
         };
         // Whoever the system does not tell us about has no rights.
-        let role = access.role(&stream).unwrap_or(Role::Nobody);
+        let caller = access.caller(&stream).ok();
+        let place = match caller {
+            Some(caller) if caller.role > Role::Nobody => users.enter(caller, most.of_user),
+            _ => Err(forbidden()),
+        };
+        let (caller, place) = match (caller, place) {
+            (Some(caller), Ok(place)) => (caller, place),
+            (_, Ok(_)) => continue,
+            (_, Err(failure)) => {
+                drop(slot);
+                turn_away(stream, failure, &turned_away);
+                continue;
+            }
+        };
         let routes = TowerToHyperService::new(router.clone());
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-            let may = role.may(request.method(), request.uri().path());
+            let may = caller.role.may(request.method(), request.uri().path());
             let answer = may.then(|| routes.call(request));
             async move {
                 match answer {
@@ -88,12 +131,16 @@ async fn serve_so_many(
                 }
             }
         });
+        let mut stream = Box::pin(TimeoutStream::new(stream));
+        stream
+            .as_mut()
+            .set_write_timeout_pinned(Some(WRITE_TIMEOUT));
         let connection = graceful.watch(server.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the control socket broke");
             }
-            drop(slot);
+            drop((slot, place));
         });
     }
     drop(listener);
@@ -102,6 +149,80 @@ async fn serve_so_many(
         .is_err()
     {
         tracing::info!("gave up on requests that were still waiting");
+    }
+}
+
+/// Gives one answer to somebody who is not served, and closes. It takes no place from those who are, and little time.
+fn turn_away(stream: UnixStream, failure: Failure, places: &Arc<Semaphore>) {
+    let Ok(place) = places.clone().try_acquire_owned() else {
+        return;
+    };
+    let answer = failure.into_response();
+    let (head, body) = answer.into_parts();
+    tokio::spawn(async move {
+        let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
+        let service = hyper::service::service_fn(move |_: Request<Incoming>| {
+            let answer = Response::from_parts(head.clone(), Body::from(body.clone()));
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .keep_alive(false)
+            .max_buf_size(MAX_HEADER_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        // Whether it was heard is of no account.
+        let _ = tokio::time::timeout(TURNED_AWAY_TIMEOUT, connection).await;
+        drop(place);
+    });
+}
+
+/// How many connections each user has, but for those who own the daemon.
+#[derive(Debug, Clone, Default)]
+struct Users(Arc<Mutex<HashMap<u32, usize>>>);
+
+/// One connection of a user's.
+#[derive(Debug)]
+struct Place {
+    users: Users,
+    uid: u32,
+}
+
+impl Users {
+    fn enter(&self, caller: Caller, most: usize) -> Result<Option<Place>, Failure> {
+        if caller.is_owner {
+            return Ok(None);
+        }
+        let mut counts = self.counts();
+        let count = counts.entry(caller.uid).or_default();
+        if *count == most {
+            let detail = format!(
+                "user {} has {most} connections, which is the most: close some",
+                caller.uid
+            );
+            return Err(Failure::new(Kind::TooManyConnections, detail));
+        }
+        *count += 1;
+        drop(counts);
+        Ok(Some(Place {
+            users: self.clone(),
+            uid: caller.uid,
+        }))
+    }
+
+    fn counts(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.users.counts();
+        if let Some(count) = counts.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.uid);
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod captures;
 mod circuits;
+pub(crate) mod conformance;
 mod events;
 mod networks;
 

@@ -15,6 +15,7 @@ pub use crate::api::circuit_types::*;
 pub use crate::api::event_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
+use crate::api::request::objects;
 use crate::api::schema;
 use crate::config::full_name;
 
@@ -71,7 +72,11 @@ pub struct NewVm {
     #[schema(schema_with = schema::optional::socket_path)]
     pub serial_connect: Option<PathBuf>,
     /// Its ports in networks, each network once.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "objects"
+    )]
     #[schema(max_items = 8)]
     pub nets: Vec<NewPort>,
     /// The memory of its zero-copy circuits, as a number and size of windows: `4x16M`.

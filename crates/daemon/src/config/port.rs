@@ -472,7 +472,7 @@ mod described {
 
     pub(super) fn mac() -> Object {
         // An even first byte: no group (IEEE 802). That not all are zero the pattern does not say.
-        pattern("^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$")
+        pattern("^[0-9a-fA-F][02468aceACE]([:-][0-9a-fA-F]{2}){5}$")
     }
 
     pub(super) fn ipv4() -> Object {

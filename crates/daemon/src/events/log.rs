@@ -191,9 +191,9 @@ impl Events {
     /// [`TooManyReaders`].
     pub fn read(&self, asked: Asked) -> Result<(EventReader, Option<Event>), TooManyReaders> {
         let mut log = self.log();
-        // Those who were dropped may yet have to hear of it.
+        // Those who were dropped may yet have to hear of it, which takes them no longer than their connections let them stall.
         let readers = log.readers.iter().filter(|place| place.missed.is_none());
-        if readers.count() >= MAX_READERS {
+        if readers.count() >= MAX_READERS || log.readers.len() >= 2 * MAX_READERS {
             return Err(TooManyReaders);
         }
         let (mut given, lost) = log.begin(asked.after);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 
 use super::log::{Asked, Events, Next};
 use crate::api::types::{Event, EventDetails, EventKind};
@@ -68,12 +69,17 @@ impl EventReader {
         if let Some(first) = &first {
             write_event(&mut piece, first);
         }
+        let mut quiet_since = Instant::now();
         loop {
             let is_over = self
                 .end
                 .is_some_and(|end| self.events.has_been_given(self.number, end));
-            if !piece.is_empty() && pieces.send(std::mem::take(&mut piece)).await.is_err() {
-                return;
+            if !piece.is_empty() {
+                // One who takes nothing is cut off by the connection, which ends this.
+                if pieces.send(std::mem::take(&mut piece)).await.is_err() {
+                    return;
+                }
+                quiet_since = Instant::now();
             }
             if is_over {
                 return;
@@ -87,12 +93,11 @@ impl EventReader {
                     continue;
                 }
                 Next::Nothing => {
+                    // What happens and is not wanted is silence to this reader.
+                    let sign_of_life = sleep_until(quiet_since + SIGN_OF_LIFE);
                     tokio::select! {
-                        changed = tokio::time::timeout(SIGN_OF_LIFE, self.changed.changed()) => {
-                            if changed.is_err() {
-                                piece.push_str(":\n\n");
-                            }
-                        }
+                        _ = self.changed.changed() => {}
+                        () = sign_of_life => piece.push_str(":\n\n"),
                         () = pieces.closed() => return,
                     }
                     continue;

@@ -148,7 +148,10 @@ impl FakeDaemon {
             .split_once("\r\n\r\n")
             .expect("the answer has a head");
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
-        (status.expect("the answer has a status"), body.to_owned())
+        let status = status.expect("the answer has a status");
+        #[cfg(test)]
+        api::tests::conformance::check(method, target, status, head, body);
+        (status, body.to_owned())
     }
 
     /// Sends these bytes to the control socket and returns what comes back until its end.

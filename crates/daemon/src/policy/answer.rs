@@ -21,6 +21,17 @@ pub enum AskError {
     /// The words mean nothing.
     #[error(transparent)]
     Input(#[from] InputError),
+    /// What a program of the host does not call through Ringdown.
+    #[error(
+        "{to:?} is not somebody whom a program of the host can call through Ringdown: ask about a VM"
+    )]
+    NotThroughUs {
+        /// Who was asked about.
+        to: String,
+    },
+    /// An address, or a name, that cannot be one.
+    #[error(transparent)]
+    NoAddress(InputError),
     /// No VM has this name.
     #[error("there is no VM named {name:?}{}: add it, or ask about one that exists", nearest_of(.nearest))]
     UnknownVm {
@@ -68,12 +79,7 @@ impl Rulebook {
         let (caller, callee) = (self.caller(from)?, self.callee(to)?);
         let to_a_vm = matches!(callee, To::Vm(_));
         if !matches!(caller, From::Vm(_)) && !to_a_vm {
-            return Err(InputError::Malformed {
-                expected: "somebody whom a program of the host can call through Ringdown",
-                found: to.to_owned(),
-                remedy: "ask about a VM".to_owned(),
-            }
-            .into());
+            return Err(AskError::NotThroughUs { to: to.to_owned() });
         }
         let gids;
         let asked_from = match &caller {
@@ -270,14 +276,19 @@ impl Rulebook {
             Some(("service", service)) => self.service(service),
             Some(("address", address)) => {
                 let parsed = address.parse::<IpAddr>();
-                let parsed = parsed.map_err(|_| InputError::Malformed {
-                    expected: "an address",
-                    found: address.chars().take(128).collect(),
-                    remedy: "write one, as in \"address:10.1.2.3\"".to_owned(),
+                let parsed = parsed.map_err(|_| {
+                    AskError::NoAddress(InputError::Malformed {
+                        expected: "an address",
+                        found: address.chars().take(128).collect(),
+                        remedy: "write one, as in \"address:10.1.2.3\"".to_owned(),
+                    })
                 })?;
                 Ok(To::Address(parsed.to_canonical()))
             }
-            Some(("name", name)) => Ok(To::Name(parse_dns_name(name)?)),
+            Some(("name", name)) => {
+                let name = parse_dns_name(name).map_err(AskError::NoAddress)?;
+                Ok(To::Name(name))
+            }
             None if text == "host" => Ok(To::Listener),
             None => Ok(To::Vm(self.vm(text)?)),
             Some(_) => Err(InputError::Malformed {

@@ -205,13 +205,15 @@ const FAMILIES: [i32; 5] = [
 const PR_GET_AUXV: i32 = 0x4155_5856;
 
 /// What may be asked and set: a thread's name, how exact its timers are, names of memory in what `/proc` shows, and the above.
-const CONTROLS: [i32; 6] = [
+const CONTROLS: [i32; 7] = [
     libc::PR_SET_NAME,
     libc::PR_GET_NAME,
     libc::PR_SET_TIMERSLACK,
     libc::PR_GET_TIMERSLACK,
     libc::PR_SET_VMA,
     PR_GET_AUXV,
+    // Modules that look users up read this when they are loaded: libcap does.
+    libc::PR_CAPBSET_READ,
 ];
 
 /// Confines this thread, and those that it starts, to the list.

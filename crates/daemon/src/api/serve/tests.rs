@@ -1,9 +1,12 @@
 //! Limits and deadlines of connections, with a clock that moves only when nothing else can happen.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use axum::routing::get;
+use hyper::body::{Bytes, Frame};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
@@ -29,7 +32,10 @@ impl Server {
             router,
             Access::new(ControlGroups::default()),
             std::future::pending(),
-            max_connections,
+            Most {
+                connections: max_connections,
+                of_user: 1,
+            },
         ));
         Server {
             path,
@@ -43,7 +49,17 @@ impl Server {
         let path = directory.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let access = Access::of_groups_only(groups);
-        tokio::spawn(serve(listener, router, access, std::future::pending()));
+        let most = Most {
+            connections: MAX_CONNECTIONS,
+            of_user: 3,
+        };
+        tokio::spawn(serve_so_many(
+            listener,
+            router,
+            access,
+            std::future::pending(),
+            most,
+        ));
         Server {
             path,
             _directory: directory,
@@ -188,11 +204,7 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
 #[tokio::test]
 async fn whoever_may_read_may_not_change_or_capture() {
     let (_arrivals, router) = fake::router();
-    let readers = ControlGroups {
-        read: Some(rustix::process::getegid().as_raw()),
-        operate: None,
-    };
-    let server = Server::for_group(router, readers);
+    let server = Server::for_group(router, own_group());
     for (request, status) in [
         ("GET /v1/vms", "200"),
         ("HEAD /v1/vms", "200"),
@@ -210,4 +222,95 @@ async fn whoever_may_read_may_not_change_or_capture() {
             "{request}: {answer}"
         );
     }
+}
+
+/// The group that the clients of these tests are in.
+fn own_group() -> ControlGroups {
+    ControlGroups {
+        read: Some(rustix::process::getegid().as_raw()),
+        operate: None,
+    }
+}
+
+#[tokio::test]
+async fn a_user_has_so_many_connections_and_no_more() {
+    let (_arrivals, router) = fake::router();
+    let server = Server::for_group(router, own_group());
+    let held: Vec<UnixStream> = [server.request("").await, server.request("").await].into();
+    let request = "GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let third = answer(server.request(request).await).await;
+    assert!(third.starts_with("HTTP/1.1 200 "), "{third}");
+    let third = server.request("").await;
+    let fourth = answer(server.request(request).await).await;
+    assert!(fourth.starts_with("HTTP/1.1 503 "), "{fourth}");
+    assert!(fourth.contains("has 3 connections"), "{fourth}");
+    drop((held, third));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while answer(server.request(request).await)
+        .await
+        .contains(" 503 ")
+    {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn those_who_are_turned_away_hold_no_place_and_are_closed() {
+    on_a_standing_clock(async {
+        let nobody = ControlGroups {
+            read: Some(u32::MAX - 1),
+            operate: None,
+        };
+        let server = Server::for_group(Router::new(), nobody);
+        let mut silent = Vec::new();
+        for _ in 0..2 * MAX_TURNED_AWAY {
+            silent.push(server.request("").await);
+        }
+        for mut stream in silent {
+            // Whether it was closed at once, or was given its time.
+            let mut heard = Vec::new();
+            let _ = stream.read_to_end(&mut heard).await;
+            assert!(heard.is_empty());
+        }
+    });
+}
+
+/// An answer without end, that tells when nobody is there for it any more.
+struct Endless(Arc<Notify>);
+
+impl hyper::body::Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 65_536])))))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+#[test]
+fn who_takes_nothing_of_an_endless_answer_is_cut_off() {
+    on_a_standing_clock(async {
+        let ended = Arc::new(Notify::new());
+        let told = ended.clone();
+        let endless = move || {
+            let answer = Body::new(Endless(told.clone()));
+            async move { answer }
+        };
+        let server = Server::start(Router::new().route("/", get(endless)), 1);
+        let started = Instant::now();
+        let _stalled = server.request("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        ended.notified().await;
+        assert!(started.elapsed() >= WRITE_TIMEOUT);
+        // And its place is another's.
+        drop(server.request("").await);
+    });
 }
