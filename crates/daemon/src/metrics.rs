@@ -77,6 +77,7 @@ pub async fn collect(control: &Control) -> String {
     }
     let mut page = page(&vms, &stats, &control.networks_in_detail().await);
     figures::add(&mut page, &vms, &control.figures().await);
+    figures::add_readers(&mut page, &control.parts.events);
     let windows = control.windows().await.unwrap_or_default();
     circuits::add(&mut page, &control.switchboard_report(), &windows);
     page.finish()

@@ -11,6 +11,7 @@ use switch::{Reason, RuleCounters, RuleReport, SetUpTimes};
 
 use super::page::Page;
 use crate::api::types::VmStatus;
+use crate::events::Events;
 use crate::line::{Figures, LineFigures};
 
 /// The most VMs with figures of their own. What is left out of the page is counted in it.
@@ -42,6 +43,23 @@ pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
         "Processor time of the thread that moves bytes, with that in which it looks for work before it sleeps.",
         &[],
         figures.worker_busy.as_secs_f64(),
+    );
+}
+
+/// Adds those of who reads events.
+pub(super) fn add_readers(page: &mut Page, events: &Events) {
+    let (_, readers) = events.counts();
+    page.gauge(
+        "ringdown_event_readers",
+        "Readers of events.",
+        &[],
+        readers as f64,
+    );
+    page.counter(
+        "ringdown_event_readers_dropped_total",
+        "Readers of events that did not keep up and were dropped.",
+        &[],
+        events.dropped_readers() as f64,
     );
 }
 
