@@ -471,8 +471,8 @@ mod described {
     use schema::optional::{number, pattern};
 
     pub(super) fn mac() -> Object {
-        // An even first byte: no group (IEEE 802). That not all are zero the pattern does not say.
-        pattern("^[0-9a-fA-F][02468aceACE]([:-][0-9a-fA-F]{2}){5}$")
+        // Not all zeros, and an even first byte: no group (IEEE 802).
+        pattern("^(?!00([:-]00){5}$)[0-9a-fA-F][02468aceACE]([:-][0-9a-fA-F]{2}){5}$")
     }
 
     pub(super) fn ipv4() -> Object {
