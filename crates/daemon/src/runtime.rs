@@ -10,7 +10,11 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsE
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, FlockOperation, Gid};
+use rustix::fs::{Access, FlockOperation};
+
+mod others;
+
+pub use others::{close_to_others, open_to, who_is_shut_out};
 
 /// The socket of the control API.
 pub fn control_socket(runtime_dir: &Path) -> PathBuf {
@@ -80,6 +84,20 @@ pub enum RuntimeError {
     NotASocket {
         /// What stands there.
         path: PathBuf,
+    },
+    /// The runtime directory would have to be opened to others, and somebody else decides about it.
+    #[error(
+        "[control] lets others use the control socket, and they cannot pass through {}, whose mode ({mode:04o}) the daemon has not set and leaves alone: \
+         name a directory with --runtime-dir that the daemon makes itself, or let them pass with `{remedy}`",
+        path.display()
+    )]
+    NotOursToOpen {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// What its owner can do.
+        remedy: String,
     },
     /// A group cannot be given the control socket.
     #[error(
@@ -290,39 +308,6 @@ pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
     let private = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(path, private).map_err(|error| system("cannot protect", error))?;
     Ok(listener)
-}
-
-/// Lets a group connect to a socket in the runtime directory, or everybody if no group is named: a file has one group only, and who may do
-/// what is decided about each connection then. The directory can be passed through, and not be read.
-///
-/// # Errors
-/// [`RuntimeError::NotForGroup`], and what the system says.
-pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<(), RuntimeError> {
-    for (path, of_group, of_all) in [(runtime_dir, 0o010, 0o011), (socket, 0o060, 0o066)] {
-        let system = |error| RuntimeError::System {
-            what: "cannot open to others",
-            path: path.to_owned(),
-            error,
-        };
-        if let Some(gid) = group {
-            let to = Some(Gid::from_raw(gid));
-            // The call by which the sandbox knows it, which plain `chown` is not everywhere.
-            let given = rustix::fs::chownat(rustix::fs::CWD, path, None, to, AtFlags::empty());
-            given.map_err(|error| RuntimeError::NotForGroup {
-                path: path.to_owned(),
-                gid,
-                error: error.into(),
-            })?;
-        }
-        let mode = std::fs::metadata(path)
-            .map_err(system)?
-            .permissions()
-            .mode();
-        let added = if group.is_some() { of_group } else { of_all };
-        let opened = std::fs::Permissions::from_mode(mode | added);
-        std::fs::set_permissions(path, opened).map_err(system)?;
-    }
-    Ok(())
 }
 
 /// Dials a socket and hangs up. A plain `connect` would wait for room in a full backlog.

@@ -31,8 +31,8 @@ use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
 use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
-    RuntimeError, RuntimeLock, circuit_socket, control_socket, listen_privately, open_to,
-    prepare_directory,
+    RuntimeError, RuntimeLock, circuit_socket, close_to_others, control_socket, listen_privately,
+    open_to, prepare_directory, who_is_shut_out,
 };
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
@@ -225,7 +225,7 @@ impl Daemon {
             error,
         })?;
         let control_socket = match handed_over {
-            Some(listener) => PrivateSocket::handed_over(listener),
+            Some(listener) => PrivateSocket::handed_over(listener, &settings)?,
             None => PrivateSocket::listen_for(&settings)?,
         };
         commit();
@@ -475,15 +475,22 @@ impl PrivateSocket {
     fn listen_for(settings: &Settings) -> Result<PrivateSocket, RuntimeError> {
         let path = control_socket(&settings.runtime_dir);
         let socket = PrivateSocket::listen(&path)?;
-        if settings.control != ControlGroups::default() {
-            open_to(&settings.runtime_dir, &path, settings.control.only_one())?;
+        match settings.control == ControlGroups::default() {
+            true => close_to_others(&settings.runtime_dir)?,
+            false => open_to(&settings.runtime_dir, &path, settings.control.only_one())?,
         }
         Ok(socket)
     }
 
-    fn handed_over(listener: UnixListener) -> PrivateSocket {
+    fn handed_over(
+        listener: UnixListener,
+        settings: &Settings,
+    ) -> Result<PrivateSocket, RuntimeError> {
+        for finding in who_is_shut_out(&settings.runtime_dir, settings.control)? {
+            tracing::warn!("{finding}");
+        }
         let path = None;
-        PrivateSocket { path, listener }
+        Ok(PrivateSocket { path, listener })
     }
 
     fn listener(&self) -> Result<UnixListener, ServeError> {

@@ -6,10 +6,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::{Policy, Reason, RuleId, Switch, Time};
+use crate::{
+    CalleePattern, CallerPattern, Policy, PortRange, Reason, Rule, RuleId, RuleLimits, Switch,
+    Time, Verdict,
+};
 
-/// What has been counted of the calls about which a rule has decided. All only grow, also when the policy is set again, as long as there is a rule of this
-/// name.
+/// What has been counted of the calls about which a rule has decided. All only grow. When the policy is set again, they go on with the rule of the same
+/// name, whatever it says now; rules that share a name are counted together from then on, by the first of them. A rule without a name goes on
+/// where one that says exactly the same stands in the new policy, wherever that is, and begins at zero otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuleCounters {
     /// Circuits set up, answered or not.
@@ -20,6 +24,24 @@ pub struct RuleCounters {
     pub refused: BTreeMap<Reason, u64>,
     /// Circuits that were cut short, by the reason.
     pub cut_short: BTreeMap<Reason, u64>,
+}
+
+impl RuleCounters {
+    /// Adds another's.
+    pub fn add(&mut self, other: &RuleCounters) {
+        self.opened += other.opened;
+        for (bytes, more) in self.bytes.iter_mut().zip(other.bytes) {
+            *bytes += more;
+        }
+        for (sums, counts) in [
+            (&mut self.refused, &other.refused),
+            (&mut self.cut_short, &other.cut_short),
+        ] {
+            for (reason, count) in counts {
+                *sums.entry(*reason).or_default() += count;
+            }
+        }
+    }
 }
 
 /// The figures of a rule.
@@ -95,17 +117,49 @@ impl RuleFigures {
         }
     }
 
-    /// Another policy comes: rules that have a namesake in it hand their figures over.
+    /// Another policy comes: rules that are in it too hand their figures over.
     fn hand_over(&mut self, from: &Policy, to: &Policy) {
         let known = from.rules().iter().zip(std::mem::take(&mut self.rules));
-        // Of several rules of one name the first hands over, and the first takes.
-        let mut by_label = HashMap::new();
+        // What is exported is the sum of namesakes. So all of them hand over, and it does not matter that only the first takes.
+        let mut handed: HashMap<Identity<'_>, RuleCounters> = HashMap::new();
         for (rule, counters) in known {
-            by_label.entry(rule.label.as_str()).or_insert(counters);
+            let sum = handed.entry(Identity::of(rule)).or_default();
+            sum.add(&counters);
         }
-        let handed = |label: &str| by_label.remove(label).unwrap_or_default();
-        let labels = to.rules().iter().map(|rule| rule.label.as_str());
-        self.rules = labels.map(handed).collect();
+        let taken = to.rules().iter().map(|rule| {
+            let sum = handed.remove(&Identity::of(rule));
+            sum.unwrap_or_default()
+        });
+        self.rules = taken.collect();
+    }
+}
+
+/// What makes a rule the same one in another policy.
+#[derive(PartialEq, Eq, Hash)]
+enum Identity<'a> {
+    Name(&'a str),
+    /// Everything that it says.
+    Content {
+        from: &'a [CallerPattern],
+        to: &'a [CalleePattern],
+        ports: &'a [PortRange],
+        verdict: &'a Verdict,
+        limits: RuleLimits,
+    },
+}
+
+impl Identity<'_> {
+    fn of(rule: &Rule) -> Identity<'_> {
+        match rule.is_named {
+            true => Identity::Name(&rule.label),
+            false => Identity::Content {
+                from: &rule.from,
+                to: &rule.to,
+                ports: &rule.ports,
+                verdict: &rule.verdict,
+                limits: rule.limits,
+            },
+        }
     }
 }
 

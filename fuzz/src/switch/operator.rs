@@ -619,5 +619,6 @@ fn rule(dice: &mut Dice<'_>) -> Rule {
         verdict,
         limits,
         label: String::new(),
+        is_named: false,
     }
 }

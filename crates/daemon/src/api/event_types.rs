@@ -188,7 +188,7 @@ pub struct Why {
     pub hindrances: Vec<String>,
     /// All that the policy says.
     pub policy: PolicyAnswer,
-    /// The last refusals of such calls, the latest first.
+    /// The last refusals of such calls, the latest first. None of callers that are a group of users: with which groups a program ran is not remembered.
     pub refusals: Vec<Refusal>,
 }
 

@@ -136,6 +136,7 @@ fn rule(text: &str, place: &str) -> Result<Rule, InputError> {
         verdict: Verdict::Allow,
         limits: RuleLimits::default(),
         label: place.to_owned(),
+        is_named: false,
     })
 }
 

@@ -37,10 +37,14 @@ impl Source<'_> {
             verdict: Verdict::Deny,
             limits: RuleLimits::default(),
             label: place.to_owned(),
+            is_named: false,
         };
         for (key, value) in keys.iter() {
             match key.get_ref().as_ref() {
-                "name" => rule.label = self.name("name", "a rule", value)?,
+                "name" => {
+                    rule.label = self.name("name", "a rule", value)?;
+                    rule.is_named = true;
+                }
                 "domain" => {}
                 "from" => from = Some(self.patterns("from", value, &domain, parse_caller)?),
                 "to" => to = Some(self.patterns("to", value, &domain, parse_callee)?),
@@ -111,6 +115,7 @@ impl Source<'_> {
             verdict: Verdict::Allow,
             limits: RuleLimits::default(),
             label: place.to_owned(),
+            is_named: false,
         })
     }
 

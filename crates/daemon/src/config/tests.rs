@@ -45,6 +45,7 @@ fn allow(from: Option<&str>, to: Option<&str>, ports: &[PortRange], label: &str)
         verdict: Verdict::Allow,
         limits: RuleLimits::default(),
         label: label.to_owned(),
+        is_named: false,
     }
 }
 

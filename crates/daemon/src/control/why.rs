@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Control, ControlError};
 use crate::api::types::{PolicyVerdict, VmState, VmStatus, Why};
+use crate::config::parse_user;
 use crate::events::Call;
 
 impl Control {
@@ -20,16 +21,19 @@ impl Control {
     ) -> Result<Why, ControlError> {
         let book = self.rulebook().await;
         let (asked_from, asked_to) = (from.clone(), to.clone());
-        let policy = tokio::task::spawn_blocking(move || book.ask(&asked_from, &asked_to, port));
-        let policy = policy.await.map_err(|_| ControlError::Lost)??;
+        let asked = tokio::task::spawn_blocking(move || {
+            let policy = book.ask(&asked_from, &asked_to, port)?;
+            Ok::<_, ControlError>((policy, program_words(&asked_from)))
+        });
+        let (policy, program) = asked.await.map_err(|_| ControlError::Lost)??;
         // A name stands for a VM, an alias of it too; what has a colon, or is the host, for something else.
         let (caller, callee) = (self.get(&from).await.ok(), self.get(&to).await.ok());
         let named = |vm: &Option<VmStatus>, words: &str| match vm {
             Some(vm) => vm.full_name(),
-            None if words.starts_with("user") => "host".to_owned(),
             None => words.replace("service:default/", "service:"),
         };
-        let (from_name, to_name) = (named(&caller, &from), named(&callee, &to));
+        let from_name = program.unwrap_or_else(|| named(&caller, &from));
+        let to_name = named(&callee, &to);
         let call = Call {
             from: Some(&from_name),
             to: Some(&to_name),
@@ -42,7 +46,9 @@ impl Control {
             .filter_map(absence)
             .collect();
         if let (Some(caller), "host") = (&caller, to.as_str()) {
-            hindrances.extend(silence(caller, port));
+            let host = caller.host.clone();
+            let silence = tokio::task::spawn_blocking(move || silence(host, port));
+            hindrances.extend(silence.await.map_err(|_| ControlError::Lost)?);
         }
         Ok(Why {
             allowed: policy.verdict != PolicyVerdict::Denied,
@@ -64,16 +70,52 @@ fn absence(vm: &VmStatus) -> Option<String> {
     is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state.meaning()))
 }
 
-/// That no program of the host listens for a guest.
-fn silence(caller: &VmStatus, port: u32) -> Option<String> {
+/// By what refusals of programs of a user are known: its number. With which groups a refused program ran is not remembered, so there are none of `users:`.
+/// It asks the system, which may take its time.
+fn program_words(from: &str) -> Option<String> {
+    let uid = parse_user(from.strip_prefix("user:")?).ok()?;
+    Some(format!("user:{uid}"))
+}
+
+/// That no program of the host listens beside the host socket of a VM. What cannot be looked at is not taken for silence. It asks the file system, which
+/// may take its time.
+fn silence(host: PathBuf, port: u32) -> Option<String> {
     let own = [
         wire::agent::PORT,
         wire::directory::PORT,
         wire::switchboard::link::PORT,
     ];
-    let mut path = caller.host.clone().into_os_string();
+    let mut path = host.into_os_string();
     path.push(format!("_{port}"));
     let path = PathBuf::from(path);
-    let is_silent = !own.contains(&port) && !path.exists();
+    let is_silent = !own.contains(&port) && matches!(path.try_exists(), Ok(false));
     is_silent.then(|| format!("no program of the host listens at {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_is_not_there_is_silence() {
+        let directory = tempfile::tempdir().unwrap();
+        let host = directory.path().join("web");
+        let found = silence(host.clone(), 80).unwrap();
+        assert!(found.ends_with("/web_80"), "{found}");
+        std::fs::write(directory.path().join("web_80"), "").unwrap();
+        assert_eq!(silence(host.clone(), 80), None);
+        // A path that cannot be looked at, whoever asks.
+        assert_eq!(silence(directory.path().join("x".repeat(300)), 80), None);
+        // The daemon serves these itself.
+        assert_eq!(silence(host, wire::agent::PORT), None);
+    }
+
+    #[test]
+    fn users_are_known_by_their_number() {
+        assert_eq!(program_words("user:1000").as_deref(), Some("user:1000"));
+        assert_eq!(program_words("user:root").as_deref(), Some("user:0"));
+        for other in ["host", "web", "users:0", "user"] {
+            assert_eq!(program_words(other), None, "{other}");
+        }
+    }
 }

@@ -173,11 +173,12 @@ fn callee_words(callee: &AuditCallee) -> String {
     }
 }
 
-/// By what a caller is asked about, as in rules. Programs of the host are one.
+/// By what a caller is asked about, as in rules. Programs of one user are one.
 fn caller_asked(caller: &AuditCaller) -> String {
     match caller {
         AuditCaller::Vm { domain, vm, .. } => full_name(domain, vm),
-        AuditCaller::Program { .. } | AuditCaller::Published { .. } => "host".to_owned(),
+        AuditCaller::Program { uid, .. } => format!("user:{uid}"),
+        AuditCaller::Published { published, .. } => format!("published:{published}"),
     }
 }
 
@@ -212,6 +213,58 @@ fn callee_asked(callee: &AuditCallee) -> (String, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_of_one_user_are_not_those_of_another() {
+        let events = Events::default();
+        let notes = CallNotes::new(Audit::start(None).unwrap().0, events.clone());
+        let program = |uid, pid| AuditCaller::Program { uid, pid };
+        let published = AuditCaller::Published {
+            published: "web".to_owned(),
+            peer: Some("192.0.2.1:4000".to_owned()),
+        };
+        let callers = [
+            program(1000, Some(7)),
+            program(1001, Some(8)),
+            program(1000, Some(9)),
+            program(1000, None),
+            published,
+        ];
+        for from in callers {
+            let record = AuditRecord {
+                decision: AuditDecision::Denied,
+                from,
+                to: AuditCallee::Listener { listener: 80 },
+                redirected_to: None,
+                rule: None,
+                reason: None,
+            };
+            notes.note(record, None);
+        }
+        let known = |from| {
+            let call = Call {
+                from,
+                to: Some("host"),
+                port: 80,
+            };
+            let mut known: Vec<_> = events
+                .refusals(call)
+                .into_iter()
+                .map(|one| (one.from, one.count))
+                .collect();
+            known.sort();
+            known
+        };
+        let of_1000 = ("host(uid 1000)".to_owned(), 3);
+        let of_1001 = ("host(uid 1001, pid 8)".to_owned(), 1);
+        let published = ("published(web)".to_owned(), 1);
+        assert_eq!(known(Some("user:1000")), [of_1000.clone()]);
+        assert_eq!(known(Some("user:1001")), [of_1001.clone()]);
+        assert!(known(Some("user:100")).is_empty());
+        let all = [of_1000, of_1001, published];
+        assert_eq!(known(Some("host")), all);
+        assert_eq!(known(None), all);
+    }
 
     #[test]
     fn of_one_vm_so_much_is_told_each_second_and_others_are_told_of_all_the_same() {

@@ -12,7 +12,8 @@ pub const MAX_REFUSALS: usize = 1024;
 /// The most of one caller. Its oldest goes first.
 pub const MAX_REFUSALS_OF_ONE: usize = 128;
 
-/// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `host`, `service:registry`; `None` for whoever.
+/// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `user:1000`, `host`, `service:registry`; `None` for whoever.
+/// `host` as a caller is every program of the host, and whoever came in by a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call<'a> {
     /// Who calls.
@@ -38,12 +39,17 @@ struct Remembered {
 }
 
 impl Remembered {
-    /// Whether it differs in time only, and in the port that the caller had.
+    /// Whether it differs in time only, and in the port or the process that the caller had: both are of one caller.
     fn is_like(&self, other: &Remembered) -> bool {
         let (one, another) = (&self.refusal, &other.refusal);
         self.to == other.to
             && (one.port, &one.reason, &one.rule) == (another.port, &another.reason, &another.rule)
     }
+}
+
+/// Whether these words stand for somebody on the host. No VM's name has a colon.
+fn is_of_host(caller: &str) -> bool {
+    caller.starts_with("user:") || caller.starts_with("published:")
 }
 
 impl Refusals {
@@ -86,7 +92,10 @@ impl Refusals {
 
     pub(super) fn of(&self, call: Call<'_>) -> Vec<Refusal> {
         let callers = self.by_caller.iter();
-        let of_caller = callers.filter(|(from, _)| call.from.is_none_or(|asked| asked == *from));
+        let of_caller = callers.filter(|(from, _)| match call.from {
+            Some("host") => is_of_host(from),
+            asked => asked.is_none_or(|asked| asked == *from),
+        });
         let all = of_caller.flat_map(|(_, of_caller)| of_caller);
         let mut found: Vec<&Remembered> = all
             .filter(|known| {

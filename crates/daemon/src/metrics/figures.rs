@@ -168,18 +168,7 @@ impl Sum {
             circuits, counters, ..
         } = report;
         self.circuits += circuits;
-        self.counters.opened += counters.opened;
-        for (bytes, more) in self.counters.bytes.iter_mut().zip(counters.bytes) {
-            *bytes += more;
-        }
-        for (sums, counts) in [
-            (&mut self.counters.refused, &counters.refused),
-            (&mut self.counters.cut_short, &counters.cut_short),
-        ] {
-            for (reason, count) in counts {
-                *sums.entry(*reason).or_default() += count;
-            }
-        }
+        self.counters.add(counters);
     }
 }
 

@@ -169,3 +169,89 @@ fn the_control_socket_is_opened_to_a_group_or_to_all() {
     open_to(&runtime_dir, &path, None).unwrap();
     assert_eq!(modes(), [0o711, 0o666]);
 }
+
+fn opened(mode_of_dir: u32) -> (tempfile::TempDir, PathBuf, UnixListener) {
+    let directory = temporary();
+    set_mode(directory.path(), mode_of_dir);
+    let socket = control_socket(directory.path());
+    let listener = listen_privately(&socket).unwrap();
+    (directory, socket, listener)
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_directory_that_others_have_decided_about_is_not_opened() {
+    let own = rustix::process::getegid().as_raw();
+    for foreign in [0o701, 0o740, 0o750, 0o751, 0o755, 0o710, 0o711, 0o1700] {
+        let (directory, socket, _listener) = opened(foreign);
+        for group in [Some(own), None] {
+            let can_pass = match group {
+                Some(_) => foreign & 0o010 != 0,
+                None => foreign & 0o011 == 0o011,
+            };
+            match open_to(directory.path(), &socket, group) {
+                Ok(()) => assert!(can_pass, "{foreign:o}"),
+                Err(error) => {
+                    assert!(!can_pass, "{foreign:o}");
+                    let said = error.to_string();
+                    assert!(said.contains(&format!("({foreign:04o})")), "{said}");
+                    assert!(said.contains("--runtime-dir") && said.contains("chmod"));
+                    assert_eq!(mode(&socket) & 0o006, 0);
+                }
+            }
+            let now = std::fs::metadata(directory.path()).unwrap();
+            assert_eq!(now.permissions().mode() & 0o7777, foreign);
+        }
+        close_to_others(directory.path()).unwrap();
+        assert_eq!(mode(directory.path()), foreign & 0o777, "not our doing");
+    }
+}
+
+#[test]
+fn what_was_opened_is_closed_again_and_nothing_else() {
+    let (directory, socket, _listener) = opened(0o700);
+    let own = rustix::process::getegid().as_raw();
+    let path = directory.path();
+    // Another [control] with each start, then none.
+    for (group, expected) in [(Some(own), 0o710), (None, 0o711), (Some(own), 0o710)] {
+        open_to(path, &socket, group).unwrap();
+        assert_eq!(mode(path), expected);
+    }
+    close_to_others(path).unwrap();
+    assert_eq!(mode(path), 0o700);
+    // From here on a mode is the operator's, whatever it is.
+    set_mode(path, 0o711);
+    close_to_others(path).unwrap();
+    assert_eq!(mode(path), 0o711);
+    set_mode(path, 0o700);
+    open_to(path, &socket, None).unwrap();
+    set_mode(path, 0o755);
+    close_to_others(path).unwrap();
+    assert_eq!(mode(path), 0o755);
+}
+
+#[test]
+fn groups_that_a_handed_over_socket_shuts_out_are_named_with_the_remedy() {
+    let (directory, socket, _listener) = opened(0o750);
+    let own = rustix::process::getegid().as_raw();
+    let groups = |read, operate| crate::config::ControlGroups { read, operate };
+    let found = |groups| who_is_shut_out(directory.path(), groups).unwrap();
+    set_mode(&socket, 0o660);
+    assert!(found(groups(None, None)).is_empty());
+    assert!(found(groups(None, Some(own))).is_empty());
+    let other = own + 1;
+    let two = found(groups(Some(other), Some(own)));
+    assert_eq!(two.len(), 2, "{two:?}");
+    assert!(two[0].contains("read-group") && two[0].contains("SocketMode=0666"));
+    assert!(two[1].contains("read-group") && two[1].contains("RuntimeDirectoryMode=0711"));
+    let one = found(groups(Some(other), None));
+    assert!(one[0].contains(&format!("SocketGroup={other}")), "{one:?}");
+    set_mode(&socket, 0o666);
+    assert_eq!(found(groups(Some(other), Some(own))).len(), 1);
+    set_mode(directory.path(), 0o711);
+    assert!(found(groups(Some(other), Some(own))).is_empty());
+    assert_eq!([mode(&socket), mode(directory.path())], [0o666, 0o711]);
+}

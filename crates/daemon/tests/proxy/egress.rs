@@ -184,6 +184,7 @@ fn each_way_to_fail_has_its_own_answer() {
     let deny = Rule {
         verdict: Verdict::Deny,
         label: "not \"this\"".to_owned(),
+        is_named: true,
         ..allow(to_name("denied.test"))
     };
     let egress = Egress::new(vec![

@@ -265,6 +265,7 @@ pub fn allow(to: CalleePattern) -> Rule {
         verdict: Verdict::Allow,
         limits: RuleLimits::default(),
         label: "the rule".to_owned(),
+        is_named: true,
     }
 }
 

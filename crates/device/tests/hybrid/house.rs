@@ -242,6 +242,7 @@ pub fn rule(from: &str, to: CalleePattern, verdict: Verdict) -> Rule {
         verdict,
         limits: RuleLimits::default(),
         label: "rule".to_owned(),
+        is_named: true,
     }
 }
 

@@ -15,7 +15,7 @@ pub struct RuleId(pub u32);
 pub type PortRange = RangeInclusive<u32>;
 
 /// One rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// Who calls: any of these.
     pub from: Vec<CallerPattern>,
@@ -29,10 +29,12 @@ pub struct Rule {
     pub limits: RuleLimits,
     /// How a person finds the rule: its name, or the place where it was written.
     pub label: String,
+    /// Whether the label is a name. A place says nothing about the rule: with a line more above, it is another one's.
+    pub is_named: bool,
 }
 
 /// What becomes of a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// It is put through.
     Allow,
@@ -43,7 +45,7 @@ pub enum Verdict {
 }
 
 /// Where a call goes instead.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Redirect {
     /// To a VM.
     Vm {
@@ -64,7 +66,7 @@ pub enum Redirect {
 }
 
 /// Limits of a rule. `None` is no limit of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RuleLimits {
     /// Circuits at once.
     pub circuits: Option<u32>,
@@ -75,7 +77,7 @@ pub struct RuleLimits {
 }
 
 /// Callers that a rule is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CallerPattern {
     /// Every VM of a domain.
     AnyVm {
@@ -105,7 +107,7 @@ pub enum CallerPattern {
 }
 
 /// Callees that a rule is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CalleePattern {
     /// Every VM of a domain.
     AnyVm {
@@ -142,7 +144,7 @@ pub enum CalleePattern {
 }
 
 /// A name, or names that begin or end in a certain way.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum NamePattern {
     /// Every name.
     Any,
@@ -295,6 +297,7 @@ impl Rule {
             verdict: Verdict::Allow,
             limits: RuleLimits::default(),
             label: "any".to_owned(),
+            is_named: false,
         }
     }
 }

@@ -44,6 +44,7 @@ fn rule(from: CallerPattern, to: CalleePattern, verdict: Verdict) -> Rule {
         verdict,
         limits: RuleLimits::default(),
         label: "rule".to_owned(),
+        is_named: true,
     }
 }
 

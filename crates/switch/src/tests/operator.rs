@@ -80,6 +80,7 @@ pub(super) fn rule(from: &str, to: &str, verdict: Verdict) -> Rule {
         verdict,
         limits: RuleLimits::default(),
         label: format!("{from} to {to}"),
+        is_named: true,
     }
 }
 

@@ -185,6 +185,7 @@ fn rule() -> impl Strategy<Value = Rule> {
             verdict: Verdict::Deny,
             limits: RuleLimits::default(),
             label: String::new(),
+            is_named: false,
         })
 }
 

@@ -9,6 +9,7 @@ const VMS: [(&str, u32); 3] = [("web", 3), ("db", 5), ("cache", 6)];
 fn named(rule: Rule, label: &str) -> Rule {
     Rule {
         label: label.to_owned(),
+        is_named: true,
         ..rule
     }
 }
@@ -89,5 +90,85 @@ fn a_reload_takes_nothing_away_from_a_rule_that_stays() {
     assert_eq!(report(&world, Some("new")).counters, Default::default());
     assert_eq!(report(&world, None).circuits, 1);
     assert_eq!(world.switch.rule_reports().len(), 3);
+    world.finish();
+}
+
+#[test]
+fn rules_of_one_name_lose_nothing_by_a_reload() {
+    let namesakes = || {
+        vec![
+            named(allow("web", "db"), "to-db"),
+            named(allow("cache", "db"), "to-db"),
+        ]
+    };
+    let (mut world, lines) = world_of(&VMS, namesakes());
+    listen(&mut world, &lines, 80, reads());
+    let calls_of = |world: &mut World, line: usize, count: usize| {
+        for _ in 0..count {
+            let mut socket = Socket::new(Side::Caller, SocketType::Stream, 65_536);
+            socket.plan = sends(1000);
+            let now = world.now;
+            world.guest(lines[line]).connect(now, socket, (5, 80), None);
+            world.settle();
+        }
+    };
+    calls_of(&mut world, 0, 1);
+    calls_of(&mut world, 2, 2);
+    let sum = |world: &World| {
+        let mut sum = crate::RuleCounters::default();
+        for report in world.switch.rule_reports() {
+            if report.label.as_deref() == Some("to-db") {
+                sum.add(&report.counters);
+            }
+        }
+        (sum.opened, sum.bytes[0])
+    };
+    assert_eq!(sum(&world), (3, 3000));
+    // As many again, only the second of them, and both.
+    for rules in [namesakes(), vec![namesakes().remove(1)], namesakes()] {
+        world.set_rules(rules);
+        assert_eq!(sum(&world), (3, 3000));
+    }
+    calls_of(&mut world, 2, 1);
+    assert_eq!(sum(&world), (4, 4000));
+    world.finish();
+}
+
+#[test]
+fn a_rule_without_a_name_is_known_by_what_it_says_and_not_by_its_place() {
+    let at_line = |line: u32, rule: Rule| Rule {
+        is_named: false,
+        ..named(rule, &format!("ringdown.toml: line {line}, column 1"))
+    };
+    let opened = |world: &World| {
+        let reports = world.switch.rule_reports();
+        let opened = reports.iter().map(|report| report.counters.opened);
+        opened.collect::<Vec<_>>()
+    };
+    let rules = vec![
+        at_line(1, allow("web", "db")),
+        at_line(2, allow("cache", "db")),
+    ];
+    let (mut world, lines) = world_of(&VMS, rules);
+    listen(&mut world, &lines, 80, sleeps());
+    assert!(call(&mut world, lines[0], 5, 80).is_ok());
+    for _ in 0..2 {
+        assert!(call(&mut world, lines[2], 5, 80).is_ok());
+    }
+    assert_eq!(opened(&world), [0, 1, 2]);
+    // A line more above: each place is another rule's now.
+    world.set_rules(vec![
+        at_line(1, allow("db", "cache")),
+        at_line(2, allow("web", "db")),
+        at_line(3, allow("cache", "db")),
+    ]);
+    assert_eq!(opened(&world), [0, 0, 1, 2]);
+    // What says something else at the same place is another rule.
+    world.set_rules(vec![
+        at_line(1, allow("db", "cache")),
+        at_line(2, allow("web", "db").within(limit_of_circuits(9))),
+        at_line(3, allow("cache", "db")),
+    ]);
+    assert_eq!(opened(&world), [0, 0, 0, 2]);
     world.finish();
 }

@@ -1,0 +1,182 @@
+//! Who beside the daemon's user gets as far as the control socket: the groups of `[control]`.
+//!
+//! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a
+//! note there that it has done so, and closes it again when it starts without `[control]`. What somebody else has decided about a directory stays.
+
+use std::fs::{Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Gid};
+
+use super::{RuntimeError, control_socket};
+use crate::config::ControlGroups;
+
+/// What a directory has that nobody else may use.
+const PRIVATE: u32 = 0o700;
+
+/// A group may pass through, and not read.
+const OF_GROUP: u32 = 0o710;
+
+/// All may pass through, and not read.
+const OF_ALL: u32 = 0o711;
+
+/// The note that the mode of the runtime directory is the daemon's doing.
+fn note(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("opened-to-others")
+}
+
+/// Lets a group connect to a socket in the runtime directory, or everybody if no group is named: a file has one group only, and who may do
+/// what is decided about each connection then. The directory can be passed through, and not be read. Where those meant can pass already, it
+/// stays as it is.
+///
+/// # Errors
+/// [`RuntimeError::NotOursToOpen`] for a directory that is neither private to this user nor opened by this function before,
+/// [`RuntimeError::NotForGroup`], and what the system says.
+pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<(), RuntimeError> {
+    let found = look_at(runtime_dir)?;
+    let mode = permissions(&found);
+    let is_noted = note(runtime_dir).exists();
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    let is_ours = is_own && (mode == PRIVATE || (is_noted && [OF_GROUP, OF_ALL].contains(&mode)));
+    if is_ours {
+        leave_note(runtime_dir)?;
+        let opened = if group.is_some() { OF_GROUP } else { OF_ALL };
+        give(runtime_dir, group, opened)?;
+    } else if !may_pass(&found, group) {
+        let path = runtime_dir.display();
+        return Err(RuntimeError::NotOursToOpen {
+            path: runtime_dir.to_owned(),
+            mode,
+            remedy: match group {
+                Some(gid) => format!("chgrp {gid} {path} && chmod g+x {path}"),
+                None => format!("chmod go+x {path}"),
+            },
+        });
+    }
+    give(socket, group, if group.is_some() { 0o660 } else { 0o666 })
+}
+
+/// Undoes what [`open_to`] has done to the directory, if it has: nobody else is to use the control socket any more.
+///
+/// # Errors
+/// What the system says.
+pub fn close_to_others(runtime_dir: &Path) -> Result<(), RuntimeError> {
+    let note = note(runtime_dir);
+    if !note.exists() {
+        return Ok(());
+    }
+    // Whoever has chosen another mode since then has meant it.
+    if [OF_GROUP, OF_ALL].contains(&permissions(&look_at(runtime_dir)?)) {
+        give(runtime_dir, None, PRIVATE)?;
+    }
+    std::fs::remove_file(&note).map_err(system("cannot remove", &note))
+}
+
+/// What keeps groups of `[control]` from a control socket that the service manager has made, each with its remedy. How it is made is said there,
+/// so nothing is changed here.
+///
+/// # Errors
+/// What the system says.
+pub fn who_is_shut_out(
+    runtime_dir: &Path,
+    groups: ControlGroups,
+) -> Result<Vec<String>, RuntimeError> {
+    if groups == ControlGroups::default() {
+        return Ok(Vec::new());
+    }
+    let socket = control_socket(runtime_dir);
+    let (of_dir, of_socket) = (look_at(runtime_dir)?, look_at(&socket)?);
+    let mut findings = Vec::new();
+    let named = [
+        ("read-group", groups.read),
+        ("operate-group", groups.operate),
+    ];
+    for (key, gid) in named {
+        let Some(gid) = gid else { continue };
+        // Connecting is writing (unix(7)).
+        if !has(&of_socket, gid, 0o2) {
+            let remedy = match groups.only_one() {
+                Some(gid) => format!("SocketGroup={gid} and SocketMode=0660"),
+                None => "SocketMode=0666 (who has no role is refused all the same)".to_owned(),
+            };
+            findings.push(format!(
+                "the {key} of [control] cannot connect to {}, which is of the group {} with mode {:04o}: set {remedy} in ringdown.socket",
+                socket.display(),
+                of_socket.gid(),
+                permissions(&of_socket),
+            ));
+        }
+        if !has(&of_dir, gid, 0o1) {
+            findings.push(format!(
+                "the {key} of [control] cannot pass through {}, which is of the group {} with mode {:04o}: set DirectoryMode=0711 in \
+                 ringdown.socket and RuntimeDirectoryMode=0711 in ringdown.service",
+                runtime_dir.display(),
+                of_dir.gid(),
+                permissions(&of_dir),
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+/// Whether a group, or everybody, may pass through a directory.
+fn may_pass(directory: &Metadata, group: Option<u32>) -> bool {
+    match group {
+        Some(gid) => has(directory, gid, 0o1),
+        None => permissions(directory) & 0o011 == 0o011,
+    }
+}
+
+/// Whether members of a group have a permission, given as the bit of others. What they have as members of further groups is not known.
+fn has(file: &Metadata, gid: u32, bit: u32) -> bool {
+    let bit = if file.gid() == gid { bit << 3 } else { bit };
+    permissions(file) & bit != 0
+}
+
+fn permissions(file: &Metadata) -> u32 {
+    file.mode() & 0o7777
+}
+
+fn look_at(path: &Path) -> Result<Metadata, RuntimeError> {
+    std::fs::metadata(path).map_err(system("cannot look at", path))
+}
+
+fn leave_note(runtime_dir: &Path) -> Result<(), RuntimeError> {
+    let path = note(runtime_dir);
+    let mut options = OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options
+        .open(&path)
+        .map(drop)
+        .map_err(system("cannot write", &path))
+}
+
+fn give(path: &Path, group: Option<u32>, mode: u32) -> Result<(), RuntimeError> {
+    if let Some(gid) = group {
+        let to = Some(Gid::from_raw(gid));
+        // The call by which the sandbox knows it, which plain `chown` is not everywhere.
+        let given = rustix::fs::chownat(rustix::fs::CWD, path, None, to, AtFlags::empty());
+        given.map_err(|error| RuntimeError::NotForGroup {
+            path: path.to_owned(),
+            gid,
+            error: error.into(),
+        })?;
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(system("cannot set the mode of", path))
+}
+
+fn system<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RuntimeError + 'a {
+    move |error| RuntimeError::System {
+        what,
+        path: path.to_owned(),
+        error,
+    }
+}
