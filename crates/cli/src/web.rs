@@ -121,7 +121,7 @@ impl Door {
                 // A client that goes away is no affair of ours.
                 let goes_on = tokio::select! {
                     _ = &mut connection => false,
-                    is_let_in = stay.is_let_in(NEWCOMER_TIMEOUT) => is_let_in,
+                    is_let_in = stay.until_let_in(NEWCOMER_TIMEOUT) => is_let_in,
                 };
                 if goes_on {
                     let _ = connection.await;

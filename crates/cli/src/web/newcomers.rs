@@ -86,7 +86,7 @@ impl Drop for Place {
 
 impl Stay {
     /// Waits until the token was shown, and says so; or until the connection has to end, after `limit` at the latest.
-    pub async fn is_let_in(self, limit: Duration) -> bool {
+    pub async fn until_let_in(self, limit: Duration) -> bool {
         matches!(tokio::time::timeout(limit, self.0).await, Ok(Ok(())))
     }
 

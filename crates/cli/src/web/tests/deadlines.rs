@@ -51,10 +51,10 @@ fn the_oldest_newcomer_goes_when_one_more_comes_than_there_are_places() {
         second.leave();
         let (_fourth, _stay) = newcomers.enter();
         assert!(third.is_waiting());
-        assert!(let_in.is_let_in(limit).await);
+        assert!(let_in.until_let_in(limit).await);
         // Nobody else is let in by the passing of time.
         let begin = Instant::now();
-        assert!(!third.is_let_in(limit).await);
+        assert!(!third.until_let_in(limit).await);
         assert!(begin.elapsed() >= limit);
     });
 }
