@@ -60,10 +60,15 @@ impl Browser {
     /// # Errors
     /// When it is not installed, or does not come up.
     pub fn start(width: u32, height: u32) -> Result<Browser> {
+        Browser::start_program("chromium", width, height)
+    }
+
+    fn start_program(program: &str, width: u32, height: u32) -> Result<Browser> {
         let directory = spawn::scratch_directory()?;
         let log = directory.join("browser.log");
         let log_file = std::fs::File::create(&log)?;
-        let words = ["-c", WITH_PIPES, "sh", "chromium"].iter().chain(&OPTIONS);
+        let first = ["-c", WITH_PIPES, "sh", program];
+        let words = first.iter().chain(&OPTIONS);
         let mut arguments: Vec<String> = words.map(|word| (*word).to_owned()).collect();
         arguments.push(format!(
             "--user-data-dir={}",
@@ -347,5 +352,21 @@ impl Drop for Browser {
         let _ = self.call("Browser.close", json!({}));
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_browser_that_is_not_installed_is_missed_at_once() {
+        let error = Browser::start_program("ringdown-no-such-browser", 1280, 800).unwrap_err();
+        let told = format!("{error:#}");
+        assert!(told.contains("is chromium installed?"), "{told}");
+        assert!(
+            told.contains("ringdown-no-such-browser: not found"),
+            "{told}"
+        );
     }
 }

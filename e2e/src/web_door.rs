@@ -22,8 +22,16 @@ impl WebDoor {
     /// # Errors
     /// When it does not start.
     pub fn open(daemon: &Daemon) -> Result<WebDoor> {
+        WebDoor::open_at(daemon, "127.0.0.1:0")
+    }
+
+    /// The same, at this address and port.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn open_at(daemon: &Daemon, listen: &str) -> Result<WebDoor> {
         let mut child = daemon
-            .command(&["web"])?
+            .command(&["web", "--listen", listen])?
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot run ringdown")?;

@@ -124,6 +124,18 @@ fn daemon() -> Daemon {
     Daemon::start(spec).unwrap()
 }
 
+/// Waits until the column at the right has this title, and shows all these words: they may come with a later answer of the daemon.
+#[track_caller]
+fn wait_for_inspector(browser: &mut Browser, title: &str, words: &[&str]) {
+    let expression = format!(
+        "(() => {{ const box = document.querySelector('#inspector'); return box?.querySelector('.title')?.innerText === {} \
+         && {}.every((words) => box.innerText.includes(words)); }})()",
+        serde_json::json!(title),
+        serde_json::json!(words)
+    );
+    browser.wait_for(&expression).unwrap();
+}
+
 /// Nothing went wrong in the page, and it asked nobody but its own origin.
 #[track_caller]
 fn assert_clean(browser: &mut Browser, origin: &str) {
@@ -157,10 +169,9 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
     browser
         .wait_for("document.querySelectorAll('.rules li').length === 4")
         .unwrap();
-    assert_eq!(
-        browser.text("#totals").unwrap(),
-        "4 VMs · 0 circuits · 4 rules"
-    );
+    browser
+        .wait_for("document.querySelector('#totals').innerText === '4 VMs · 0 circuits · 4 rules'")
+        .unwrap();
 
     // From link to link with the keyboard, to a VM; and back.
     let focused = "document.activeElement.getAttribute('href')";
@@ -171,13 +182,10 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
         browser.press("Tab").unwrap();
     }
     browser.press("Enter").unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .title')?.innerText === 'db'")
-        .unwrap();
-    let shown = browser.text("#inspector").unwrap();
-    assert!(
-        shown.contains("waiting: no VMM is attached to its socket"),
-        "{shown}"
+    wait_for_inspector(
+        &mut browser,
+        "db",
+        &["waiting: no VMM is attached to its socket"],
     );
     browser.press("Escape").unwrap();
     browser.wait_for("location.hash === '#/'").unwrap();
@@ -204,9 +212,7 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
     browser
         .click("#inspector a[href='#/rule/everything-else']")
         .unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .title')?.innerText === 'everything-else'")
-        .unwrap();
+    wait_for_inspector(&mut browser, "everything-else", &[]);
     assert_clean(&mut browser, &origin);
 
     // On a phone everything is there, and nothing has to be scrolled sideways. What an address says is text.
@@ -240,6 +246,31 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
             .unwrap(),
         1
     );
+
+    // The door's next address, pasted into the page that is open: the page stays, and is let in.
+    let listen = origin.strip_prefix("http://").unwrap();
+    door.end().unwrap();
+    let door = WebDoor::open_at(&daemon, listen).unwrap();
+    assert_eq!(door.origin(), origin);
+    browser.evaluate("window.stayed = true").unwrap();
+    let asked = browser.requests().unwrap();
+    browser.open(&door.address).unwrap();
+    browser
+        .wait_for("document.querySelector('#link').innerText === 'live' && document.querySelectorAll('.card').length === 5")
+        .unwrap();
+    browser
+        .wait_for("document.querySelectorAll('.rules li').length === 4")
+        .unwrap();
+    assert_eq!(browser.evaluate("window.stayed").unwrap(), true);
+    assert_eq!(
+        browser.evaluate("location.href").unwrap(),
+        format!("{origin}/#/")
+    );
+    let events = |requests: &[String]| {
+        let is_stream = |url: &&String| url.contains("/v1/events");
+        requests.iter().filter(is_stream).count()
+    };
+    assert!(events(&browser.requests().unwrap()) > events(&asked));
     drop(browser);
     door.end().unwrap();
 }
@@ -278,6 +309,8 @@ fn traffic(scene: &Scene) -> Vec<Running> {
 
 #[test]
 fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
+    // First: without a browser there is no use in booting guests.
+    let mut browser = Browser::start(1280, 800).unwrap();
     let daemon = daemon();
     let guests = [
         ("web", Kernel::V6_12),
@@ -309,7 +342,6 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
 
     let door = WebDoor::open(&scene.daemon).unwrap();
     let origin = door.origin().to_owned();
-    let mut browser = Browser::start(1280, 800).unwrap();
     browser.open(&door.address).unwrap();
     browser
         .wait_for("document.querySelectorAll('.lane.busy').length >= 4")
@@ -332,50 +364,37 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
 
     // The VM in the graph, its circuit, the rule.
     browser.click(".card[href='#/vm/web']").unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .title')?.innerText === 'web'")
+    wait_for_inspector(&mut browser, "web", &["ready: its agent is there"]);
+    // One that lasts. The list is sorted anew each second, and circuits of agents are in it too: so by what the link says, and by its address from then on.
+    let link = "[...document.querySelectorAll('#inspector .links a')].find((link) => /→ db:54(32|40|41)[\\s\\S]*frontends-to-db/.test(link.innerText))";
+    browser.wait_for(link).unwrap();
+    let circuit = browser
+        .evaluate(&format!("{link}?.getAttribute('href')"))
         .unwrap();
-    let shown = browser.text("#inspector").unwrap();
-    assert!(shown.contains("ready: its agent is there"), "{shown}");
-    let busiest = browser.text("#inspector .links a").unwrap();
-    assert!(
-        busiest.contains("→ db:54") && busiest.contains("frontends-to-db"),
-        "{busiest}"
-    );
-    browser.click("#inspector .links a").unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .by a')")
-        .unwrap();
-    let shown = browser.text("#inspector").unwrap();
-    assert!(
-        shown.contains("Allowed by the rule frontends-to-db"),
-        "{shown}"
-    );
-    assert!(shown.contains("stream"), "{shown}");
+    let circuit = circuit.as_str().unwrap();
+    follow(&mut browser, circuit);
+    let id = circuit.strip_prefix("#/circuit/").unwrap();
+    let words = ["Allowed by the rule frontends-to-db", "stream"];
+    wait_for_inspector(&mut browser, id, &words);
     browser.click("#inspector .by a").unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .title')?.innerText === 'frontends-to-db'")
-        .unwrap();
-    let shown = browser.text("#inspector").unwrap();
-    for words in [
+    let words = [
         "allow",
         "@frontends",
         "5432, 5440-5449",
         "24,000,000 bytes per second",
         "ringdown.toml: line ",
         "Circuits by this rule: 3",
-    ] {
-        assert!(shown.contains(words), "{words}: {shown}");
-    }
+    ];
+    wait_for_inspector(&mut browser, "frontends-to-db", &words);
     // The same by its address alone.
     let place = browser.evaluate("location.href").unwrap();
     browser.open("about:blank").unwrap();
     browser.open(place.as_str().unwrap()).unwrap();
-    browser
-        .wait_for(
-            "document.querySelector('#inspector').innerText.includes('Circuits by this rule: 3')",
-        )
-        .unwrap();
+    wait_for_inspector(
+        &mut browser,
+        "frontends-to-db",
+        &["Circuits by this rule: 3"],
+    );
 
     // The circuits by the table's filter, and by a lane of the graph.
     browser.click("#filter").unwrap();
@@ -387,12 +406,7 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
     // Beside the five there are those of the agents.
     assert!(note.starts_with("1 of "), "{note}");
     browser.evaluate("document.querySelector('.lane[href=\"#/between/ci/web\"]').dispatchEvent(new MouseEvent('click'))").unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector .title')?.innerText === 'ci and web'")
-        .unwrap();
-    browser
-        .wait_for("document.querySelector('#inspector').innerText.includes('→ web:8022')")
-        .unwrap();
+    wait_for_inspector(&mut browser, "ci and web", &["→ web:8022"]);
 
     // What was refused, equal calls together; from there to the rule, and to what is known of such calls.
     browser
@@ -431,6 +445,17 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
     assert_clean(&mut browser, &origin);
     drop(browser);
     door.end().unwrap();
+}
+
+/// Follows a link of the column at the right as Enter does, wherever the next second sorts it to.
+fn follow(browser: &mut Browser, href: &str) {
+    let selector = format!("#inspector a[href='{href}']");
+    browser
+        .evaluate(&format!(
+            "document.querySelector({}).click()",
+            serde_json::json!(selector)
+        ))
+        .unwrap();
 }
 
 /// How long the page is left open before its picture is taken: until its plots are full enough to be looked at.

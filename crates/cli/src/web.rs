@@ -6,17 +6,19 @@
 //!   The page itself, which holds no secret, is for everybody;
 //! - a request must be addressed to a loopback name (RFC 9110, section 7.2), so that no other name that was made to lead here makes a web
 //!   page of this one's origin;
-//! - nothing but GET and HEAD goes through, so that nothing can be changed, and no capture, so that no payload is seen.
+//! - nothing but GET and HEAD goes through, so that nothing can be changed, and no capture, so that no payload is seen;
+//! - connections that have not shown the token get one answer, little time and places of their own: they keep out nobody who has it.
 //!
 //! An answer is passed on as it comes, piece by piece: streams of events too.
 
+mod newcomers;
 mod token;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http_body_util::combinators::BoxBody;
@@ -30,12 +32,23 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_io_timeout::TimeoutStream;
 
+use newcomers::{Newcomers, Place};
 pub use token::Token;
 
-/// The most connections at once; a browser opens six. Those beyond it wait in the socket's backlog.
+/// The most connections at once that have shown the token; a browser opens six. Those beyond it are told so.
 pub const MAX_CONNECTIONS: usize = 64;
+
+/// The most connections at once that have not shown it. For the next one the oldest is closed.
+const MAX_NEWCOMERS: usize = 128;
+
+/// How long a connection may last without the token: enough to fetch a part of the page.
+const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a client may take nothing of what it asked for: a stalled reader is not waited for.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest head of a request, in bytes: the least that hyper can be given.
 const MAX_HEADER_BYTES: usize = 8 * 1024;
@@ -48,6 +61,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What of a request the daemon is told, beside its target.
 const PASSED_ON: [HeaderName; 2] = [ACCEPT, HeaderName::from_static("last-event-id")];
+
+const TOO_MANY: &str = "64 connections are open through this door, which is the most: close a page, or end a program that asks here";
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
@@ -65,6 +80,7 @@ impl Door {
     pub async fn serve(self, listener: TcpListener, end: impl Future<Output = ()>) {
         let door = Arc::new(self);
         let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let newcomers = Newcomers::new(MAX_NEWCOMERS);
         let mut server = hyper::server::conn::http1::Builder::new();
         server
             .timer(TokioTimer::new())
@@ -72,14 +88,9 @@ impl Door {
             .max_buf_size(MAX_HEADER_BYTES);
         tokio::pin!(end);
         loop {
-            let accept = async {
-                // The semaphore is never closed, so a permit always comes.
-                let slot = slots.clone().acquire_owned().await.ok();
-                (slot, listener.accept().await)
-            };
-            let (slot, accepted) = tokio::select! {
+            let accepted = tokio::select! {
                 () = &mut end => return,
-                accepted = accept => accepted,
+                accepted = listener.accept() => accepted,
             };
             let stream = match accepted {
                 Ok((stream, _)) => stream,
@@ -89,28 +100,35 @@ impl Door {
                     continue;
                 }
             };
-            let door = door.clone();
-            let service = service_fn(move |request| {
-                let door = door.clone();
-                async move { Ok::<_, Infallible>(door.answer(request).await) }
+            let (place, stay) = newcomers.enter();
+            let visit = Arc::new(Visit {
+                door: door.clone(),
+                slots: slots.clone(),
+                place,
+                slot: Mutex::new(None),
             });
+            let service = service_fn(move |request| {
+                let visit = visit.clone();
+                async move { Ok::<_, Infallible>(visit.answer(request).await) }
+            });
+            let mut stream = Box::pin(TimeoutStream::new(stream));
+            stream
+                .as_mut()
+                .set_write_timeout_pinned(Some(WRITE_TIMEOUT));
             let connection = server.serve_connection(TokioIo::new(stream), service);
             tokio::spawn(async move {
+                tokio::pin!(connection);
                 // A client that goes away is no affair of ours.
-                let _ = connection.await;
-                drop(slot);
+                let goes_on = tokio::select! {
+                    _ = &mut connection => false,
+                    is_let_in = stay.until_let_in(NEWCOMER_TIMEOUT) => is_let_in,
+                };
+                if goes_on {
+                    let _ = connection.await;
+                }
             });
-        }
-    }
-
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let target = request.uri().clone();
-        match self.judge(request.method(), &target, request.headers()) {
-            Ok(()) => match self.ask(request).await {
-                Ok(response) => response,
-                Err(why) => refusal(StatusCode::BAD_GATEWAY, &why),
-            },
-            Err((status, why)) => refusal(status, why),
+            // Who is here gets to show the token before the next one comes in.
+            tokio::task::yield_now().await;
         }
     }
 
@@ -137,7 +155,7 @@ impl Door {
         if is_page(path) {
             return Ok(());
         }
-        if !bearer(headers).is_some_and(|shown| self.token.is(shown)) {
+        if !self.knows(headers) {
             return Err((
                 StatusCode::UNAUTHORIZED,
                 "the token is missing or wrong: open the address that `ringdown web` printed",
@@ -150,6 +168,11 @@ impl Door {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a request shows the token.
+    fn knows(&self, headers: &HeaderMap) -> bool {
+        bearer(headers).is_some_and(|shown| self.token.is(shown))
     }
 
     /// Asks the daemon, and passes on what it answers.
@@ -186,6 +209,60 @@ impl Door {
             response.headers_mut().remove(name);
         }
         Ok(response.map(BodyExt::boxed))
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Visit {
+    door: Arc<Door>,
+    slots: Arc<Semaphore>,
+    place: Place,
+    /// What it holds from when it has shown the token until it ends.
+    slot: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Visit {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let shows_token = self.door.knows(request.headers());
+        if shows_token {
+            self.let_in();
+        }
+        let is_let_in = self.slot().is_some();
+        let judged = self
+            .door
+            .judge(request.method(), request.uri(), request.headers());
+        let mut response = match judged {
+            Ok(()) if shows_token && !is_let_in => {
+                refusal(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY)
+            }
+            Ok(()) => match self.door.ask(request).await {
+                Ok(response) => response,
+                Err(why) => refusal(StatusCode::BAD_GATEWAY, &why),
+            },
+            Err((status, why)) => refusal(status, why),
+        };
+        if !is_let_in {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
+        response
+    }
+
+    /// Gives the connection a slot of those who have the token, if one is free.
+    fn let_in(&self) {
+        let mut slot = self.slot();
+        if slot.is_none() {
+            *slot = self.slots.clone().try_acquire_owned().ok();
+            if slot.is_some() {
+                self.place.leave();
+            }
+        }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<OwnedSemaphorePermit>> {
+        // Nothing panics while it is held.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -279,13 +279,11 @@ fn a_head_has_its_limit() {
 }
 
 #[test]
-fn connections_beyond_the_limit_wait() {
+fn connections_beyond_the_limit_are_told_so() {
     let daemon = FakeDaemon::start(&[], &[]);
     let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let request = format!(
-        "GET /v1/health HTTP/1.1\r\n{HOST}\r\n{}\r\n\r\n",
-        door.bearer()
-    );
+    let bearer = door.bearer();
+    let request = format!("GET /v1/health HTTP/1.1\r\n{HOST}\r\n{bearer}\r\n\r\n");
     // Each is served, and kept.
     let mut kept: Vec<TcpStream> = (0..MAX_CONNECTIONS)
         .map(|_| {
@@ -295,16 +293,50 @@ fn connections_beyond_the_limit_wait() {
             stream
         })
         .collect();
-    let mut beyond = door.connect();
-    beyond.write_all(request.as_bytes()).unwrap();
-    beyond
-        .set_read_timeout(Some(Duration::from_millis(200)))
-        .unwrap();
-    let early = beyond.read(&mut [0; 16]).unwrap_err();
-    assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock);
+    let ask = || door.ask("GET /v1/health HTTP/1.1", &[HOST, &bearer]);
+    let (status, answer) = ask();
+    assert_eq!(status, 503, "{answer}");
+    assert!(answer.contains("64 connections are open"), "{answer}");
+    assert!(answer.contains("connection: close"), "{answer}");
+    // Those who are in are served on.
+    kept[0].write_all(request.as_bytes()).unwrap();
+    read_until(&mut kept[0], "\"vms\":0}");
     drop(kept.pop());
-    beyond.set_read_timeout(Some(PATIENCE)).unwrap();
-    read_until(&mut beyond, "\"vms\":0}");
+    let until = std::time::Instant::now() + PATIENCE;
+    while ask().0 != 200 {
+        assert!(std::time::Instant::now() < until, "no slot is free");
+    }
+}
+
+#[test]
+fn who_has_no_token_keeps_nobody_out() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = door.bearer();
+    // More than all places: silent, and half said.
+    let idle: Vec<TcpStream> = (0..2 * MAX_NEWCOMERS)
+        .map(|index| {
+            let mut stream = door.connect();
+            let said = ["", "GET / HTTP/1.1\r\nHost:"][index % 2];
+            // The door may have closed it already.
+            let _ = stream.write_all(said.as_bytes());
+            stream
+        })
+        .collect();
+    let (status, answer) = door.ask("GET /v1/vms HTTP/1.1", &[HOST, &bearer]);
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = door.ask("GET / HTTP/1.1", &[HOST]);
+    assert_eq!(status, 200, "{answer}");
+    drop(idle);
+    // Without the token one answer is all that a connection gets.
+    for path in ["/", "/v1/vms"] {
+        let mut stream = door.connect();
+        let request = format!("GET {path} HTTP/1.1\r\n{HOST}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("connection: close\r\n"), "{answer}");
+    }
 }
 
 fn read_until(stream: &mut impl Read, end: &str) -> String {
@@ -321,3 +353,5 @@ fn read_until(stream: &mut impl Read, end: &str) -> String {
     }
     String::from_utf8(read).unwrap()
 }
+
+mod deadlines;

@@ -68,7 +68,20 @@ function explain(error) {
   else tell("broken", "no answer; trying again");
 }
 
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+// Ends every pause, and the stream of events.
+const admission = new EventTarget();
+
+function pause(ms) {
+  return new Promise((done) => {
+    const end = () => {
+      clearTimeout(timer);
+      admission.removeEventListener("token", end);
+      done();
+    };
+    const timer = setTimeout(end, ms);
+    admission.addEventListener("token", end);
+  });
+}
 
 // While nobody looks, nothing is asked.
 function seen() {
@@ -114,11 +127,13 @@ async function takeMetrics() {
 async function listen() {
   for (;;) {
     await seen();
-    const unseen = new AbortController();
-    const hide = () => document.hidden && unseen.abort();
+    const over = new AbortController();
+    const end = () => over.abort();
+    const hide = () => document.hidden && end();
     document.addEventListener("visibilitychange", hide);
+    admission.addEventListener("token", end);
     try {
-      await events(model.lastEvent, unseen.signal, (event, id) => {
+      await events(model.lastEvent, over.signal, (event, id) => {
         model.takeEvent(event, id);
         if (event.kind === "policy-changed" || event.kind === "reload") takeRules().catch(() => {});
       });
@@ -129,8 +144,9 @@ async function listen() {
       }
     } finally {
       document.removeEventListener("visibilitychange", hide);
+      admission.removeEventListener("token", end);
     }
-    await pause(EVENTS_AGAIN_MS);
+    if (!over.signal.aborted) await pause(EVENTS_AGAIN_MS);
   }
 }
 
@@ -165,9 +181,15 @@ function press(event) {
   }
 }
 
+// An address of `ringdown web` that is pasted into a page that is open changes no more than the fragment.
+function go() {
+  if (takeToken()) admission.dispatchEvent(new Event("token"));
+  draw();
+}
+
 takeToken();
 offerThemes();
-addEventListener("hashchange", draw);
+addEventListener("hashchange", go);
 addEventListener("resize", draw);
 addEventListener("keydown", press);
 at("filter").addEventListener("input", draw);

@@ -13,8 +13,8 @@ const EVENTS = "/v1/events?kind=refused,policy-changed,reload";
 
 let token = "";
 
-// Takes the token out of the address, so that it is neither bookmarked nor shown. Storage belongs to this port of this host alone, unlike a
-// cookie, which other servers of the host would get too.
+// Takes the token out of the address, so that it is neither bookmarked nor shown, and tells whether there was one. Storage belongs to this port of
+// this host alone, unlike a cookie, which other servers of the host would get too.
 export function takeToken() {
   const found = TOKEN.exec(location.hash);
   if (found) {
@@ -22,6 +22,7 @@ export function takeToken() {
     history.replaceState(null, "", "#/");
   }
   token = localStorage.getItem(KEPT_AS) ?? "";
+  return found !== null;
 }
 
 export class Refused extends Error {
