@@ -240,12 +240,9 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
     browser
         .wait_for("document.querySelector('#link')?.innerText.startsWith('not admitted')")
         .unwrap();
-    assert_eq!(
-        browser
-            .evaluate("document.querySelectorAll('.card').length")
-            .unwrap(),
-        1
-    );
+    browser
+        .wait_for("document.querySelectorAll('.card').length === 1")
+        .unwrap();
 
     // The door's next address, pasted into the page that is open: the page stays, and is let in.
     let listen = origin.strip_prefix("http://").unwrap();

@@ -75,14 +75,14 @@ fn with_integers(body: &[u8]) -> Option<Vec<u8>> {
                 }
                 _ => false,
             },
-            Value::Array(values) => values
-                .iter_mut()
-                .fold(false, |any, value| change(value) || any),
-            Value::Object(members) => members
-                .values_mut()
-                .fold(false, |any, value| change(value) || any),
+            // All of them, also behind the first that was changed.
+            Value::Array(values) => values.iter_mut().filter_map(changed).count() > 0,
+            Value::Object(members) => members.values_mut().filter_map(changed).count() > 0,
             _ => false,
         }
+    }
+    fn changed(value: &mut Value) -> Option<()> {
+        change(value).then_some(())
     }
     let mut value = serde_json::from_slice(body).ok()?;
     change(&mut value).then(|| value.to_string().into_bytes())

@@ -258,8 +258,8 @@ mod tests {
         let of_1000 = ("host(uid 1000)".to_owned(), 3);
         let of_1001 = ("host(uid 1001, pid 8)".to_owned(), 1);
         let published = ("published(web)".to_owned(), 1);
-        assert_eq!(known(Some("user:1000")), [of_1000.clone()]);
-        assert_eq!(known(Some("user:1001")), [of_1001.clone()]);
+        assert_eq!(known(Some("user:1000")), std::slice::from_ref(&of_1000));
+        assert_eq!(known(Some("user:1001")), std::slice::from_ref(&of_1001));
         assert!(known(Some("user:100")).is_empty());
         let all = [of_1000, of_1001, published];
         assert_eq!(known(Some("host")), all);
