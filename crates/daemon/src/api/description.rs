@@ -99,7 +99,7 @@ problems! {
     /// A wait for a VM.
     Waited: InvalidRequest, UnknownVm, NotReady;
     /// A VM that cannot be added.
-    NotAdded: InvalidRequest, UnknownNetwork, Conflict, SocketUnavailable, Impossible;
+    NotAdded: InvalidRequest, UnknownNetwork, Conflict, SocketUnavailable, Impossible, NoRoom;
     /// About one network.
     OfNetwork: UnknownNetwork;
     /// About a port of a network.

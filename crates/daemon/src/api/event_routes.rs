@@ -109,16 +109,14 @@ async fn events(
     let mut after = query.after;
     if let Some(header) = headers.get(LAST_EVENT_ID) {
         let number = header.to_str().ok().and_then(|text| text.parse().ok());
-        // A reader that has seen no event yet may say so with an empty header.
-        if !header.is_empty() {
-            let wrong = || {
-                invalid(
-                    "Last-Event-ID",
-                    "Last-Event-ID is not the number of an event".to_owned(),
-                )
-            };
-            after = Some(number.ok_or_else(wrong)?);
-        }
+        let wrong = || {
+            invalid(
+                "Last-Event-ID",
+                "Last-Event-ID is not the number of an event: leave it out to begin with the oldest"
+                    .to_owned(),
+            )
+        };
+        after = Some(number.ok_or_else(wrong)?);
     }
     if after.is_some_and(|after| after > schema::MAX_EVENT_ID) {
         let field = match headers.contains_key(LAST_EVENT_ID) {

@@ -1,6 +1,7 @@
 //! Failures of requests, and how they look as problem details (RFC 9457).
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -15,6 +16,7 @@ use crate::net::{NetError, NetFault, NetFaultCause};
 use crate::policy::AskError;
 use crate::reload::ReloadError;
 use crate::runtime::RuntimeError;
+use crate::windows::WindowsError;
 
 /// A kind of problem. Its slug ends the URI in the `type` member and never changes its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub enum Kind {
     SocketUnavailable,
     /// The request is understood, and what it asks for cannot be: its parts contradict each other or what the host has.
     Impossible,
+    /// The host has no room left for it.
+    NoRoom,
     /// As many follow the events as may.
     TooManyReaders,
     /// The caller's user has as many connections as it may.
@@ -75,6 +79,7 @@ impl Kind {
             Kind::Conflict => "conflict",
             Kind::SocketUnavailable => "socket-unavailable",
             Kind::Impossible => "impossible",
+            Kind::NoRoom => "no-room",
             Kind::TooManyReaders => "too-many-readers",
             Kind::TooManyConnections => "too-many-connections",
             Kind::Forbidden => "forbidden",
@@ -102,6 +107,7 @@ impl Kind {
             Kind::Conflict => "It belongs to another VM",
             Kind::SocketUnavailable => "A socket cannot be made",
             Kind::Impossible => "The request asks for what cannot be",
+            Kind::NoRoom => "The host has no room for it",
             Kind::TooManyReaders => "As many follow the events as may",
             Kind::TooManyConnections => "You have as many connections as you may",
             Kind::Forbidden => "You may not do this",
@@ -124,6 +130,7 @@ impl Kind {
             Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
+            Kind::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
             Kind::TooManyReaders | Kind::TooManyConnections => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::ReloadFailed => StatusCode::CONFLICT,
@@ -187,6 +194,14 @@ impl From<ControlError> for Failure {
                 | LineError::DuplicateCid { .. }
                 | LineError::TooManyCaptures,
             ) => Kind::Conflict,
+            ControlError::Windows(WindowsError::File { error, .. })
+                if matches!(
+                    error.kind(),
+                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::OutOfMemory
+                ) =>
+            {
+                Kind::NoRoom
+            }
             ControlError::Line(LineError::Io(_))
             | ControlError::State(_)
             | ControlError::Windows(_)
@@ -305,5 +320,28 @@ fn field_of(error: &ControlError) -> Option<&'static str> {
         ControlError::Line(LineError::DuplicateName { .. }) => Some("name"),
         ControlError::Line(LineError::DuplicateCid { .. }) => Some("cid"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_room_is_told_from_a_daemon_that_fails() {
+        for (error, status) in [
+            (ErrorKind::StorageFull, 507),
+            (ErrorKind::QuotaExceeded, 507),
+            (ErrorKind::OutOfMemory, 507),
+            (ErrorKind::PermissionDenied, 500),
+        ] {
+            let error = WindowsError::File {
+                path: None,
+                len: 1 << 30,
+                error: error.into(),
+            };
+            let failure = Failure::from(ControlError::Windows(error));
+            assert_eq!(failure.kind.status(), status);
+        }
     }
 }
