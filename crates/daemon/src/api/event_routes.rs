@@ -107,29 +107,21 @@ async fn events(
     let invalid =
         |field: &str, detail: String| Failure::new(Kind::InvalidRequest, detail).at(field);
     let mut after = query.after;
+    let largest = schema::MAX_EVENT_ID;
+    if after.is_some_and(|after| after > largest) {
+        let detail = format!("after is larger than any number of an event, {largest}");
+        return Err(invalid("after", detail));
+    }
     if let Some(header) = headers.get(LAST_EVENT_ID) {
         let number = header.to_str().ok().and_then(|text| text.parse().ok());
         let wrong = || {
-            invalid(
-                "Last-Event-ID",
-                "Last-Event-ID is not the number of an event: leave it out to begin with the oldest"
-                    .to_owned(),
-            )
+            let detail = format!(
+                "Last-Event-ID is not the number of an event, up to {largest}: leave it out to begin with the oldest"
+            );
+            invalid("Last-Event-ID", detail)
         };
+        let number = number.filter(|number| *number <= largest);
         after = Some(number.ok_or_else(wrong)?);
-    }
-    if after.is_some_and(|after| after > schema::MAX_EVENT_ID) {
-        let field = match headers.contains_key(LAST_EVENT_ID) {
-            true => "Last-Event-ID",
-            false => "after",
-        };
-        return Err(invalid(
-            field,
-            format!(
-                "{field} is larger than any number of an event, {}",
-                schema::MAX_EVENT_ID
-            ),
-        ));
     }
     if query.last.is_some_and(|last| last > events::MAX_EVENTS) {
         return Err(invalid(

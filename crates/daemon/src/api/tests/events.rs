@@ -116,6 +116,15 @@ fn words_that_mean_no_events_are_refused_by_their_field() {
             "{query}"
         );
     }
+    // Each by itself, also where the other one says from where.
+    let answer = daemon.raw_request(
+        "GET /v1/events?follow=false&after=9007199254740992 HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 1\r\nConnection: close\r\n\r\n",
+    );
+    let answer = answer.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 400") && answer.contains("\"after\""),
+        "{answer}"
+    );
     for header in ["", "x", "-1", "9007199254740992", "1 2"] {
         let answer = daemon.raw_request(&format!(
             "GET /v1/events HTTP/1.1\r\nHost: x\r\nLast-Event-ID: {header}\r\nConnection: close\r\n\r\n"
