@@ -50,12 +50,7 @@ fn without_windows_and_host_a_circuit_is_a_stream() {
 
 #[test]
 fn a_caller_gets_the_window_that_the_host_gives_and_gives_it_back() {
-    let kernel = Kernel::new();
-    kernel.add(1);
-    let world = World::start(kernel);
-    let _remote = world.remote(4, 5432);
-    let mut host = world.welcome();
-    host.expect(&window(1));
+    let (world, _remote, mut host) = World::with_a_window();
     for generation in [7, 8] {
         let mut program = world.program();
         program.say("CONNECT to=db:5432 kind=bytes ring=1048576");
@@ -109,16 +104,8 @@ fn a_listening_program_gets_windows_and_streams() {
 
 #[test]
 fn a_revoked_window_is_taken_away_from_a_program_that_keeps_it() {
-    let kernel = Kernel::new();
-    kernel.add(1);
-    let world = World::start(kernel);
-    let _remote = world.remote(4, 5432);
-    let mut host = world.welcome();
-    host.expect(&window(1));
-    let mut program = world.program();
-    program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
-    let id = host.expect_call();
-    host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+    let (world, _remote, mut host) = World::with_a_window();
+    let (mut program, id) = world.dial(&mut host);
     host.say(&circuit(id, 1, 7, "first"));
     let (.., mut lease) = program.expect_circuit_of(7);
     // Another life is none of this one's.
@@ -132,16 +119,8 @@ fn a_revoked_window_is_taken_away_from_a_program_that_keeps_it() {
 
 #[test]
 fn what_a_program_that_has_gone_was_to_get_goes_back() {
-    let kernel = Kernel::new();
-    kernel.add(1);
-    let world = World::start(kernel);
-    let _remote = world.remote(4, 5432);
-    let mut host = world.welcome();
-    host.expect(&window(1));
-    let mut program = world.program();
-    program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
-    let id = host.expect_call();
-    host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+    let (world, _remote, mut host) = World::with_a_window();
+    let (program, id) = world.dial(&mut host);
     drop(program);
     host.say(&circuit(id, 1, 7, "first"));
     host.expect(&released(1, 7));

@@ -57,35 +57,18 @@ impl Place {
     }
 }
 
-/// A VM, and how much passes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct VmRow<'a> {
-    pub(super) vm: &'a Vm,
+/// What a table has a row for, and how much passes.
+#[derive(Debug)]
+pub(super) struct Row<'a, T> {
+    pub(super) of: &'a T,
     pub(super) track: Option<&'a Track>,
 }
 
-/// A circuit, and how much passes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CircuitRow<'a> {
-    pub(super) circuit: &'a Circuit,
-    pub(super) track: Option<&'a Track>,
-}
+pub(super) type VmRow<'a> = Row<'a, Vm>;
 
-impl VmRow<'_> {
-    pub(super) fn rate(&self, direction: usize) -> Option<f64> {
-        Some(self.track?.rate?[direction])
-    }
+pub(super) type CircuitRow<'a> = Row<'a, Circuit>;
 
-    pub(super) fn rate_of(&self, direction: usize) -> f64 {
-        self.rate(direction).unwrap_or_default()
-    }
-
-    pub(super) fn both(&self) -> f64 {
-        self.track.map_or(0.0, Track::both)
-    }
-}
-
-impl CircuitRow<'_> {
+impl<T> Row<'_, T> {
     pub(super) fn rate(&self, direction: usize) -> Option<f64> {
         Some(self.track?.rate?[direction])
     }
@@ -194,8 +177,8 @@ impl App {
         let vms = self.sample.iter().flat_map(|sample| &sample.vms);
         let mut rows: Vec<_> = vms
             .filter(|vm| self.passes(&[&vm.name, vm.state.word(), &vm.line]))
-            .map(|vm| VmRow {
-                vm,
+            .map(|vm| Row {
+                of: vm,
                 track: self.vms.get(&vm.name),
             })
             .collect();
@@ -215,8 +198,8 @@ impl App {
                 self.passes(&ends)
                     || self.passes(&[rule, &circuit.state, &circuit.kind, &circuit.id])
             })
-            .map(|circuit| CircuitRow {
-                circuit,
+            .map(|circuit| Row {
+                of: circuit,
                 track: self.circuits.get(&circuit.id),
             })
             .collect();
@@ -229,7 +212,7 @@ impl App {
         let vms = &self.sample.as_ref()?.vms;
         let vm = vms.iter().find(|vm| vm.name == name)?;
         let track = self.vms.get(name);
-        Some(VmRow { vm, track })
+        Some(Row { of: vm, track })
     }
 
     /// One circuit, if it is still there.
@@ -237,19 +220,19 @@ impl App {
         let circuits = &self.sample.as_ref()?.circuits;
         let circuit = circuits.iter().find(|circuit| circuit.id == id)?;
         let track = self.circuits.get(id);
-        Some(CircuitRow { circuit, track })
+        Some(Row { of: circuit, track })
     }
 
     /// What the rows of this place are about, in their order.
     pub(super) fn row_names(&self) -> Vec<String> {
         let circuits = |of_vm| {
             let rows = self.circuit_rows(of_vm).into_iter();
-            rows.map(|row| row.circuit.id.clone()).collect()
+            rows.map(|row| row.of.id.clone()).collect()
         };
         match &self.place().subject {
             Subject::Vms => {
                 let rows = self.vm_rows().into_iter();
-                rows.map(|row| row.vm.name.clone()).collect()
+                rows.map(|row| row.of.name.clone()).collect()
             }
             Subject::Circuits => circuits(None),
             Subject::Vm(vm) => circuits(Some(vm.as_str())),
@@ -262,7 +245,7 @@ impl App {
         if self.places.len() < MAX_DEPTH {
             let mut place = Place::at(subject);
             if let Subject::Circuit(id) = &place.subject {
-                place.last_known = self.circuit(id).map(|row| row.circuit.clone());
+                place.last_known = self.circuit(id).map(|row| row.of.clone());
             }
             self.places.push(place);
         }

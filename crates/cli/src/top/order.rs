@@ -122,19 +122,19 @@ impl Order {
         let ordering = match self.sort {
             Sort::Sent => largest_first(|row| row.rate_of(0)),
             Sort::Received => largest_first(|row| row.rate_of(1)),
-            Sort::Queued => other.vm.queued.cmp(&one.vm.queued),
-            Sort::Bytes => sum(other.vm.bytes).cmp(&sum(one.vm.bytes)),
-            Sort::Circuits => other.vm.circuits.cmp(&one.vm.circuits),
-            Sort::State => one.vm.state.word().cmp(other.vm.state.word()),
+            Sort::Queued => other.of.queued.cmp(&one.of.queued),
+            Sort::Bytes => sum(other.of.bytes).cmp(&sum(one.of.bytes)),
+            Sort::Circuits => other.of.circuits.cmp(&one.of.circuits),
+            Sort::State => one.of.state.word().cmp(other.of.state.word()),
             Sort::Name => Ordering::Equal,
             Sort::Rate | Sort::Age | Sort::To | Sort::Rule => largest_first(|row| row.both()),
         };
-        self.turned(ordering.then_with(|| one.vm.name.cmp(&other.vm.name)))
+        self.turned(ordering.then_with(|| one.of.name.cmp(&other.of.name)))
     }
 
     pub(super) fn of_circuits(self, one: &CircuitRow<'_>, other: &CircuitRow<'_>) -> Ordering {
         let largest_first = |value: fn(&CircuitRow<'_>) -> f64| value(other).total_cmp(&value(one));
-        let (a, b) = (one.circuit, other.circuit);
+        let (a, b) = (one.of, other.of);
         let ordering = match self.sort {
             Sort::Sent => largest_first(|row| row.rate_of(0)),
             Sort::Received => largest_first(|row| row.rate_of(1)),

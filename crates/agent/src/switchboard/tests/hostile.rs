@@ -164,10 +164,7 @@ fn a_host_that_says_what_it_may_not_loses_the_session_and_no_window_is_lost() {
     ] {
         let mut host = world.welcome();
         host.expect(&window(1));
-        let mut program = world.program();
-        program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
-        let id = host.expect_call();
-        host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+        let (mut program, id) = world.dial(&mut host);
         host.say(&circuit(id, 1, 7, "first").replace(from, to));
         assert!(program.line().0.starts_with("ERROR code=unreachable "));
         host.expect_end();
@@ -176,10 +173,7 @@ fn a_host_that_says_what_it_may_not_loses_the_session_and_no_window_is_lost() {
     let mut host = world.welcome();
     host.expect(&window(1));
     let mut call = |generation| {
-        let mut program = world.program();
-        program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
-        let id = host.expect_call();
-        host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+        let (program, id) = world.dial(&mut host);
         host.say(&circuit(id, 1, generation, "first"));
         program
     };

@@ -179,6 +179,17 @@ impl World {
         UnixListener::bind(address(self.directory.path(), cid, port)).unwrap()
     }
 
+    /// A guest with one window, which the host knows of, and somebody who listens at 4:5432.
+    pub fn with_a_window() -> (World, UnixListener, Host) {
+        let kernel = Kernel::new();
+        kernel.add(1);
+        let world = World::start(kernel);
+        let remote = world.remote(4, 5432);
+        let mut host = world.welcome();
+        host.expect(&super::window(1));
+        (world, remote, host)
+    }
+
     /// Somebody calls a port of this guest.
     pub fn call(&self, cid: u32, from: u32, port: u32) -> UnixStream {
         let socket = socket().unwrap();
@@ -206,6 +217,15 @@ impl World {
         host.expect("HELLO version=1");
         host.say("WELCOME version=1");
         host
+    }
+
+    /// A program that calls 4:5432, where somebody listens, as far as its connection: the program, and the number of its call.
+    pub fn dial(&self, host: &mut Host) -> (Client, u64) {
+        let mut program = self.program();
+        program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
+        let id = host.expect_call();
+        host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
+        (program, id)
     }
 
     pub fn program(&self) -> Client {

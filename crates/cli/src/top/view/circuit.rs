@@ -24,7 +24,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, app: &App, id: &str) {
     let theme = app.settings.theme;
     let row = app.circuit(id);
     let last_known = app.place().last_known.as_ref();
-    let Some(circuit) = row.map(|row| row.circuit).or(last_known) else {
+    let Some(circuit) = row.as_ref().map(|row| row.of).or(last_known) else {
         let text = format!("circuit {id} is over: Esc goes back");
         return line(buffer, area, &Line::styled(text, theme.notice()));
     };

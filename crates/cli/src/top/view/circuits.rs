@@ -7,7 +7,7 @@ use ratatui::text::Line;
 
 use super::super::app::{App, CircuitRow};
 use super::super::order::Sort;
-use super::super::words::{age, bars, quantity, rate};
+use super::super::words::{age, quantity};
 use super::table::{self, Column, Look};
 
 /// A column of this table.
@@ -17,64 +17,51 @@ type Of<'a> = Column<CircuitRow<'a>>;
 fn columns<'a>() -> [Of<'a>; 11] {
     [
         Of::words("FROM", 15, |row, _, theme| {
-            (row.circuit.from.short.clone(), theme.strong())
+            (row.of.from.short.clone(), theme.strong())
         })
         .sorted(Sort::Name)
         .growing(2),
         Of::words("TO", 14, |row, _, theme| {
-            let circuit = row.circuit;
+            let circuit = row.of;
             let reached = circuit.reached.as_ref().unwrap_or(&circuit.to);
             (reached.short.clone(), theme.strong())
         })
         .sorted(Sort::To)
         .growing(2),
         Of::words("STATE", 8, |row, _, theme| {
-            let state = &row.circuit.state;
+            let state = &row.of.state;
             (state.clone(), theme.circuit_state(state))
         })
         .sorted(Sort::State),
         Of::words("KIND", 9, |row, _, theme| {
-            (row.circuit.kind.clone(), theme.faint())
+            (row.of.kind.clone(), theme.faint())
         })
         .from(112),
         Of::words("RULE", 12, |row, _, theme| {
-            let rule = row.circuit.rule.clone();
+            let rule = row.of.rule.clone();
             (rule.unwrap_or("-".to_owned()), theme.faint())
         })
         .sorted(Sort::Rule)
         .from(100)
         .growing(1),
         Of::numbers("AGE", 5, |row, _, _| {
-            let age = row.circuit.age.map(age);
+            let age = row.of.age.map(age);
             (age.unwrap_or("-".to_owned()), Style::new())
         })
         .sorted(Sort::Age),
-        Of::numbers("SENT/s", 7, |row, _, theme| {
-            let style = theme.figure(row.rate_of(0), theme.direction(0));
-            (rate(row.rate(0)), style)
-        })
-        .sorted(Sort::Sent),
-        Of::numbers("RECV/s", 7, |row, _, theme| {
-            let style = theme.figure(row.rate_of(1), theme.direction(1));
-            (rate(row.rate(1)), style)
-        })
-        .sorted(Sort::Received),
+        table::sent(),
+        table::received(),
         Of::numbers("QUEUED", 7, |row, _, theme| {
-            let queued = sum(row.circuit.queued);
+            let queued = sum(row.of.queued);
             (quantity(queued), theme.figure(queued, theme.strong()))
         })
         .sorted(Sort::Queued),
         Of::numbers("BYTES", 6, |row, _, theme| {
-            (quantity(sum(row.circuit.bytes)), theme.faint())
+            (quantity(sum(row.of.bytes)), theme.faint())
         })
         .sorted(Sort::Bytes)
         .from(120),
-        Of::words("RATE", 9, |row, width, theme| {
-            let past = row.track.map(|track| bars(track.past_both(), width));
-            (past.unwrap_or_default(), theme.both())
-        })
-        .sorted(Sort::Rate)
-        .growing(3),
+        table::course(9),
     ]
 }
 
@@ -106,7 +93,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, app: &mut App, of_vm: Option
         order: app.order_of_circuits,
         place: app.place(),
     };
-    let name = |row: &CircuitRow<'_>| row.circuit.id.clone();
+    let name = |row: &CircuitRow<'_>| row.of.id.clone();
     let (offset, seen) = table::draw(buffer, area, &columns(), &rows, name, &look);
     app.place_mut().offset = offset;
     app.rows_seen = seen;

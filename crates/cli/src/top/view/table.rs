@@ -4,10 +4,10 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
 
-use super::super::app::Place;
+use super::super::app::{Place, Row};
 use super::super::order::{Order, Sort};
 use super::super::theme::Theme;
-use super::super::words::clip;
+use super::super::words::{bars, clip, rate};
 
 /// Characters between two columns.
 const GAP: u16 = 1;
@@ -68,6 +68,37 @@ impl<R> Column<R> {
     pub(super) const fn from(self, from: u16) -> Column<R> {
         Column { from, ..self }
     }
+}
+
+/// How much goes out: of a guest, or of a circuit's caller.
+pub(super) const fn sent<'a, T>() -> Column<Row<'a, T>> {
+    Column::numbers("SENT/s", 7, |row: &Row<'a, T>, _, theme| {
+        rate_of(row, 0, theme)
+    })
+    .sorted(Sort::Sent)
+}
+
+/// How much comes in.
+pub(super) const fn received<'a, T>() -> Column<Row<'a, T>> {
+    Column::numbers("RECV/s", 7, |row: &Row<'a, T>, _, theme| {
+        rate_of(row, 1, theme)
+    })
+    .sorted(Sort::Received)
+}
+
+/// How much passed over time, in at least so many characters.
+pub(super) const fn course<'a, T>(width: u16) -> Column<Row<'a, T>> {
+    Column::words("RATE", width, |row: &Row<'a, T>, width, theme| {
+        let past = row.track.map(|track| bars(track.past_both(), width));
+        (past.unwrap_or_default(), theme.both())
+    })
+    .sorted(Sort::Rate)
+    .growing(3)
+}
+
+fn rate_of<T>(row: &Row<'_, T>, direction: usize, theme: Theme) -> (String, Style) {
+    let style = theme.figure(row.rate_of(direction), theme.direction(direction));
+    (rate(row.rate(direction)), style)
 }
 
 /// How a table is drawn.

@@ -23,7 +23,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, app: &mut App, name: &str) {
         let text = format!("there is no VM {name:?}, or not any more: Esc goes back");
         return line(buffer, area, &Line::styled(text, theme.notice()));
     };
-    let used = facts::draw(buffer, area, theme, &facts_of(row.vm, theme));
+    let used = facts::draw(buffer, area, theme, &facts_of(row.of, theme));
     let panels = Rect {
         y: area.y + used + 1,
         height: if area.height >= super::TALL { 6 } else { 3 },

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(test)]
 use super::layout::RingFields;
 use super::{CircuitError, Consumer, Identity, Kind, Producer, Side, Span, WindowSpec};
 use crate::sync::store_and_fence;

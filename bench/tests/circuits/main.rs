@@ -4,387 +4,25 @@
 // All of this is tests, where a failure is a panic.
 #![allow(clippy::unwrap_used)]
 
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::FileExt;
+mod traffic;
+mod world;
+
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bench::daemon::Daemon;
-use bench::guest::{Connection, Received, State, VirtualGuest, drive};
-use circuit::{Circuit, Connector};
-use memory::circuit::{Identity, Kind, Side, Window, WindowSpec};
-use serde_json::Value;
+use bench::guest::{Received, State};
+use circuit::Connector;
 use wire::switchboard::link::{FromAgent, FromDaemon, PORT};
-use wire::switchboard::{self, Hex16};
+use wire::switchboard::{self};
 use wire::vsock::SocketType;
 
-/// How long anything may take. Nothing here waits that long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Where the device of a guest begins in a window's file, and how long a page of it is.
-const PAGE_LEN: u64 = 2 << 20;
-
-const RING: u64 = 2 << 20;
-
-/// Where the tests' host programs listen, and their guests.
-const HOST_PORT: u32 = 5432;
-const GUEST_PORT: u32 = 7000;
+use traffic::*;
+use world::*;
 
 /// Set for a child process that this test starts of itself: where the circuits are.
 const CHILD_SOCKET: &str = "RINGDOWN_TEST_CIRCUITS_OF_A_CHILD";
-
-struct House {
-    daemon: Daemon,
-    directory: tempfile::TempDir,
-}
-
-impl House {
-    /// A daemon with web, which has two windows, and db, which has one.
-    fn new(rules: &str) -> House {
-        let directory = tempfile::tempdir().unwrap();
-        let config = directory.path().join("ringdown.toml");
-        let house = House::configure(&config, rules);
-        let program = Path::new(env!("CARGO_BIN_EXE_ringdown-under-test"));
-        let daemon = Daemon::start(program, &[], &["--config", house.to_str().unwrap()]);
-        House {
-            daemon: daemon.expect("the daemon starts"),
-            directory,
-        }
-    }
-
-    fn configure(config: &Path, rules: &str) -> PathBuf {
-        let vms = "[[vm]]\nname = \"web\"\ncid = 3\nwindows = \"2x8M\"\n\n[[vm]]\nname = \"db\"\ncid = 4\nwindows = \"1x8M\"\n";
-        std::fs::write(config, format!("{vms}\n{rules}")).unwrap();
-        config.to_owned()
-    }
-
-    fn enforce(&self, rules: &str) {
-        House::configure(&self.directory.path().join("ringdown.toml"), rules);
-        let done = self.daemon.command(&["reload", "--enforce-existing"]);
-        assert!(done.unwrap());
-    }
-
-    fn circuits(&self) -> Connector {
-        Connector::new().socket(self.daemon.control_socket().with_file_name("circuit.sock"))
-    }
-
-    /// Makes a request of the control API: the status and the body.
-    fn request(&self, method: &str, target: &str) -> (u16, String) {
-        let mut stream = UnixStream::connect(self.daemon.control_socket()).unwrap();
-        write!(
-            stream,
-            "{method} {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, body.to_owned())
-    }
-
-    fn get(&self, target: &str) -> Value {
-        let (status, body) = self.request("GET", target);
-        assert_eq!(status, 200, "{body}");
-        serde_json::from_str(&body).unwrap()
-    }
-
-    /// Circuits called at this port.
-    fn listed(&self, port: u32) -> Vec<Value> {
-        let list = self.get(&format!("/v1/circuits?port={port}"));
-        list["circuits"].as_array().unwrap().clone()
-    }
-
-    /// How the windows of a VM stand, in order of their UUIDs.
-    fn states(&self, vm: &str) -> Vec<String> {
-        let list = self.get("/v1/windows");
-        let windows = list["windows"].as_array().unwrap().iter();
-        let of_vm = windows.filter(|window| {
-            window["between"]
-                .as_array()
-                .unwrap()
-                .contains(&Value::from(vm))
-        });
-        of_vm
-            .map(|window| window["state"].as_str().unwrap().to_owned())
-            .collect()
-    }
-
-    fn wait_for_states(&self, vm: &str, guest: &mut VirtualGuest, expected: &[&str]) {
-        wait_for(&format!("windows that are {expected:?}"), guest, |_| {
-            let mut states = self.states(vm);
-            states.sort();
-            states == expected
-        });
-    }
-
-    /// The window files of a VM, by the UUIDs in their info blocks.
-    fn files(&self, vm: &str) -> Vec<(Hex16, PathBuf)> {
-        let status = self.daemon.vm_status(vm).unwrap();
-        let files = status["windows"]["files"].as_array().unwrap();
-        let file = |path: &Value| {
-            let path = PathBuf::from(path.as_str().unwrap());
-            let mut uuid = [0; 16];
-            let file = File::open(&path).unwrap();
-            file.read_exact_at(&mut uuid, 4096 + 16).unwrap();
-            (Hex16(uuid), path)
-        };
-        files.iter().map(file).collect()
-    }
-
-    fn guest(&self, name: &str) -> VirtualGuest {
-        VirtualGuest::attach(&self.daemon.vhost_socket(name)).expect("the guest attaches")
-    }
-}
-
-fn wait_for(
-    what: &str,
-    guest: &mut VirtualGuest,
-    mut holds: impl FnMut(&mut VirtualGuest) -> bool,
-) {
-    let held = drive(&mut [guest], PATIENCE, |guests| {
-        holds(guests[0]).then_some(())
-    });
-    assert!(held.is_ok(), "it never came: {what}");
-}
-
-/// What an agent says and hears.
-struct Agent {
-    session: Connection,
-    heard: Vec<u8>,
-    windows: Vec<(Hex16, PathBuf)>,
-}
-
-impl Agent {
-    /// The agent of a guest, which has shown the VM's windows.
-    fn new(house: &House, vm: &str, guest: &mut VirtualGuest, source_port: u32) -> Agent {
-        let session = guest.dial_from(source_port, 2, PORT, SocketType::Stream);
-        wait_for("a session", guest, |guest| {
-            guest.state(session) == State::Connected
-        });
-        let mut agent = Agent {
-            session,
-            heard: Vec::new(),
-            windows: house.files(vm),
-        };
-        agent.say(guest, &FromAgent::Hello { version: 1 });
-        assert_eq!(agent.hear(guest), FromDaemon::Welcome { version: 1 });
-        for (uuid, path) in agent.windows.clone() {
-            let len = std::fs::metadata(path).unwrap().len() - PAGE_LEN;
-            agent.say(guest, &FromAgent::Window { uuid, len });
-        }
-        agent
-    }
-
-    fn say(&self, guest: &mut VirtualGuest, words: &FromAgent) {
-        guest
-            .send(self.session, words.to_string().as_bytes())
-            .unwrap();
-    }
-
-    fn hear(&mut self, guest: &mut VirtualGuest) -> FromDaemon {
-        let (session, heard) = (self.session, &mut self.heard);
-        wait_for("a line", guest, |guest| {
-            let received = guest.try_receive(session, usize::MAX, heard);
-            assert!(!matches!(received, Received::Reset), "the session is over");
-            heard.contains(&b'\n')
-        });
-        let end = self.heard.iter().position(|byte| *byte == b'\n').unwrap();
-        let line: Vec<u8> = self.heard.drain(..=end).collect();
-        FromDaemon::parse(&line[..end]).unwrap()
-    }
-
-    fn hear_circuit(&mut self, guest: &mut VirtualGuest) -> switchboard::link::Circuit {
-        match self.hear(guest) {
-            FromDaemon::Circuit(circuit) => circuit,
-            other => panic!("{other}"),
-        }
-    }
-
-    /// Calls for a program, which wants a window.
-    fn call(&mut self, guest: &mut VirtualGuest, id: u64, from: u32, to: (u32, u32)) -> Connection {
-        let kind = switchboard::Kind::Bytes;
-        self.say(
-            guest,
-            &FromAgent::Dial {
-                id,
-                port: from,
-                kind,
-                ring: RING,
-            },
-        );
-        let connection = guest.dial_from(from, to.0, to.1, SocketType::Stream);
-        wait_for("an answer", guest, |guest| {
-            guest.state(connection) != State::Connecting
-        });
-        assert_eq!(guest.state(connection), State::Connected);
-        let (cid, port) = to;
-        self.say(guest, &FromAgent::Dialled { id, cid, port });
-        connection
-    }
-
-    /// Takes a call for a program.
-    fn accept(&mut self, guest: &mut VirtualGuest, id: u64) -> Connection {
-        let mut taken = None;
-        wait_for("a call", guest, |guest| {
-            taken = guest.try_accept(GUEST_PORT);
-            taken.is_some()
-        });
-        let connection = taken.unwrap();
-        let (local, cid, port) = guest.addresses(connection).unwrap();
-        self.say(
-            guest,
-            &FromAgent::Accepted {
-                id,
-                cid,
-                port,
-                local,
-                kind: switchboard::Kind::Bytes,
-                ring: RING,
-            },
-        );
-        connection
-    }
-
-    fn listen(&self, guest: &mut VirtualGuest) {
-        guest.listen(GUEST_PORT);
-        self.say(guest, &FromAgent::Listen { port: GUEST_PORT });
-    }
-
-    /// The guest's program has let go of the window.
-    fn release(&self, guest: &mut VirtualGuest, circuit: &switchboard::link::Circuit) {
-        self.say(
-            guest,
-            &FromAgent::Released {
-                uuid: circuit.uuid,
-                generation: circuit.generation,
-            },
-        );
-    }
-
-    /// Maps a window as the guest's program does: that of the guest's device begins where the device does.
-    fn map(&self, given: &switchboard::link::Circuit) -> (Circuit, Pump) {
-        let (_, path) = self
-            .windows
-            .iter()
-            .find(|(uuid, _)| *uuid == given.uuid)
-            .unwrap();
-        let file = File::options().read(true).write(true).open(path).unwrap();
-        let spec = WindowSpec {
-            identity: Identity {
-                generation: given.generation,
-                nonce: given.nonce.0,
-            },
-            kind: Kind::Bytes,
-            ring_len: given.ring,
-            page_len: PAGE_LEN,
-        };
-        let window = Window::attach(&file, PAGE_LEN, &spec).unwrap();
-        let side = match given.side {
-            switchboard::Side::First => Side::First,
-            switchboard::Side::Second => Side::Second,
-        };
-        let (program, ours) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let circuit = Circuit::from_parts(window, side, program.into(), Duration::ZERO);
-        (circuit, Pump { socket: ours })
-    }
-}
-
-/// Carries the wake-ups of a guest's program, whose socket is one of the test's, to its vsock connection and back.
-struct Pump {
-    socket: UnixStream,
-}
-
-impl Pump {
-    fn pump(&mut self, guest: &mut VirtualGuest, connection: Connection) {
-        let mut bytes = [0; 4096];
-        match self.socket.read(&mut bytes) {
-            Ok(0) => guest.close(connection),
-            Ok(read) => drop(guest.send(connection, &bytes[..read])),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // The program has left wake-ups unread.
-            Err(_) => guest.close(connection),
-        }
-        let mut arrived = Vec::new();
-        match guest.try_receive(connection, bytes.len(), &mut arrived) {
-            // What finds no room is one wake-up of many.
-            Received::Bytes(_) => drop(self.socket.write(&arrived)),
-            Received::Nothing => {}
-            _ => drop(self.socket.shutdown(std::net::Shutdown::Write)),
-        }
-    }
-}
-
-/// Bytes that are different everywhere.
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
-}
-
-/// A program that sends, and wants the same back.
-fn send_and_compare(mut circuit: Circuit, len: usize, seed: u64) {
-    let sent = pattern(len, seed);
-    let mut back = Vec::new();
-    for piece in sent.chunks(256 * 1024) {
-        circuit.writer().write_all(piece).unwrap();
-        let mut bytes = vec![0; piece.len()];
-        circuit.reader().read_exact(&mut bytes).unwrap();
-        back.extend(bytes);
-    }
-    assert!(back == sent, "what came back is not what was sent");
-}
-
-/// A program that sends back what comes, to the end.
-fn echo(mut circuit: Circuit) {
-    let mut bytes = vec![0; 64 * 1024];
-    loop {
-        match circuit.reader().read(&mut bytes) {
-            Ok(0) | Err(_) => return,
-            Ok(read) => {
-                if circuit.writer().write_all(&bytes[..read]).is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// A program of the host that listens, takes one circuit, says whether it has a window, and sends back what comes.
-fn host_echo(house: &House) -> JoinHandle<bool> {
-    let mut listener = house.circuits().listen(HOST_PORT).unwrap();
-    listener.set_timeout(Some(PATIENCE));
-    std::thread::spawn(move || {
-        let circuit = listener.accept().unwrap();
-        assert_eq!(circuit.peer().unwrap().to_string(), "web:40001");
-        let is_zero_copy = circuit.is_zero_copy();
-        echo(circuit);
-        is_zero_copy
-    })
-}
-
-/// Waits for a thread, and carries wake-ups meanwhile.
-fn finish<T>(
-    thread: JoinHandle<T>,
-    guest: &mut VirtualGuest,
-    mut pumping: impl FnMut(&mut VirtualGuest),
-) -> T {
-    wait_for("the end of a program", guest, |guest| {
-        pumping(guest);
-        thread.is_finished()
-    });
-    thread.join().unwrap()
-}
 
 #[test]
 fn a_guest_and_a_program_of_the_host_share_a_window_cycle_after_cycle() {
@@ -432,8 +70,7 @@ fn a_program_of_the_host_calls_a_guest_and_shares_a_window() {
     let house = House::new("");
     let mut guest = house.guest("web");
     let mut agent = Agent::new(&house, "web", &mut guest, 1000);
-    agent.listen(&mut guest);
-    house.wait_for_states("web", &mut guest, &["free", "free"]);
+    agent.listen(&house, "web", &mut guest);
     let connector = house.circuits();
     let host = std::thread::spawn(move || {
         let circuit = connector.connect(&format!("web:{GUEST_PORT}")).unwrap();
@@ -469,7 +106,7 @@ fn who_does_not_ask_for_a_window_is_a_stream_to_who_does() {
     assert!(!finish(host, &mut guest, |_| {}), "it is a stream");
 
     // Programs of the host that have not, to one of the guest that has.
-    agent.listen(&mut guest);
+    agent.listen(&house, "web", &mut guest);
     let path = house.daemon.host_socket("web");
     let plain = std::thread::spawn(move || {
         let (mut stream, answer) = bench::host::call(&path, GUEST_PORT).unwrap();
@@ -492,7 +129,7 @@ fn two_guests_without_a_window_between_them_get_streams() {
     let (mut web, mut db) = (house.guest("web"), house.guest("db"));
     let mut caller = Agent::new(&house, "web", &mut web, 1000);
     let mut callee = Agent::new(&house, "db", &mut db, 1000);
-    callee.listen(&mut db);
+    callee.listen(&house, "db", &mut db);
     caller.say(
         &mut web,
         &FromAgent::Dial {
@@ -735,7 +372,7 @@ fn a_half_that_never_comes_leaves_a_stream() {
     let house = House::new("");
     let mut guest = house.guest("web");
     let agent = Agent::new(&house, "web", &mut guest, 1000);
-    agent.listen(&mut guest);
+    agent.listen(&house, "web", &mut guest);
     let connector = house.circuits();
     let started = Instant::now();
     let host = std::thread::spawn(move || connector.connect(&format!("web:{GUEST_PORT}")).unwrap());
@@ -875,7 +512,7 @@ fn a_program_of_the_host_that_is_killed_has_let_go() {
     let house = House::new("");
     let mut guest = house.guest("web");
     let mut agent = Agent::new(&house, "web", &mut guest, 1000);
-    agent.listen(&mut guest);
+    agent.listen(&house, "web", &mut guest);
     let mut child = child(&house);
     let connection = agent.accept(&mut guest, 1);
     let given = agent.hear_circuit(&mut guest);
