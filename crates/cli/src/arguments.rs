@@ -559,4 +559,6 @@ pub enum Vmm {
     Libvirt,
     /// Cloud Hypervisor, whose vsock device is its own.
     CloudHypervisor,
+    /// Firecracker, whose vsock device is its own: a part of its configuration file, which is JSON.
+    Firecracker,
 }
