@@ -28,8 +28,12 @@ const DENIED: u8 = 3;
 pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
     let mut lines = Lines::default();
     let mut broken = None;
+    let mut is_empty = true;
     let end = client.events(&target(options)?, |bytes| {
-        let shown = lines.take(bytes, |data| show(data, options.json));
+        let shown = lines.take(bytes, |data| {
+            is_empty = false;
+            show(data, options.json)
+        });
         match shown {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => {
@@ -43,7 +47,13 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
         None if options.follow && end == CaptureEnd::ByDaemon => Err(Failure::failed(
             "the daemon has ended the stream of events: it was stopped, or this did not keep up",
         )),
-        None => Ok(()),
+        None => {
+            if is_empty && !options.follow && !options.json {
+                // Beside the events, of which a script may count the lines.
+                eprintln!("no such events are kept: `ringdown events` shows all that are");
+            }
+            Ok(())
+        }
     }
 }
 
