@@ -16,11 +16,21 @@ use wire::agent::{
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
 
+/// What is to be done about a host socket that does not take connections. Who may use the control socket need not be let in there.
+fn what_to_do(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "VMs' own sockets are for the daemon's user alone: run this as that user, or as root"
+        }
+        _ => "is `ringdown serve` running with this VM?",
+    }
+}
+
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// The host socket does not take connections.
-    #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
+    #[error("cannot connect to the VM's host socket {}: {source}; {}", path.display(), what_to_do(source))]
     Connect {
         /// The host socket.
         path: PathBuf,

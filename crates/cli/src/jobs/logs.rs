@@ -211,10 +211,8 @@ fn remember(request: &mut Logs, entry: &LogEntry) {
 /// Whether it may be better a moment later.
 fn may_pass(error: &GuestError) -> bool {
     match error {
-        GuestError::Connect { .. }
-        | GuestError::Refused { .. }
-        | GuestError::NoAnswer { .. }
-        | GuestError::Broken(_) => true,
+        GuestError::Connect { source, .. } => source.kind() != io::ErrorKind::PermissionDenied,
+        GuestError::Refused { .. } | GuestError::NoAnswer { .. } | GuestError::Broken(_) => true,
         GuestError::Agent(report) => report.kind == ErrorKind::Busy,
         _ => false,
     }
