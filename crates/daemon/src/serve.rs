@@ -18,8 +18,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::api::types::Finding;
-use crate::api::{self, Access};
+use crate::api::{self, Access, StalledClients};
 use crate::audit::{Audit, AuditWriter};
+use crate::capture::Captures;
 use crate::config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, StateError};
 use crate::control::{Control, ControlError, open_line};
 use crate::events::Events;
@@ -243,6 +244,8 @@ impl Daemon {
             windows,
             audit,
             events,
+            captures: Captures::default(),
+            stalled_clients: StalledClients::default(),
             settings,
             read_config,
         };
@@ -303,7 +306,8 @@ impl Daemon {
                 .tokio_listener()
                 .map_err(system("watch the control socket"))?;
             let access = Access::new(parts.settings.control);
-            api::serve(listener, api::router(control), access, end).await;
+            let stalled = parts.stalled_clients.clone();
+            api::serve(listener, api::router(control), access, stalled, end).await;
             if worker_ended.get() {
                 return Err(ServeError::WorkerEnded);
             }

@@ -15,7 +15,7 @@ use device::{
 use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::capture::{CaptureReader, capture_queue};
+use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
 use crate::config::Chardev;
 use crate::line::{
@@ -288,13 +288,13 @@ impl LineWorker for Worker {
         &self,
         filter: CaptureFilter,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, LineError> {
-        let (sender, reader) = capture_queue();
+        sender: CaptureSender,
+    ) -> Result<(), LineError> {
         let begun = self
             .orders
             .ask(move |fabric| fabric.capture(&filter, options, Box::new(sender)));
         match begun.ok_or_else(stopped)? {
-            Ok(()) => Ok(reader),
+            Ok(()) => Ok(()),
             Err(CaptureError::NoLine(name)) => Err(LineError::Unknown { name }),
             Err(CaptureError::TooMany) => Err(LineError::TooManyCaptures),
         }
