@@ -337,7 +337,7 @@ pub struct VmmArguments {
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
-    /// Print the arguments as a JSON array
+    /// Print the arguments as a JSON array; what Firecracker takes is a JSON object with this and without
     #[arg(long)]
     pub json: bool,
 }
@@ -559,4 +559,6 @@ pub enum Vmm {
     Libvirt,
     /// Cloud Hypervisor, whose vsock device is its own.
     CloudHypervisor,
+    /// Firecracker, whose vsock device is its own: a part of its configuration file.
+    Firecracker,
 }
