@@ -346,8 +346,8 @@ pub struct VmmArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there or not ready, 2 if
-the words were wrong: then nothing was started.")]
+executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
+be reached by this user, 2 if the words were wrong: then nothing was started.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
