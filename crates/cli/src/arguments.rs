@@ -338,7 +338,7 @@ pub struct VmmArguments {
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
-    /// Print the arguments as a JSON array
+    /// Print the arguments as a JSON array; what Firecracker takes is a JSON object with this and without
     #[arg(long)]
     pub json: bool,
 }
@@ -347,8 +347,8 @@ pub struct VmmArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there or not ready, 2 if
-the words were wrong: then nothing was started.")]
+executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
+be reached by this user, 2 if the words were wrong: then nothing was started.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -560,4 +560,6 @@ pub enum Vmm {
     Libvirt,
     /// Cloud Hypervisor, whose vsock device is its own.
     CloudHypervisor,
+    /// Firecracker, whose vsock device is its own: a part of its configuration file.
+    Firecracker,
 }

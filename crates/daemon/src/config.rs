@@ -71,7 +71,7 @@ pub use source::MAX_LIST_LEN;
 pub use state::StateError;
 pub(crate) use state::{StateFile, check_version};
 pub(crate) use users::load_name_services;
-pub use users::{groups_of, parse_user, parse_user_group};
+pub use users::{group_words, groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
 pub(crate) use windows::expected as expected_windows;
 pub use windows::{MAX_WINDOWS, MAX_WINDOWS_OF_ALL, WindowsSpec, parse_windows};
