@@ -71,7 +71,7 @@ impl IntoParams for LinesQuery {
 /// Streams what passes the lines until the client goes away, or there is nothing more to capture. Needs the role *operate*: what
 /// programs say to each other is in it.
 #[utoipa::path(
-    get, path = "/v1/capture", tag = "seeing", params(LinesQuery),
+    get, path = "/v1/capture", operation_id = "capture_lines", tag = "seeing", params(LinesQuery),
     responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
 )]
 async fn lines(
@@ -118,7 +118,7 @@ impl IntoParams for NetworkQuery {
 
 /// Streams the frames of a network, the same way.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}/capture", tag = "seeing", params(NetworkPath, NetworkQuery),
+    get, path = "/v1/networks/{name}/capture", operation_id = "capture_network", tag = "seeing", params(NetworkPath, NetworkQuery),
     responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
 )]
 async fn network(

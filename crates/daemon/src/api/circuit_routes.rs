@@ -54,7 +54,7 @@ impl IntoParams for ListQuery {
 
 /// Circuits, the first 10,000.
 #[utoipa::path(
-    get, path = "/v1/circuits", tag = "circuits", params(ListQuery),
+    get, path = "/v1/circuits", operation_id = "list_circuits", tag = "circuits", params(ListQuery),
     responses((status = 200, description = "The circuits", body = CircuitsInfo), AskedOfVm)
 )]
 async fn list(
@@ -80,7 +80,7 @@ impl IntoParams for CircuitPath {
 
 /// Ends a circuit: both its ends see a reset.
 #[utoipa::path(
-    delete, path = "/v1/circuits/{id}", tag = "circuits", params(CircuitPath),
+    delete, path = "/v1/circuits/{id}", operation_id = "end_circuit", tag = "circuits", params(CircuitPath),
     responses((status = 204, description = "It is over"), OfCircuit)
 )]
 async fn end(State(control): Shared, Path(id): Path<String>) -> Result<StatusCode, Failure> {
@@ -89,7 +89,10 @@ async fn end(State(control): Shared, Path(id): Path<String>) -> Result<StatusCod
 }
 
 /// The windows of all VMs: the memory of zero-copy circuits.
-#[utoipa::path(get, path = "/v1/windows", tag = "circuits", responses((status = 200, description = "The windows", body = WindowsInfo), Always))]
+#[utoipa::path(
+    get, path = "/v1/windows", operation_id = "list_windows", tag = "circuits",
+    responses((status = 200, description = "The windows", body = WindowsInfo), Always)
+)]
 async fn windows(State(control): Shared) -> Result<Json<WindowsInfo>, Failure> {
     Ok(Json(control.windows().await?))
 }

@@ -47,7 +47,7 @@ pub(super) fn describe() -> utoipa::openapi::OpenApi {
 
 /// This description of the API.
 #[utoipa::path(
-    get, path = "/v1/openapi.json", tag = "daemon",
+    get, path = "/v1/openapi.json", operation_id = "describe", tag = "daemon",
     responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value), Always)
 )]
 pub(super) async fn openapi() -> impl IntoResponse {

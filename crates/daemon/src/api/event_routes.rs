@@ -95,7 +95,7 @@ impl IntoParams for EventsHeader {
 /// which is its kind, and its `data`, which is an object of JSON (the schema `Event`). Ids grow. If events that were asked for are not
 /// known any more, the first event is `lost`. A reader who does not keep up is dropped; its last event says so.
 #[utoipa::path(
-    get, path = "/v1/events", tag = "seeing",
+    get, path = "/v1/events", operation_id = "stream_events", tag = "seeing",
     params(EventsQuery, EventsHeader),
     responses((status = 200, description = "The events, each of this form", body = StreamedEvent, content_type = EVENTS_MEDIA_TYPE), NoEvents)
 )]
@@ -175,7 +175,7 @@ async fn events(
 
 /// Why a call fails, or would: what the policy says, what stands in the way, and the last refusals.
 #[utoipa::path(
-    get, path = "/v1/why", tag = "policy", params(CallQuery),
+    get, path = "/v1/why", operation_id = "explain_refusals", tag = "policy", params(CallQuery),
     responses((status = 200, description = "What is known", body = Why), NotAnswered)
 )]
 async fn why(State(control): Shared, Asked(query): Asked<CallQuery>) -> Result<Json<Why>, Failure> {

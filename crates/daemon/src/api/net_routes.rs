@@ -43,7 +43,10 @@ impl IntoParams for NetworkPath {
 }
 
 /// All networks.
-#[utoipa::path(get, path = "/v1/networks", tag = "networks", responses((status = 200, description = "The networks, by name", body = NetworkList), Always))]
+#[utoipa::path(
+    get, path = "/v1/networks", operation_id = "list_networks", tag = "networks",
+    responses((status = 200, description = "The networks, by name", body = NetworkList), Always)
+)]
 async fn list(State(control): Shared) -> Json<NetworkList> {
     Json(NetworkList {
         networks: control.networks().await,
@@ -52,7 +55,7 @@ async fn list(State(control): Shared) -> Json<NetworkList> {
 
 /// One network with its ports.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}", tag = "networks", params(NetworkPath),
+    get, path = "/v1/networks/{name}", operation_id = "show_network", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The network", body = NetworkDetails), OfNetwork)
 )]
 async fn show(
@@ -64,7 +67,7 @@ async fn show(
 
 /// The addresses that a network knows.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}/macs", tag = "networks", params(NetworkPath),
+    get, path = "/v1/networks/{name}/macs", operation_id = "list_macs", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The addresses", body = MacList), OfNetwork)
 )]
 async fn macs(State(control): Shared, Path(name): Path<String>) -> Result<Json<MacList>, Failure> {
@@ -85,7 +88,8 @@ impl IntoParams for PortPath {
 
 /// Takes the link of a VM's port up or down.
 #[utoipa::path(
-    put, path = "/v1/networks/{name}/ports/{vm}/link", tag = "networks", params(PortPath), request_body = LinkRequest,
+    put, path = "/v1/networks/{name}/ports/{vm}/link", operation_id = "set_link", tag = "networks",
+    params(PortPath), request_body = LinkRequest,
     responses((status = 204, description = "It is so"), OfPort)
 )]
 async fn set_link(

@@ -104,7 +104,10 @@ enum Wait {
 }
 
 /// Whether the daemon is there, and which.
-#[utoipa::path(get, path = "/v1/health", tag = "daemon", responses((status = 200, description = "It is there", body = Health), Always))]
+#[utoipa::path(
+    get, path = "/v1/health", operation_id = "show_health", tag = "daemon",
+    responses((status = 200, description = "It is there", body = Health), Always)
+)]
 async fn health(State(control): Shared) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -114,7 +117,10 @@ async fn health(State(control): Shared) -> Json<Health> {
 }
 
 /// All VMs.
-#[utoipa::path(get, path = "/v1/vms", tag = "vms", responses((status = 200, description = "The VMs, by name", body = VmList), Always))]
+#[utoipa::path(
+    get, path = "/v1/vms", operation_id = "list_vms", tag = "vms",
+    responses((status = 200, description = "The VMs, by name", body = VmList), Always)
+)]
 async fn list(State(control): Shared) -> Json<VmList> {
     Json(VmList {
         vms: control.list().await,
@@ -123,7 +129,7 @@ async fn list(State(control): Shared) -> Json<VmList> {
 
 /// Adds a VM. Its sockets listen when the answer is there. A body has 16 KiB at most.
 #[utoipa::path(
-    post, path = "/v1/vms", tag = "vms", request_body = NewVm,
+    post, path = "/v1/vms", operation_id = "add_vm", tag = "vms", request_body = NewVm,
     responses(
         (status = 201, description = "It is there", body = VmStatus, headers(("location" = String, description = "Where the VM is shown"))),
         NotAdded
@@ -139,7 +145,7 @@ async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
 
 /// One VM, at once or when it is ready.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}", tag = "vms", params(VmPath, ShowQuery),
+    get, path = "/v1/vms/{name}", operation_id = "show_vm", tag = "vms", params(VmPath, ShowQuery),
     responses((status = 200, description = "The VM", body = VmStatus), Waited)
 )]
 async fn show(
@@ -165,7 +171,7 @@ async fn show(
 
 /// Removes a VM: its circuits are reset.
 #[utoipa::path(
-    delete, path = "/v1/vms/{name}", tag = "vms", params(VmPath),
+    delete, path = "/v1/vms/{name}", operation_id = "remove_vm", tag = "vms", params(VmPath),
     responses((status = 204, description = "It is gone"), OfVm)
 )]
 async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -175,7 +181,7 @@ async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<Stat
 
 /// Reads the configuration again.
 #[utoipa::path(
-    post, path = "/v1/reload", tag = "daemon", request_body = Option<ReloadRequest>,
+    post, path = "/v1/reload", operation_id = "reload", tag = "daemon", request_body = Option<ReloadRequest>,
     responses((status = 200, description = "It is in force", body = Reloaded), NotReloaded)
 )]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
@@ -228,7 +234,7 @@ impl CallQuery {
 
 /// What becomes of a call.
 #[utoipa::path(
-    get, path = "/v1/policy/test", tag = "policy", params(CallQuery),
+    get, path = "/v1/policy/test", operation_id = "test_policy", tag = "policy", params(CallQuery),
     responses((status = 200, description = "What becomes of it, and why", body = PolicyAnswer), NotAnswered)
 )]
 async fn test_policy(
@@ -244,7 +250,10 @@ async fn test_policy(
 }
 
 /// What in the policy can hardly be meant.
-#[utoipa::path(get, path = "/v1/policy/check", tag = "policy", responses((status = 200, description = "The findings", body = PolicyReport), Always))]
+#[utoipa::path(
+    get, path = "/v1/policy/check", operation_id = "check_policy", tag = "policy",
+    responses((status = 200, description = "The findings", body = PolicyReport), Always)
+)]
 async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Failure> {
     let book = control.rulebook().await;
     let report = tokio::task::spawn_blocking(move || book.report()).await;
@@ -253,7 +262,7 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
 
 /// The rules in force, in the words of the configuration.
 #[utoipa::path(
-    get, path = "/v1/policy/rules", tag = "policy",
+    get, path = "/v1/policy/rules", operation_id = "list_rules", tag = "policy",
     responses((status = 200, description = "The rules, in the order in which they are asked", body = PolicyRules), Always)
 )]
 async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
@@ -264,7 +273,7 @@ async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure
 
 /// Figures of the daemon, its lines and guests, in the text format of Prometheus.
 #[utoipa::path(
-    get, path = "/v1/metrics", tag = "seeing",
+    get, path = "/v1/metrics", operation_id = "show_metrics", tag = "seeing",
     responses((status = 200, description = "The figures", body = String, content_type = metrics::MEDIA_TYPE), Always)
 )]
 async fn metrics(State(control): Shared) -> Response {
@@ -273,7 +282,10 @@ async fn metrics(State(control): Shared) -> Response {
 }
 
 /// Opens the audit's file anew, after it was moved away.
-#[utoipa::path(post, path = "/v1/audit/rotate", tag = "daemon", responses((status = 204, description = "It is open"), Always))]
+#[utoipa::path(
+    post, path = "/v1/audit/rotate", operation_id = "rotate_audit", tag = "daemon",
+    responses((status = 204, description = "It is open"), Always)
+)]
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;
     Ok(StatusCode::NO_CONTENT)

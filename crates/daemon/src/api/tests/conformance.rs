@@ -90,8 +90,12 @@ fn the_description_is_served_and_whole() {
     let (status, body) = daemon.request("GET", "/v1/openapi.json", "");
     assert_eq!((status, json_of(&body)), (200, DESCRIPTION.clone()));
     assert_eq!(DESCRIPTION["openapi"], "3.1.0");
+    let mut ids = std::collections::HashSet::new();
     for (method, path, operation) in operations() {
         let context = format!("{method} {path}");
+        // Unique among all operations (OpenAPI 3.1, section 4.8.10.1): clients are made of them.
+        let id = operation["operationId"].as_str().expect(&context);
+        assert!(ids.insert(id), "{context}: {id} is there twice");
         let words = operation["summary"].as_str().expect(&context);
         assert!(
             !words.is_empty() && operation["tags"][0].is_string(),
