@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{StatusCode, Uri};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -18,16 +19,14 @@ use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::problem::{Failure, Kind};
-use super::request::{Asked, Object, parse, read};
+use super::request::{Asked, InPath, parse, read};
 use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
-    DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
-    PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
+    DEFAULT_WAIT_MS, Health, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
+    ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, event_routes, net_routes, page};
-use crate::config::{
-    ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
-};
+use super::{capture_routes, circuit_routes, contract, event_routes, net_routes, page};
+use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
@@ -39,6 +38,7 @@ type Shared = State<Arc<Control>>;
 pub fn router(control: Arc<Control>) -> Router {
     let (router, _) = described().split_for_parts();
     router
+        .route_layer(from_fn(contract::hold))
         .merge(page::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
@@ -136,7 +136,7 @@ async fn list(State(control): Shared) -> Json<VmList> {
     )
 )]
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
-    let Object(new): Object<NewVm> = parse(&read(body).await?, "describe a VM")?;
+    let new: NewVm = parse(&read(body).await?, "describe a VM")?;
     let status = control.add(check(new)?).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
@@ -150,15 +150,10 @@ async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
 )]
 async fn show(
     State(control): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Json<VmStatus>, Failure> {
     let timeout_ms = query.timeout_ms.unwrap_or(DEFAULT_WAIT_MS);
-    if timeout_ms > MAX_WAIT_MS {
-        let detail =
-            format!("timeout_ms is {timeout_ms}: wait for {MAX_WAIT_MS} at most, and ask again");
-        return Err(Failure::new(Kind::InvalidRequest, detail).at("timeout_ms"));
-    }
     Ok(Json(match query.wait {
         None => control.get(&name).await?,
         Some(Wait::Ready) => {
@@ -174,7 +169,10 @@ async fn show(
     delete, path = "/v1/vms/{name}", operation_id = "remove_vm", tag = "vms", params(VmPath),
     responses((status = 204, description = "It is gone"), OfVm)
 )]
-async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+async fn remove(
+    State(control): Shared,
+    InPath(name): InPath<String>,
+) -> Result<StatusCode, Failure> {
     control.remove(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -186,9 +184,10 @@ async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<Stat
 )]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
     let body = read(body).await?;
-    let Object(request): Object<ReloadRequest> = match body.is_empty() {
-        true => Object::default(),
-        false => parse::<Option<_>>(&body, "describe a reload")?.unwrap_or_default(),
+    let request: ReloadRequest = match body.trim_ascii() {
+        b"null" => ReloadRequest::default(),
+        _ if body.is_empty() => ReloadRequest::default(),
+        _ => parse(&body, "describe a reload")?,
     };
     Ok(Json(control.reload(request.enforce_existing).await?))
 }
@@ -198,7 +197,7 @@ async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Fa
 pub(super) struct CallQuery {
     pub(super) from: String,
     pub(super) to: String,
-    pub(super) port: String,
+    pub(super) port: u32,
 }
 
 impl IntoParams for CallQuery {
@@ -214,21 +213,21 @@ impl IntoParams for CallQuery {
                 schema::callee(),
                 "Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.",
             ),
-            schema::needed_in_query("port", schema::port(), "The port."),
+            schema::needed_in_query("port", schema::port(), "The port that would be called."),
         ]
     }
 }
 
 impl CallQuery {
-    /// The port, checked as the words are checked by whoever is asked.
-    pub(super) fn port(&self) -> Result<u32, Failure> {
+    /// Whether the words may be looked at by whoever is asked.
+    pub(super) fn check(&self) -> Result<(), Failure> {
         for (field, words) in [("from", &self.from), ("to", &self.to)] {
             if words.chars().count() > MAX_PARTY_LEN {
                 let detail = format!("{field} is longer than {MAX_PARTY_LEN} characters");
                 return Err(Failure::new(Kind::InvalidRequest, detail).at(field));
             }
         }
-        parse_port(&self.port).map_err(|error| Failure::of_input("port", error))
+        Ok(())
     }
 }
 
@@ -241,10 +240,11 @@ async fn test_policy(
     State(control): Shared,
     Asked(query): Asked<CallQuery>,
 ) -> Result<Json<PolicyAnswer>, Failure> {
-    let port = query.port()?;
+    query.check()?;
     let book = control.rulebook().await;
     // Elsewhere: users are looked up, and ten thousand rules are told apart by their words.
-    let answer = tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, port)).await;
+    let answer =
+        tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, query.port)).await;
     let answer = answer.map_err(|_| ControlError::Lost)?;
     Ok(Json(answer.map_err(ControlError::from)?))
 }
