@@ -64,7 +64,8 @@ test: ## check everything, with real guests
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory build images
 	@echo '[test] unit tests, then scenarios with real guests'
-	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --workspace --no-fail-fast
+	@$(CARGO) test --workspace --exclude ringdown-e2e --no-fail-fast; tests=$$?; \
+		RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios && exit $$tests
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 unit: ## check everything that needs no guest
@@ -72,7 +73,7 @@ unit: ## check everything that needs no guest
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 e2e: build images ## run the scenarios with real guests
-	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios
 
 e2e-full: build images ## run the scenarios in their full size and length: 1 GiB each way
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e -- --nocapture

@@ -11,6 +11,7 @@
 //! Every measurement also says how busy the generator was: on two processors it has much to do, since it plays the guest and the
 //! host's program, and where it has no time left it measures itself. The cheap mode takes most of its work away.
 
+pub mod capture;
 pub mod case;
 pub mod connect;
 pub mod control;

@@ -105,6 +105,10 @@ fn every_kind_of_case_comes_to_figures_that_can_be_shown() {
         let rate = run.median(case, "ringdown", "gbit_per_s").unwrap();
         assert!(rate > 0.0, "{case}");
     }
+    for captured in ["ringdown captured", "ringdown captured in part"] {
+        let packets = run.median("g2g/4K/1", captured, "captured_packets");
+        assert!(packets.unwrap() > 0.0, "{captured}");
+    }
     reports_can_be_made(&run, directory.path());
 }
 

@@ -5,6 +5,7 @@ mod demo;
 mod images;
 mod kernel_tests;
 mod progress;
+mod scenarios;
 mod three_vms;
 mod tidy;
 
@@ -34,6 +35,8 @@ enum Task {
     Copies(copies::CopiesArguments),
     /// Run Linux's own tests of vsock between two guests.
     KernelTests(kernel_tests::KernelTestsArguments),
+    /// Run the scenarios with real guests, several suites at a time.
+    Scenarios(scenarios::ScenariosArguments),
     /// Check the rules of the house that the compiler does not know.
     Tidy,
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Task::ThreeVms => three_vms::run(),
         Task::Copies(arguments) => copies::run(&arguments),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
+        Task::Scenarios(arguments) => scenarios::run(&arguments),
         Task::Tidy => tidy::run(),
     };
     match result {

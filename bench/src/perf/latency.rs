@@ -43,9 +43,11 @@ pub fn measure(
         return Err(Failed::Error(running.ended().unwrap_or(reason)));
     }
     let span = watch(&control, Some(&mut running), conditions);
-    drop(running);
+    let captured = running.end();
     let latencies = threads.join();
-    Ok(figures(&span?, &latencies))
+    let mut figures = figures(&span?, &latencies);
+    figures.extend(captured?);
+    Ok(figures)
 }
 
 /// Lets a program of the host play ping-pong with the first guest.

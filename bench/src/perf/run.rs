@@ -17,6 +17,9 @@ use super::{connect, latency, scale, throughput};
 /// How long quiet VMs are watched.
 const QUIET: Duration = Duration::from_secs(10);
 
+/// The cases that are measured while they are captured, too: much in few packets, much in many, and little.
+const CAPTURED: [&str; 4] = ["g2g/64K/1", "g2g/4K/1", "g2h/64K/1", "pingpong/h-g/64"];
+
 /// What is measured.
 #[derive(Debug, Clone)]
 pub enum Measured {
@@ -245,6 +248,11 @@ impl Plan {
             Case::PingPong { .. } => Some(program(Kind::RingdownAsleep, &self.ringdown)),
             _ => None,
         };
+        let is_captured = CAPTURED.contains(&case.to_string().as_str());
+        let captured = [Kind::RingdownCaptured, Kind::RingdownCapturedInPart]
+            .into_iter()
+            .filter(|_| is_captured)
+            .map(|kind| program(kind, &self.ringdown));
         let checked = matches!(case, Case::Throughput(case) if case.payload == Payload::Checked);
         let measured = match case {
             Case::Memcpy(_) | Case::Eventfd { .. } => vec![Measured::Machine],
@@ -253,6 +261,7 @@ impl Plan {
                 .into_iter()
                 .chain([ours])
                 .chain(asleep)
+                .chain(captured)
                 .chain(peer)
                 .collect(),
         };

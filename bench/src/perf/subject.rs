@@ -6,6 +6,8 @@ use std::process::Command;
 
 use rustix::process::Pid;
 
+use super::capture::Capture;
+use super::measure::Figures;
 use super::process::{Process, mortal};
 use super::processor::Placement;
 
@@ -16,9 +18,16 @@ pub enum Kind {
     Ringdown,
     /// This project's, told to sleep at once instead of looking first.
     RingdownAsleep,
+    /// This project's, while everything that passes is captured.
+    RingdownCaptured,
+    /// This project's, while [`SNAPLEN`] bytes of each packet are captured.
+    RingdownCapturedInPart,
     /// vhost-device-vsock of rust-vmm.
     VhostDeviceVsock,
 }
+
+/// How much of each packet is captured in part, in bytes: the headers, and a little of the payload.
+const SNAPLEN: u32 = 128;
 
 /// A program that can be measured.
 #[derive(Debug, Clone)]
@@ -38,6 +47,8 @@ impl Subject {
         match self.kind {
             Kind::Ringdown => "ringdown",
             Kind::RingdownAsleep => "ringdown --spin 0",
+            Kind::RingdownCaptured => "ringdown captured",
+            Kind::RingdownCapturedInPart => "ringdown captured in part",
             Kind::VhostDeviceVsock => "vhost-device-vsock",
         }
     }
@@ -58,8 +69,17 @@ impl Subject {
         );
         let mut running = Running {
             process: process.map_err(words)?,
+            capture: None,
         };
         running.wait_until_ready(vms)?;
+        let snaplen = match self.kind {
+            Kind::RingdownCaptured => None,
+            Kind::RingdownCapturedInPart => Some(SNAPLEN),
+            _ => return Ok(running),
+        };
+        let directory = running.process.directory();
+        let capture = Capture::begin(&self.program, directory, snaplen, placement)?;
+        running.capture = Some(capture);
         Ok(running)
     }
 
@@ -78,12 +98,10 @@ impl Subject {
             let host = host_path(directory, vm);
             let (vhost, host) = (vhost.display(), host.display());
             command.arg("--vm").arg(match self.kind {
-                Kind::Ringdown | Kind::RingdownAsleep => {
-                    format!("name=vm{vm},cid={cid},vhost-user={vhost},host={host}")
-                }
                 Kind::VhostDeviceVsock => {
                     format!("guest-cid={cid},socket={vhost},uds-path={host}")
                 }
+                _ => format!("name=vm{vm},cid={cid},vhost-user={vhost},host={host}"),
             });
         }
         command
@@ -102,6 +120,7 @@ fn host_path(directory: &Path, vm: usize) -> PathBuf {
 #[derive(Debug)]
 pub struct Running {
     process: Process,
+    capture: Option<Capture>,
 }
 
 impl Running {
@@ -134,6 +153,15 @@ impl Running {
     /// Its process.
     pub fn pid(&self) -> Pid {
         self.process.pid()
+    }
+
+    /// Ends it. Returns what there is to say of the capture beside it, if there was one.
+    ///
+    /// # Errors
+    /// In words, when that had nothing to say.
+    pub fn end(mut self) -> Result<Figures, String> {
+        let capture = self.capture.take();
+        capture.map_or_else(|| Ok(Figures::new()), Capture::end)
     }
 
     /// Whether it has ended by itself, and how, in words.

@@ -43,9 +43,11 @@ pub fn measure(
     }
     let span = watch(&control, Some(&mut running), conditions);
     // Sockets that wait for ever end with the program behind them.
-    drop(running);
+    let captured = running.end();
     threads.join();
-    Ok(figures(&span?, case.streams))
+    let mut figures = figures(&span?, case.streams);
+    figures.extend(captured?);
+    Ok(figures)
 }
 
 fn options(case: &Throughput) -> GuestOptions {

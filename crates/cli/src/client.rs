@@ -326,6 +326,20 @@ impl Client {
         }
     }
 
+    /// Waits for a while. Returns whether the person has ended it.
+    ///
+    /// # Errors
+    /// [`ClientError::System`].
+    pub fn pause(&self, time: Duration) -> Result<bool, ClientError> {
+        one_thread()?.block_on(async {
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            Ok(tokio::select! {
+                _ = interrupt.recv() => true,
+                () = tokio::time::sleep(time) => false,
+            })
+        })
+    }
+
     /// Hands over a stream of events as it comes, until `take` has enough, the person ends it, or the daemon does.
     ///
     /// # Errors
@@ -334,8 +348,8 @@ impl Client {
         &self,
         target: &str,
         take: impl FnMut(&[u8]) -> ControlFlow<()>,
-    ) -> Result<CaptureEnd, Failure> {
-        self.capture(target, take)
+    ) -> Result<CaptureEnd, ClientError> {
+        one_thread()?.block_on(self.capture_from(target, take))
     }
 
     /// Why a call fails, or would.

@@ -1,26 +1,33 @@
-//! The part of Firecracker's configuration file with which it makes the vsock device of a VM's line.
+//! The part of Firecracker's configuration file with which it attaches to a VM's line.
+
+use std::path::Path;
 
 use daemon::api::types::{LineKind, VmStatus};
 use serde::Serialize;
 
-/// What the configuration file says of the device, under the names of Firecracker's API.
+/// What stands in the configuration file, and as its `vsock` part is what its API takes (Firecracker's docs/vsock.md).
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Configuration {
-    vsock: Vsock,
+pub struct Configuration<'a> {
+    vsock: Vsock<'a>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Vsock {
+struct Vsock<'a> {
     guest_cid: u32,
-    uds_path: String,
+    uds_path: &'a Path,
 }
 
-/// The part for this VM; none unless its line is hybrid, as Firecracker knows no other vsock device than its own.
-pub fn configuration(vm: &VmStatus) -> Option<Configuration> {
-    (vm.kind == LineKind::Hybrid).then(|| Configuration {
+/// The configuration. Its vsock device is its own, and it has neither virtio-serial ports nor vhost-user networks: none for a VM that is not
+/// hybrid.
+pub fn configuration(vm: &VmStatus) -> Option<Configuration<'_>> {
+    let is_hybrid = vm.kind == LineKind::Hybrid;
+    is_hybrid.then(|| Configuration {
         vsock: Vsock {
             guest_cid: vm.cid,
-            uds_path: vm.host.to_string_lossy().into_owned(),
+            uds_path: &vm.host,
         },
     })
 }
+
+#[cfg(test)]
+mod tests;

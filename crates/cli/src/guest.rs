@@ -3,6 +3,7 @@
 //! A connection is for one operation: it reaches the agent through the VM's host socket, says hello, and makes sure that the agent can do what
 //! is wanted. Then the command asks for its operation, and takes the frames that come.
 
+mod access;
 mod connect;
 
 use std::io::{self, Read, Write};
@@ -13,29 +14,26 @@ use wire::agent::{
     CONNECTION_CHANNEL, DecodeError, Decoder, ErrorReport, Frame, Hello, Invalid, negotiate,
 };
 
+pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
-
-/// What is to be done about a host socket that does not take connections. Who may use the control socket need not be let in there.
-fn what_to_do(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            "VMs' own sockets are for the daemon's user alone: run this as that user, or as root"
-        }
-        _ => "is `ringdown serve` running with this VM?",
-    }
-}
 
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// The host socket does not take connections.
-    #[error("cannot connect to the VM's host socket {}: {source}; {}", path.display(), what_to_do(source))]
+    #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
     Connect {
         /// The host socket.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
+    },
+    /// The host socket takes others, and not this user.
+    #[error("no permission to connect to the VM's host socket {}: {}", path.display(), access_remedy(path))]
+    Denied {
+        /// The host socket.
+        path: PathBuf,
     },
     /// The host socket answered that the agent cannot be reached.
     #[error(

@@ -366,7 +366,7 @@ fn vms_come_and_go_at_run_time() {
 }
 
 #[test]
-fn a_hybrid_vm_needs_no_arguments_for_its_vmm() {
+fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
     let daemon = FakeDaemon::start(&[], &[]);
     let directory = daemon.runtime_dir();
     let path = directory.join("v.sock").display().to_string();

@@ -102,6 +102,30 @@ fn who_is_unknown_is_looked_up_in_the_sandbox() {
 }
 
 #[test]
+fn who_follows_events_goes_on_through_a_restart_of_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = Running::start(serve(directory.path(), &[]));
+    daemon.wait_until_ready();
+    let words = ["events", "--follow", "--kind", "vm-added"];
+    let mut command = ringdown(&words);
+    command.arg("--runtime-dir").arg(directory.path());
+    let mut follower = Running::start(command);
+    let mut told = BufReader::new(follower.0.stdout.take().unwrap()).lines();
+    let mut told_of = |vm: &str| {
+        let added = run_with(directory.path(), &["vm", "add", vm]);
+        assert_eq!(added.code, Some(0), "{}", added.err);
+        // Before it may come that events of the daemon before are not kept.
+        let expected = format!(" vm-added        {vm}");
+        assert!(told.any(|line| line.unwrap().ends_with(&expected)), "{vm}");
+    };
+    told_of("web");
+    drop(daemon);
+    let mut daemon = Running::start(serve(directory.path(), &[]));
+    daemon.wait_until_ready();
+    told_of("db");
+}
+
+#[test]
 fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (run, more) = (directory.path().join("run"), directory.path().join("more"));

@@ -1,9 +1,9 @@
-//! The way of a capture from the thread that moves what is captured to whoever reads it.
+//! The way of a capture from the thread that moves what is captured to whoever reads it, and what is counted of all captures.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use device::{CaptureSink, NotTaken};
@@ -20,11 +20,22 @@ pub const MAX_WAITING_LEN: usize = 8 << 20;
 /// The most pieces that wait for it: a piece may be as small as one packet.
 const MAX_WAITING_PIECES: usize = 16 << 10;
 
+/// All captures, of lines and of networks.
+#[derive(Debug, Clone, Default)]
+pub struct Captures(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    readers: AtomicUsize,
+    lost_packets: AtomicU64,
+}
+
 /// A capture's end at the thread that captures.
 #[derive(Debug)]
 pub struct CaptureSender {
     pieces: mpsc::Sender<Vec<u8>>,
     waiting_len: Arc<AtomicUsize>,
+    captures: Captures,
 }
 
 /// A capture's end at the reader: the pieces of a pcapng file, each of whole blocks.
@@ -32,6 +43,7 @@ pub struct CaptureSender {
 pub struct CaptureReader {
     pieces: mpsc::Receiver<Vec<u8>>,
     waiting_len: Arc<AtomicUsize>,
+    captures: Captures,
     /// Whom to tell when it ends, and what.
     told: Option<(Events, EventDetails)>,
 }
@@ -47,29 +59,42 @@ impl CaptureReader {
 
 impl Drop for CaptureReader {
     fn drop(&mut self) {
+        self.captures.0.readers.fetch_sub(1, Ordering::Relaxed);
         if let Some((events, details)) = self.told.take() {
             events.tell(EventKind::CaptureEnded, details);
         }
     }
 }
 
-/// Both ends of a capture.
-pub fn capture_queue() -> (CaptureSender, CaptureReader) {
-    let (sender, pieces) = mpsc::channel(MAX_WAITING_PIECES);
-    let waiting_len = Arc::new(AtomicUsize::new(0));
-    let of_sender = Arc::clone(&waiting_len);
-    let sender = CaptureSender {
-        pieces: sender,
-        waiting_len: of_sender,
-    };
-    (
-        sender,
-        CaptureReader {
+impl Captures {
+    /// Both ends of a further one.
+    pub fn queue(&self) -> (CaptureSender, CaptureReader) {
+        self.0.readers.fetch_add(1, Ordering::Relaxed);
+        let (sender, pieces) = mpsc::channel(MAX_WAITING_PIECES);
+        let waiting_len = Arc::new(AtomicUsize::new(0));
+        let sender = CaptureSender {
+            pieces: sender,
+            waiting_len: waiting_len.clone(),
+            captures: self.clone(),
+        };
+        let reader = CaptureReader {
             pieces,
             waiting_len,
+            captures: self.clone(),
             told: None,
-        },
-    )
+        };
+        (sender, reader)
+    }
+
+    /// How many are read.
+    pub fn readers(&self) -> usize {
+        self.0.readers.load(Ordering::Relaxed)
+    }
+
+    /// How many packets they have lost, those that are over with them.
+    pub fn lost_packets(&self) -> u64 {
+        self.0.lost_packets.load(Ordering::Relaxed)
+    }
 }
 
 impl CaptureSink for CaptureSender {
@@ -93,6 +118,11 @@ impl CaptureSink for CaptureSender {
     fn has_room(&self) -> bool {
         let waits = self.waiting_len.load(Ordering::Relaxed);
         waits < MAX_WAITING_LEN && self.pieces.capacity() > 0 || self.is_gone()
+    }
+
+    fn lose(&mut self, packets: u64) {
+        let lost = &self.captures.0.lost_packets;
+        lost.fetch_add(packets, Ordering::Relaxed);
     }
 
     fn is_gone(&self) -> bool {
@@ -128,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_a_reader_leaves_waiting_is_bounded_in_bytes() {
-        let (mut sender, mut reader) = capture_queue();
+        let (mut sender, mut reader) = Captures::default().queue();
         let half = MAX_WAITING_LEN / 2;
         for _ in 0..2 {
             sender.offer(vec![0; half]).unwrap();
@@ -144,7 +174,7 @@ mod tests {
 
     #[test]
     fn and_in_pieces() {
-        let (mut sender, mut reader) = capture_queue();
+        let (mut sender, mut reader) = Captures::default().queue();
         for _ in 0..MAX_WAITING_PIECES {
             sender.offer(vec![0]).unwrap();
         }
@@ -159,14 +189,26 @@ mod tests {
     }
 
     #[test]
+    fn those_that_are_read_are_counted_and_what_any_has_lost() {
+        let captures = Captures::default();
+        let (mut one, of_one) = captures.queue();
+        let (mut other, of_other) = captures.queue();
+        one.lose(3);
+        other.lose(4);
+        assert_eq!((captures.readers(), captures.lost_packets()), (2, 7));
+        drop((one, of_one, of_other));
+        assert_eq!((captures.readers(), captures.lost_packets()), (0, 7));
+    }
+
+    #[test]
     fn either_end_sees_that_the_other_has_gone() {
-        let (mut sender, reader) = capture_queue();
+        let (mut sender, reader) = Captures::default().queue();
         assert!(!sender.is_gone());
         sender.offer(vec![0; MAX_WAITING_LEN]).unwrap();
         drop(reader);
         assert!(sender.is_gone() && sender.has_room());
         assert!(matches!(sender.offer(vec![7]), Err(NotTaken::Gone)));
-        let (mut sender, mut reader) = capture_queue();
+        let (mut sender, mut reader) = Captures::default().queue();
         sender.offer(vec![7]).unwrap();
         drop(sender);
         assert_eq!(read(&mut reader), Poll::Ready(Some(1)));

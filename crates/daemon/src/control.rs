@@ -180,7 +180,8 @@ impl Control {
             filter.vm = Some(line.ok_or(ControlError::Unknown { name })?.full_name());
         }
         let (vm, port) = (filter.vm.clone(), filter.port);
-        let reader = self.parts.worker.capture(filter, options)?;
+        let (sender, reader) = self.parts.captures.queue();
+        self.parts.worker.capture(filter, options, sender)?;
         tracing::info!(vm, port, "began a capture of what passes the lines");
         let details = EventDetails {
             vm,

@@ -21,7 +21,7 @@ use device::{CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
 use tokio::sync::mpsc;
 
-use crate::capture::{CaptureReader, capture_queue};
+use crate::capture::CaptureSender;
 use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, Figures, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
@@ -233,14 +233,14 @@ impl LineWorker for FakeWorker {
         &self,
         filter: CaptureFilter,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, LineError> {
+        sender: CaptureSender,
+    ) -> Result<(), LineError> {
         let CaptureFilter { vm, port } = filter;
         let mut state = self.state();
         if let Some(name) = vm.as_ref().filter(|vm| !state.lines.contains_key(*vm)) {
             let name = name.clone();
             return Err(LineError::Unknown { name });
         }
-        let (sender, reader) = capture_queue();
         state.captures.push(FakeCapture {
             network: None,
             vm,
@@ -248,7 +248,7 @@ impl LineWorker for FakeWorker {
             options,
             sender,
         });
-        Ok(reader)
+        Ok(())
     }
 
     fn stop(&self) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use device::{CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
 use switch::{Limits, Policy, RuleReport, ServiceEntry, SetUpTimes};
 
-use crate::capture::CaptureReader;
+use crate::capture::CaptureSender;
 use crate::config::{Channel, Chardev, PortRequest, WindowsSpec, full_name};
 use crate::net::PortSpec;
 
@@ -263,7 +263,7 @@ pub trait LineWorker: Send + Sync + 'static {
     /// [`LineError::Io`] when the worker has stopped.
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
 
-    /// Captures what passes the lines, until the reader is dropped, the line that it is about is closed, or it has as much as it wanted.
+    /// Captures what passes the lines, until the sender's reader is dropped, the line that it is about is closed, or it has as much as it wanted.
     ///
     /// # Errors
     /// [`LineError::Unknown`], [`LineError::TooManyCaptures`], [`LineError::Io`] when the worker has stopped.
@@ -271,7 +271,8 @@ pub trait LineWorker: Send + Sync + 'static {
         &self,
         filter: CaptureFilter,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, LineError>;
+        sender: CaptureSender,
+    ) -> Result<(), LineError>;
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

@@ -77,7 +77,13 @@ pub async fn collect(control: &Control) -> String {
     }
     let mut page = page(&vms, &stats, &control.networks_in_detail().await);
     figures::add(&mut page, &vms, &control.figures().await);
-    figures::add_readers(&mut page, &control.parts.events);
+    let parts = &control.parts;
+    figures::add_readers(
+        &mut page,
+        &parts.events,
+        &parts.captures,
+        parts.stalled_clients.count(),
+    );
     let windows = control.windows().await.unwrap_or_default();
     circuits::add(&mut page, &control.switchboard_report(), &windows);
     page.finish()
@@ -108,7 +114,7 @@ fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetai
 
 fn line(page: &mut Page, vm: &VmStatus, name: &str) {
     let ready = f64::from(u8::from(vm.state == VmState::Ready));
-    let of_vm = [("vm", name)];
+    let of_vm = [("vm", name), ("domain", vm.domain.as_str())];
     page.gauge(
         "ringdown_vm_ready",
         "Whether the guest's agent is there.",
@@ -123,7 +129,7 @@ fn line(page: &mut Page, vm: &VmStatus, name: &str) {
         circuits,
     );
     for (resource, value) in &vm.usage {
-        let labels = [("vm", name), ("resource", resource.as_str())];
+        let labels = [of_vm[0], of_vm[1], ("resource", resource.as_str())];
         page.gauge(
             "ringdown_vm_usage",
             "What the VM uses of what is limited.",
@@ -132,7 +138,7 @@ fn line(page: &mut Page, vm: &VmStatus, name: &str) {
         );
     }
     for (resource, value) in &vm.limits {
-        let labels = [("vm", name), ("resource", resource.as_str())];
+        let labels = [of_vm[0], of_vm[1], ("resource", resource.as_str())];
         page.gauge(
             "ringdown_vm_limit",
             "What the VM may use.",
@@ -141,7 +147,7 @@ fn line(page: &mut Page, vm: &VmStatus, name: &str) {
         );
     }
     for (event, value) in &vm.counters {
-        let labels = [("vm", name), ("event", event.as_str())];
+        let labels = [of_vm[0], of_vm[1], ("event", event.as_str())];
         page.counter(
             "ringdown_vm_events_total",
             "What has happened on the VM's line.",

@@ -19,7 +19,7 @@ use device::CaptureOptions;
 use switch::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
-use crate::capture::CaptureReader;
+use crate::capture::CaptureSender;
 use crate::config::full_name;
 use crate::line::Counters;
 
@@ -360,7 +360,7 @@ pub trait NetWorker: Send + Sync + 'static {
     /// [`NetError::UnknownNetwork`].
     fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError>;
 
-    /// Captures the frames of a network, or of one VM's port, until the reader is dropped, or network or port are removed, or it has
+    /// Captures the frames of a network, or of one VM's port, until the sender's reader is dropped, or network or port are removed, or it has
     /// as many as it wants.
     ///
     /// # Errors
@@ -370,7 +370,8 @@ pub trait NetWorker: Send + Sync + 'static {
         network: &str,
         vm: Option<&str>,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, NetError>;
+        sender: CaptureSender,
+    ) -> Result<(), NetError>;
 
     /// Removes every network and ends what serves them.
     fn stop(&self);

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::StalledClients;
 use crate::api::types::{EventDetails, EventKind, Reloaded};
 use crate::audit::Audit;
+use crate::capture::Captures;
 use crate::config::{
     Config, ConfigError, ControlGroups, DEFAULT_SPIN, PlanChange, StateError, default_runtime_dir,
     default_state_dir,
@@ -259,6 +261,10 @@ pub struct Parts {
     pub audit: Audit,
     /// Where it is told what happens.
     pub events: Events,
+    /// Who looks at what passes.
+    pub captures: Captures,
+    /// Whom the control API has cut off.
+    pub stalled_clients: StalledClients,
     /// What holds for as long as the daemon runs.
     pub settings: Settings,
     /// Where the configuration comes from.

@@ -15,7 +15,7 @@ use device::{
 use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
 use tokio::sync::mpsc::Sender as ArrivalSender;
 
-use crate::capture::{CaptureReader, capture_queue};
+use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
 use crate::config::Chardev;
 use crate::line::{
@@ -39,6 +39,8 @@ pub struct Wiring {
     pub observer: Observer,
     /// Where install logs are kept.
     pub state_dir: PathBuf,
+    /// The group whose members may connect to host sockets.
+    pub host_group: Option<u32>,
 }
 
 /// A running worker.
@@ -70,6 +72,7 @@ impl Worker {
             decisions,
             observer,
             state_dir,
+            host_group,
         } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
@@ -81,6 +84,7 @@ impl Worker {
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
+        fabric.set_host_group(host_group);
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);
         fabric.set_observer(observer);
@@ -288,13 +292,13 @@ impl LineWorker for Worker {
         &self,
         filter: CaptureFilter,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, LineError> {
-        let (sender, reader) = capture_queue();
+        sender: CaptureSender,
+    ) -> Result<(), LineError> {
         let begun = self
             .orders
             .ask(move |fabric| fabric.capture(&filter, options, Box::new(sender)));
         match begun.ok_or_else(stopped)? {
-            Ok(()) => Ok(reader),
+            Ok(()) => Ok(()),
             Err(CaptureError::NoLine(name)) => Err(LineError::Unknown { name }),
             Err(CaptureError::TooMany) => Err(LineError::TooManyCaptures),
         }

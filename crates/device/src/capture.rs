@@ -29,6 +29,9 @@ pub trait CaptureSink: Send {
     /// Whether it may have room, so that it is worth copying anything for it. Once it is gone it says so, too, so that it is found out.
     fn has_room(&self) -> bool;
 
+    /// So many more packets are lost to it, as it had no room when they came.
+    fn lose(&mut self, packets: u64);
+
     /// Nobody reads what it takes any more.
     fn is_gone(&self) -> bool;
 }
@@ -172,6 +175,7 @@ impl Capture {
         let interface = &mut self.interfaces[place];
         if self.packets.is_empty() && !self.sink.has_room() {
             interface.lost += 1;
+            self.sink.lose(1);
             return;
         }
         let packet = Packet {
@@ -225,6 +229,7 @@ impl Capture {
                 for interface in &mut self.interfaces {
                     let lost = std::mem::take(&mut interface.gathered);
                     interface.lost += lost;
+                    self.sink.lose(lost);
                     self.left = self.left.map(|left| left + lost);
                 }
             }

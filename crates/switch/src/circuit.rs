@@ -55,7 +55,10 @@ pub enum CircuitState {
 pub(crate) struct Circuit {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
+    /// One way or the other.
     pub(crate) answered: bool,
+    /// The callee has accepted, and it was told.
+    pub(crate) put_through: bool,
     pub(crate) ends: [End; 2],
     /// By the side that sends.
     pub(crate) flows: [Flow; 2],

@@ -319,7 +319,7 @@ impl Switch {
         self.account_for(index);
         let circuit = self.circuits.remove(index);
         // One that was never put through has been decided about, and nothing else.
-        if let Some(ended) = self.ended.as_mut().filter(|_| circuit.answered) {
+        if let Some(ended) = self.ended.as_mut().filter(|_| circuit.put_through) {
             ended.push_back(EndedCircuit {
                 circuit: circuit.report(),
                 reason: circuit.reason,

@@ -559,6 +559,7 @@ impl Switch {
         result: Result<(), Reason>,
         actions: &mut Actions,
     ) {
+        self.circuits[index].put_through = result.is_ok();
         match result {
             Ok(()) => self.count_set_up(now, index),
             Err(reason) => self.count_refused(self.circuits[index].call.rule, reason),

@@ -389,6 +389,7 @@ impl Switch {
             id,
             socket_type,
             answered: false,
+            put_through: false,
             ends: [caller, callee],
             flows,
             call,

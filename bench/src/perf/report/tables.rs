@@ -7,6 +7,10 @@ use super::{Table, number};
 
 const OURS: &str = "ringdown";
 const ASLEEP: &str = "ringdown --spin 0";
+const CAPTURED: [(&str, &str); 2] = [
+    ("whole", "ringdown captured"),
+    ("128 B of each", "ringdown captured in part"),
+];
 const PEER: &str = "vhost-device-vsock";
 
 /// All that the run has something for.
@@ -27,6 +31,7 @@ pub(super) fn all(run: &Run) -> Vec<Table> {
         many(run, "vms/", "Many VMs", "VMs"),
         many(run, "circuits/", "Many circuits", "circuits"),
         noisy(run),
+        captured(run),
         machine(run),
         troubles(run),
     ]);
@@ -310,6 +315,40 @@ fn noisy(run: &Run) -> Table {
             "p99 times",
         ],
         by_subject(run, "noisy", &figures),
+    )
+}
+
+fn captured(run: &Run) -> Table {
+    let mut rows = Vec::new();
+    for name in cases(run) {
+        let figure = match name.starts_with("pingpong/") {
+            true => "mean_us",
+            false => "gbit_per_s",
+        };
+        for (of, subject) in CAPTURED {
+            let Some(point) = run.point(name, subject) else {
+                continue;
+            };
+            let ratio = match (point.summary(figure), run.median(name, OURS, figure)) {
+                (Some(captured), Some(alone)) => format!("{:.2}x", captured.median / alone),
+                _ => String::new(),
+            };
+            let lost = run.median(name, subject, "lost_share");
+            rows.push(vec![
+                format!("{name} {of}"),
+                brief(run, name, OURS, figure),
+                cell(Some(point), figure),
+                ratio,
+                lost.map(percent).unwrap_or_default(),
+            ]);
+        }
+    }
+    table(
+        "Captures",
+        "Gbit/s, and microseconds there and back of ping-pong, while `ringdown capture` takes all that passes, and nobody looks. Its reader has no processor \
+         of its own. What it loses is counted; nobody waits for it.",
+        &["case", "alone", "captured", "ratio", "lost"],
+        rows,
     )
 }
 

@@ -8,7 +8,9 @@ use clap::Args;
 Kinds of events: vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed, reload,
 window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
 
-Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when the daemon has ended the stream.")]
+Whoever follows goes on behind the last event when the daemon was restarted, or had to drop a reader that did not keep up.
+
+Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when there is no daemon to begin with.")]
 pub struct EventArguments {
     /// Go on with what happens from now on; of what has happened, show the last 10 events only, unless --after is given
     #[arg(short, long)]

@@ -15,10 +15,11 @@ use crate::{cloud_hypervisor, firecracker, libvirt, qemu};
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
     let is_empty = qemu::serial_ports(&status).is_empty() && status.nets.is_empty();
-    let has_its_own_vsock = matches!(options.vmm, Vmm::CloudHypervisor | Vmm::Firecracker);
-    if status.vhost_user.is_none() && is_empty && !has_its_own_vsock {
+    let is_for_qemu = matches!(options.vmm, Vmm::Qemu | Vmm::Libvirt);
+    if status.vhost_user.is_none() && is_empty && is_for_qemu {
         return Err(Failure::usage(format!(
-            "VM {:?} has a VMM with a vsock device of its own: there is nothing to tell it but that device's socket, which is {}",
+            "VM {:?} has a VMM with a vsock device of its own (--vmm firecracker, or cloud-hypervisor): there is nothing to tell it but that \
+             device's socket, which is {}",
             options.name,
             status.host.display()
         )));
@@ -69,17 +70,22 @@ fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(),
     }
 }
 
-/// Firecracker is configured in JSON, with `--json` and without.
+/// Firecracker's devices are its own, all but the socket behind vsock.
 fn for_firecracker(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
     let Some(configuration) = firecracker::configuration(status) else {
         return Err(Failure::usage(format!(
-            "Firecracker has a vsock device of its own: add VM {:?} with --hybrid SOCKET, the socket that its `uds_path` is to name",
+            "Firecracker has a vsock device of its own: add VM {:?} with --hybrid SOCKET, the socket that its uds_path is to name",
             options.name
         )));
     };
     if !status.nets.is_empty() {
         eprintln!(
-            "note: this is the line only: Firecracker has no vhost-user network cards, and cannot attach to this VM's networks"
+            "note: this is without the VM's networks: Firecracker's network cards are taps, and not vhost-user"
+        );
+    }
+    if !status.channels.is_empty() {
+        eprintln!(
+            "note: this is without the VM's channels: Firecracker has no virtio-serial ports"
         );
     }
     print_json(&configuration)

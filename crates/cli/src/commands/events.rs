@@ -1,6 +1,7 @@
 //! `ringdown events` and `ringdown why`: what happens, and why calls fail.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use daemon::api::types::{Event, EventKind, Why};
 use daemon::config::parse_port;
@@ -9,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{print, print_json};
 use crate::arguments::{EventArguments, WhyArguments};
-use crate::client::{CaptureEnd, Client};
+use crate::client::{CaptureEnd, Client, ClientError};
 use crate::failure::Failure;
 
 /// How many events of before are shown to whoever follows.
@@ -17,6 +18,9 @@ const SHOWN_BEFORE: usize = 10;
 
 /// The longest line of a stream, in bytes: well above an event whose every text is as long as it may be.
 const MAX_LINE_LEN: usize = 256 * 1024;
+
+/// How long to wait before the daemon is asked again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The exit code when the policy does not allow the call.
 const DENIED: u8 = 3;
@@ -26,33 +30,47 @@ const DENIED: u8 = 3;
 /// # Errors
 /// [`Failure`].
 pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
-    let mut lines = Lines::default();
-    let mut broken = None;
-    let mut is_empty = true;
-    let end = client.events(&target(options)?, |bytes| {
-        let shown = lines.take(bytes, |data| {
-            is_empty = false;
-            show(data, options.json)
+    let mut after = options.after;
+    let (mut has_begun, mut is_empty) = (false, true);
+    loop {
+        let mut lines = Lines::default();
+        let mut broken = None;
+        let end = client.events(&target(options, after)?, |bytes| {
+            has_begun = true;
+            let shown = lines.take(bytes, |data| {
+                is_empty = false;
+                after = Some(show(data, options.json)?);
+                Ok(())
+            });
+            match shown {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(failure) => {
+                    broken = Some(failure);
+                    ControlFlow::Break(())
+                }
+            }
         });
-        match shown {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(failure) => {
-                broken = Some(failure);
-                ControlFlow::Break(())
-            }
+        if let Some(failure) = broken {
+            return Err(failure);
         }
-    })?;
-    match broken {
-        Some(failure) => Err(failure),
-        None if options.follow && end == CaptureEnd::ByDaemon => Err(Failure::failed(
-            "the daemon has ended the stream of events: it was stopped, or this did not keep up",
-        )),
-        None => {
-            if is_empty && !options.follow && !options.json {
-                // Beside the events, of which a script may count the lines.
-                eprintln!("no such events are kept: `ringdown events` shows all that are");
+        match end {
+            Ok(CaptureEnd::ByPerson) => return Ok(()),
+            Ok(CaptureEnd::ByDaemon) if !options.follow => {
+                if is_empty && !options.json {
+                    // Beside the events, of which a script may count the lines.
+                    eprintln!("no such events are kept: `ringdown events` shows all that are");
+                }
+                return Ok(());
             }
-            Ok(())
+            Ok(CaptureEnd::ByDaemon) => {
+                eprintln!("the daemon has ended the stream: this goes on when it is there again");
+            }
+            // A daemon that was there is waited for; a wrong directory is a mistake, and waiting would hide it.
+            Err(ClientError::NoDaemon { .. } | ClientError::Broken { .. }) if has_begun => {}
+            Err(error) => return Err(error.into()),
+        }
+        if client.pause(RETRY_INTERVAL)? {
+            return Ok(());
         }
     }
 }
@@ -71,9 +89,9 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     Ok(if why.allowed { 0 } else { DENIED })
 }
 
-fn target(options: &EventArguments) -> Result<String, Failure> {
+fn target(options: &EventArguments, after: Option<u64>) -> Result<String, Failure> {
     let mut target = format!("/v1/events?follow={}", options.follow);
-    match options.after {
+    match after {
         Some(after) => target.push_str(&format!("&after={after}")),
         None if options.follow => target.push_str(&format!("&last={SHOWN_BEFORE}")),
         None => {}
@@ -121,16 +139,18 @@ impl Lines {
     }
 }
 
-fn show(data: &str, as_json: bool) -> Result<(), Failure> {
-    if as_json {
-        return print(&format!("{data}\n"));
-    }
+/// Shows an event. Returns its number.
+fn show(data: &str, as_json: bool) -> Result<u64, Failure> {
     let event: Event = serde_json::from_str(data).map_err(|error| {
         Failure::failed(format!(
-            "the daemon sent an event that cannot be read: {error}; try --json"
+            "the daemon sent an event that cannot be read: {error}; is it of another version?"
         ))
     })?;
-    print(&in_words(&event))
+    match as_json {
+        true => print(&format!("{data}\n"))?,
+        false => print(&in_words(&event))?,
+    }
+    Ok(event.id)
 }
 
 /// One line, as in `2026-11-22T12:00:00.5Z refused web:40001 -> db:5432, rule "no": …`.
@@ -172,7 +192,9 @@ fn in_words(event: &Event) -> String {
     }
     more.extend(details.reason.clone());
     if !more.is_empty() {
-        text.push_str(&format!(", {}", more.join(", ")));
+        let has_subject = details.vm.is_some() || details.from.is_some() && details.to.is_some();
+        let link = if has_subject { "," } else { "" };
+        text.push_str(&format!("{link} {}", more.join(", ")));
     }
     format!("{}\n", text.trim_end())
 }
@@ -252,6 +274,14 @@ mod tests {
         assert_eq!(
             in_words(&event(EventKind::VmAdded, EventDetails::of_vm("web"))),
             "2026-11-22T12:00:00.500000Z vm-added        web\n"
+        );
+        let refused = EventDetails {
+            reason: Some("line 6: no such key".to_owned()),
+            ..EventDetails::default()
+        };
+        assert_eq!(
+            in_words(&event(EventKind::Reload, refused)),
+            "2026-11-22T12:00:00.500000Z reload          line 6: no such key\n"
         );
         assert_eq!(
             in_words(&event(EventKind::Reload, EventDetails::default())),

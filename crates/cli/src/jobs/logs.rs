@@ -211,8 +211,10 @@ fn remember(request: &mut Logs, entry: &LogEntry) {
 /// Whether it may be better a moment later.
 fn may_pass(error: &GuestError) -> bool {
     match error {
-        GuestError::Connect { source, .. } => source.kind() != io::ErrorKind::PermissionDenied,
-        GuestError::Refused { .. } | GuestError::NoAnswer { .. } | GuestError::Broken(_) => true,
+        GuestError::Connect { .. }
+        | GuestError::Refused { .. }
+        | GuestError::NoAnswer { .. }
+        | GuestError::Broken(_) => true,
         GuestError::Agent(report) => report.kind == ErrorKind::Busy,
         _ => false,
     }

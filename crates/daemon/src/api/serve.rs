@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -49,18 +52,38 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait after the system has no descriptor left for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How many clients were cut off as they took nothing of what they had asked for.
+#[derive(Debug, Clone, Default)]
+pub struct StalledClients(Arc<AtomicU64>);
+
+impl StalledClients {
+    /// How many until now.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts a client if that is why its connection has ended.
+    fn note(&self, error: &hyper::Error) {
+        let cause = error.source().and_then(|cause| cause.downcast_ref());
+        if cause.is_some_and(|cause: &std::io::Error| cause.kind() == ErrorKind::TimedOut) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Serves requests of those who have access until `end` is there, and then lets those under way finish for a short while.
 pub async fn serve(
     listener: UnixListener,
     router: Router,
     access: Access,
+    stalled: StalledClients,
     end: impl Future<Output = ()>,
 ) {
     let most = Most {
         connections: MAX_CONNECTIONS,
         of_user: MAX_CONNECTIONS_OF_USER,
     };
-    serve_so_many(listener, router, access, end, most).await;
+    serve_so_many(listener, router, access, stalled, end, most).await;
 }
 
 /// How many connections there may be.
@@ -74,6 +97,7 @@ async fn serve_so_many(
     listener: UnixListener,
     router: Router,
     access: Access,
+    stalled: StalledClients,
     end: impl Future<Output = ()>,
     most: Most,
 ) {
@@ -136,8 +160,10 @@ async fn serve_so_many(
             .as_mut()
             .set_write_timeout_pinned(Some(WRITE_TIMEOUT));
         let connection = graceful.watch(server.serve_connection(TokioIo::new(stream), service));
+        let stalled = stalled.clone();
         tokio::spawn(async move {
             if let Err(error) = connection.await {
+                stalled.note(&error);
                 tracing::debug!(%error, "a connection to the control socket broke");
             }
             drop((slot, place));

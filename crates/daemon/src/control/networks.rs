@@ -91,7 +91,9 @@ impl Control {
             }
             None => None,
         };
-        let reader = self.parts.net.capture(&network, vm.as_deref(), options)?;
+        let (sender, reader) = self.parts.captures.queue();
+        let net = &self.parts.net;
+        net.capture(&network, vm.as_deref(), options, sender)?;
         tracing::info!(network, vm, "began a capture of frames");
         let details = super::EventDetails {
             vm,

@@ -54,6 +54,9 @@ impl CallNotes {
             ..EventDetails::default()
         };
         let from = caller_asked(&record.from);
+        if record.decision == AuditDecision::Allowed && is_own_call(&record.from) {
+            return;
+        }
         let is_refusal = record.decision != AuditDecision::Allowed;
         let is_usual = self.audit.record(record);
         if is_refusal {
@@ -76,6 +79,10 @@ pub fn observer(events: Events) -> Observer {
         Observation::LineUp { vm } => events.tell(EventKind::LineUp, EventDetails::of_vm(*vm)),
         Observation::LineDown { vm } => events.tell(EventKind::LineDown, EventDetails::of_vm(*vm)),
         Observation::CircuitEnded { circuit, reason } => {
+            let by_us = matches!(&circuit.caller, Endpoint::Program { credentials, .. } if is_us(credentials.pid));
+            if by_us {
+                return;
+            }
             let mut details = of_circuit(circuit);
             if !ends.admits(&circuit.caller, Instant::now()) {
                 return;
@@ -87,6 +94,16 @@ pub fn observer(events: Events) -> Observer {
             events.tell(EventKind::CircuitEnded, details);
         }
     })
+}
+
+/// Calls of the daemon itself, which asks guests for their figures whenever somebody wants the metrics: nobody's decision, and so many that all
+/// else would be pushed out. What is refused of them is told.
+fn is_own_call(caller: &AuditCaller) -> bool {
+    matches!(caller, AuditCaller::Program { pid: Some(pid), .. } if i32::try_from(*pid).is_ok_and(is_us))
+}
+
+fn is_us(pid: i32) -> bool {
+    u32::try_from(pid).is_ok_and(|pid| pid == std::process::id())
 }
 
 /// How much is told of the circuits of one caller: as much as the audit writes, [`RECORDS_PER_SECOND`]. Whoever opens and closes all the
@@ -264,6 +281,32 @@ mod tests {
         let all = [of_1000, of_1001, published];
         assert_eq!(known(Some("host")), all);
         assert_eq!(known(None), all);
+    }
+
+    #[test]
+    fn own_calls_are_told_of_only_if_they_are_refused() {
+        let events = Events::default();
+        let notes = CallNotes::new(Audit::start(None).unwrap().0, events.clone());
+        let own = std::process::id();
+        let call = |pid, decision| AuditRecord {
+            decision,
+            from: AuditCaller::Program {
+                uid: 0,
+                pid: Some(pid),
+            },
+            to: AuditCallee::Listener { listener: 1007 },
+            redirected_to: None,
+            rule: None,
+            reason: None,
+        };
+        let told = |pid, decision| {
+            let before = events.counts().0;
+            notes.note(call(pid, decision), None);
+            events.counts().0 - before
+        };
+        assert_eq!(told(own, AuditDecision::Allowed), 0);
+        assert_eq!(told(own, AuditDecision::Denied), 1);
+        assert_eq!(told(own + 1, AuditDecision::Allowed), 1);
     }
 
     #[test]

@@ -12,8 +12,9 @@ use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
 use super::FakeWorker;
-use crate::api;
+use crate::api::{self, StalledClients};
 use crate::audit::Audit;
+use crate::capture::Captures;
 use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
 use crate::events::Events;
@@ -269,6 +270,8 @@ pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
         windows: Arc::new(Windows::new(&settings.runtime_dir).expect("nothing is remembered")),
         audit,
         events: Events::default(),
+        captures: Captures::default(),
+        stalled_clients: StalledClients::default(),
         settings,
         read_config: Box::new(move || Ok(config.clone())),
     };

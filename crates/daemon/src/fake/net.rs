@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use device::CaptureOptions;
 
 use super::capture::FakeCapture;
-use crate::capture::{CaptureReader, capture_queue};
+use crate::capture::CaptureSender;
 use crate::line::Counters;
 use crate::net::{
     MacStatus, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner, PortSpec,
@@ -256,12 +256,12 @@ impl NetWorker for FakeNet {
         network: &str,
         vm: Option<&str>,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, NetError> {
+        sender: CaptureSender,
+    ) -> Result<(), NetError> {
         self.with(network, |network| match vm {
             Some(vm) => network.port(vm).map(|_| ()),
             None => Ok(()),
         })?;
-        let (sender, reader) = capture_queue();
         let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
         captures.push(FakeCapture {
             network: Some(network.to_owned()),
@@ -270,7 +270,7 @@ impl NetWorker for FakeNet {
             options,
             sender,
         });
-        Ok(reader)
+        Ok(())
     }
 
     fn stop(&self) {

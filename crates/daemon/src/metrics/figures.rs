@@ -11,6 +11,7 @@ use switch::{Reason, RuleCounters, RuleReport, SetUpTimes};
 
 use super::page::Page;
 use crate::api::types::VmStatus;
+use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::{Figures, LineFigures};
 
@@ -46,8 +47,8 @@ pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
     );
 }
 
-/// Adds those of who reads events.
-pub(super) fn add_readers(page: &mut Page, events: &Events) {
+/// Adds those of who reads events, captures, and anything.
+pub(super) fn add_readers(page: &mut Page, events: &Events, captures: &Captures, stalled: u64) {
     let (_, readers) = events.counts();
     page.gauge(
         "ringdown_event_readers",
@@ -60,6 +61,24 @@ pub(super) fn add_readers(page: &mut Page, events: &Events) {
         "Readers of events that did not keep up and were dropped.",
         &[],
         events.dropped_readers() as f64,
+    );
+    page.gauge(
+        "ringdown_capture_readers",
+        "Captures that are under way, of lines and of networks.",
+        &[],
+        captures.readers() as f64,
+    );
+    page.counter(
+        "ringdown_capture_lost_packets_total",
+        "Packets that captures have lost as their readers did not keep up.",
+        &[],
+        captures.lost_packets() as f64,
+    );
+    page.counter(
+        "ringdown_control_clients_stalled_total",
+        "Clients of the control socket that took nothing for 30 seconds and were cut off, readers of events and captures among them.",
+        &[],
+        stalled as f64,
     );
 }
 

@@ -18,7 +18,7 @@ use super::{
     MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
     PortSpec, PortStatus, UplinkDevice, refused_counters, switch_counters,
 };
-use crate::capture::{CaptureReader, capture_queue};
+use crate::capture::CaptureSender;
 use crate::line::Counters;
 use crate::orders::Orders;
 
@@ -213,13 +213,12 @@ impl NetWorker for NetThread {
         network: &str,
         vm: Option<&str>,
         options: CaptureOptions,
-    ) -> Result<CaptureReader, NetError> {
+        sender: CaptureSender,
+    ) -> Result<(), NetError> {
         let (name, vm) = (network.to_owned(), vm.map(str::to_owned));
-        let (sender, reader) = capture_queue();
         self.tell(network, move |fabric, _| {
             fabric.capture(&name, vm.as_deref(), options, Box::new(sender))
-        })?;
-        Ok(reader)
+        })
     }
 
     fn stop(&self) {

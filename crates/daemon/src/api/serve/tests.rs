@@ -19,6 +19,7 @@ use crate::fake;
 
 struct Server {
     path: PathBuf,
+    stalled: StalledClients,
     _directory: tempfile::TempDir,
 }
 
@@ -27,10 +28,12 @@ impl Server {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
+        let stalled = StalledClients::default();
         tokio::spawn(serve_so_many(
             listener,
             router,
             Access::new(ControlGroups::default()),
+            stalled.clone(),
             std::future::pending(),
             Most {
                 connections: max_connections,
@@ -39,6 +42,7 @@ impl Server {
         ));
         Server {
             path,
+            stalled,
             _directory: directory,
         }
     }
@@ -48,6 +52,7 @@ impl Server {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
+        let stalled = StalledClients::default();
         let access = Access::of_groups_only(groups);
         let most = Most {
             connections: MAX_CONNECTIONS,
@@ -57,11 +62,13 @@ impl Server {
             listener,
             router,
             access,
+            stalled.clone(),
             std::future::pending(),
             most,
         ));
         Server {
             path,
+            stalled,
             _directory: directory,
         }
     }
@@ -312,5 +319,6 @@ fn who_takes_nothing_of_an_endless_answer_is_cut_off() {
         assert!(started.elapsed() >= WRITE_TIMEOUT);
         // And its place is another's.
         drop(server.request("").await);
+        assert_eq!(server.stalled.count(), 1);
     });
 }

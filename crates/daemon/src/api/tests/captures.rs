@@ -100,22 +100,29 @@ fn streams(daemon: &FakeDaemon, target: &str, network: Option<&str>, port: Optio
     assert_eq!(&end, b"0\r\n\r\n");
 }
 
+fn readers(daemon: &FakeDaemon, count: usize) -> bool {
+    let (_, page) = daemon.request("GET", "/v1/metrics", "");
+    page.contains(&format!("\nringdown_capture_readers {count}\n"))
+}
+
 #[test]
 fn a_capture_ends_when_its_client_hangs_up() {
     let daemon = FakeDaemon::with_file(FILE);
+    assert!(readers(&daemon, 0));
     let (capture, stream, _) = begin(&daemon, "/v1/capture");
     assert_eq!((&capture.vm, capture.port), (&None, None));
     assert_eq!(
         (capture.options.snaplen, capture.options.count),
         (pcapng::MAX_SNAPLEN, None)
     );
-    assert!(!capture.is_gone());
+    assert!(!capture.is_gone() && readers(&daemon, 1));
     drop(stream);
     let deadline = Instant::now() + PATIENCE;
     while !capture.is_gone() {
         assert!(Instant::now() < deadline, "the capture goes on for nobody");
         std::thread::yield_now();
     }
+    assert!(readers(&daemon, 0));
 }
 
 #[test]
@@ -139,16 +146,24 @@ fn a_capture_that_cannot_be_is_refused() {
             400,
             "snaplen is 262145",
         ),
-        ("/v1/networks/lan/capture?count=0", 400, "1 or more"),
+        (
+            "/v1/networks/lan/capture?count=0",
+            400,
+            "count is 0: use a whole number from 1 to 18446744073709551615",
+        ),
         ("/v1/capture?vm=db", 404, "\"db\""),
         ("/v1/capture?port=4294967296", 400, "port"),
         ("/v1/capture?snaplen=0", 400, "from 1 to 262144"),
-        ("/v1/capture?count=0", 400, "1 or more"),
-        ("/v1/capture?vn=web", 400, "unknown field `vn`"),
+        (
+            "/v1/capture?count=0",
+            400,
+            "count is 0: use a whole number from 1 to 18446744073709551615",
+        ),
+        ("/v1/capture?vn=web", 400, "\"vn\": did you mean vm?"),
         (
             "/v1/networks/lan/capture?colour=red",
             400,
-            "unknown field `colour`",
+            "\"colour\": it takes vm, snaplen, count",
         ),
     ];
     for (target, status, detail) in table {

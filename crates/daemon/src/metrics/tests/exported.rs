@@ -69,7 +69,7 @@ fn everything() -> String {
     let vms = [vm("web")];
     let mut page = page(&vms, &[Some(Box::new(stats))], &[network]);
     figures::add(&mut page, &vms, &example());
-    figures::add_readers(&mut page, &crate::events::Events::default());
+    figures::add_readers(&mut page, &Default::default(), &Default::default(), 7);
     let window = WindowInfo {
         uuid: "00".repeat(16),
         between: ["host".to_owned(), "web".to_owned()],

@@ -19,6 +19,8 @@ struct Tape {
     bytes: Vec<u8>,
     /// It has no room for anything.
     is_full: bool,
+    /// So many packets it was told to have lost.
+    lost: u64,
     is_gone: bool,
     has_ended: bool,
 }
@@ -45,6 +47,10 @@ impl CaptureSink for Head {
     fn has_room(&self) -> bool {
         let tape = self.0.0.lock().unwrap();
         !tape.is_full || tape.is_gone
+    }
+
+    fn lose(&mut self, packets: u64) {
+        self.0.0.lock().unwrap().lost += packets;
     }
 
     fn is_gone(&self) -> bool {
@@ -334,6 +340,7 @@ fn a_reader_without_room_loses_frames_which_are_counted_and_no_guest_waits() {
     assert_eq!(packets[0].vm, "vm3");
     let lost = [("vm1", 10), ("vm2", 11), ("vm3", 1)].map(|(vm, lost)| (vm.to_owned(), lost));
     assert_eq!(interfaces, lost);
+    assert_eq!(recorder.0.lock().unwrap().lost, 22);
     assert!(recorder.has_ended());
 }
 

@@ -68,10 +68,11 @@ impl World {
     fn check_rules(&self) {
         let switch = &self.switch;
         let mut used = vec![0; switch.rules.len()];
-        let (mut resting, mut unanswered) = (0, 0);
+        let (mut resting, mut unanswered, mut put_through) = (0, 0, self.ended);
         for (_, circuit) in &switch.circuits {
             resting += usize::from(circuit.resting.is_some());
             unanswered += u64::from(!circuit.answered);
+            put_through += u64::from(circuit.put_through);
             if let Some(rule) = circuit.call.rule {
                 used[rule.0 as usize] += 1;
             }
@@ -85,6 +86,9 @@ impl World {
             decided + unanswered,
             "each call is decided once"
         );
+        let accepted = self.decided.iter().filter(|call| call.result.is_ok());
+        let accepted = accepted.count() as u64;
+        assert_eq!(accepted, put_through, "what was put through ends once");
     }
 
     /// Everything is over: every table is empty.

@@ -41,6 +41,8 @@ pub(crate) struct World {
     pub(crate) reports: Vec<(LineId, u32, Reason)>,
     /// What has become of calls.
     pub(crate) decided: Vec<Decided>,
+    /// How many circuits are over that were put through.
+    pub(super) ended: u64,
     /// Calls that were made.
     pub(crate) dials: u64,
     /// How often the rules have changed.
@@ -64,9 +66,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(limits: Limits) -> World {
+        let mut switch = Switch::new(limits);
+        switch.keep_ended();
         World {
             now: Time::ZERO,
-            switch: Switch::new(limits),
+            switch,
             limits,
             guests: BTreeMap::new(),
             programs: BTreeMap::new(),
@@ -77,6 +81,7 @@ impl World {
             audit: Audit::default(),
             reports: Vec::new(),
             decided: Vec::new(),
+            ended: 0,
             dials: 0,
             reloads: 0,
             host_caller: HostCaller::Published,
@@ -296,6 +301,7 @@ impl World {
     }
 
     fn released(&mut self, circuit: CircuitId) {
+        self.ended += u64::from(self.switch.take_ended(circuit).is_some());
         for side in [Side::Caller, Side::Callee] {
             let kept = self.stores.remove(&(circuit, side));
             assert_eq!(
