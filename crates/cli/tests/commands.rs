@@ -588,3 +588,46 @@ fn serve_guest(listener: &UnixListener) {
     stream.write_all(b"OK 1073741824\n").unwrap();
     let _ = agent::session::serve(&stream.into(), &agent::session::Options::new());
 }
+
+#[test]
+fn check_tells_why_a_vmm_was_cut_off() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    let directory = daemon.runtime_dir();
+    let found = |vm: &str| {
+        let json = run_with(directory, &["check", "--json"]).out;
+        let findings: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+        let begin = format!("{vm}: ");
+        let is_about = |finding: &serde_json::Value| {
+            let found = finding["found"].as_str().unwrap();
+            found.starts_with(&begin).then(|| finding.clone())
+        };
+        findings.iter().find_map(is_about).unwrap()
+    };
+    let fault = "the VMM shares no memory: give its memory backend share=on";
+    daemon.worker().set_fault("web", fault);
+    for (attached, state) in [(false, "no VMM is attached"), (true, "a VMM is attached")] {
+        daemon.worker().set_state("web", attached, false);
+        let finding = found("web");
+        assert_eq!(finding["gravity"], "error", "{finding}");
+        let text = finding["found"].as_str().unwrap();
+        assert!(text.contains(state) && text.contains(fault), "{text}");
+        let remedy = finding["remedy"].as_str().unwrap();
+        assert!(
+            remedy.contains("`ringdown args web --vmm qemu`"),
+            "{remedy}"
+        );
+    }
+    assert_eq!(run_with(directory, &["check"]).code, Some(1));
+    let list = run_with(directory, &["vm", "ls", "--json"]).out;
+    assert!(
+        list.contains(&format!("\"last_fault\": \"{fault}")),
+        "{list}"
+    );
+    let why = run_with(directory, &["why", "db", "web", "80"]).out;
+    assert!(why.contains(fault), "{why}");
+    // Another that was never there.
+    let waiting = found("db");
+    assert_eq!(waiting["gravity"], "warning", "{waiting}");
+    let remedy = waiting["remedy"].as_str().unwrap();
+    assert!(remedy.contains("restart of the daemon"), "{remedy}");
+}
