@@ -151,15 +151,16 @@ pub enum Command {
 /// The options of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a configuration file and without --allow, VMs reach the host and not each other.
+Without a configuration file and without --allow, VMs reach the host and not each other. ringdown.toml(5), and docs/ringdown.toml, have every key of the
+file.
 
 Signals: SIGTERM and SIGINT end the daemon; SIGHUP reads the configuration again, as `ringdown reload` does; SIGUSR1 opens the audit's file anew,
 as `ringdown audit rotate` does.")]
 pub struct Serve {
-    /// Read VMs and rules from this TOML file
+    /// Read VMs and rules from this TOML file: ringdown.toml(5)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
+    /// Serve a VM: name=NAME [,domain=DOMAIN] [,cid=CID] [,groups=NAME+NAME…] [,aliases=NAME+NAME…] [,vhost-user=SOCKET] [,host=SOCKET] or [,hybrid=SOCKET]
     /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,windows=COUNTxSIZE[,qmp=SOCKET]] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
@@ -245,8 +246,8 @@ pub struct VmAdd {
     /// The same, but QEMU listens at this socket, and the daemon connects
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "hybrid"])]
     pub serial_connect: Option<PathBuf>,
-    /// Put the VM into a network: NETWORK[,mac=MAC][,ipv4=ADDRESS][,vlan=VLAN or ,trunk=VLAN+VLAN…[,native=VLAN]][,isolated][,learn]
-    /// [,frames-per-second=NUMBER][,bytes-per-second=NUMBER][,broadcasts-per-second=NUMBER][,queue-pairs=NUMBER][,moderation=adaptive|off|50us]
+    /// Put the VM into a network: NETWORK [,mac=MAC] [,ipv4=ADDRESS] [,vlan=VLAN or ,trunk=VLAN+VLAN… [,native=VLAN]] [,isolated] [,learn]
+    /// [,frames-per-second=NUMBER] [,bytes-per-second=NUMBER] [,broadcasts-per-second=NUMBER] [,queue-pairs=NUMBER] [,moderation=adaptive|off|50us]
     /// [,vhost-user=SOCKET]; may be repeated
     #[arg(long, value_name = "NETWORK[,KEY=VALUE…]")]
     pub net: Vec<String>,

@@ -31,15 +31,17 @@
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,
 //! with a network.
 //!
-//! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do.
+//! A failure is a [`Problem`](types::Problem) (RFC 9457), whose `detail` says what to do. What is not described of a request is refused (`contract`).
 
 mod access;
 mod capture_routes;
 mod circuit_routes;
 mod circuit_types;
+mod contract;
 mod description;
 mod event_routes;
 mod event_types;
+mod expected;
 mod net_routes;
 mod net_types;
 mod page;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use device::{CaptureFilter, CaptureOptions};
@@ -16,8 +16,8 @@ use wire::pcapng::MAX_SNAPLEN;
 
 use super::description::NotCaptured;
 use super::net_routes::NetworkPath;
-use super::problem::{Failure, Kind};
-use super::request::Asked;
+use super::problem::Failure;
+use super::request::{Asked, InPath};
 use super::schema;
 use super::types::CAPTURE_MEDIA_TYPE;
 use crate::capture::CaptureReader;
@@ -71,14 +71,14 @@ impl IntoParams for LinesQuery {
 /// Streams what passes the lines until the client goes away, or there is nothing more to capture. Needs the role *operate*: what
 /// programs say to each other is in it.
 #[utoipa::path(
-    get, path = "/v1/capture", tag = "seeing", params(LinesQuery),
+    get, path = "/v1/capture", operation_id = "capture_lines", tag = "seeing", params(LinesQuery),
     responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
 )]
 async fn lines(
     State(control): Shared,
     Asked(query): Asked<LinesQuery>,
 ) -> Result<Response, Failure> {
-    let options = options(query.snaplen, query.count)?;
+    let options = options(query.snaplen, query.count);
     let filter = CaptureFilter {
         vm: query.vm,
         port: query.port,
@@ -118,36 +118,26 @@ impl IntoParams for NetworkQuery {
 
 /// Streams the frames of a network, the same way.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}/capture", tag = "seeing", params(NetworkPath, NetworkQuery),
+    get, path = "/v1/networks/{name}/capture", operation_id = "capture_network", tag = "seeing", params(NetworkPath, NetworkQuery),
     responses((status = 200, description = "pcapng", body = Vec<u8>, content_type = CAPTURE_MEDIA_TYPE), NotCaptured)
 )]
 async fn network(
     State(control): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     Asked(query): Asked<NetworkQuery>,
 ) -> Result<Response, Failure> {
-    let options = options(query.snaplen, query.count)?;
+    let options = options(query.snaplen, query.count);
     let reader = control.capture(&name, query.vm.as_deref(), options).await?;
     Ok(stream(reader))
 }
 
-fn options(snaplen: Option<u32>, count: Option<u64>) -> Result<CaptureOptions, Failure> {
+/// What was asked for, whose bounds have been held against the description.
+fn options(snaplen: Option<u32>, count: Option<u64>) -> CaptureOptions {
     let snaplen = snaplen.unwrap_or(MAX_SNAPLEN);
-    if !(1..=MAX_SNAPLEN).contains(&snaplen) {
-        let detail = format!("snaplen is {snaplen}: use a whole number from 1 to {MAX_SNAPLEN}");
-        return Err(invalid("snaplen", detail));
-    }
-    if count == Some(0) {
-        return Err(invalid("count", "count is 0: ask for 1 or more".to_owned()));
-    }
-    Ok(CaptureOptions { snaplen, count })
+    CaptureOptions { snaplen, count }
 }
 
 fn stream(reader: CaptureReader) -> Response {
     let head = [(CONTENT_TYPE, CAPTURE_MEDIA_TYPE)];
     (head, Body::new(reader)).into_response()
-}
-
-fn invalid(field: &str, detail: String) -> Failure {
-    Failure::new(Kind::InvalidRequest, detail).at(field)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,9 +12,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::circuit_types::{CircuitsInfo, WindowsInfo};
-use super::description::{Always, AskedOfVm, OfCircuit};
+use super::description::{Always, OfCircuit, OfVm};
 use super::problem::Failure;
-use super::request::Asked;
+use super::request::{Asked, InPath};
 use super::schema;
 use crate::control::Control;
 
@@ -54,8 +54,8 @@ impl IntoParams for ListQuery {
 
 /// Circuits, the first 10,000.
 #[utoipa::path(
-    get, path = "/v1/circuits", tag = "circuits", params(ListQuery),
-    responses((status = 200, description = "The circuits", body = CircuitsInfo), AskedOfVm)
+    get, path = "/v1/circuits", operation_id = "list_circuits", tag = "circuits", params(ListQuery),
+    responses((status = 200, description = "The circuits", body = CircuitsInfo), OfVm)
 )]
 async fn list(
     State(control): Shared,
@@ -80,16 +80,19 @@ impl IntoParams for CircuitPath {
 
 /// Ends a circuit: both its ends see a reset.
 #[utoipa::path(
-    delete, path = "/v1/circuits/{id}", tag = "circuits", params(CircuitPath),
+    delete, path = "/v1/circuits/{id}", operation_id = "end_circuit", tag = "circuits", params(CircuitPath),
     responses((status = 204, description = "It is over"), OfCircuit)
 )]
-async fn end(State(control): Shared, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+async fn end(State(control): Shared, InPath(id): InPath<String>) -> Result<StatusCode, Failure> {
     control.end_circuit(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// The windows of all VMs: the memory of zero-copy circuits.
-#[utoipa::path(get, path = "/v1/windows", tag = "circuits", responses((status = 200, description = "The windows", body = WindowsInfo), Always))]
+#[utoipa::path(
+    get, path = "/v1/windows", operation_id = "list_windows", tag = "circuits",
+    responses((status = 200, description = "The windows", body = WindowsInfo), Always)
+)]
 async fn windows(State(control): Shared) -> Result<Json<WindowsInfo>, Failure> {
     Ok(Json(control.windows().await?))
 }

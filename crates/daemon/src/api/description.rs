@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
+use serde_json::Value;
 use utoipa::openapi::response::Response;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi, ToSchema};
@@ -34,24 +35,22 @@ use super::types::{Event, PROBLEM_MEDIA_TYPE, Problem};
 )]
 pub(super) struct About;
 
-static DESCRIPTION: LazyLock<Bytes> = LazyLock::new(|| {
-    let json = serde_json::to_vec_pretty(&describe());
-    // Maps with keys that are strings, and nothing that can fail.
-    json.unwrap_or_default().into()
+/// The description as it stands.
+// Maps with keys that are strings, and nothing that can fail. That it is whole is tested.
+pub(super) static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
+    let described = routes::described().into_openapi();
+    serde_json::to_value(described).unwrap_or_default()
 });
 
-/// The description as it stands.
-pub(super) fn describe() -> utoipa::openapi::OpenApi {
-    routes::described().into_openapi()
-}
+static SERVED: LazyLock<Bytes> = LazyLock::new(|| format!("{:#}", *DESCRIPTION).into());
 
 /// This description of the API.
 #[utoipa::path(
-    get, path = "/v1/openapi.json", tag = "daemon",
-    responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value), Always)
+    get, path = "/v1/openapi.json", operation_id = "describe", tag = "daemon",
+    responses((status = 200, description = "OpenAPI 3.1", body = Value), Always)
 )]
 pub(super) async fn openapi() -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], DESCRIPTION.clone())
+    ([(CONTENT_TYPE, "application/json")], SERVED.clone())
 }
 
 /// Answers that say no, by status.
@@ -77,41 +76,39 @@ fn problems(kinds: &[Kind]) -> BTreeMap<String, RefOr<Response>> {
 }
 
 macro_rules! problems {
-    ($($(#[$doc:meta])* $name:ident: $($kind:ident),+;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident: $($kind:ident),*;)+) => {$(
         $(#[$doc])*
         pub(super) struct $name;
 
         impl IntoResponses for $name {
             fn responses() -> BTreeMap<String, RefOr<Response>> {
-                problems(&[Kind::Forbidden, Kind::Internal, $(Kind::$kind),+])
+                problems(&[Kind::InvalidRequest, Kind::Forbidden, Kind::Internal, $(Kind::$kind),*])
             }
         }
     )+};
 }
 
 problems! {
-    /// Any request may be forbidden, or find a daemon that fails.
-    Always: Internal;
+    /// Any request may have what is not described, be forbidden, or find a daemon that fails.
+    Always: ;
     /// About one VM.
     OfVm: UnknownVm;
-    /// With a query, about one VM.
-    AskedOfVm: InvalidRequest, UnknownVm;
     /// A wait for a VM.
-    Waited: InvalidRequest, UnknownVm, NotReady;
+    Waited: UnknownVm, NotReady;
     /// A VM that cannot be added.
-    NotAdded: InvalidRequest, UnknownNetwork, Conflict, SocketUnavailable, Impossible, NoRoom;
+    NotAdded: UnknownNetwork, Conflict, SocketUnavailable, Impossible, NoRoom;
     /// About one network.
     OfNetwork: UnknownNetwork;
     /// About a port of a network.
-    OfPort: InvalidRequest, UnknownNetwork, UnknownVm;
+    OfPort: UnknownNetwork, UnknownVm;
     /// About one circuit.
     OfCircuit: UnknownCircuit;
     /// A capture that does not begin.
-    NotCaptured: InvalidRequest, UnknownVm, UnknownNetwork, Conflict;
+    NotCaptured: UnknownVm, UnknownNetwork, Conflict;
     /// A configuration that is not taken.
-    NotReloaded: InvalidRequest, ConfigurationRefused, ReloadFailed;
+    NotReloaded: ConfigurationRefused, ReloadFailed;
     /// Events that are not shown.
-    NoEvents: InvalidRequest, TooManyReaders;
+    NoEvents: TooManyReaders;
     /// A question about the policy without an answer.
-    NotAnswered: InvalidRequest, UnknownVm, UnknownService, Impossible;
+    NotAnswered: UnknownVm, UnknownService, Impossible;
 }

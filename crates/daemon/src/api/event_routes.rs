@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use super::description::{NoEvents, NotAnswered};
 use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, StreamedEvent, Why};
 use super::problem::{Failure, Kind};
-use super::request::Asked;
+use super::request::{Asked, shown};
 use super::routes::CallQuery;
 use super::schema;
 use crate::control::Control;
@@ -95,7 +95,7 @@ impl IntoParams for EventsHeader {
 /// which is its kind, and its `data`, which is an object of JSON (the schema `Event`). Ids grow. If events that were asked for are not
 /// known any more, the first event is `lost`. A reader who does not keep up is dropped; its last event says so.
 #[utoipa::path(
-    get, path = "/v1/events", tag = "seeing",
+    get, path = "/v1/events", operation_id = "stream_events", tag = "seeing",
     params(EventsQuery, EventsHeader),
     responses((status = 200, description = "The events, each of this form", body = StreamedEvent, content_type = EVENTS_MEDIA_TYPE), NoEvents)
 )]
@@ -108,10 +108,6 @@ async fn events(
         |field: &str, detail: String| Failure::new(Kind::InvalidRequest, detail).at(field);
     let mut after = query.after;
     let largest = schema::MAX_EVENT_ID;
-    if after.is_some_and(|after| after > largest) {
-        let detail = format!("after is larger than any number of an event, {largest}");
-        return Err(invalid("after", detail));
-    }
     if let Some(header) = headers.get(LAST_EVENT_ID) {
         let number = header.to_str().ok().and_then(|text| text.parse().ok());
         let wrong = || {
@@ -123,15 +119,6 @@ async fn events(
         let number = number.filter(|number| *number <= largest);
         after = Some(number.ok_or_else(wrong)?);
     }
-    if query.last.is_some_and(|last| last > events::MAX_EVENTS) {
-        return Err(invalid(
-            "last",
-            format!(
-                "no more than the last {} events are kept",
-                events::MAX_EVENTS
-            ),
-        ));
-    }
     if let Some(vm) = &query.vm {
         parse_full_name("a VM", vm).map_err(|error| Failure::of_input("vm", error))?;
     }
@@ -140,7 +127,7 @@ async fn events(
         let kind = kinds.find(|kind| kind.word() == word).copied();
         kind.ok_or_else(|| {
             let kinds: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
-            let word: String = word.chars().take(64).collect();
+            let word = shown(word);
             invalid(
                 "kind",
                 format!(
@@ -175,10 +162,10 @@ async fn events(
 
 /// Why a call fails, or would: what the policy says, what stands in the way, and the last refusals.
 #[utoipa::path(
-    get, path = "/v1/why", tag = "policy", params(CallQuery),
+    get, path = "/v1/why", operation_id = "explain_refusals", tag = "policy", params(CallQuery),
     responses((status = 200, description = "What is known", body = Why), NotAnswered)
 )]
 async fn why(State(control): Shared, Asked(query): Asked<CallQuery>) -> Result<Json<Why>, Failure> {
-    let port = query.port()?;
-    Ok(Json(control.why(query.from, query.to, port).await?))
+    query.check()?;
+    Ok(Json(control.why(query.from, query.to, query.port).await?))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 use super::description::{Always, OfNetwork, OfPort};
 use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use super::problem::Failure;
-use super::request::{Object, parse, read};
+use super::request::{InPath, parse, read};
 use super::schema;
 use crate::control::Control;
 
@@ -43,7 +43,10 @@ impl IntoParams for NetworkPath {
 }
 
 /// All networks.
-#[utoipa::path(get, path = "/v1/networks", tag = "networks", responses((status = 200, description = "The networks, by name", body = NetworkList), Always))]
+#[utoipa::path(
+    get, path = "/v1/networks", operation_id = "list_networks", tag = "networks",
+    responses((status = 200, description = "The networks, by name", body = NetworkList), Always)
+)]
 async fn list(State(control): Shared) -> Json<NetworkList> {
     Json(NetworkList {
         networks: control.networks().await,
@@ -52,22 +55,25 @@ async fn list(State(control): Shared) -> Json<NetworkList> {
 
 /// One network with its ports.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}", tag = "networks", params(NetworkPath),
+    get, path = "/v1/networks/{name}", operation_id = "show_network", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The network", body = NetworkDetails), OfNetwork)
 )]
 async fn show(
     State(control): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
 ) -> Result<Json<NetworkDetails>, Failure> {
     Ok(Json(control.network(&name).await?))
 }
 
 /// The addresses that a network knows.
 #[utoipa::path(
-    get, path = "/v1/networks/{name}/macs", tag = "networks", params(NetworkPath),
+    get, path = "/v1/networks/{name}/macs", operation_id = "list_macs", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The addresses", body = MacList), OfNetwork)
 )]
-async fn macs(State(control): Shared, Path(name): Path<String>) -> Result<Json<MacList>, Failure> {
+async fn macs(
+    State(control): Shared,
+    InPath(name): InPath<String>,
+) -> Result<Json<MacList>, Failure> {
     let macs = control.macs(&name).await?;
     Ok(Json(MacList { macs }))
 }
@@ -85,16 +91,17 @@ impl IntoParams for PortPath {
 
 /// Takes the link of a VM's port up or down.
 #[utoipa::path(
-    put, path = "/v1/networks/{name}/ports/{vm}/link", tag = "networks", params(PortPath), request_body = LinkRequest,
+    put, path = "/v1/networks/{name}/ports/{vm}/link", operation_id = "set_link", tag = "networks",
+    params(PortPath), request_body = LinkRequest,
     responses((status = 204, description = "It is so"), OfPort)
 )]
 async fn set_link(
     State(control): Shared,
-    Path((name, vm)): Path<(String, String)>,
+    InPath((name, vm)): InPath<(String, String)>,
     body: Body,
 ) -> Result<StatusCode, Failure> {
     let body = read(body).await?;
-    let Object(request): Object<LinkRequest> = parse(&body, "say whether the link is to be up")?;
+    let request: LinkRequest = parse(&body, "say whether the link is to be up")?;
     control.set_link(&name, &vm, request.up).await?;
     Ok(StatusCode::NO_CONTENT)
 }

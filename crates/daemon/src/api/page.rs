@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Path;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -16,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::problem::{Failure, Kind};
+use super::request::InPath;
 use crate::control::Control;
 
 /// What the page may do: run its own script, wear its own style, and ask where it came from.
@@ -60,7 +60,7 @@ async fn index() -> Response {
     answer(HTML, INDEX)
 }
 
-async fn part(Path(name): Path<String>) -> Result<Response, Failure> {
+async fn part(InPath(name): InPath<String>) -> Result<Response, Failure> {
     let found = PARTS.iter().find(|(part, ..)| *part == name);
     let Some((_, media_type, text)) = found else {
         let detail = format!("the page has no part {name:?}: load the page itself again, at /");

@@ -160,7 +160,7 @@ impl Failure {
         }
     }
 
-    /// The same, with what was wrong: a member of the body, a parameter of the query or a header.
+    /// The same, with what was wrong: a member of the body, a parameter of the query, a name in the path or a header.
     pub fn at(mut self, field: impl Into<String>) -> Failure {
         self.field = Some(field.into());
         self

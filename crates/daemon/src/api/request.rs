@@ -1,18 +1,25 @@
-//! What a request says: its query and its body. Both are refused by the field that cannot be meant.
+//! What a request says: its path, its query and its body. They are refused by the field that cannot be meant.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::FromRequestParts;
+use axum::extract::path::ErrorKind;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_path_to_error::Segment;
+use utoipa::ToSchema;
 
+use super::expected::{self, expected};
 use super::problem::{Failure, Kind};
+
+type Refused = serde_path_to_error::Error<serde_json::Error>;
 
 /// The longest body of a request, in bytes.
 pub const MAX_BODY_LEN: usize = 16 * 1024;
@@ -20,7 +27,10 @@ pub const MAX_BODY_LEN: usize = 16 * 1024;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parameters of a query.
+/// The most characters of what was sent that a refusal repeats.
+const MAX_SHOWN_LEN: usize = 64;
+
+/// The parameters of a query, which has been held against the description already.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
@@ -28,15 +38,37 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Asked<T>, Failure> {
         let query = parts.uri.query().unwrap_or_default();
-        let parser = form_urlencoded::parse(query.as_bytes());
-        let asked = serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(parser));
+        let asked = serde_urlencoded::from_str(query);
         asked.map(Asked).map_err(|error| {
-            let field = error.path().to_string();
-            let detail = match field.as_str() {
-                "" | "." | "?" => format!("the query cannot be meant: {}", error.inner()),
-                field => format!("{field} in the query cannot be meant: {}", error.inner()),
+            let detail = format!("the query cannot be meant: {error}");
+            Failure::new(Kind::InvalidRequest, detail)
+        })
+    }
+}
+
+/// The names in a path.
+pub(super) struct InPath<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for InPath<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<InPath<T>, Failure> {
+        let found = Path::from_request_parts(parts, state).await;
+        found.map(|Path(names)| InPath(names)).map_err(|rejection| {
+            let kind = match &rejection {
+                PathRejection::FailedToDeserializePathParams(error) => Some(error.kind()),
+                _ => None,
             };
-            invalid(&field, detail)
+            match kind {
+                Some(ErrorKind::InvalidUtf8InPathParam { key }) => {
+                    let detail = format!(
+                        "{key} in the path is no UTF-8: write it in ASCII, and a slash in it as %2F"
+                    );
+                    Failure::new(Kind::InvalidRequest, detail).at(key)
+                }
+                // The route asks for other names than it has.
+                _ => Failure::new(Kind::Internal, rejection),
+            }
         })
     }
 }
@@ -54,8 +86,8 @@ pub(super) async fn read(body: Body) -> Result<Bytes, Failure> {
     })
 }
 
-/// What a body describes, which is `what` in words.
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Failure> {
+/// What a body describes, which is `what` in words: an object, whose schema is in the description.
+pub(super) fn parse<T: DeserializeOwned + ToSchema>(body: &[u8], what: &str) -> Result<T, Failure> {
     parse_exactly(body, what).or_else(|failure| match with_integers(body) {
         Some(body) => parse_exactly(&body, what),
         None => Err(failure),
@@ -88,12 +120,17 @@ fn with_integers(body: &[u8]) -> Option<Vec<u8>> {
     change(&mut value).then(|| value.to_string().into_bytes())
 }
 
-fn parse_exactly<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Failure> {
+fn parse_exactly<T: DeserializeOwned + ToSchema>(body: &[u8], what: &str) -> Result<T, Failure> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let described = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let field = error.path().to_string();
-        let detail = format!("the body does not {what}: {}", error.inner());
-        invalid(&field, detail)
+    let described = serde_path_to_error::deserialize(&mut json);
+    let Object(described): Object<T> = described.map_err(|error| {
+        let schema = expected::of_component(&T::name());
+        let (field, detail) = misfit(body, what, schema, &error);
+        let failure = Failure::new(Kind::InvalidRequest, detail);
+        match field.is_empty() {
+            true => failure,
+            false => failure.at(field),
+        }
     })?;
     json.end().map_err(|error| {
         let detail = format!("the body does not {what} and nothing else: {error}");
@@ -102,8 +139,70 @@ fn parse_exactly<T: DeserializeOwned>(body: &[u8], what: &str) -> Result<T, Fail
     Ok(described)
 }
 
+/// The member of a body that does not fit its schema, empty if it is the whole, and what to do about it. Bounds and remedies are the schema's: the
+/// parser's words are about types of Rust.
+fn misfit(body: &[u8], what: &str, schema: &Value, error: &Refused) -> (String, String) {
+    let words = error.inner().to_string();
+    let path = error.path();
+    let whole: Value = serde_json::from_slice(body).unwrap_or_default();
+    let (mut schema, mut value, mut field) = (schema, &whole, String::new());
+    for segment in path.iter() {
+        match segment {
+            Segment::Map { key } => {
+                (schema, value) = (expected::member(schema, key), &value[key]);
+                field = join(&field, key);
+            }
+            Segment::Seq { index } => {
+                (schema, value) = (expected::item(schema), &value[index]);
+                field = format!("{field}[{index}]");
+            }
+            Segment::Enum { .. } | Segment::Unknown => break,
+        }
+    }
+    if let Some(name) = named(&words, "missing field `") {
+        let expected = expected(expected::member(schema, name)).unwrap_or_default();
+        let field = join(&field, name);
+        let detail = format!("{field} is missing: add it, {expected}");
+        return (field, detail);
+    }
+    if let Some(name) = named(&words, "duplicate field `") {
+        let field = join(&field, name);
+        let detail = format!("{field} is there twice: say it once");
+        return (field, detail);
+    }
+    let is_of_type = ["invalid type: ", "invalid value: ", "data did not match "]
+        .iter()
+        .any(|begin| words.starts_with(begin));
+    let detail = match expected(schema).filter(|_| is_of_type) {
+        Some(expected) if field.is_empty() => format!("the body does not {what}: use {expected}"),
+        Some(expected) => format!("{field} is {}: use {expected}", shown(&value.to_string())),
+        None => format!("the body does not {what}: {words}"),
+    };
+    (field, detail)
+}
+
+/// The name that such a message of serde's begins with: it tells it in no other way.
+fn named<'a>(words: &'a str, begin: &str) -> Option<&'a str> {
+    Some(words.strip_prefix(begin)?.split_once('`')?.0)
+}
+
+fn join(outer: &str, name: &str) -> String {
+    match outer {
+        "" => name.to_owned(),
+        outer => format!("{outer}.{name}"),
+    }
+}
+
+/// What was sent, for a refusal: not more than a person would read.
+pub(super) fn shown(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN_LEN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// What is written as an object of JSON, and as nothing else. What serde derives would take an array of the members' values as well.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -134,13 +233,4 @@ where
 {
     let objects: Vec<Object<T>> = Vec::deserialize(deserializer)?;
     Ok(objects.into_iter().map(|Object(object)| object).collect())
-}
-
-fn invalid(field: &str, detail: String) -> Failure {
-    let failure = Failure::new(Kind::InvalidRequest, detail);
-    match field {
-        // The whole of it.
-        "" | "." | "?" => failure,
-        field => failure.at(field),
-    }
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{StatusCode, Uri};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -18,16 +19,14 @@ use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::problem::{Failure, Kind};
-use super::request::{Asked, Object, parse, read};
+use super::request::{Asked, InPath, parse, read};
 use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
-    DEFAULT_WAIT_MS, Health, MAX_WAIT_MS, NewSerial, NewVm, PolicyAnswer, PolicyReport,
-    PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus,
+    DEFAULT_WAIT_MS, Health, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
+    ReloadRequest, Reloaded, VmList, VmStatus,
 };
-use super::{capture_routes, circuit_routes, event_routes, net_routes, page};
-use crate::config::{
-    ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_port, parse_windows,
-};
+use super::{capture_routes, circuit_routes, contract, event_routes, net_routes, page};
+use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows};
 use crate::control::{Control, ControlError};
 use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use crate::limits::{LIMIT_MEMBERS, set};
@@ -39,6 +38,7 @@ type Shared = State<Arc<Control>>;
 pub fn router(control: Arc<Control>) -> Router {
     let (router, _) = described().split_for_parts();
     router
+        .route_layer(from_fn(contract::hold))
         .merge(page::router())
         .fallback(no_such_resource)
         .method_not_allowed_fallback(method_not_allowed)
@@ -104,7 +104,10 @@ enum Wait {
 }
 
 /// Whether the daemon is there, and which.
-#[utoipa::path(get, path = "/v1/health", tag = "daemon", responses((status = 200, description = "It is there", body = Health), Always))]
+#[utoipa::path(
+    get, path = "/v1/health", operation_id = "show_health", tag = "daemon",
+    responses((status = 200, description = "It is there", body = Health), Always)
+)]
 async fn health(State(control): Shared) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -114,7 +117,10 @@ async fn health(State(control): Shared) -> Json<Health> {
 }
 
 /// All VMs.
-#[utoipa::path(get, path = "/v1/vms", tag = "vms", responses((status = 200, description = "The VMs, by name", body = VmList), Always))]
+#[utoipa::path(
+    get, path = "/v1/vms", operation_id = "list_vms", tag = "vms",
+    responses((status = 200, description = "The VMs, by name", body = VmList), Always)
+)]
 async fn list(State(control): Shared) -> Json<VmList> {
     Json(VmList {
         vms: control.list().await,
@@ -123,14 +129,14 @@ async fn list(State(control): Shared) -> Json<VmList> {
 
 /// Adds a VM. Its sockets listen when the answer is there. A body has 16 KiB at most.
 #[utoipa::path(
-    post, path = "/v1/vms", tag = "vms", request_body = NewVm,
+    post, path = "/v1/vms", operation_id = "add_vm", tag = "vms", request_body = NewVm,
     responses(
         (status = 201, description = "It is there", body = VmStatus, headers(("location" = String, description = "Where the VM is shown"))),
         NotAdded
     )
 )]
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
-    let Object(new): Object<NewVm> = parse(&read(body).await?, "describe a VM")?;
+    let new: NewVm = parse(&read(body).await?, "describe a VM")?;
     let status = control.add(check(new)?).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
@@ -139,20 +145,15 @@ async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
 
 /// One VM, at once or when it is ready.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}", tag = "vms", params(VmPath, ShowQuery),
+    get, path = "/v1/vms/{name}", operation_id = "show_vm", tag = "vms", params(VmPath, ShowQuery),
     responses((status = 200, description = "The VM", body = VmStatus), Waited)
 )]
 async fn show(
     State(control): Shared,
-    Path(name): Path<String>,
+    InPath(name): InPath<String>,
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Json<VmStatus>, Failure> {
     let timeout_ms = query.timeout_ms.unwrap_or(DEFAULT_WAIT_MS);
-    if timeout_ms > MAX_WAIT_MS {
-        let detail =
-            format!("timeout_ms is {timeout_ms}: wait for {MAX_WAIT_MS} at most, and ask again");
-        return Err(Failure::new(Kind::InvalidRequest, detail).at("timeout_ms"));
-    }
     Ok(Json(match query.wait {
         None => control.get(&name).await?,
         Some(Wait::Ready) => {
@@ -165,24 +166,28 @@ async fn show(
 
 /// Removes a VM: its circuits are reset.
 #[utoipa::path(
-    delete, path = "/v1/vms/{name}", tag = "vms", params(VmPath),
+    delete, path = "/v1/vms/{name}", operation_id = "remove_vm", tag = "vms", params(VmPath),
     responses((status = 204, description = "It is gone"), OfVm)
 )]
-async fn remove(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+async fn remove(
+    State(control): Shared,
+    InPath(name): InPath<String>,
+) -> Result<StatusCode, Failure> {
     control.remove(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Reads the configuration again.
 #[utoipa::path(
-    post, path = "/v1/reload", tag = "daemon", request_body = Option<ReloadRequest>,
+    post, path = "/v1/reload", operation_id = "reload", tag = "daemon", request_body = Option<ReloadRequest>,
     responses((status = 200, description = "It is in force", body = Reloaded), NotReloaded)
 )]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
     let body = read(body).await?;
-    let Object(request): Object<ReloadRequest> = match body.is_empty() {
-        true => Object::default(),
-        false => parse::<Option<_>>(&body, "describe a reload")?.unwrap_or_default(),
+    let request: ReloadRequest = match body.trim_ascii() {
+        b"null" => ReloadRequest::default(),
+        _ if body.is_empty() => ReloadRequest::default(),
+        _ => parse(&body, "describe a reload")?,
     };
     Ok(Json(control.reload(request.enforce_existing).await?))
 }
@@ -192,7 +197,7 @@ async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Fa
 pub(super) struct CallQuery {
     pub(super) from: String,
     pub(super) to: String,
-    pub(super) port: String,
+    pub(super) port: u32,
 }
 
 impl IntoParams for CallQuery {
@@ -208,43 +213,47 @@ impl IntoParams for CallQuery {
                 schema::callee(),
                 "Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.",
             ),
-            schema::needed_in_query("port", schema::port(), "The port."),
+            schema::needed_in_query("port", schema::port(), "The port that would be called."),
         ]
     }
 }
 
 impl CallQuery {
-    /// The port, checked as the words are checked by whoever is asked.
-    pub(super) fn port(&self) -> Result<u32, Failure> {
+    /// Whether the words may be looked at by whoever is asked.
+    pub(super) fn check(&self) -> Result<(), Failure> {
         for (field, words) in [("from", &self.from), ("to", &self.to)] {
             if words.chars().count() > MAX_PARTY_LEN {
                 let detail = format!("{field} is longer than {MAX_PARTY_LEN} characters");
                 return Err(Failure::new(Kind::InvalidRequest, detail).at(field));
             }
         }
-        parse_port(&self.port).map_err(|error| Failure::of_input("port", error))
+        Ok(())
     }
 }
 
 /// What becomes of a call.
 #[utoipa::path(
-    get, path = "/v1/policy/test", tag = "policy", params(CallQuery),
+    get, path = "/v1/policy/test", operation_id = "test_policy", tag = "policy", params(CallQuery),
     responses((status = 200, description = "What becomes of it, and why", body = PolicyAnswer), NotAnswered)
 )]
 async fn test_policy(
     State(control): Shared,
     Asked(query): Asked<CallQuery>,
 ) -> Result<Json<PolicyAnswer>, Failure> {
-    let port = query.port()?;
+    query.check()?;
     let book = control.rulebook().await;
     // Elsewhere: users are looked up, and ten thousand rules are told apart by their words.
-    let answer = tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, port)).await;
+    let answer =
+        tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, query.port)).await;
     let answer = answer.map_err(|_| ControlError::Lost)?;
     Ok(Json(answer.map_err(ControlError::from)?))
 }
 
 /// What in the policy can hardly be meant.
-#[utoipa::path(get, path = "/v1/policy/check", tag = "policy", responses((status = 200, description = "The findings", body = PolicyReport), Always))]
+#[utoipa::path(
+    get, path = "/v1/policy/check", operation_id = "check_policy", tag = "policy",
+    responses((status = 200, description = "The findings", body = PolicyReport), Always)
+)]
 async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Failure> {
     let book = control.rulebook().await;
     let report = tokio::task::spawn_blocking(move || book.report()).await;
@@ -253,7 +262,7 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
 
 /// The rules in force, in the words of the configuration.
 #[utoipa::path(
-    get, path = "/v1/policy/rules", tag = "policy",
+    get, path = "/v1/policy/rules", operation_id = "list_rules", tag = "policy",
     responses((status = 200, description = "The rules, in the order in which they are asked", body = PolicyRules), Always)
 )]
 async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
@@ -264,7 +273,7 @@ async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure
 
 /// Figures of the daemon, its lines and guests, in the text format of Prometheus.
 #[utoipa::path(
-    get, path = "/v1/metrics", tag = "seeing",
+    get, path = "/v1/metrics", operation_id = "show_metrics", tag = "seeing",
     responses((status = 200, description = "The figures", body = String, content_type = metrics::MEDIA_TYPE), Always)
 )]
 async fn metrics(State(control): Shared) -> Response {
@@ -273,7 +282,10 @@ async fn metrics(State(control): Shared) -> Response {
 }
 
 /// Opens the audit's file anew, after it was moved away.
-#[utoipa::path(post, path = "/v1/audit/rotate", tag = "daemon", responses((status = 204, description = "It is open"), Always))]
+#[utoipa::path(
+    post, path = "/v1/audit/rotate", operation_id = "rotate_audit", tag = "daemon",
+    responses((status = 204, description = "It is open"), Always)
+)]
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;
     Ok(StatusCode::NO_CONTENT)

@@ -5,6 +5,7 @@ mod circuits;
 pub(crate) mod conformance;
 mod events;
 mod networks;
+mod refusals;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -381,7 +382,7 @@ fn each_bad_request_is_a_problem_that_says_what_to_do() {
             "",
             400,
             "invalid-request",
-            "wait for 3600000 at most",
+            "timeout_ms is 3600001: use a whole number from 0 to 3600000",
         ),
         (
             "GET",

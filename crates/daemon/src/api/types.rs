@@ -369,7 +369,7 @@ pub struct Problem {
     pub status: u16,
     /// What was wrong this time, and the remedy.
     pub detail: String,
-    /// What was wrong: a member of the body, as in `limits.circuits` or `nets[1].vlan`, a parameter of the query, or a header.
+    /// What was wrong: a member of the body, as in `limits.circuits` or `nets[1].vlan`, a parameter of the query, a name in the path, or a header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// The state of the VM that the request waited for.

@@ -146,16 +146,24 @@ fn a_capture_that_cannot_be_is_refused() {
             400,
             "snaplen is 262145",
         ),
-        ("/v1/networks/lan/capture?count=0", 400, "1 or more"),
+        (
+            "/v1/networks/lan/capture?count=0",
+            400,
+            "count is 0: use a whole number from 1 to 18446744073709551615",
+        ),
         ("/v1/capture?vm=db", 404, "\"db\""),
         ("/v1/capture?port=4294967296", 400, "port"),
         ("/v1/capture?snaplen=0", 400, "from 1 to 262144"),
-        ("/v1/capture?count=0", 400, "1 or more"),
-        ("/v1/capture?vn=web", 400, "unknown field `vn`"),
+        (
+            "/v1/capture?count=0",
+            400,
+            "count is 0: use a whole number from 1 to 18446744073709551615",
+        ),
+        ("/v1/capture?vn=web", 400, "\"vn\": did you mean vm?"),
         (
             "/v1/networks/lan/capture?colour=red",
             400,
-            "unknown field `colour`",
+            "\"colour\": it takes vm, snaplen, count",
         ),
     ];
     for (target, status, detail) in table {

@@ -1,11 +1,7 @@
 //! The API and its description say the same: each answer of the other tests is held against the description too.
 
-use std::sync::LazyLock;
-
+use super::super::description::DESCRIPTION;
 use super::*;
-
-static DESCRIPTION: LazyLock<Value> =
-    LazyLock::new(|| serde_json::to_value(super::super::description::describe()).unwrap());
 
 const METHODS: [&str; 8] = [
     "get", "head", "put", "post", "delete", "patch", "options", "trace",
@@ -90,8 +86,12 @@ fn the_description_is_served_and_whole() {
     let (status, body) = daemon.request("GET", "/v1/openapi.json", "");
     assert_eq!((status, json_of(&body)), (200, DESCRIPTION.clone()));
     assert_eq!(DESCRIPTION["openapi"], "3.1.0");
+    let mut ids = std::collections::HashSet::new();
     for (method, path, operation) in operations() {
         let context = format!("{method} {path}");
+        // Unique among all operations (OpenAPI 3.1, section 4.8.10.1): clients are made of them.
+        let id = operation["operationId"].as_str().expect(&context);
+        assert!(ids.insert(id), "{context}: {id} is there twice");
         let words = operation["summary"].as_str().expect(&context);
         assert!(
             !words.is_empty() && operation["tags"][0].is_string(),
@@ -379,31 +379,5 @@ fn a_refusal_names_the_field() {
         let (answered, answer) = daemon.request("POST", "/v1/vms", &body.to_string());
         let found = (answered, &json_of(&answer)["field"]);
         assert_eq!(found, (status, &json!(field)), "{body}: {answer}");
-    }
-    // The values of members without their names are no object.
-    for (method, target, body) in [
-        ("POST", "/v1/vms", r#"["x"]"#),
-        ("POST", "/v1/reload", "[]"),
-        ("POST", "/v1/reload", "[true]"),
-        ("PUT", "/v1/networks/lan/ports/web/link", "[true]"),
-    ] {
-        let (status, answer) = daemon.request(method, target, body);
-        assert_eq!(status, 400, "{target} {body}: {answer}");
-    }
-    assert_eq!(daemon.request("POST", "/v1/reload", "null").0, 200);
-    for (target, field) in [
-        ("/v1/vms/web?wiat=ready", "wiat"),
-        ("/v1/vms/web?wait=never", "wait"),
-        ("/v1/circuits?port=x", "port"),
-        ("/v1/circuits?port=1&port=2", "port"),
-        ("/v1/policy/test?from=web&to=web&port=x", "port"),
-    ] {
-        let (status, answer) = daemon.request("GET", target, "");
-        let problem = json_of(&answer);
-        assert_eq!(status, 400, "{answer}");
-        // Of what is unknown or there twice the parser tells in words alone.
-        let detail = problem["detail"].as_str().unwrap();
-        let is_named = problem["field"] == field || detail.contains(field);
-        assert!(is_named, "{target}: {answer}");
     }
 }

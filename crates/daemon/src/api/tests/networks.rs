@@ -132,7 +132,7 @@ fn a_vm_is_added_to_networks_and_leaves_them_when_it_is_removed() {
         (
             r#"{"name":"x","nets":[{}]}"#,
             400,
-            "missing field `network`",
+            "nets[0].network is missing: add it, a string",
         ),
         (
             r#"{"name":"x","nets":[{"network":"lan","vhost_user":"/nowhere/x"}]}"#,
@@ -191,7 +191,7 @@ fn a_link_is_taken_down_and_up() {
             404,
             "VM \"web\" has no port in the network \"red/lan\"",
         ),
-        (link, r#"{"up":1}"#, 400, "invalid type"),
+        (link, r#"{"up":1}"#, 400, "up is 1: use true or false"),
         (link, r#"{"up":true,"down":true}"#, 400, "unknown field"),
         (link, "", 400, "does not say whether the link is to be up"),
     ];
