@@ -7,6 +7,7 @@
 mod program;
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -530,6 +531,36 @@ fn a_reader_that_has_left_is_no_panic() {
             .unwrap(),
     ));
     assert_refused(&finish(command), 1, "cannot write to standard output");
+}
+
+#[test]
+fn a_reader_that_has_had_enough_ends_the_command_without_a_word() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    for words in [
+        &["vm", "ls"][..],
+        &["vm", "ls", "--json"],
+        &["ls", "--json"],
+        &["args", "web", "--vmm", "qemu"],
+        &["metrics"],
+        &["check"],
+        &["why", "web", "db", "1"],
+        &["policy", "test", "host", "web", "80"],
+        &["completions", "bash"],
+    ] {
+        // As a pipe whose reader has left.
+        let (reader, writer) = UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = ringdown(words);
+        if words != ["completions", "bash"] {
+            command.arg("--runtime-dir").arg(daemon.runtime_dir());
+        }
+        command
+            .stdout(Stdio::from(OwnedFd::from(writer)))
+            .stderr(Stdio::piped());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{words:?}");
+    }
 }
 
 #[test]
