@@ -151,15 +151,16 @@ pub enum Command {
 /// The options of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a configuration file and without --allow, VMs reach the host and not each other.
+Without a configuration file and without --allow, VMs reach the host and not each other. ringdown.toml(5), and docs/ringdown.toml, have every key of the
+file.
 
 Signals: SIGTERM and SIGINT end the daemon; SIGHUP reads the configuration again, as `ringdown reload` does; SIGUSR1 opens the audit's file anew,
 as `ringdown audit rotate` does.")]
 pub struct Serve {
-    /// Read VMs and rules from this TOML file
+    /// Read VMs and rules from this TOML file: ringdown.toml(5)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME[,domain=DOMAIN][,cid=CID][,groups=NAME+NAME…][,aliases=NAME+NAME…][,vhost-user=SOCKET][,host=SOCKET] or [,hybrid=SOCKET]
+    /// Serve a VM: name=NAME [,domain=DOMAIN] [,cid=CID] [,groups=NAME+NAME…] [,aliases=NAME+NAME…] [,vhost-user=SOCKET] [,host=SOCKET] or [,hybrid=SOCKET]
     /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,windows=COUNTxSIZE[,qmp=SOCKET]] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
@@ -245,8 +246,8 @@ pub struct VmAdd {
     /// The same, but QEMU listens at this socket, and the daemon connects
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "hybrid"])]
     pub serial_connect: Option<PathBuf>,
-    /// Put the VM into a network: NETWORK[,mac=MAC][,ipv4=ADDRESS][,vlan=VLAN or ,trunk=VLAN+VLAN…[,native=VLAN]][,isolated][,learn]
-    /// [,frames-per-second=NUMBER][,bytes-per-second=NUMBER][,broadcasts-per-second=NUMBER][,queue-pairs=NUMBER][,moderation=adaptive|off|50us]
+    /// Put the VM into a network: NETWORK [,mac=MAC] [,ipv4=ADDRESS] [,vlan=VLAN or ,trunk=VLAN+VLAN… [,native=VLAN]] [,isolated] [,learn]
+    /// [,frames-per-second=NUMBER] [,bytes-per-second=NUMBER] [,broadcasts-per-second=NUMBER] [,queue-pairs=NUMBER] [,moderation=adaptive|off|50us]
     /// [,vhost-user=SOCKET]; may be repeated
     #[arg(long, value_name = "NETWORK[,KEY=VALUE…]")]
     pub net: Vec<String>,
@@ -337,7 +338,7 @@ pub struct VmmArguments {
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
-    /// Print the arguments as a JSON array
+    /// Print the arguments as a JSON array; what Firecracker takes is a JSON object with this and without
     #[arg(long)]
     pub json: bool,
 }
@@ -346,8 +347,8 @@ pub struct VmmArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there or not ready, 2 if
-the words were wrong: then nothing was started.")]
+executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
+be reached by this user, 2 if the words were wrong: then nothing was started.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -559,4 +560,6 @@ pub enum Vmm {
     Libvirt,
     /// Cloud Hypervisor, whose vsock device is its own.
     CloudHypervisor,
+    /// Firecracker, whose vsock device is its own: a part of its configuration file.
+    Firecracker,
 }

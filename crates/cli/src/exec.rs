@@ -72,7 +72,7 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// The exit code for this failure: 127, 126 or [`FAILURE`].
+    /// The exit code for this failure: 127, 126, 1 where this user may not connect, or [`FAILURE`].
     pub fn exit_code(&self) -> u8 {
         match self {
             ExecError::Guest(GuestError::Agent(report)) => match report.kind {
@@ -80,6 +80,7 @@ impl ExecError {
                 ErrorKind::CommandNotExecutable => 126,
                 _ => FAILURE,
             },
+            ExecError::Guest(GuestError::Denied { .. }) => crate::failure::FAILURE,
             _ => FAILURE,
         }
     }

@@ -3,6 +3,7 @@
 //! A connection is for one operation: it reaches the agent through the VM's host socket, says hello, and makes sure that the agent can do what
 //! is wanted. Then the command asks for its operation, and takes the frames that come.
 
+mod access;
 mod connect;
 
 use std::io::{self, Read, Write};
@@ -13,6 +14,7 @@ use wire::agent::{
     CONNECTION_CHANNEL, DecodeError, Decoder, ErrorReport, Frame, Hello, Invalid, negotiate,
 };
 
+pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
 
@@ -26,6 +28,12 @@ pub enum GuestError {
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
+    },
+    /// The host socket takes others, and not this user.
+    #[error("no permission to connect to the VM's host socket {}: {}", path.display(), access_remedy(path))]
+    Denied {
+        /// The host socket.
+        path: PathBuf,
     },
     /// The host socket answered that the agent cannot be reached.
     #[error(

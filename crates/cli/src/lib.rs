@@ -15,6 +15,7 @@ mod commands;
 pub mod copy;
 pub mod exec;
 mod failure;
+mod firecracker;
 pub mod forward;
 pub mod guest;
 mod install_log;

@@ -127,7 +127,7 @@ fn wrong_words_end_with_2_and_the_remedy() {
         (&["args", "web"], "--vmm"),
         (
             &["args", "web", "--vmm", "xen"],
-            "[possible values: qemu, libvirt, cloud-hypervisor]",
+            "[possible values: qemu, libvirt, cloud-hypervisor, firecracker]",
         ),
         (
             &["args", "web", "--vmm", "qemu", "--memory", "lots"],
@@ -357,7 +357,7 @@ fn vms_come_and_go_at_run_time() {
 }
 
 #[test]
-fn a_hybrid_vm_needs_no_arguments_for_its_vmm() {
+fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
     let daemon = FakeDaemon::start(&[], &[]);
     let directory = daemon.runtime_dir();
     let path = directory.join("v.sock").display().to_string();
@@ -373,6 +373,14 @@ fn a_hybrid_vm_needs_no_arguments_for_its_vmm() {
         2,
         "VM \"fc\" has a VMM with a vsock device of its own",
     );
+    for json in [&["--json"][..], &[]] {
+        let words = [&["args", "fc", "--vmm", "firecracker"], json].concat();
+        let printed = run_with(directory, &words);
+        let expected = format!(
+            "{{\n  \"vsock\": {{\n    \"guest_cid\": 3,\n    \"uds_path\": \"{path}\"\n  }}\n}}\n"
+        );
+        assert_eq!((printed.out, printed.err), (expected, String::new()));
+    }
     let both = ["vm", "add", "x", "--hybrid", "/x", "--host", "/y"];
     assert_refused(&run_with(directory, &both), 2, "cannot be used with");
 }

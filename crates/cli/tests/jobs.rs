@@ -341,8 +341,8 @@ fn figures_for_people_scripts_and_prometheus() {
     }
     let page = run(&daemon, &["metrics"]).out;
     for line in [
-        "ringdown_vm_ready{vm=\"web\"} 1",
-        "ringdown_vm_ready{vm=\"off\"} 0",
+        "ringdown_vm_ready{vm=\"web\",domain=\"default\"} 1",
+        "ringdown_vm_ready{vm=\"off\",domain=\"default\"} 0",
         "ringdown_guest_up{vm=\"web\"} 1",
         "ringdown_guest_up{vm=\"off\"} 0",
         "# TYPE ringdown_guest_cpu_seconds_total counter",

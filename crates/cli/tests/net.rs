@@ -206,6 +206,22 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
         &["args", "plain", "--vmm", "cloud-hypervisor"],
     );
     assert_refused(&plain, 2, "add VM \"plain\" with --hybrid SOCKET");
+    let firecracker = ["args", "db", "--vmm", "firecracker"];
+    let refused = run_with(daemon.runtime_dir(), &firecracker);
+    assert_refused(&refused, 2, "add VM \"db\" with --hybrid SOCKET");
+    let socket = daemon.runtime_dir().join("fc.vsock").display().to_string();
+    let both = ["vm", "add", "fc", "--net", "lan", "--hybrid", &socket];
+    said(&daemon, &both);
+    let outcome = run_with(
+        daemon.runtime_dir(),
+        &["args", "fc", "--vmm", "firecracker"],
+    );
+    assert!(outcome.out.contains("uds_path"), "{}", outcome.out);
+    assert!(
+        outcome.err.contains("without the VM's networks"),
+        "{}",
+        outcome.err
+    );
 }
 
 /// A capture of so many frames, of which so many more were lost.

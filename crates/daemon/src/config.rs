@@ -1,78 +1,7 @@
 //! The configuration: one optional TOML file, and the same things written as options of the command line.
 //!
 //! ```toml
-//! runtime-dir = "/run/ringdown"
-//! state-dir = "/var/lib/ringdown"        # optional: where CIDs are remembered; $STATE_DIRECTORY, else the runtime directory
-//! audit = "/var/log/ringdown/audit.log"  # optional: every decision as a line of JSON
-//! control = { read-group = "ops", operate-group = "adm" }  # optional: groups of users that may use the control socket
-//! spin-microseconds = 100                # optional: how long to look before sleeping, while busy; 0 sleeps at once
-//!
-//! [hosts]                                # optional: names that no resolver is asked for, by egress and services
-//! "deb.example" = "192.0.2.1"            # or a list of addresses
-//!
-//! [[network]]                            # a switch of layer 2; docs/network.md has every key
-//! name = "lan"
-//! ipv4 = "10.1.2.0/24"                   # optional: by default one is made from the name, and so with ipv6
-//! uplink = { tap = "rd0" }               # optional
-//!
-//! [[vm]]
-//! name = "web"
-//! networks = ["lan"]                     # optional: the VM has a port in each
-//! domain = "red"                         # optional: a domain has names and CIDs of its own
-//! cid = 3                                # optional: one is assigned, from 3 up, and kept for the name
-//! groups = ["frontends"]                 # optional
-//! aliases = ["www"]                      # optional: other names of the VM
-//! vhost-user = "/run/ringdown/web.vhost" # optional: this is the default, `red.web.vhost` in the domain `red`
-//! host = "/run/ringdown/web.sock"        # optional: this is the default
-//! windows = "4x16M"                      # optional: memory for zero-copy circuits; docs/circuits.md says more
-//! qmp = "/run/ringdown/web.qmp"          # optional, with windows: QEMU's control socket, where they are added while the VM runs
-//! limits = { circuits = 1000 }           # optional: what is left out has its default
-//!
-//! [[vm]]
-//! name = "fc"
-//! hybrid = "/run/fc/v.sock"              # instead of vhost-user and host: its VMM has a vsock device of its own, whose
-//!                                        # UNIX socket this is (Firecracker, Cloud Hypervisor, libkrun)
-//!
-//! [[vm]]
-//! name = "old"
-//! serial = true                          # instead of vhost-user: a guest without vsock, reached by the virtio-serial port of its agent.
-//!                                        # QEMU connects to `old.serial` in the runtime directory; or a path; or instead
-//! # serial-connect = "/run/old.agent"    # the path where QEMU listens
-//!
-//! [[vm.channel]]                         # another virtio-serial port of that VM, of any kind of VM
-//! name = "org.example.log"               # the port's name in the guest
-//! listen = "/run/old.log"                # optional: where QEMU connects; `old.org.example.log.channel` is the default
-//! # connect = "/run/old.log"             # or the path where QEMU listens
-//! to = "unix:/run/collector"             # or listen:PATH, file:PATH; or command = ["/usr/bin/prog"]; or install-log = true
-//!
-//! [[vm.net]]                             # the same as `networks`, where there is more to say of a port
-//! network = "lan"
-//! vlan = 10
-//!
-//! [[group]]                              # the same as `groups` of VMs, from the other side
-//! name = "frontends"
-//! members = ["web", "shop"]
-//!
-//! [[rule]]                               # the first that matches decides
-//! from = "@frontends"                    # see `pattern` for the words
-//! to = ["db", "service:cache"]
-//! port = [5432, "8000-8999"]             # optional: any
-//! action = "allow"                       # or "deny", or instead: redirect = "db2:5433", or "service:cache"
-//! limits = { circuits = 100, connects-per-second = 50, bytes-per-second = 10_000_000 }
-//!
-//! [[allow]]                              # shorthand for VMs, asked after all rules
-//! from = "web"                           # a VM's name, "@group", or "*" for any
-//! to = "db"
-//! port = 5432                            # a number, or "*" for any
-//!
-//! [[service]]                            # guests call CID 2 at this port
-//! name = "registry"
-//! port = 5000
-//! to = "tcp:127.0.0.1:5000"              # or udp:, unix:, unix-seqpacket:; or command = ["/usr/bin/prog"]; or egress = true
-//!
-//! [[publish]]
-//! listen = "tcp:127.0.0.1:8080"          # or udp:, unix:
-//! to = "web:80"
+#![doc = include_str!("../../../docs/ringdown.toml")]
 //! ```
 //!
 //! A relative path of the file starts at the file's directory; one of the command line starts at the working
@@ -142,7 +71,7 @@ pub use source::MAX_LIST_LEN;
 pub use state::StateError;
 pub(crate) use state::{StateFile, check_version};
 pub(crate) use users::load_name_services;
-pub use users::{groups_of, parse_user, parse_user_group};
+pub use users::{group_words, groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
 pub(crate) use windows::expected as expected_windows;
 pub use windows::{MAX_WINDOWS, MAX_WINDOWS_OF_ALL, WindowsSpec, parse_windows};

@@ -35,6 +35,7 @@ pub fn start(
         events,
         state_dir,
         windows,
+        operators,
     } = surroundings;
     let notes = CallNotes::new(audit, events.clone());
     let noted = notes.clone();
@@ -50,6 +51,7 @@ pub fn start(
         decisions: decisions(notes),
         observer: observer(events),
         state_dir,
+        host_group: operators,
     };
     let worker = Worker::start(wiring, spin)?;
     proxy.set_exchange(worker.clone());

@@ -14,7 +14,7 @@ use rustix::fs::{Access, FlockOperation};
 
 mod others;
 
-pub use others::{close_to_others, open_to, who_is_shut_out};
+pub use others::{close_to_others, give_to_group, open_to, operators, who_is_shut_out};
 
 /// The socket of the control API.
 pub fn control_socket(runtime_dir: &Path) -> PathBuf {
@@ -99,13 +99,14 @@ pub enum RuntimeError {
         /// What its owner can do.
         remedy: String,
     },
-    /// A group cannot be given the control socket.
+    /// A group cannot be given a socket, or the directory of sockets.
     #[error(
-        "cannot let the group {gid} use {}: {error}; start the daemon as a member of that group, or as root, or take the group out of [control]",
+        "cannot let the group {gid} use {}: {error}; start the daemon as a member of that group (SupplementaryGroups={gid} in \
+         ringdown.service), or as root, or take the group out of [control]",
         path.display()
     )]
     NotForGroup {
-        /// The socket or its directory.
+        /// The socket or the directory.
         path: PathBuf,
         /// The group.
         gid: u32,

@@ -32,8 +32,8 @@ use crate::policy::Rulebook;
 use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
 use crate::reload::{InForce, Parts, ReadConfig, Settings};
 use crate::runtime::{
-    RuntimeError, RuntimeLock, circuit_socket, close_to_others, control_socket, listen_privately,
-    open_to, prepare_directory, who_is_shut_out,
+    RuntimeError, RuntimeLock, circuit_socket, close_to_others, control_socket, give_to_group,
+    listen_privately, open_to, operators, prepare_directory, who_is_shut_out,
 };
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
@@ -124,6 +124,8 @@ pub struct Surroundings {
     pub state_dir: PathBuf,
     /// The windows of all VMs.
     pub windows: Arc<Windows>,
+    /// The group whose members may operate the daemon, and so may connect to host sockets.
+    pub operators: Option<u32>,
 }
 
 /// What has been started.
@@ -198,6 +200,11 @@ impl Daemon {
                 error,
             },
         })?;
+        let operators = operators(
+            &settings.runtime_dir,
+            settings.control,
+            handed_over.is_some(),
+        )?;
         let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
         let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
         let events = Events::default();
@@ -208,6 +215,7 @@ impl Daemon {
             events: events.clone(),
             state_dir: settings.state_dir.clone(),
             windows: windows.clone(),
+            operators,
         };
         let started = start_worker(surroundings).map_err(|error| ServeError::System {
             what: "start the worker",
@@ -219,7 +227,11 @@ impl Daemon {
         let commit = begin(&started, &windows, &book)?;
         windows.sweep();
         // Last, so that whoever finds the control socket finds the VMs too.
-        let circuit_socket = PrivateSocket::listen(&circuit_socket(&settings.runtime_dir))?;
+        let circuit_path = circuit_socket(&settings.runtime_dir);
+        let circuit_socket = PrivateSocket::listen(&circuit_path)?;
+        if let Some(group) = operators {
+            give_to_group(&circuit_path, group)?;
+        }
         let served = started.circuits.serve(circuit_socket.listener()?);
         served.map_err(|error| ServeError::System {
             what: "watch the socket for programs that want circuits",

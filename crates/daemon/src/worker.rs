@@ -39,6 +39,8 @@ pub struct Wiring {
     pub observer: Observer,
     /// Where install logs are kept.
     pub state_dir: PathBuf,
+    /// The group whose members may connect to host sockets.
+    pub host_group: Option<u32>,
 }
 
 /// A running worker.
@@ -70,6 +72,7 @@ impl Worker {
             decisions,
             observer,
             state_dir,
+            host_group,
         } = wiring;
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
@@ -81,6 +84,7 @@ impl Worker {
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
+        fabric.set_host_group(host_group);
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);
         fabric.set_observer(observer);

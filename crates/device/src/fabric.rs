@@ -41,7 +41,7 @@ use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
-use crate::socket::{MAX_PATH_BYTES, listen_at, seqpacket_path};
+use crate::socket::{MAX_PATH_BYTES, listen_at, listen_for, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 
@@ -138,6 +138,8 @@ pub struct Fabric {
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
     look_at_stopped_at: Option<Time>,
     agent_port: u32,
+    /// The group whose members may connect to host sockets.
+    host_group: Option<u32>,
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
     /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
@@ -211,6 +213,7 @@ impl Fabric {
             owed_interrupts: VecDeque::new(),
             look_at_stopped_at: None,
             agent_port,
+            host_group: None,
             arrivals,
             dialer: None,
             listening: HashMap::new(),
@@ -245,6 +248,12 @@ impl Fabric {
     /// holds until this is called, sleeps at once.
     pub fn set_spin(&mut self, limit: Duration) {
         self.spin = Spin::new(limit);
+    }
+
+    /// Lets the members of this group connect to the host sockets of lines that are opened from now on (mode 0660). Without one, which holds until
+    /// this is called, the daemon's user alone may (0600).
+    pub fn set_host_group(&mut self, group: Option<u32>) {
+        self.host_group = group;
     }
 
     /// Wakes this fabric's [`turn`](Self::turn) from another thread.
@@ -286,8 +295,10 @@ impl Fabric {
     }
 
     fn line_io(&mut self, id: LineId, config: &LineConfig) -> Result<LineIo, OpenLineError> {
+        let refused_at = |path| |error| OpenLineError::Socket { path, error };
+        let group = self.host_group;
         let at = |path: PathBuf, socket_type| {
-            listen_at(&path, socket_type).map_err(|error| OpenLineError::Socket { path, error })
+            listen_for(group, &path, socket_type).map_err(refused_at(path))
         };
         let mut listeners = vec![at(config.host.clone(), UnixSocketType::STREAM)?];
         let messages = seqpacket_path(&config.host);
@@ -296,7 +307,9 @@ impl Fabric {
         } else {
             tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
         }
-        let vhost = at(config.vhost_user.clone(), UnixSocketType::STREAM)?;
+        // Whoever can connect there is the VM.
+        let vhost = listen_at(&config.vhost_user, UnixSocketType::STREAM)
+            .map_err(refused_at(config.vhost_user.clone()))?;
         let refused = |error| OpenLineError::Socket {
             path: config.host.clone(),
             error,

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, Gid, chownat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -39,6 +40,15 @@ fn unix_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
 
 /// Listens at `path`, for the owner only. A socket file that nobody listens on any more is taken over.
 pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<Listener> {
+    listen_for(None, path, socket_type)
+}
+
+/// Listens at `path`, for the owner and the members of this group.
+pub(crate) fn listen_for(
+    group: Option<u32>,
+    path: &Path,
+    socket_type: SocketType,
+) -> io::Result<Listener> {
     let address = SocketAddrUnix::new(path)?;
     let socket = unix_socket(socket_type)?;
     match bind(&socket, &address) {
@@ -53,9 +63,27 @@ pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<List
         socket,
         path: path.to_owned(),
     };
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    // Nobody connects before somebody listens: the group is the right one from the first connection on.
+    if let Some(gid) = group {
+        give_to(gid, path)?;
+    }
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     listen(&listener.socket, BACKLOG)?;
     Ok(listener)
+}
+
+fn give_to(gid: u32, path: &Path) -> io::Result<()> {
+    let group = Some(Gid::from_raw(gid));
+    // What stands there by now may be somebody else's link.
+    let given = chownat(CWD, path, None, group, AtFlags::SYMLINK_NOFOLLOW);
+    given.map_err(|error| {
+        let error = io::Error::from(error);
+        let words = format!(
+            "it cannot be given to the group {gid}: {error}; start the daemon as a member of that group, or as root"
+        );
+        io::Error::new(error.kind(), words)
+    })
 }
 
 /// Whether there is a socket file with nobody behind it. Somebody who is there does not notice: the probe is of another type

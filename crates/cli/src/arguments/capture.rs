@@ -16,9 +16,9 @@ was given, also what the daemon itself has to say: answers, resets, credit. So a
 each time with the CIDs that its guest knows. Of hybrid and serial VMs, whose packets nobody here sees, it shows calls, bytes as they pass, and
 ends, without the header of virtio.
 
-Live:      ringdown capture | wireshark -k -i -
-In words:  ringdown capture --vm web --port 5432 | tshark -r -
-Always on: ringdown capture -w web.pcapng --files 10 --file-size 64M --snaplen 128
+  Live:      ringdown capture | wireshark -k -i -
+  In words:  ringdown capture --vm web --port 5432 | tshark -r -
+  Always on: ringdown capture -w web.pcapng --files 10 --file-size 64M --snaplen 128
 
 It ends with Ctrl-C, after --count packets, or when its reader goes away. A reader that is too slow loses packets, never a guest; how many, the
 capture says, and the last line on standard error. The exit code is 1 if the capture ended for another reason.")]

@@ -77,8 +77,8 @@ Each VM's port is an interface of the capture. Inbound is what came from the gue
 is what the guest was given. So a frame between two VMs is there twice in the capture of a network. Frames that a guest leaves its network card to
 cut are captured whole, up to 64 KiB, with checksums that are not done yet, as on any host.
 
-Live:      ringdown net capture lan | wireshark -k -i -
-In words:  ringdown net capture lan web | tcpdump -n -r -
+  Live:      ringdown net capture lan | wireshark -k -i -
+  In words:  ringdown net capture lan web | tcpdump -n -r -
 
 It ends with Ctrl-C, after --count frames, or when its reader goes away. A reader that is too slow loses frames, never a guest; how many, the
 capture says, and the last line on standard error. The exit code is 1 if the capture ended for another reason.")]

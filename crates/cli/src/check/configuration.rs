@@ -17,8 +17,7 @@ const ABOUT: &str = "configuration";
 
 /// What is found, and the runtime directory that the file names.
 pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
-    let remedy =
-        "the message says what is expected; docs and `ringdown serve --help` have examples";
+    let remedy = "the message says what is expected; ringdown.toml(5), and docs/ringdown.toml, have every key with an example";
     let config = match read_file(path) {
         Ok(config) => config,
         Err(error) => return (vec![Finding::error(ABOUT, error.to_string(), remedy)], None),

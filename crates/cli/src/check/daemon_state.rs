@@ -4,9 +4,12 @@ use std::path::Path;
 
 use daemon::api::types::{VmState, VmStatus};
 use daemon::runtime::check_directory;
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 
-use super::{Finding, vms};
+use super::{Finding, vms as vms_of};
 use crate::client::{Client, ClientError};
+use crate::guest::access_remedy;
 
 const ABOUT: &str = "daemon";
 
@@ -17,11 +20,12 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
             let found = format!(
                 "it answers at {}, with {}",
                 runtime_dir.display(),
-                vms(count)
+                vms_of(count)
             );
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
                 .chain(vms)
+                .chain(host_sockets(&list.vms))
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
@@ -44,6 +48,25 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
             "the daemon's log says more",
         )],
     }
+}
+
+/// Host sockets that this user may not connect to. Whoever may only look has none.
+pub(super) fn host_sockets(vms: &[VmStatus]) -> Option<Finding> {
+    let is_denied = |vm: &&VmStatus| access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS);
+    let mut denied = vms.iter().filter(is_denied);
+    let socket = &denied.next()?.host;
+    let others = match denied.count() {
+        0 => String::new(),
+        others => format!(" and those of {} more", vms_of(others)),
+    };
+    Some(Finding::warning(
+        "permissions",
+        format!(
+            "this user may not connect to {}{others}: exec, cp, forward and whatever else is done in guests fails",
+            socket.display()
+        ),
+        access_remedy(socket),
+    ))
 }
 
 /// Whether a daemon that this user starts could make its runtime directory.

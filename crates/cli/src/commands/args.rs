@@ -6,7 +6,7 @@ use super::{print, print_json};
 use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{cloud_hypervisor, libvirt, qemu};
+use crate::{cloud_hypervisor, firecracker, libvirt, qemu};
 
 /// Prints the arguments.
 ///
@@ -15,15 +15,18 @@ use crate::{cloud_hypervisor, libvirt, qemu};
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
     let is_empty = qemu::serial_ports(&status).is_empty() && status.nets.is_empty();
-    if status.vhost_user.is_none() && is_empty && options.vmm != Vmm::CloudHypervisor {
+    let is_for_qemu = matches!(options.vmm, Vmm::Qemu | Vmm::Libvirt);
+    if status.vhost_user.is_none() && is_empty && is_for_qemu {
         return Err(Failure::usage(format!(
-            "VM {:?} has a VMM with a vsock device of its own: there is nothing to tell it but that device's socket, which is {}",
+            "VM {:?} has a VMM with a vsock device of its own (--vmm firecracker, or cloud-hypervisor): there is nothing to tell it but that \
+             device's socket, which is {}",
             options.name,
             status.host.display()
         )));
     }
     match options.vmm {
         Vmm::CloudHypervisor => for_cloud_hypervisor(&status, options),
+        Vmm::Firecracker => for_firecracker(&status, options),
         Vmm::Libvirt if options.json => Err(Failure::usage(
             "libvirt has XML and not arguments: leave --json out",
         )),
@@ -65,4 +68,25 @@ fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(),
         true => print_json(&arguments),
         false => print(&format!("{}\n", qemu::shell_line(&arguments))),
     }
+}
+
+/// Firecracker's devices are its own, all but the socket behind vsock.
+fn for_firecracker(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
+    let Some(configuration) = firecracker::configuration(status) else {
+        return Err(Failure::usage(format!(
+            "Firecracker has a vsock device of its own: add VM {:?} with --hybrid SOCKET, the socket that its uds_path is to name",
+            options.name
+        )));
+    };
+    if !status.nets.is_empty() {
+        eprintln!(
+            "note: this is without the VM's networks: Firecracker's network cards are taps, and not vhost-user"
+        );
+    }
+    if !status.channels.is_empty() {
+        eprintln!(
+            "note: this is without the VM's channels: Firecracker has no virtio-serial ports"
+        );
+    }
+    print_json(&configuration)
 }

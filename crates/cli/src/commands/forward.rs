@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use wire::agent::CAPABILITY_FORWARD;
 
 use crate::arguments::ForwardArguments;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::forward::{self, Direction, Forward, Guest};
+use crate::guest::Connection;
 
 /// Words for a person that wait to be written. Who produces more waits.
 const MAX_WORDS: usize = 64;
@@ -35,7 +37,9 @@ impl Guest for Vm {
 /// [`Failure`] when it cannot listen here or there.
 pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
     let forwards = forwards(&options)?;
-    client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let ready = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    // Before anybody is told that it forwards.
+    drop(Connection::open(&ready.host, CAPABILITY_FORWARD)?);
     let vm = Vm {
         client,
         name: options.name,

@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use clap::Command;
 use clap_complete::Shell;
+use clap_mangen::Man;
+use roff::{Roff, bold, roman};
 
 use crate::arguments::{Completions, Manual};
 use crate::failure::Failure;
@@ -11,13 +14,18 @@ use crate::failure::Failure;
 /// The shells that completions are made for.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
+/// Where pages come from, as they say at their foot.
+const SOURCE: &str = concat!("ringdown ", env!("CARGO_PKG_VERSION"));
+
+/// Every key of the configuration.
+const CONFIGURATION: &str = include_str!("../../../../docs/ringdown.toml");
+
 /// Writes the pages, and the completions, into directories that it makes.
 ///
 /// # Errors
 /// [`Failure`] when they cannot be written.
 pub fn run(options: &Manual) -> Result<(), Failure> {
-    write_pages(&options.directory.join("man1"))
-        .map_err(|error| unwritable(&options.directory, &error))?;
+    write_pages(&options.directory).map_err(|error| unwritable(&options.directory, &error))?;
     write_completions(&options.directory.join("completions"))
         .map_err(|error| unwritable(&options.directory, &error))
 }
@@ -40,10 +48,71 @@ fn unwritable(directory: &Path, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// One page for each command, as git has them: `ringdown-vm-add.1`.
+/// One page for each command, as git has them: `ringdown-vm-add.1`; and one for the file of the configuration.
 fn write_pages(directory: &Path) -> std::io::Result<()> {
-    fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(crate::command(), directory)
+    let (commands, files) = (directory.join("man1"), directory.join("man5"));
+    fs::create_dir_all(&commands)?;
+    fs::create_dir_all(&files)?;
+    let mut root = crate::command().disable_help_subcommand(true);
+    root.build();
+    write_page(root, &commands)?;
+    fs::write(files.join("ringdown.toml.5"), configuration_page())
+}
+
+fn write_page(mut command: Command, directory: &Path) -> std::io::Result<()> {
+    for below in command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set())
+    {
+        write_page(below.clone(), directory)?;
+    }
+    // As the help has it, with the values and what may be repeated.
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage:").trim().to_owned();
+    let page = Man::new(command.override_usage(usage));
+    page.source(SOURCE)
+        .manual("Ringdown")
+        .generate_to(directory)?;
+    Ok(())
+}
+
+/// What the daemon's file may have, by an example that has everything.
+fn configuration_page() -> String {
+    let mut page = Roff::new();
+    page.control("TH", ["ringdown.toml", "5", "", SOURCE, "Ringdown"]);
+    page.control("SH", ["NAME"]);
+    page.text([roman(
+        "ringdown.toml - the configuration of Ringdown's daemon",
+    )]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.text([
+        roman("The file that "),
+        bold("ringdown serve --config"),
+        roman(" reads, "),
+        bold("/etc/ringdown/ringdown.toml"),
+        roman(
+            " for the service, is TOML 1.0. Without one, VMs that are added by hand reach the host and not each other. It is written by its owner \
+             alone, as what it names is run.",
+        ),
+    ]);
+    page.control("SH", ["KEYS"]);
+    page.control("nf", []);
+    for line in CONFIGURATION.lines() {
+        page.text([roman(line)]);
+    }
+    page.control("fi", []);
+    page.control("SH", ["SEE ALSO"]);
+    page.text([
+        bold("ringdown-serve"),
+        roman("(1), "),
+        bold("ringdown-check"),
+        roman("(1), "),
+        bold("ringdown-reload"),
+        roman("(1), "),
+        bold("ringdown-policy-test"),
+        roman("(1)"),
+    ]);
+    page.render()
 }
 
 fn write_completions(directory: &Path) -> std::io::Result<()> {
@@ -56,8 +125,6 @@ fn write_completions(directory: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Command;
-
     use super::*;
 
     #[test]
@@ -73,6 +140,12 @@ mod tests {
             let text = fs::read_to_string(directory.path().join("man1").join(&page)).unwrap();
             assert!(text.contains(".SH SYNOPSIS"), "{page}");
         }
+        let exec = fs::read_to_string(directory.path().join("man1/ringdown-exec.1")).unwrap();
+        assert!(exec.contains("<COMMAND>..."), "{exec}");
+        let file = fs::read_to_string(directory.path().join("man5/ringdown.toml.5")).unwrap();
+        let lines = CONFIGURATION.lines().filter(|line| !line.is_empty());
+        assert!(lines.count() <= file.lines().count());
+        assert!(file.contains("operate\\-group = "), "{file}");
         for name in ["ringdown.bash", "ringdown.fish", "_ringdown"] {
             let text = fs::read_to_string(directory.path().join("completions").join(name)).unwrap();
             assert!(text.contains("forward"), "{name}");

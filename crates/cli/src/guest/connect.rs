@@ -21,7 +21,12 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, GuestError> {
         path: path.to_owned(),
         source,
     };
-    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    let mut stream = UnixStream::connect(path).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => GuestError::Denied {
+            path: path.to_owned(),
+        },
+        _ => failed(source),
+    })?;
     stream
         .set_read_timeout(Some(ANSWER_TIMEOUT))
         .map_err(failed)?;

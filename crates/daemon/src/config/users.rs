@@ -34,6 +34,12 @@ pub fn parse_user_group(text: &str) -> Result<u32, InputError> {
     found_or_not(GROUP, text, found).map(Gid::as_raw)
 }
 
+/// A group as a person knows it: by its name, or by its number where it has none or the system cannot tell.
+pub fn group_words(gid: u32) -> String {
+    let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
+    group.map_or_else(|| gid.to_string(), |group| group.name)
+}
+
 /// The groups that a program has when this user starts it. None for a number that is nobody's.
 ///
 /// # Errors

@@ -1,4 +1,5 @@
-//! Who beside the daemon's user gets as far as the control socket: the groups of `[control]`.
+//! Who beside the daemon's user gets as far as the control socket: the groups of `[control]`. And who gets as far as host sockets: those who may
+//! operate the daemon, since most of what they can ask for is done in a guest.
 //!
 //! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a
 //! note there that it has done so, and closes it again when it starts without `[control]`. What somebody else has decided about a directory stays.
@@ -119,6 +120,67 @@ pub fn who_is_shut_out(
         }
     }
     Ok(findings)
+}
+
+/// The group whose members may operate the daemon: that of `[control]`, or, without `[control]`, that of a control socket which the service
+/// manager has made for a group.
+///
+/// # Errors
+/// [`RuntimeError::NotForGroup`] if `[control]` names a group that this process cannot give a socket, and what the system says.
+pub fn operators(
+    runtime_dir: &Path,
+    groups: ControlGroups,
+    is_handed_over: bool,
+) -> Result<Option<u32>, RuntimeError> {
+    if let Some(gid) = groups.operate {
+        if !may_give(gid)? {
+            return Err(RuntimeError::NotForGroup {
+                path: runtime_dir.to_owned(),
+                gid,
+                error: rustix::io::Errno::PERM.into(),
+            });
+        }
+        return Ok(Some(gid));
+    }
+    if groups != ControlGroups::default() || !is_handed_over {
+        return Ok(None);
+    }
+    let socket = control_socket(runtime_dir);
+    let found = look_at(&socket)?;
+    let gid = found.gid();
+    if permissions(&found) & 0o020 == 0 {
+        return Ok(None);
+    }
+    let is_given = may_give(gid)?;
+    if !is_given {
+        tracing::warn!(
+            "members of the group {gid} can connect to {} and not to the sockets of VMs, since this process is not a member: set SocketGroup= in \
+             ringdown.socket to a group of the daemon's user, or SupplementaryGroups={gid} in ringdown.service",
+            socket.display()
+        );
+    }
+    Ok(is_given.then_some(gid))
+}
+
+/// Whether this process may give a file of its own to a group (chown(2)).
+fn may_give(gid: u32) -> Result<bool, RuntimeError> {
+    if rustix::process::geteuid().is_root() || rustix::process::getegid().as_raw() == gid {
+        return Ok(true);
+    }
+    let own = rustix::process::getgroups().map_err(|error| RuntimeError::System {
+        what: "cannot tell the groups of this process, for",
+        path: Path::new("[control]").to_owned(),
+        error: error.into(),
+    })?;
+    Ok(own.iter().any(|own| own.as_raw() == gid))
+}
+
+/// Lets a group connect to a socket of this daemon's.
+///
+/// # Errors
+/// [`RuntimeError::NotForGroup`], and what the system says.
+pub fn give_to_group(socket: &Path, gid: u32) -> Result<(), RuntimeError> {
+    give(socket, Some(gid), 0o660)
 }
 
 /// Whether a group, or everybody, may pass through a directory.

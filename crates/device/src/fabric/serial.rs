@@ -20,7 +20,7 @@ use crate::caller::{Caller, Who};
 use crate::dialer::{Cut, Reply};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::listen_at;
+use crate::socket::listen_for;
 
 /// What a serial line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,11 +70,13 @@ impl Fabric {
         let mut line = LineIo::new(generation, name.clone(), config.host.clone());
         line.carrier = Some(carrier);
         let token = Token::Listener { line: id, index: 0 };
-        let listened = listen_at(&config.host, UnixSocketType::STREAM).and_then(|listener| {
-            self.reactor.add(&listener.socket, token, EventFlags::IN)?;
-            line.listeners.push(listener);
-            Ok(())
-        });
+        let listened = listen_for(self.host_group, &config.host, UnixSocketType::STREAM).and_then(
+            |listener| {
+                self.reactor.add(&listener.socket, token, EventFlags::IN)?;
+                line.listeners.push(listener);
+                Ok(())
+            },
+        );
         self.install_line(id, line);
         listened.map_err(|error| {
             self.close_line(&name);

@@ -10,6 +10,48 @@ fn planned(text: &str) -> Result<Plan, String> {
         .map_err(|error| error.to_string())
 }
 
+/// What is documented.
+const EXAMPLE: &str = include_str!("../../../../../docs/ringdown.toml");
+
+#[test]
+fn the_documented_configuration_can_be_meant_and_has_every_key() {
+    planned(EXAMPLE).unwrap();
+    let tables = [
+        "",
+        "[control]\n",
+        "[[network]]\n",
+        "[[network]]\nuplink = { TEXT }",
+        "[[vm]]\n",
+        "[[vm]]\n[[vm.channel]]\n",
+        "[[vm]]\n[[vm.net]]\n",
+        "[[vm]]\n[vm.limits]\n",
+        "[[group]]\n",
+        "[[rule]]\n",
+        "[[rule]]\n[rule.limits]\n",
+        "[[allow]]\n",
+        "[[service]]\n",
+        "[[publish]]\n",
+    ];
+    for table in tables {
+        let unknown = "no-such-key = 1";
+        let text = match table.contains("TEXT") {
+            true => table.replace("TEXT", unknown),
+            false => format!("{table}{unknown}"),
+        };
+        let Err(ConfigError::Input {
+            error: InputError::UnknownKey { valid, .. },
+            ..
+        }) = file(&text)
+        else {
+            panic!("{text}: {:?}", file(&text).err());
+        };
+        for key in valid {
+            let words = EXAMPLE.split(|byte: char| !byte.is_ascii_alphanumeric() && byte != '-');
+            assert!(words.clone().any(|word| word == *key), "{table:?}: {key}");
+        }
+    }
+}
+
 #[test]
 fn domains_have_names_and_cids_of_their_own() {
     let text = "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"web\"\ndomain = \"red\"\n[[vm]]\nname = \"db\"\ndomain = \"red\"";

@@ -1,0 +1,33 @@
+//! The part of Firecracker's configuration file with which it attaches to a VM's line.
+
+use std::path::Path;
+
+use daemon::api::types::{LineKind, VmStatus};
+use serde::Serialize;
+
+/// What stands in the configuration file, and as its `vsock` part is what its API takes (Firecracker's docs/vsock.md).
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Configuration<'a> {
+    vsock: Vsock<'a>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Vsock<'a> {
+    guest_cid: u32,
+    uds_path: &'a Path,
+}
+
+/// The configuration. Its vsock device is its own, and it has neither virtio-serial ports nor vhost-user networks: none for a VM that is not
+/// hybrid.
+pub fn configuration(vm: &VmStatus) -> Option<Configuration<'_>> {
+    let is_hybrid = vm.kind == LineKind::Hybrid;
+    is_hybrid.then(|| Configuration {
+        vsock: Vsock {
+            guest_cid: vm.cid,
+            uds_path: &vm.host,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

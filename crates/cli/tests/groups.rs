@@ -1,0 +1,326 @@
+//! Members of a group may operate the daemon: which sockets they may connect to, and what those are told who may not. It takes root to be
+//! somebody else; otherwise the tests say so and look at what is left.
+
+// Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
+#![allow(clippy::unwrap_used)]
+
+mod program;
+
+use std::fs::{Permissions, set_permissions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use agent::session::Options;
+use daemon::fake::FakeDaemon;
+use program::{Outcome, assert_refused, finish, ringdown};
+use tempfile::TempDir;
+use wire::agent::PORT;
+
+/// Neither the user nor the group of anything.
+const SOMEBODY: u32 = 54_321;
+const OPERATORS: u32 = 54_322;
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped in part: only root can be somebody else");
+    }
+    is_root
+}
+
+/// A group that this process may give files to, and that is not its own where it can choose.
+fn group() -> u32 {
+    match is_root() {
+        true => OPERATORS,
+        false => rustix::process::getegid().as_raw(),
+    }
+}
+
+/// The program, from a place that everybody can reach.
+struct Program {
+    directory: TempDir,
+}
+
+impl Program {
+    fn new() -> Program {
+        let directory = passable();
+        let (built, copy) = (
+            env!("CARGO_BIN_EXE_ringdown"),
+            directory.path().join("ringdown"),
+        );
+        std::fs::hard_link(built, &copy)
+            .or_else(|_| std::fs::copy(built, &copy).map(drop))
+            .unwrap();
+        Program { directory }
+    }
+
+    /// Runs it as somebody of this group.
+    fn run_as(&self, group: u32, runtime_dir: &Path, arguments: &[&str]) -> Outcome {
+        let mut command = Command::new(self.directory.path().join("ringdown"));
+        command
+            .args(arguments)
+            .env("RINGDOWN_RUNTIME_DIR", runtime_dir);
+        command.stdin(Stdio::null()).uid(SOMEBODY).gid(group);
+        command.env("HOME", "/").current_dir("/");
+        finish(command)
+    }
+}
+
+/// A directory that everybody can pass through.
+fn passable() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
+    directory
+}
+
+/// A daemon of this machine. It is killed when the test ends.
+struct Daemon {
+    process: Child,
+    run: PathBuf,
+}
+
+impl Daemon {
+    fn start(mut command: Command, run: PathBuf) -> Daemon {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        let out = process.stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n");
+        Daemon { process, run }
+    }
+
+    /// The mode and the group of a socket.
+    fn of(&self, name: &str) -> (u32, u32) {
+        let metadata = std::fs::metadata(self.run.join(name)).unwrap();
+        (metadata.mode() & 0o777, metadata.gid())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const HOST_SOCKETS: [&str; 5] = [
+    "web.sock",
+    "web.sock.seqpacket",
+    "old.sock",
+    "later.sock",
+    "circuit.sock",
+];
+
+/// Who connects there is a VM, or the VMM of one.
+const VMM_SOCKETS: [&str; 3] = ["web.vhost", "old.serial", "later.vhost"];
+
+fn serve(control: &str) -> (TempDir, Daemon) {
+    let parent = passable();
+    let (file, run) = (
+        parent.path().join("ringdown.toml"),
+        parent.path().join("run"),
+    );
+    let vms = "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"old\"\nserial = true\n";
+    std::fs::write(&file, format!("{control}\n{vms}")).unwrap();
+    let mut command = ringdown(&["serve", "--runtime-dir"]);
+    command.arg(&run).arg("--config").arg(file);
+    let daemon = Daemon::start(command, run);
+    let added = program::run_with(&daemon.run, &["vm", "add", "later"]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    (parent, daemon)
+}
+
+#[test]
+fn the_group_that_operates_gets_the_host_sockets_and_no_other() {
+    let group = group();
+    let operate = format!("operate-group = \"{group}\"");
+    let both = format!("read-group = \"54323\"\n{operate}");
+    let (own_user, own_group) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    for control in [
+        format!("[control]\n{operate}"),
+        format!("[control]\n{both}"),
+    ] {
+        let (_parent, daemon) = serve(&control);
+        for socket in HOST_SOCKETS {
+            assert_eq!(daemon.of(socket), (0o660, group), "{socket}\n{control}");
+        }
+        for socket in VMM_SOCKETS {
+            assert_eq!(daemon.of(socket), (0o600, own_group), "{socket}\n{control}");
+        }
+        let metadata = std::fs::metadata(daemon.run.join("web.sock")).unwrap();
+        assert_eq!(metadata.uid(), own_user);
+    }
+    let nobody = [
+        String::new(),
+        format!("[control]\nread-group = \"{group}\""),
+    ];
+    for control in nobody {
+        let (_parent, daemon) = serve(&control);
+        for socket in HOST_SOCKETS.iter().chain(&VMM_SOCKETS) {
+            assert_eq!(daemon.of(socket), (0o600, own_group), "{socket}\n{control}");
+        }
+    }
+}
+
+#[test]
+fn the_group_of_a_socket_that_was_handed_over_gets_the_host_sockets() {
+    let group = group();
+    for (mode, expected) in [(0o660, Some(group)), (0o600, None), (0o640, None)] {
+        let parent = passable();
+        let run = parent.path().to_owned();
+        let control = run.join("control.sock");
+        let listener = UnixListener::bind(&control).unwrap();
+        std::os::unix::fs::chown(&control, None, Some(group)).unwrap();
+        set_permissions(&control, Permissions::from_mode(mode)).unwrap();
+        // As systemd starts it: a shell puts the socket where it belongs, and has the process's id.
+        let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" serve --vm name=web --runtime-dir \"$1\"";
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", script, env!("CARGO_BIN_EXE_ringdown")])
+            .arg(&run)
+            .stdin(Stdio::from(OwnedFd::from(listener)));
+        let daemon = Daemon::start(command, run);
+        let own = rustix::process::getegid().as_raw();
+        let expected = expected.map_or((0o600, own), |group| (0o660, group));
+        for socket in ["web.sock", "web.sock.seqpacket", "circuit.sock"] {
+            assert_eq!(daemon.of(socket), expected, "{socket}, {mode:o}");
+        }
+    }
+}
+
+#[test]
+fn check_tells_whom_the_host_sockets_do_not_take() {
+    if !is_root() {
+        return;
+    }
+    let program = Program::new();
+    let control = format!("[control]\nread-group = \"54323\"\noperate-group = \"{OPERATORS}\"");
+    let (_parent, daemon) = serve(&control);
+    let may = program.run_as(OPERATORS, &daemon.run, &["check"]);
+    assert!(may.out.contains("it answers at"), "{}", may.out);
+    assert!(!may.out.contains("may not connect"), "{}", may.out);
+    let may_not = program.run_as(54_323, &daemon.run, &["check"]);
+    let found = ".sock and those of 2 VMs more: exec, cp, forward";
+    assert!(may_not.out.contains(found), "{}", may_not.out);
+    let remedy = format!("remedy: it takes members of the group {OPERATORS}");
+    assert!(may_not.out.contains(&remedy), "{}", may_not.out);
+}
+
+#[test]
+fn a_group_that_cannot_be_given_ends_the_daemon_with_the_remedy() {
+    if !is_root() {
+        return;
+    }
+    let program = Program::new();
+    let parent = passable();
+    let (file, run) = (
+        parent.path().join("ringdown.toml"),
+        parent.path().join("run"),
+    );
+    std::fs::create_dir(&run).unwrap();
+    std::os::unix::fs::chown(&run, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    std::fs::write(
+        &file,
+        format!("[control]\nread-group = \"54323\"\noperate-group = \"{OPERATORS}\""),
+    )
+    .unwrap();
+    let words = ["serve", "--config", file.to_str().unwrap()];
+    let outcome = program.run_as(SOMEBODY, &run, &words);
+    assert_refused(
+        &outcome,
+        1,
+        &format!("cannot let the group {OPERATORS} use"),
+    );
+    assert!(
+        outcome.err.contains("SupplementaryGroups=54322") && outcome.err.contains("member"),
+        "{}",
+        outcome.err
+    );
+}
+
+/// A guest whose agent is ready, behind the host socket of this VM.
+fn guest(daemon: &FakeDaemon, vm: &str) -> UnixStream {
+    let options = Options::new();
+    let (listener, agent) = (daemon.worker().host_listener(vm), options.clone());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, agent) = (stream.unwrap(), agent.clone());
+            std::thread::spawn(move || {
+                let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
+                let is_asked = stream.read_exact(&mut line).is_ok();
+                if is_asked && stream.write_all(b"OK 1073741824\n").is_ok() {
+                    let _ = agent::session::serve(&stream.into(), &agent);
+                }
+            });
+        }
+    });
+    daemon.worker().set_state(vm, true, true);
+    let uplink = daemon.worker().call_agent_port(vm, 1007);
+    let copy = uplink.try_clone().unwrap();
+    std::thread::spawn(move || agent::uplink::announce(&copy.into(), &options));
+    let target = format!("/v1/vms/{vm}?wait=ready&timeout_ms=20000");
+    assert_eq!(daemon.request("GET", &target, "").0, 200);
+    uplink
+}
+
+#[test]
+fn who_may_not_connect_is_told_which_group_may() {
+    if !is_root() {
+        return;
+    }
+    let program = Program::new();
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _guest = guest(&daemon, "web");
+    let run = daemon.runtime_dir();
+    let mode = |path: &Path, mode| set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    mode(run, 0o711);
+    mode(&run.join("control.sock"), 0o666);
+    let socket = run.join("web.sock");
+    let shown = format!(
+        "no permission to connect to the VM's host socket {}",
+        socket.display()
+    );
+    let exec = ["exec", "web", "--", "echo", "hello"];
+    for words in [
+        &exec[..],
+        &["forward", "web", "-L", "0:localhost:80"],
+        &["stats", "web"],
+        &["logs", "-f", "web", "/dev/null"],
+        &["time", "web"],
+        &["shutdown", "web"],
+    ] {
+        let refused = program.run_as(OPERATORS, run, words);
+        assert_refused(&refused, 1, &shown);
+        assert!(
+            refused.err.contains("it takes the user 0 alone")
+                && refused.err.contains("operate-group"),
+            "{}",
+            refused.err
+        );
+        assert!(!refused.err.contains("forwarding"), "{}", refused.err);
+    }
+    std::os::unix::fs::chown(&socket, None, Some(OPERATORS)).unwrap();
+    mode(&socket, 0o660);
+    let refused = program.run_as(SOMEBODY, run, &exec);
+    assert_refused(
+        &refused,
+        1,
+        &format!("it takes members of the group {OPERATORS}: `adduser USER {OPERATORS}`"),
+    );
+    let done = program.run_as(OPERATORS, run, &exec);
+    assert_eq!(
+        (done.code, done.out.as_str()),
+        (Some(0), "hello\n"),
+        "{}",
+        done.err
+    );
+}
