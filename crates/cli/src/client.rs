@@ -48,9 +48,9 @@ const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
 pub enum ClientError {
     /// Nobody listens on the control socket.
     #[error(
-        "no daemon serves {}: start it with `ringdown serve{}`, or name its directory with --runtime-dir",
+        "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
         runtime_dir.display(),
-        if *runtime_dir == default_runtime_dir() { String::new() } else { format!(" --runtime-dir {}", runtime_dir.display()) }
+        how_to_start(runtime_dir)
     )]
     NoDaemon {
         /// The runtime directory.
@@ -118,6 +118,17 @@ pub(crate) fn found_runtime_dir() -> PathBuf {
         None if !is_served(&default) && is_served(Path::new(SERVICE_DIR)) => SERVICE_DIR.into(),
         _ => default,
     }
+}
+
+/// What starts a daemon of this runtime directory, in words.
+fn how_to_start(runtime_dir: &Path) -> String {
+    if runtime_dir == Path::new(SERVICE_DIR) {
+        return "`systemctl start ringdown` or `ringdown serve`".to_owned();
+    }
+    if runtime_dir == default_runtime_dir() {
+        return "`ringdown serve`".to_owned();
+    }
+    format!("`ringdown serve --runtime-dir {}`", runtime_dir.display())
 }
 
 /// A client of the daemon of one runtime directory.
@@ -569,4 +580,29 @@ fn capture_target(
         target.push_str(&format!("&count={count}"));
     }
     Ok(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_of_the_package_is_started_by_systemd() {
+        let told = |directory: &str| {
+            ClientError::NoDaemon {
+                runtime_dir: directory.into(),
+            }
+            .to_string()
+        };
+        let service = told(SERVICE_DIR);
+        assert!(
+            service.contains("with `systemctl start ringdown` or"),
+            "{service}"
+        );
+        let own = told("/x");
+        assert!(
+            own.contains("with `ringdown serve --runtime-dir /x`,"),
+            "{own}"
+        );
+    }
 }

@@ -133,6 +133,15 @@ fn wrong_words_end_with_2_and_the_remedy() {
             &["args", "web", "--vmm", "qemu", "--memory", "lots"],
             "such as 256M, found \"lots\"",
         ),
+        (
+            &["cp", "a", "b"],
+            "no place is in a guest: write one of them as NAME:PATH",
+        ),
+        (&["cp", "-", "b"], "no place is in a guest"),
+        (
+            &["cp", "web:a", "b", "."],
+            "some of the sources are in a guest and others are not",
+        ),
         (&["exec", "web"], "<COMMAND>..."),
         (&["exec", "We", "--", "true"], "cannot be the name of a VM"),
         (
@@ -373,16 +382,28 @@ fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
         2,
         "VM \"fc\" has a VMM with a vsock device of its own",
     );
-    for json in [&["--json"][..], &[]] {
-        let words = [&["args", "fc", "--vmm", "firecracker"], json].concat();
-        let printed = run_with(directory, &words);
-        let expected = format!(
-            "{{\n  \"vsock\": {{\n    \"guest_cid\": 3,\n    \"uds_path\": \"{path}\"\n  }}\n}}\n"
-        );
-        assert_eq!((printed.out, printed.err), (expected, String::new()));
-    }
     let both = ["vm", "add", "x", "--hybrid", "/x", "--host", "/y"];
     assert_refused(&run_with(directory, &both), 2, "cannot be used with");
+}
+
+#[test]
+fn args_prints_what_firecrackers_configuration_says_of_the_line() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let directory = daemon.runtime_dir();
+    let path = directory.join("v \"1\".sock").display().to_string();
+    run_with(directory, &["vm", "add", "fc", "--hybrid", &path]);
+    for options in [&[][..], &["--json"]] {
+        let words = [&["args", "fc", "--vmm", "firecracker"], options].concat();
+        let said: serde_json::Value =
+            serde_json::from_str(&run_with(directory, &words).out).unwrap();
+        let vsock = serde_json::json!({ "vsock": { "guest_cid": 4, "uds_path": path } });
+        assert_eq!(said, vsock);
+    }
+    assert_refused(
+        &run_with(directory, &["args", "web", "--vmm", "firecracker"]),
+        2,
+        "add VM \"web\" with --hybrid SOCKET",
+    );
 }
 
 #[test]

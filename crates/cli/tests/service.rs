@@ -92,7 +92,13 @@ fn who_is_unknown_is_looked_up_in_the_sandbox() {
     );
     // And all that was an event, or is none.
     let events = run_with(directory.path(), &["events", "--json", "--kind", "refused"]);
+    assert_eq!(
+        (events.code, events.out.as_str(), events.err.as_str()),
+        (Some(0), "", "")
+    );
+    let events = run_with(directory.path(), &["events", "--kind", "refused"]);
     assert_eq!((events.code, events.out.as_str()), (Some(0), ""));
+    assert!(events.err.contains("no such events"), "{}", events.err);
 }
 
 #[test]

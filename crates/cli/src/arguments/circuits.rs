@@ -46,9 +46,9 @@ pub enum CircuitState {
 /// What carries a circuit's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CircuitKind {
-    /// The daemon
+    /// The daemon carries the bytes
     Stream,
-    /// A window of memory that both programs have mapped
+    /// A window of memory that both programs have mapped carries them
     ZeroCopy,
 }
 

@@ -92,6 +92,9 @@ fn direction(
         .filter(|place| matches!(place, Place::Guest { .. }))
         .count();
     match destination {
+        Place::Local(_) | Place::Stream if guests == 0 => Err(Failure::usage(
+            "no place is in a guest: write one of them as NAME:PATH, such as web:/srv",
+        )),
         Place::Guest { .. } if guests > 0 => Err(Failure::usage(
             "both places are in guests: copy to this host first, or use `ringdown cp ONE:PATH - | ringdown cp - OTHER:PATH`",
         )),
@@ -137,7 +140,7 @@ fn from_guest(
             }
             _ => {
                 return Err(Failure::usage(
-                    "neither place, or only one of the sources, is in a guest: a place in a guest is NAME:PATH",
+                    "some of the sources are in a guest and others are not: copy them one after the other",
                 ));
             }
         }

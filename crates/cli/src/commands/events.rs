@@ -31,13 +31,14 @@ const DENIED: u8 = 3;
 /// [`Failure`].
 pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
     let mut after = options.after;
-    let mut has_begun = false;
+    let (mut has_begun, mut is_empty) = (false, true);
     loop {
         let mut lines = Lines::default();
         let mut broken = None;
         let end = client.events(&target(options, after)?, |bytes| {
             has_begun = true;
             let shown = lines.take(bytes, |data| {
+                is_empty = false;
                 after = Some(show(data, options.json)?);
                 Ok(())
             });
@@ -54,7 +55,13 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
         }
         match end {
             Ok(CaptureEnd::ByPerson) => return Ok(()),
-            Ok(CaptureEnd::ByDaemon) if !options.follow => return Ok(()),
+            Ok(CaptureEnd::ByDaemon) if !options.follow => {
+                if is_empty && !options.json {
+                    // Beside the events, of which a script may count the lines.
+                    eprintln!("no such events are kept: `ringdown events` shows all that are");
+                }
+                return Ok(());
+            }
             Ok(CaptureEnd::ByDaemon) => {
                 eprintln!("the daemon has ended the stream: this goes on when it is there again");
             }

@@ -158,10 +158,16 @@ pub fn parse_ports(text: &str) -> Result<Option<PortRange>, InputError> {
     if text == "*" {
         return Ok(None);
     }
-    let Some((first, last)) = text.split_once('-').filter(|(first, _)| !first.is_empty()) else {
-        return parse_port(text).map(|port| Some(port..=port));
+    let bound = |text: &str| {
+        parse_port(text).map_err(|error| match error {
+            InputError::Port { port } => InputError::Ports { port },
+            other => other,
+        })
     };
-    let (first, last) = (parse_port(first)?, parse_port(last)?);
+    let Some((first, last)) = text.split_once('-').filter(|(first, _)| !first.is_empty()) else {
+        return bound(text).map(|port| Some(port..=port));
+    };
+    let (first, last) = (bound(first)?, bound(last)?);
     if first > last {
         let remedy = format!("write the smaller one first, as in \"{last}-{first}\"");
         return Err(malformed("a range of ports", text, &remedy));

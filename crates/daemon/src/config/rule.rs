@@ -163,8 +163,10 @@ impl Source<'_> {
                 let port = integer(number).and_then(|number| u32::try_from(number).ok());
                 let port = port.filter(|port| *port != u32::MAX);
                 let written = number.as_str().to_owned();
-                let port =
-                    self.refuse(value.span(), port.ok_or(InputError::Port { port: written }))?;
+                let port = self.refuse(
+                    value.span(),
+                    port.ok_or(InputError::Ports { port: written }),
+                )?;
                 Ok(Some(port..=port))
             }
             DeValue::String(text) => self.refuse(value.span(), parse_ports(text)),

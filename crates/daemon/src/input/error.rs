@@ -40,9 +40,15 @@ pub enum InputError {
         /// What was found.
         cid: String,
     },
-    /// The port is neither a number nor the wildcard.
-    #[error("{port} is not a port: use a number from 0 to {}, or \"*\" for any", u32::MAX - 1)]
+    /// The port is not a number of one.
+    #[error("{port} is not a port: use a number from 0 to {}", u32::MAX - 1)]
     Port {
+        /// What was found.
+        port: String,
+    },
+    /// The port is neither a number of one nor the wildcard.
+    #[error("{port} is not a port: use a number from 0 to {}, or \"*\" for any", u32::MAX - 1)]
+    Ports {
         /// What was found.
         port: String,
     },

@@ -251,7 +251,7 @@ fn each_wrong_word_is_refused_with_its_remedy() {
         (callee, &long_name, "is not a DNS name"),
         (redirect, "*", "cannot be the name of a VM"),
         (redirect, "db:", "is not a port"),
-        (redirect, "db:5-6", "is not a port"),
+        (redirect, "db:5-6", "use a number from 0 to 4294967294"),
         (redirect, "service:*", "cannot be the name of a service"),
         (
             ports,
@@ -261,7 +261,7 @@ fn each_wrong_word_is_refused_with_its_remedy() {
         (ports, "1-4294967295", "is not a port"),
         (ports, "-1", "is not a port"),
         (ports, "+1", "is not a port"),
-        (ports, "1-", "is not a port"),
+        (ports, "1-", "from 0 to 4294967294, or \"*\" for any"),
         (ports, "4294967296", "is not a port"),
         (
             vm_port,
@@ -270,6 +270,9 @@ fn each_wrong_word_is_refused_with_its_remedy() {
         ),
         (vm_port, "web:*", "is not a port"),
     ];
+    // One port is asked for, so there is no word for any.
+    let one = parse_port("*").unwrap_err().to_string();
+    assert!(one.ends_with("use a number from 0 to 4294967294"), "{one}");
     for (parse, text, expected) in table {
         let found = parse(text).expect_err(text).to_string();
         assert!(
