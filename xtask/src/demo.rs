@@ -1,5 +1,6 @@
 //! The demonstration: two guests, and everything that the line between them and their host can do today.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Stdio;
@@ -133,7 +134,8 @@ fn exec(daemon: &Daemon, guest: &Guest, command: &[&str]) -> Result<std::process
 }
 
 fn guest_calls_host(daemon: &Daemon, guest: &Guest) -> Result<String> {
-    let listener = UnixListener::bind(daemon.listener_path(guest.name(), 6000))?;
+    let path = daemon.listener_path(guest.name(), 6000);
+    let listener = UnixListener::bind(&path)?;
     let server = thread::spawn(move || -> io::Result<()> {
         let (mut stream, _) = listener.accept()?;
         let mut question = String::new();
@@ -145,6 +147,8 @@ fn guest_calls_host(daemon: &Daemon, guest: &Guest) -> Result<String> {
         Ok(result) => result?,
         Err(_) => bail!("the host's service panicked"),
     }
+    // Whoever tries next what the README shows listens there.
+    fs::remove_file(&path)?;
     ensure!(
         answer.contains("hello from the guest"),
         "the host answered {answer:?}"

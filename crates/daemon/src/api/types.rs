@@ -15,7 +15,7 @@ pub use crate::api::circuit_types::*;
 pub use crate::api::event_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
-use crate::api::request::objects;
+use crate::api::request::{each_once, objects};
 use crate::api::schema;
 use crate::config::full_name;
 
@@ -88,7 +88,11 @@ pub struct NewVm {
     #[schema(schema_with = schema::optional::socket_path)]
     pub qmp: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "each_once"
+    )]
     #[schema(schema_with = schema::limits)]
     pub limits: BTreeMap<String, u64>,
 }
