@@ -2,14 +2,46 @@
 
 use std::io::{Read, Write};
 
-use bench::frontend::FEATURE_EVENT_INDEX;
+use bench::frontend::{FEATURE_EVENT_INDEX, TX, Vmm};
 use bench::guest::{GuestConfig, Received, State, VirtualGuest};
 use bench::host::{self, Echo};
+use memory::queue::QueueSetup;
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::support::{
     assert_no_violations, connect, daemon, guest, guest_with, pattern, transfer, wait_for,
     wait_until,
 };
+
+#[test]
+fn a_vmm_that_shares_no_memory_is_told_of_until_a_guest_runs() {
+    let daemon = daemon();
+    let mut vmm = Vmm::connect(&daemon.vhost_socket("web")).unwrap();
+    vmm.set_features(vmm.offered_features()).unwrap();
+    let setup = QueueSetup {
+        size: 128,
+        descriptors: 0x1000,
+        available: 0x2000,
+        used: 0x3000,
+        ring_base: 0,
+        event_index: true,
+        indirect: true,
+        packed: false,
+    };
+    let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    assert!(vmm.start_ring(TX, &setup, &event(), &event()).is_err());
+    drop(vmm);
+    let fault = || daemon.vm_status("web").unwrap()["last_fault"].clone();
+    wait_until("the fault", || {
+        let fault = fault();
+        let said = fault.as_str().unwrap_or_default();
+        said.contains("the VMM shares no memory") && said.contains("share=on")
+    });
+    assert_eq!(daemon.vm_status("web").unwrap()["state"], "waiting");
+    assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
+    let _web = guest(&daemon, "web");
+    wait_until("a guest that runs", || fault().is_null());
+}
 
 #[test]
 fn a_pause_keeps_circuits_and_what_is_sent_meanwhile() {

@@ -90,12 +90,12 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Writes to standard output. A reader that has gone away is a failure like any other, not a panic.
+/// Writes to standard output. A reader that has gone away ends the command without a word.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
+        .map_err(|error| Failure::of_output(&error))
 }
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {

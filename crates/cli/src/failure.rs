@@ -1,6 +1,7 @@
 //! What the person sees when a command fails, and the exit code that a script sees.
 
 use std::fmt;
+use std::io;
 
 use daemon::config::ConfigError;
 use daemon::input::InputError;
@@ -13,6 +14,9 @@ pub const FAILURE: u8 = 1;
 
 /// The exit code when the words were wrong.
 pub const USAGE: u8 = 2;
+
+/// The exit code of a program that SIGPIPE has ended, as a shell tells it: 128 and its number. Rust's programs ignore the signal, and see an error.
+pub const NOBODY_READS: u8 = 141;
 
 /// A command that did not succeed.
 #[derive(Debug)]
@@ -37,6 +41,19 @@ impl Failure {
             code,
             message: message.to_string(),
         }
+    }
+
+    /// Standard output took no more. Of a reader that has had enough, as `head` has, there is nothing to be said.
+    pub fn of_output(error: &io::Error) -> Failure {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::with_code(NOBODY_READS, ""),
+            _ => Failure::failed(format!("cannot write to standard output: {error}")),
+        }
+    }
+
+    /// Whether there is nothing to be said about it: the exit code is all.
+    pub fn is_silent(&self) -> bool {
+        self.message.is_empty()
     }
 
     /// The words were wrong.

@@ -1,7 +1,7 @@
 //! The command line of Ringdown. The tree of commands is data here, so that manual pages and completions can be
 //! made from it; `main` only hands over the process's arguments.
 //!
-//! Exit codes: 0 for success, 2 when the words were wrong, 1 when what they asked for failed. `exec` ends with the
+//! Exit codes: 0 for success, 2 when the words were wrong, 1 when what they asked for failed, 141 when nobody read what was printed. `exec` ends with the
 //! code of the guest's command, and `run` with that of its own.
 
 pub mod agent_install;
@@ -28,6 +28,7 @@ pub mod web;
 mod windows;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -50,7 +51,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match commands::run(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("error: {failure}");
+            if !failure.is_silent() {
+                // Nobody may read that either; `eprintln!` would panic then.
+                let _ = writeln!(std::io::stderr(), "error: {failure}");
+            }
             ExitCode::from(failure.code)
         }
     }

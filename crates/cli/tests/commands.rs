@@ -7,6 +7,7 @@
 mod program;
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -533,6 +534,36 @@ fn a_reader_that_has_left_is_no_panic() {
 }
 
 #[test]
+fn a_reader_that_has_had_enough_ends_the_command_without_a_word() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    for words in [
+        &["vm", "ls"][..],
+        &["vm", "ls", "--json"],
+        &["ls", "--json"],
+        &["args", "web", "--vmm", "qemu"],
+        &["metrics"],
+        &["check"],
+        &["why", "web", "db", "1"],
+        &["policy", "test", "host", "web", "80"],
+        &["completions", "bash"],
+    ] {
+        // As a pipe whose reader has left.
+        let (reader, writer) = UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = ringdown(words);
+        if words != ["completions", "bash"] {
+            command.arg("--runtime-dir").arg(daemon.runtime_dir());
+        }
+        command
+            .stdout(Stdio::from(OwnedFd::from(writer)))
+            .stderr(Stdio::piped());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{words:?}");
+    }
+}
+
+#[test]
 fn exec_says_how_far_the_vm_has_come() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     let exec = |name| {
@@ -608,4 +639,47 @@ fn serve_guest(listener: &UnixListener) {
     assert_eq!(line, format!("CONNECT {PORT}\n").as_bytes());
     stream.write_all(b"OK 1073741824\n").unwrap();
     let _ = agent::session::serve(&stream.into(), &agent::session::Options::new());
+}
+
+#[test]
+fn check_tells_why_a_vmm_was_cut_off() {
+    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    let directory = daemon.runtime_dir();
+    let found = |vm: &str| {
+        let json = run_with(directory, &["check", "--json"]).out;
+        let findings: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+        let begin = format!("{vm}: ");
+        let is_about = |finding: &serde_json::Value| {
+            let found = finding["found"].as_str().unwrap();
+            found.starts_with(&begin).then(|| finding.clone())
+        };
+        findings.iter().find_map(is_about).unwrap()
+    };
+    let fault = "the VMM shares no memory: give its memory backend share=on";
+    daemon.worker().set_fault("web", fault);
+    for (attached, state) in [(false, "no VMM is attached"), (true, "a VMM is attached")] {
+        daemon.worker().set_state("web", attached, false);
+        let finding = found("web");
+        assert_eq!(finding["gravity"], "error", "{finding}");
+        let text = finding["found"].as_str().unwrap();
+        assert!(text.contains(state) && text.contains(fault), "{text}");
+        let remedy = finding["remedy"].as_str().unwrap();
+        assert!(
+            remedy.contains("`ringdown args web --vmm qemu`"),
+            "{remedy}"
+        );
+    }
+    assert_eq!(run_with(directory, &["check"]).code, Some(1));
+    let list = run_with(directory, &["vm", "ls", "--json"]).out;
+    assert!(
+        list.contains(&format!("\"last_fault\": \"{fault}")),
+        "{list}"
+    );
+    let why = run_with(directory, &["why", "db", "web", "80"]).out;
+    assert!(why.contains(fault), "{why}");
+    // Another that was never there.
+    let waiting = found("db");
+    assert_eq!(waiting["gravity"], "warning", "{waiting}");
+    let remedy = waiting["remedy"].as_str().unwrap();
+    assert!(remedy.contains("restart of the daemon"), "{remedy}");
 }

@@ -308,6 +308,29 @@ fn who_may_not_connect_is_told_which_group_may() {
         );
         assert!(!refused.err.contains("forwarding"), "{}", refused.err);
     }
+    // What a program connects to that `run` carries: here the program itself, which asks for a control socket.
+    let inner = program.directory.path().join("ringdown");
+    let carried = [
+        "run",
+        "--verbose",
+        "--unix",
+        "/nowhere/control.sock=web:7",
+        "--",
+        inner.to_str().unwrap(),
+        "--runtime-dir",
+        "/nowhere",
+        "vm",
+        "ls",
+    ];
+    let refused = program.run_as(OPERATORS, run, &carried);
+    assert!(
+        refused.err.contains("it takes the user 0 alone")
+            && refused
+                .err
+                .contains("no permission to use the daemon's control socket /nowhere"),
+        "{}",
+        refused.err
+    );
     std::os::unix::fs::chown(&socket, None, Some(OPERATORS)).unwrap();
     mode(&socket, 0o660);
     let refused = program.run_as(SOMEBODY, run, &exec);

@@ -1,7 +1,7 @@
 //! What happens, for whoever wants to see it: the last events, the readers that follow them, and the last refusals.
 //!
 //! Whoever has something to tell calls [`Events::tell`] and goes on: it never waits for a reader. Events are kept in a ring of
-//! [`MAX_EVENTS`], and a reader is a place in it: there is no queue for each. A reader that has not been given an event when the ring
+//! [`MAX_EVENTS`], and a reader who follows is a place in it: there is no queue for each, and a user has only so many. A reader that has not been given an event when the ring
 //! lets go of it is dropped with a count, so the slowest costs the others nothing. What is kept are words of at most [`MAX_TEXT_LEN`]
 //! bytes; they become JSON when they are read.
 //!
@@ -10,11 +10,13 @@
 
 mod calls;
 mod log;
+mod places;
 mod reader;
 mod refusals;
 
 pub use calls::{CallNotes, observer};
-pub use log::{Asked, Events, MAX_EVENTS, MAX_READERS, MAX_TEXT_LEN, TooManyReaders};
+pub use log::{Asked, Events, MAX_EVENTS, MAX_TEXT_LEN};
+pub use places::{MAX_READERS, MAX_READERS_OF_USER, TooManyReaders, Whose};
 pub use reader::EventReader;
 pub use refusals::{Call, MAX_REFUSALS, MAX_REFUSALS_OF_ONE};
 

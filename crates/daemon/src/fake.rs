@@ -77,6 +77,13 @@ impl FakeWorker {
         }
     }
 
+    /// Has a line remember why its last VMM's connection ended, if there is one of this name.
+    pub fn set_fault(&self, name: &str, fault: &str) {
+        if let Some(line) = self.state().lines.get_mut(name) {
+            line.status.last_fault = Some(fault.to_owned());
+        }
+    }
+
     /// Lets a guest call the agent's port of the host. The guest's end is returned.
     ///
     /// # Panics
@@ -170,6 +177,7 @@ impl LineWorker for FakeWorker {
             name: spec.full_name(),
             cid: spec.cid,
             attached: false,
+            last_fault: None,
             driver_ready: false,
             circuits: 0,
             half_open_circuits: 0,

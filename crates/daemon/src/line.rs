@@ -108,6 +108,8 @@ pub struct LineStatus {
     pub cid: u32,
     /// A VMM is connected to the vhost-user socket.
     pub attached: bool,
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
+    pub last_fault: Option<String>,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
     /// Circuits, in any state.

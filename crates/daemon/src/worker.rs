@@ -223,6 +223,7 @@ impl LineWorker for Worker {
             let name = line.report.address.full_name();
             let mut status = LineStatus {
                 attached: line.attached,
+                last_fault: line.last_fault,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
                 half_open_circuits: line.report.half_open,

@@ -107,6 +107,9 @@ pub struct LineSnapshot {
     pub report: LineReport,
     /// Whether a VMM is connected.
     pub attached: bool,
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again: up to
+    /// [`MAX_FAULT_CHARS`](crate::MAX_FAULT_CHARS), without control characters.
+    pub last_fault: Option<String>,
     /// Messages that the guest has sent and that are stored for their receivers.
     pub kept_messages: u64,
     /// Descriptors of the guest's that it gets back when what they hold has been taken.
@@ -484,6 +487,7 @@ impl Fabric {
             .lines()
             .map(|report| LineSnapshot {
                 attached: line_of(report.id).is_some_and(|line| line.attached),
+                last_fault: line_of(report.id).and_then(|line| line.last_fault.clone()),
                 kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
                 parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
                 notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),

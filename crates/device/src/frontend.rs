@@ -72,8 +72,8 @@ pub(crate) struct Identity {
 pub(crate) enum Request {
     /// A VMM has connected.
     Attach,
-    /// The VMM is gone. What it sent last is still to be read.
-    Detach,
+    /// The VMM is gone. What it sent last is still to be read. If its connection did not end as it should, this says why.
+    Detach { fault: Option<String> },
     /// A ring is complete and may run. A ring that runs already is replaced.
     Start { index: usize, start: Box<RingStart> },
     /// Stop a ring. The answer is where it would go on.
@@ -205,11 +205,25 @@ fn serve(
             false => Some(converse(stream, caller, model)),
         };
         *connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let _ = caller.call(Request::Detach);
-        match ending {
-            Some(ProtocolError::Disconnected) | None => tracing::info!(vm, "VMM disconnected"),
-            Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
-        }
+        let fault = match ending {
+            Some(ProtocolError::Disconnected) | None => {
+                tracing::info!(vm, "VMM disconnected");
+                None
+            }
+            Some(error) => {
+                tracing::warn!(vm, %error, "the VMM's connection ended with an error");
+                Some(fault_of(&error))
+            }
+        };
+        let _ = caller.call(Request::Detach { fault });
+    }
+}
+
+/// What ended a VMM's connection. Of what we refused, our own words say more than the protocol's.
+fn fault_of(error: &ProtocolError) -> String {
+    match error {
+        ProtocolError::ReqHandlerError(reason) => reason.to_string(),
+        other => other.to_string(),
     }
 }
 
@@ -358,6 +372,10 @@ fn memory_error(error: memory::guest::MemoryError) -> ProtocolError {
     ProtocolError::ReqHandlerError(io::Error::other(error))
 }
 
+/// QEMU hands over memory that has a file and is shared, and says nothing of the rest.
+const NO_SHARED_MEMORY: &str =
+    "the VMM shares no memory: give its memory backend share=on (see `ringdown args`)";
+
 const UNSUPPORTED: ProtocolError = ProtocolError::InvalidOperation("not supported by this device");
 
 impl VhostUserBackendReqHandlerMut for Session {
@@ -481,6 +499,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         };
         if self.features & FEATURE_VERSION_1 == 0 {
             return Err(ProtocolError::FeatureMismatch);
+        }
+        if self.memory.region_count() == 0 {
+            return Err(ProtocolError::ReqHandlerError(io::Error::other(
+                NO_SHARED_MEMORY,
+            )));
         }
         let (features, memory) = (self.features, Arc::new(self.memory.clone()));
         let ring = self.ring(u32::from(index))?;

@@ -52,6 +52,7 @@ pub use fabric::{
     Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError, ProgramCall,
     PublishedCall, SerialConfig,
 };
+pub use line::MAX_FAULT_CHARS;
 pub use memory::peer::peer_groups;
 pub use reactor::Waker;
 pub use ring::RingCounts;

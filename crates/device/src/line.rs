@@ -1,6 +1,7 @@
 //! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use memory::queue::Queue;
@@ -13,6 +14,9 @@ use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
 use crate::vsock::{RINGS, RX, TX};
+
+/// The longest text of a fault that is kept.
+pub const MAX_FAULT_CHARS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct LineIo {
@@ -30,6 +34,8 @@ pub(crate) struct LineIo {
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
     /// A VMM is connected.
     pub(crate) attached: bool,
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
+    pub(crate) last_fault: Option<String>,
     pub(crate) rings: [Option<Ring>; RINGS],
     /// Rings that have been stopped and from which the guest might go on: a paused VM does, a guest whose driver starts anew
     /// does not.
@@ -66,6 +72,17 @@ pub(crate) struct LineIo {
 }
 
 impl LineIo {
+    /// Keeps why the VMM's connection or the guest's device ended, up to [`MAX_FAULT_CHARS`] and without control characters.
+    pub(crate) fn set_fault(&mut self, fault: &dyn Display) {
+        let text = fault.to_string();
+        let shown = text.chars().take(MAX_FAULT_CHARS);
+        let shown = shown.map(|letter| match letter.is_control() {
+            true => char::REPLACEMENT_CHARACTER,
+            false => letter,
+        });
+        self.last_fault = Some(shown.collect());
+    }
+
     /// How often the driver and we notified each other.
     pub(crate) fn notified(&self) -> RingCounts {
         let mut notified = self.notified_before;
@@ -85,6 +102,7 @@ impl LineIo {
             carrier: None,
             hybrid_listeners: BTreeMap::new(),
             attached: false,
+            last_fault: None,
             rings: Default::default(),
             stopped: Default::default(),
             starts_anew: true,
@@ -143,5 +161,22 @@ impl StoppedRing {
         self.queue
             .as_ref()
             .is_some_and(|(queue, digest)| queue.driver_digest() != *digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_fault_is_kept_what_can_be_shown() {
+        let mut line = LineIo::new(0, "web".to_owned(), PathBuf::new());
+        for len in [MAX_FAULT_CHARS - 1, MAX_FAULT_CHARS, MAX_FAULT_CHARS + 1] {
+            line.set_fault(&"µ".repeat(len));
+            let kept = line.last_fault.take().map(|fault| fault.chars().count());
+            assert_eq!(kept, Some(len.min(MAX_FAULT_CHARS)));
+        }
+        line.set_fault(&"a\x1b[2J\nb");
+        assert_eq!(line.last_fault.as_deref(), Some("a\u{fffd}[2J\u{fffd}b"));
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketAddrUnix};
 
-use crate::guest::{printable, read_line};
+use crate::guest::{access_remedy, printable, read_line};
 
 /// How long to wait before a non-blocking socket knocks again at a host socket whose backlog is full: there is no event for that.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
@@ -22,6 +22,9 @@ pub enum DialError {
     /// There is nobody to ask, or no such VM.
     #[error("{0}")]
     Unreachable(String),
+    /// The host socket takes others, and not this user.
+    #[error("no permission to connect to the VM's host socket: {0}")]
+    Denied(String),
     /// The daemon or the guest said no.
     #[error("refused: {0}")]
     Refused(String),
@@ -75,6 +78,7 @@ fn connect(socket: BorrowedFd<'_>, path: &Path, deadline: Instant) -> Result<(),
             "nobody listens at the VM's host socket {}",
             path.display()
         )),
+        Errno::ACCESS => DialError::Denied(access_remedy(path)),
         errno => DialError::System(errno),
     })
 }

@@ -371,6 +371,7 @@ fn errno(destination: &Destination, error: &DialError) -> Errno {
         (Destination::Vsock(_), DialError::Refused(_)) => Errno::CONNRESET,
         (Destination::Route(_), DialError::Unreachable(_)) => Errno::NOENT,
         (Destination::Route(_), DialError::Refused(_)) => Errno::CONNREFUSED,
+        (_, DialError::Denied(_)) => Errno::ACCESS,
         (_, DialError::TimedOut) => Errno::TIMEDOUT,
         (_, DialError::Connected) => Errno::ISCONN,
         (_, DialError::System(errno)) => *errno,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use daemon::api::types::{VmState, VmStatus};
+use daemon::api::types::{LineKind, VmState, VmStatus};
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -86,13 +86,34 @@ fn place(runtime_dir: &Path) -> Option<Finding> {
 pub(super) fn guest(vm: &VmStatus) -> Finding {
     let about = "guests";
     let name = vm.full_name();
-    let found = format!("{name}: {}", vm.state.meaning());
+    let found = format!("{name}: {}", vm.state_in_words());
     match vm.state {
         VmState::Ready => version(about, &name, vm),
+        VmState::Waiting if vm.last_fault.is_some() => Finding::error(
+            about,
+            found,
+            format!(
+                "end its VMM, and start it with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
+            ),
+        ),
+        VmState::Waiting if vm.kind == LineKind::Vsock => Finding::warning(
+            about,
+            found,
+            format!(
+                "start its VMM with what `ringdown args {name} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew"
+            ),
+        ),
         VmState::Waiting => Finding::warning(
             about,
             found,
             format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
+        ),
+        VmState::Attached if vm.last_fault.is_some() => Finding::error(
+            about,
+            found,
+            format!(
+                "start its VMM with what `ringdown args {name} --vmm qemu` prints; if it is, see that its guest has a driver that follows the virtio specification"
+            ),
         ),
         VmState::Attached => Finding::warning(
             about,

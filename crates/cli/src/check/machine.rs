@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, MemfdFlags, access};
+use rustix::fs::{Access, MemfdFlags, Mode, OFlags, access, open};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -23,7 +23,10 @@ const VMMS: [&str; 5] = [
 
 pub(super) fn look() -> Vec<Finding> {
     vec![
-        acceleration(Path::new("/dev/kvm")),
+        acceleration(
+            Path::new("/dev/kvm"),
+            &fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
+        ),
         vmms(&std::env::var_os("PATH").unwrap_or_default()),
         shared_memory(),
         descriptors(getrlimit(Resource::Nofile).maximum),
@@ -32,11 +35,20 @@ pub(super) fn look() -> Vec<Finding> {
     ]
 }
 
-pub(super) fn acceleration(device: &Path) -> Finding {
+/// KVM may answer as it should where it is nested in another hypervisor, and its guests fail all the same: only a guest would show that.
+pub(super) fn acceleration(device: &Path, cpuinfo: &str) -> Finding {
     let about = "KVM";
     let path = device.display();
-    match access(device, Access::READ_OK | Access::WRITE_OK) {
-        Ok(()) => Finding::fine(about, format!("{path} can be used")),
+    // Opening asks more than access(2) does: of the device itself, and of the cgroup's list of devices.
+    match open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(_) if is_virtual(cpuinfo) => Finding::warning(
+            about,
+            format!(
+                "this machine is itself a VM: {path} can be opened, but guests may not boot with it"
+            ),
+            "if they do not, start their QEMU with -accel tcg, which is some ten times slower, or look for nested virtualization at this machine's host",
+        ),
+        Ok(_) => Finding::fine(about, format!("{path} can be used")),
         Err(Errno::NOENT) => Finding::warning(
             about,
             format!("there is no {path}: guests are emulated, which is some ten times slower"),
@@ -48,6 +60,12 @@ pub(super) fn acceleration(device: &Path) -> Finding {
             "`adduser USER kvm` for the user that runs the VMM, and log in again",
         ),
     }
+}
+
+/// Whether the processor says that there is a hypervisor beneath (x86: CPUID leaf 1, ECX bit 31).
+fn is_virtual(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
 pub(super) fn vmms(path: &std::ffi::OsStr) -> Finding {

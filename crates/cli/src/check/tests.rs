@@ -27,9 +27,16 @@ fn whatever_is_not_fine_has_a_remedy() {
 fn the_machine_is_judged_by_what_it_has() {
     let directory = tempfile::tempdir().unwrap();
     let device = directory.path().join("kvm");
-    assert_eq!(machine::acceleration(&device).gravity, Gravity::Warning);
+    let bare = "model name\t: hypervisor\nflags\t\t: fpu vmx hypervisors\n";
+    let nested = "flags\t\t: fpu vmx hypervisor lahf_lm\n";
+    let gravity = |cpuinfo| machine::acceleration(&device, cpuinfo).gravity;
+    assert_eq!(gravity(bare), Gravity::Warning);
     std::fs::write(&device, "").unwrap();
-    assert_eq!(machine::acceleration(&device).gravity, Gravity::Fine);
+    assert_eq!(gravity(bare), Gravity::Fine);
+    assert_eq!(gravity(""), Gravity::Fine);
+    assert_eq!(gravity(nested), Gravity::Warning);
+    let remedy = machine::acceleration(&device, nested).remedy.unwrap();
+    assert!(remedy.contains("-accel tcg"), "{remedy}");
 
     assert_eq!(
         machine::vmms(directory.path().as_os_str()).gravity,

@@ -28,9 +28,9 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
             } else {
                 out.write_all(&text)
             };
-            written.and_then(|()| out.flush()).map_err(|error| {
-                Failure::failed(format!("cannot write to standard output: {error}"))
-            })
+            written
+                .and_then(|()| out.flush())
+                .map_err(|error| Failure::of_output(&error))
         }
         ClipboardCommand::Set(vm) => {
             let vm = client.wait_ready(&vm.name, Duration::from_secs(vm.wait))?;

@@ -179,6 +179,7 @@ mod tests {
             kind: LineKind::Vsock,
             state,
             attached: true,
+            last_fault: None,
             vhost_user: Some("/r/v".into()),
             serial: None,
             host: "/r/h".into(),

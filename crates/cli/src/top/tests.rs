@@ -54,6 +54,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         kind: LineKind::Vsock,
         state: VmState::Ready,
         attached: true,
+        last_fault: None,
         vhost_user: None,
         serial: None,
         host: "/run/ringdown/web.sock".into(),

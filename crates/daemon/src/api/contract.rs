@@ -82,7 +82,7 @@ fn unknown(name: &str, described: &[(&str, &Value)]) -> Failure {
     let names: Vec<&str> = described.iter().map(|(name, _)| *name).collect();
     let remedy = match (nearest(name, &names), names.as_slice()) {
         (Some(near), _) => format!("did you mean {near}?"),
-        (None, []) => "it takes none".to_owned(),
+        (None, []) => "leave it out".to_owned(),
         (None, names) => format!("it takes {}", names.join(", ")),
     };
     let name = shown(name);

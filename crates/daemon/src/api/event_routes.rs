@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::access::Caller;
 use super::description::{NoEvents, NotAnswered};
 use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, StreamedEvent, Why};
 use super::problem::{Failure, Kind};
@@ -21,7 +22,7 @@ use super::request::{Asked, shown};
 use super::routes::CallQuery;
 use super::schema;
 use crate::control::Control;
-use crate::events;
+use crate::events::{self, MAX_READERS, MAX_READERS_OF_USER, Whose};
 use crate::input::parse_full_name;
 
 type Shared = State<Arc<Control>>;
@@ -72,7 +73,10 @@ impl IntoParams for EventsQuery {
             schema::in_query(
                 "follow",
                 schema::boolean(),
-                "With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up.",
+                &format!(
+                    "With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up. Of one user \
+                     {MAX_READERS_OF_USER} may follow at once, of all but root and the daemon's own user {MAX_READERS}, and of these two as many again."
+                ),
             ),
         ]
     }
@@ -101,6 +105,7 @@ impl IntoParams for EventsHeader {
 )]
 async fn events(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, Failure> {
@@ -148,10 +153,14 @@ async fn events(
         kinds: kinds.transpose()?.unwrap_or_default(),
         follow: query.follow.unwrap_or(true),
     };
+    let whose = match caller.is_owner {
+        true => Whose::Owners,
+        false => Whose::User(caller.uid),
+    };
     let (reader, lost) = control
         .parts
         .events
-        .read(asked)
+        .read(asked, whose)
         .map_err(|error| Failure::new(Kind::TooManyReaders, error))?;
     let head = [
         (CONTENT_TYPE, EVENTS_MEDIA_TYPE),

@@ -1,5 +1,6 @@
 //! What a request says: its path, its query and its body. They are refused by the field that cannot be meant.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -233,4 +234,34 @@ where
 {
     let objects: Vec<Object<T>> = Vec::deserialize(deserializer)?;
     Ok(objects.into_iter().map(|Object(object)| object).collect())
+}
+
+/// Numbers by name, each name once. A map would take the last of those that are there twice.
+pub(super) fn each_once<'de, D>(deserializer: D) -> Result<BTreeMap<String, u64>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    struct Members;
+
+    impl<'de> Visitor<'de> for Members {
+        type Value = BTreeMap<String, u64>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+            let mut numbers = BTreeMap::new();
+            while let Some((name, number)) = members.next_entry::<String, u64>()? {
+                if numbers.insert(name.clone(), number).is_some() {
+                    // In the words in which serde says it of a struct.
+                    let words = format!("duplicate field `{name}`");
+                    return Err(A::Error::custom(words));
+                }
+            }
+            Ok(numbers)
+        }
+    }
+
+    deserializer.deserialize_map(Members)
 }

@@ -145,7 +145,8 @@ async fn serve_so_many(
             }
         };
         let routes = TowerToHyperService::new(router.clone());
-        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(caller);
             let may = caller.role.may(request.method(), request.uri().path());
             let answer = may.then(|| routes.call(request));
             async move {

@@ -15,7 +15,7 @@ pub use crate::api::circuit_types::*;
 pub use crate::api::event_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
-use crate::api::request::objects;
+use crate::api::request::{each_once, objects};
 use crate::api::schema;
 use crate::config::full_name;
 
@@ -88,7 +88,11 @@ pub struct NewVm {
     #[schema(schema_with = schema::optional::socket_path)]
     pub qmp: Option<PathBuf>,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "each_once"
+    )]
     #[schema(schema_with = schema::limits)]
     pub limits: BTreeMap<String, u64>,
 }
@@ -279,6 +283,10 @@ pub struct VmStatus {
     /// Whether its VMM is at the line now. An agent behind a serial port counts as being there for a minute longer, as the VMM may come back.
     #[serde(default)]
     pub attached: bool,
+    /// Why its last VMM's connection ended, or the guest's device failed, if that was no orderly end. Forgotten when a guest's driver runs again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 256)]
+    pub last_fault: Option<String>,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -316,6 +324,15 @@ pub struct VmStatus {
 }
 
 impl VmStatus {
+    /// How far it has come, in words, with what went wrong before that.
+    pub fn state_in_words(&self) -> String {
+        let meaning = self.state.meaning();
+        match &self.last_fault {
+            Some(fault) => format!("{meaning}; it failed before: {fault}"),
+            None => meaning.to_owned(),
+        }
+    }
+
     /// The name by which people tell it from VMs of other domains: `web`, or `red/web`.
     pub fn full_name(&self) -> String {
         full_name(&self.domain, &self.name)

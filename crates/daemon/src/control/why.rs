@@ -67,7 +67,7 @@ impl Control {
 /// That a guest is not there. Of a hybrid VM it is not known, and an agent is not needed for calls.
 fn absence(vm: &VmStatus) -> Option<String> {
     let is_absent = matches!(vm.state, VmState::Waiting | VmState::Attached);
-    is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state.meaning()))
+    is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
 }
 
 /// By what refusals of programs of a user are known: its number. With which groups a refused program ran is not remembered, so there are none of `users:`.

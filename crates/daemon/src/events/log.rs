@@ -7,15 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+use super::places::{Places, TooManyReaders, Whose};
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
 use crate::api::types::{Event, EventDetails, EventKind, Refusal};
 
 /// The most events that are kept. Of older ones only their number is known.
 pub const MAX_EVENTS: usize = 4096;
-
-/// The most readers at once.
-pub const MAX_READERS: usize = 64;
 
 /// The longest text of an event, in bytes. What is longer is cut.
 pub const MAX_TEXT_LEN: usize = 1024;
@@ -57,11 +55,6 @@ impl Asked {
     }
 }
 
-/// There are [`MAX_READERS`] already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_READERS} follow the events already, which is the most: end one of them first")]
-pub struct TooManyReaders;
-
 /// An event as it is kept.
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -87,19 +80,18 @@ struct Log {
     ring: VecDeque<Arc<Kept>>,
     first_id: u64,
     next_id: u64,
-    readers: Vec<Place>,
-    next_reader: u64,
+    places: Places,
     dropped_readers: u64,
 }
 
-/// Where a reader is.
+/// How far a reader has come.
 #[derive(Debug)]
-struct Place {
-    reader: u64,
-    /// The last event that it has been given, or has passed over.
-    given: u64,
-    /// How many it has missed, once it is dropped.
-    missed: Option<u64>,
+pub(super) enum Position {
+    /// It follows, and has the place of this number.
+    Followed(u64),
+    /// It ends before the event `end`, and knows itself that `given` was the last that it was given or has passed over. It takes no place from those who
+    /// follow, and is found to be late only when it asks.
+    Alone { given: u64, end: u64 },
 }
 
 /// What there is for a reader.
@@ -109,6 +101,8 @@ pub(super) enum Next {
     Events(Vec<Arc<Kept>>),
     /// Nothing until there is more.
     Nothing,
+    /// All that it wanted it has.
+    End,
     /// It was dropped, and has missed so many.
     Dropped(u64),
 }
@@ -128,8 +122,7 @@ impl Events {
             ring: VecDeque::new(),
             first_id,
             next_id: first_id,
-            readers: Vec::new(),
-            next_reader: 1,
+            places: Places::default(),
             dropped_readers: 0,
         };
         Events {
@@ -182,20 +175,19 @@ impl Events {
     /// How many events there were, and how many readers there are.
     pub fn counts(&self) -> (u64, usize) {
         let log = self.log();
-        (log.next_id - log.first_id, log.readers.len())
+        (log.next_id - log.first_id, log.places.len())
     }
 
     /// A reader, and what it has to be told first if it asked for events that are not known.
     ///
     /// # Errors
-    /// [`TooManyReaders`].
-    pub fn read(&self, asked: Asked) -> Result<(EventReader, Option<Event>), TooManyReaders> {
+    /// [`TooManyReaders`], for one who follows.
+    pub fn read(
+        &self,
+        asked: Asked,
+        whose: Whose,
+    ) -> Result<(EventReader, Option<Event>), TooManyReaders> {
         let mut log = self.log();
-        // Those who were dropped may yet have to hear of it, which takes them no longer than their connections let them stall.
-        let readers = log.readers.iter().filter(|place| place.missed.is_none());
-        if readers.count() >= MAX_READERS || log.readers.len() >= 2 * MAX_READERS {
-            return Err(TooManyReaders);
-        }
         let (mut given, lost) = log.begin(asked.after);
         if let Some(last) = asked.last {
             let wanted = log.ring.iter().rev().filter(|event| asked.wants(event));
@@ -208,41 +200,50 @@ impl Events {
             };
             given = given.max(from - 1);
         }
-        let reader = log.next_reader;
-        log.next_reader += 1;
-        let end = (!asked.follow).then_some(log.next_id);
-        log.readers.push(Place {
-            reader,
-            given,
-            missed: None,
-        });
+        let end = log.next_id;
+        let position = match asked.follow {
+            true => Position::Followed(log.places.enter(whose, given)?),
+            false => Position::Alone { given, end },
+        };
         drop(log);
         let changed = self.shared.changed.subscribe();
-        let reader = EventReader::new(self.clone(), reader, asked, end, changed);
+        let reader = EventReader::new(self.clone(), position, asked, changed);
         Ok((reader, lost))
     }
 
     /// Up to `limit` events for a reader. It counts as having been given them.
-    pub(super) fn next(&self, reader: u64, asked: &Asked, limit: usize) -> Next {
+    pub(super) fn next(&self, position: &mut Position, asked: &Asked, limit: usize) -> Next {
         let mut log = self.log();
-        let Log { ring, readers, .. } = &mut *log;
-        let place = readers.iter_mut().find(|place| place.reader == reader);
-        let Some(place) = place else {
-            return Next::Dropped(0);
+        let oldest = log.oldest();
+        let Log { ring, places, .. } = &mut *log;
+        let (given, end) = match position {
+            Position::Followed(number) => match places.find(*number) {
+                None => return Next::Dropped(0),
+                Some(place) => match place.missed {
+                    Some(missed) => return Next::Dropped(missed),
+                    None => (&mut place.given, u64::MAX),
+                },
+            },
+            Position::Alone { given, end } if *given + 1 >= *end => return Next::End,
+            Position::Alone { given, end } if *given + 1 < oldest => {
+                let missed = *end - 1 - *given;
+                log.dropped_readers += 1;
+                drop(log);
+                self.tell(EventKind::ReaderDropped, dropped(missed));
+                return Next::Dropped(missed);
+            }
+            Position::Alone { given, end } => (given, *end),
         };
-        if let Some(missed) = place.missed {
-            return Next::Dropped(missed);
-        }
-        let first = ring.partition_point(|event| event.id <= place.given);
+        let first = ring.partition_point(|event| event.id <= *given);
         if first == ring.len() {
             return Next::Nothing;
         }
         let mut events = Vec::new();
         for event in ring.range(first..) {
-            if events.len() == limit {
+            if events.len() == limit || event.id >= end {
                 break;
             }
-            place.given = event.id;
+            *given = event.id;
             if asked.wants(event) {
                 events.push(event.clone());
             }
@@ -250,16 +251,9 @@ impl Events {
         Next::Events(events)
     }
 
-    /// Whether a reader has been given everything before this event.
-    pub(super) fn has_been_given(&self, reader: u64, end: u64) -> bool {
-        let log = self.log();
-        let place = log.readers.iter().find(|place| place.reader == reader);
-        place.is_none_or(|place| place.given + 1 >= end)
-    }
-
-    /// A reader has gone.
-    pub(super) fn leave(&self, reader: u64) {
-        self.log().readers.retain(|place| place.reader != reader);
+    /// The reader that had this place has gone.
+    pub(super) fn leave(&self, number: u64) {
+        self.log().places.leave(number);
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -301,23 +295,21 @@ impl Log {
 
     /// Drops a reader for whom the ring has let go of an event.
     fn drop_one(&mut self) -> Option<EventDetails> {
-        let oldest = self.ring.front()?.id;
-        let mut places = self.readers.iter_mut();
-        let late = places.find(|place| place.missed.is_none() && place.given + 1 < oldest)?;
+        let late = self.places.late(self.oldest())?;
         let missed = self.next_id - 1 - late.given;
         late.missed = Some(missed);
         self.dropped_readers += 1;
-        Some(EventDetails {
-            count: Some(missed),
-            reason: Some("it did not keep up".to_owned()),
-            ..EventDetails::default()
-        })
+        Some(dropped(missed))
+    }
+
+    /// The first event that is kept, or the next one if there is none.
+    fn oldest(&self) -> u64 {
+        self.ring.front().map_or(self.next_id, |event| event.id)
     }
 
     /// Where a reader begins who has seen the event of this number, and what is lost to it.
     fn begin(&self, after: Option<u64>) -> (u64, Option<Event>) {
-        let oldest = self.ring.front().map_or(self.next_id, |event| event.id);
-        let before = oldest - 1;
+        let before = self.oldest() - 1;
         let Some(after) = after else {
             return (before, None);
         };
@@ -340,6 +332,15 @@ impl Log {
             return (before, Some(lost(Some(before - after), &reason)));
         }
         (after, None)
+    }
+}
+
+/// What is told of a reader that was dropped.
+fn dropped(missed: u64) -> EventDetails {
+    EventDetails {
+        count: Some(missed),
+        reason: Some("it did not keep up".to_owned()),
+        ..EventDetails::default()
     }
 }
 

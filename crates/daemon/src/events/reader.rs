@@ -10,7 +10,7 @@ use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::log::{Asked, Events, Next};
+use super::log::{Asked, Events, Next, Position};
 use crate::api::types::{Event, EventDetails, EventKind};
 
 /// The most events of one piece of the stream. One piece waits for the reader, and one is being made.
@@ -22,36 +22,34 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 /// How long a reader who was dropped is given to hear of it.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// A reader of events, who has a place in the ring for as long as this is there.
+/// A reader of events. One who follows has a place in the ring for as long as this is there.
 #[derive(Debug)]
 pub struct EventReader {
     events: Events,
-    number: u64,
+    position: Position,
     asked: Asked,
-    /// The first event that is not wanted, if there is to be an end.
-    end: Option<u64>,
     changed: watch::Receiver<()>,
 }
 
 impl Drop for EventReader {
     fn drop(&mut self) {
-        self.events.leave(self.number);
+        if let Position::Followed(number) = self.position {
+            self.events.leave(number);
+        }
     }
 }
 
 impl EventReader {
     pub(super) fn new(
         events: Events,
-        number: u64,
+        position: Position,
         asked: Asked,
-        end: Option<u64>,
         changed: watch::Receiver<()>,
     ) -> EventReader {
         EventReader {
             events,
-            number,
+            position,
             asked,
-            end,
             changed,
         }
     }
@@ -71,9 +69,6 @@ impl EventReader {
         }
         let mut quiet_since = Instant::now();
         loop {
-            let is_over = self
-                .end
-                .is_some_and(|end| self.events.has_been_given(self.number, end));
             if !piece.is_empty() {
                 // One who takes nothing is cut off by the connection, which ends this.
                 if pieces.send(std::mem::take(&mut piece)).await.is_err() {
@@ -81,13 +76,13 @@ impl EventReader {
                 }
                 quiet_since = Instant::now();
             }
-            if is_over {
-                return;
-            }
-            let missed = match self.events.next(self.number, &self.asked, PIECE_EVENTS) {
+            let next = self
+                .events
+                .next(&mut self.position, &self.asked, PIECE_EVENTS);
+            let missed = match next {
+                Next::End => return,
                 Next::Events(events) => {
-                    let is_in_time = |id| self.end.is_none_or(|end| id < end);
-                    for event in events.iter().filter(|event| is_in_time(event.id)) {
+                    for event in &events {
                         write_event(&mut piece, &event.to_event());
                     }
                     continue;

@@ -1,5 +1,7 @@
 //! The ring of events, its readers, and what is remembered of refusals.
 
+mod readers;
+
 use std::time::{Duration, SystemTime};
 
 use hyper::body::Body;
@@ -39,7 +41,7 @@ fn parse(text: &str) -> Vec<(Option<u64>, Event)> {
 
 /// What a stream says until its end.
 async fn whole(events: &Events, asked: Asked) -> Vec<Event> {
-    let (reader, lost) = events.read(asked).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
     let mut stream = reader.stream(lost);
     let mut text = String::new();
     while let Some(piece) = next_piece(&mut stream).await {
@@ -185,7 +187,7 @@ async fn a_reader_follows() {
         last: Some(0),
         ..Asked::default()
     };
-    let (reader, lost) = events.read(asked).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
     let mut stream = reader.stream(lost);
     // At once, so that it is known to have been heard.
     assert!(parse(&next_piece(&mut stream).await.unwrap()).is_empty());
@@ -208,7 +210,7 @@ async fn a_reader_without_events_is_shown_signs_of_life() {
         follow: true,
         ..Asked::default()
     };
-    let (reader, lost) = events.read(asked).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
     let mut stream = reader.stream(lost);
     next_piece(&mut stream).await.unwrap();
     assert_eq!(next_piece(&mut stream).await.unwrap(), ":\n\n");
@@ -222,8 +224,8 @@ async fn a_stalled_reader_is_dropped_with_a_count_and_others_are_not() {
         follow: true,
         ..Asked::default()
     };
-    let (stalled, _) = events.read(asked.clone()).unwrap();
-    let (keen, _) = events.read(asked.clone()).unwrap();
+    let (stalled, _) = events.read(asked.clone(), Whose::Owners).unwrap();
+    let (keen, _) = events.read(asked.clone(), Whose::Owners).unwrap();
     let (mut stalled, mut keen) = (stalled.stream(None), keen.stream(None));
     let mut seen = Vec::new();
     // As many as are kept: nobody is late yet.
@@ -268,18 +270,6 @@ async fn a_stalled_reader_is_dropped_with_a_count_and_others_are_not() {
     );
     assert!(before.iter().all(|(id, event)| *id == Some(event.id)));
     assert_eq!(before.len() as u64 + missed, MAX_EVENTS as u64 + more);
-}
-
-#[tokio::test]
-async fn there_is_room_for_so_many_readers() {
-    let events = events();
-    let mut readers: Vec<_> = (0..MAX_READERS)
-        .map(|_| events.read(Asked::default()).unwrap())
-        .collect();
-    assert!(matches!(events.read(Asked::default()), Err(TooManyReaders)));
-    readers.pop();
-    readers.push(events.read(Asked::default()).unwrap());
-    assert!(matches!(events.read(Asked::default()), Err(TooManyReaders)));
 }
 
 #[tokio::test]

@@ -43,11 +43,14 @@ impl Fabric {
                 }
                 Ok(0)
             }
-            Request::Detach => {
+            Request::Detach { fault } => {
                 self.drain_last(id);
                 self.forget_guest(id);
                 if let Some(line) = self.line(id) {
                     line.attached = false;
+                    if let Some(fault) = fault {
+                        line.set_fault(&fault);
+                    }
                 }
                 Ok(0)
             }
@@ -148,6 +151,7 @@ impl Fabric {
         if std::mem::take(&mut line.starts_anew) {
             let seqpacket = line.seqpacket;
             tracing::info!(vm = line.name, "the guest's driver is running");
+            line.last_fault = None;
             self.tell_of_line(
                 id,
                 Event::LineUp {
@@ -293,6 +297,7 @@ impl Fabric {
     pub(super) fn fail_line(&mut self, id: LineId, error: &dyn Display) {
         let Some(line) = self.line(id) else { return };
         tracing::warn!(vm = line.name, %error, "the guest's device failed; a reset of the guest's driver brings it back");
+        line.set_fault(error);
         for ring in line.rings.iter_mut().flatten() {
             ring.enabled = false;
         }

@@ -31,7 +31,7 @@ impl NetFabric {
         let port = &mut self.ports[number];
         match request {
             Request::Attach => port.attached = true,
-            Request::Detach => {
+            Request::Detach { .. } => {
                 port.attached = false;
                 self.forget_rings(number);
             }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::BODY_TIMEOUT;
 use crate::config::ControlGroups;
+use crate::events::{MAX_READERS, MAX_READERS_OF_USER};
 use crate::fake;
 
 struct Server {
@@ -47,8 +48,8 @@ impl Server {
         }
     }
 
-    /// One whose clients are in this group, as far as it knows, and are no user that it knows.
-    fn for_group(router: Router, groups: ControlGroups) -> Server {
+    /// One whose clients are in this group, as far as it knows, and are no user that it knows. They may have so many connections.
+    fn for_group(router: Router, groups: ControlGroups, of_user: usize) -> Server {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -56,7 +57,7 @@ impl Server {
         let access = Access::of_groups_only(groups);
         let most = Most {
             connections: MAX_CONNECTIONS,
-            of_user: 3,
+            of_user,
         };
         tokio::spawn(serve_so_many(
             listener,
@@ -176,7 +177,7 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
         read: Some(u32::MAX - 1),
         operate: Some(u32::MAX - 2),
     };
-    let server = Server::for_group(router, nobody);
+    let server = Server::for_group(router, nobody, 3);
     let mut answers = std::collections::BTreeSet::new();
     for request in [
         "GET /v1/vms",
@@ -211,7 +212,7 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
 #[tokio::test]
 async fn whoever_may_read_may_not_change_or_capture() {
     let (_arrivals, router) = fake::router();
-    let server = Server::for_group(router, own_group());
+    let server = Server::for_group(router, own_group(), 3);
     for (request, status) in [
         ("GET /v1/vms", "200"),
         ("HEAD /v1/vms", "200"),
@@ -242,7 +243,7 @@ fn own_group() -> ControlGroups {
 #[tokio::test]
 async fn a_user_has_so_many_connections_and_no_more() {
     let (_arrivals, router) = fake::router();
-    let server = Server::for_group(router, own_group());
+    let server = Server::for_group(router, own_group(), 3);
     let held: Vec<UnixStream> = [server.request("").await, server.request("").await].into();
     let request = "GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let third = answer(server.request(request).await).await;
@@ -261,6 +262,70 @@ async fn a_user_has_so_many_connections_and_no_more() {
     }
 }
 
+#[tokio::test]
+async fn a_user_follows_the_events_so_often_and_no_more() {
+    let (_arrivals, router) = fake::router();
+    let server = Server::for_group(router, own_group(), 2 * MAX_READERS_OF_USER);
+    let follow = "GET /v1/events HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut readers = Vec::new();
+    for _ in 0..MAX_READERS_OF_USER {
+        let mut reader = server.request(follow).await;
+        let mut head = [0; 12];
+        reader.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        readers.push(reader);
+    }
+    let refused = answer(server.request(follow).await).await;
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    let uid = rustix::process::getuid().as_raw();
+    let words = format!("user {uid} follows the events 16 times already");
+    assert!(
+        refused.contains(&words) && refused.contains("too-many-readers"),
+        "{refused}"
+    );
+    // What is kept needs no place.
+    let kept = follow.replace("events", "events?follow=false");
+    let kept = answer(server.request(&kept).await).await;
+    assert!(kept.starts_with("HTTP/1.1 200 "), "{kept}");
+    readers.pop();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut reader = server.request(follow).await;
+        let mut head = [0; 12];
+        reader.read_exact(&mut head).await.unwrap();
+        if &head == b"HTTP/1.1 200" {
+            break;
+        }
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[tokio::test]
+async fn who_owns_the_daemon_follows_however_often_others_do() {
+    let (_arrivals, router) = fake::router();
+    // One router for both doors, as there is one ring of events.
+    let others = Server::for_group(router.clone(), own_group(), 2 * MAX_READERS_OF_USER);
+    let own = Server::start(router, MAX_CONNECTIONS);
+    let follow = "GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut readers = Vec::new();
+    for (server, count) in [(&others, MAX_READERS_OF_USER), (&own, MAX_READERS)] {
+        for _ in 0..count {
+            let mut reader = server.request(follow).await;
+            let mut head = [0; 12];
+            reader.read_exact(&mut head).await.unwrap();
+            assert_eq!(&head, b"HTTP/1.1 200");
+            readers.push(reader);
+        }
+    }
+    let follow = follow.replace("x\r\n", "x\r\nConnection: close\r\n");
+    let refused = answer(own.request(&follow).await).await;
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(
+        refused.contains("root and the daemon's user follow"),
+        "{refused}"
+    );
+}
+
 #[test]
 fn those_who_are_turned_away_hold_no_place_and_are_closed() {
     on_a_standing_clock(async {
@@ -268,7 +333,7 @@ fn those_who_are_turned_away_hold_no_place_and_are_closed() {
             read: Some(u32::MAX - 1),
             operate: None,
         };
-        let server = Server::for_group(Router::new(), nobody);
+        let server = Server::for_group(Router::new(), nobody, 3);
         let mut silent = Vec::new();
         for _ in 0..2 * MAX_TURNED_AWAY {
             silent.push(server.request("").await);

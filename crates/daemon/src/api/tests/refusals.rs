@@ -55,12 +55,12 @@ fn a_parameter_that_is_not_described_is_refused_everywhere() {
         assert!(detail.contains("takes no parameter \"bogus\""), "{detail}");
     }
     for (target, field, words) in [
-        ("/v1/vms?wait=ready", "wait", "it takes none"),
-        ("/v1/windows?vm=zz", "vm", "it takes none"),
+        ("/v1/vms?wait=ready", "wait", "leave it out"),
+        ("/v1/windows?vm=zz", "vm", "leave it out"),
         ("/v1/vms/x?wiat=ready", "wiat", "did you mean wait?"),
         ("/v1/circuits?colour=x", "colour", "it takes vm, port"),
         ("/v1/circuits?Port=1", "Port", "did you mean port?"),
-        ("/v1/vms?=1", "", "it takes none"),
+        ("/v1/vms?=1", "", "leave it out"),
     ] {
         let (found, detail) = invalid(&daemon, "GET", target, "");
         assert_eq!(found, field, "{target}");
@@ -229,6 +229,11 @@ fn a_member_that_does_not_fit_is_refused_with_what_does() {
             r#"{"name":"x","cid":1e99}"#,
             "cid",
             "cid is 1e+99: use a whole number from 3 to 4294967294".to_owned(),
+        ),
+        (
+            r#"{"name":"x","limits":{"circuits":1,"circuits":1}}"#,
+            "limits.circuits",
+            "limits.circuits is there twice: say it once".to_owned(),
         ),
         (
             r#"{"name":"x","limits":3}"#,

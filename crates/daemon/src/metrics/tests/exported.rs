@@ -31,6 +31,7 @@ fn vm(name: &str) -> VmStatus {
         kind: Default::default(),
         state: VmState::Ready,
         attached: true,
+        last_fault: None,
         vhost_user: None,
         serial: None,
         host: "/run/ringdown/web.sock".into(),

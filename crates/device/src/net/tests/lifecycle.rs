@@ -169,7 +169,7 @@ fn rings_that_are_not_in_the_new_memory_are_refused_and_keep_the_old() {
 
 #[test]
 fn a_reset_and_a_vmm_that_goes_leave_nothing_behind() {
-    for request in [|| Request::Reset, || Request::Detach] {
+    for request in [|| Request::Reset, || Request::Detach { fault: None }] {
         let mut house = House::new();
         let (mut web, mut db) = (house.guest(1), house.guest(2));
         for round in 0..20 {
