@@ -1,5 +1,7 @@
 //! The client of the control API: one request per connection, and the calling thread waits for the answer.
 
+mod error;
+
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,8 +10,7 @@ use std::time::Duration;
 use daemon::api::Kind;
 use daemon::api::types::{
     CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
-    PolicyAnswer, PolicyReport, Problem, ReloadRequest, Reloaded, VmList, VmStatus, Why,
-    WindowsInfo,
+    PolicyAnswer, PolicyReport, ReloadRequest, Reloaded, VmList, VmStatus, Why, WindowsInfo,
 };
 use daemon::config::default_runtime_dir;
 use daemon::input::parse_full_name;
@@ -27,6 +28,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{CaptureArguments, CaptureOutput, NetCapture};
 use crate::failure::Failure;
+pub use error::ClientError;
+use error::has_hung_up;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -42,64 +45,6 @@ const SERVICE_DIR: &str = "/run/ringdown";
 
 /// The longest answer, in bytes: well above a list of as many VMs as a daemon serves.
 const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
-
-/// Why a request got no answer, or one that says no.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// Nobody listens on the control socket.
-    #[error(
-        "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
-        runtime_dir.display(),
-        how_to_start(runtime_dir)
-    )]
-    NoDaemon {
-        /// The runtime directory.
-        runtime_dir: PathBuf,
-    },
-    /// The daemon belongs to another user.
-    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon; for the service, as root or as a member of the group ringdown", socket.display())]
-    Denied {
-        /// The control socket.
-        socket: PathBuf,
-    },
-    /// The daemon said no.
-    #[error("{}", .0.detail)]
-    Problem(Box<Problem>),
-    /// The daemon took too long.
-    #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
-    Silent {
-        /// The control socket.
-        socket: PathBuf,
-    },
-    /// What came back is not an answer of the control API.
-    #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
-    Broken {
-        /// The control socket.
-        socket: PathBuf,
-        /// What was wrong.
-        what: String,
-    },
-    /// This process could not ask.
-    #[error("cannot ask the daemon: {0}")]
-    System(#[from] io::Error),
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Failure {
-        match &error {
-            // The request was made of the person's words, so it is they that are not valid.
-            ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
-            ClientError::Problem(problem) if problem.kind == Kind::Impossible.uri() => {
-                Failure::usage(error)
-            }
-            // Or of those in the configuration file.
-            ClientError::Problem(problem) if problem.kind == Kind::ConfigurationRefused.uri() => {
-                Failure::usage(error)
-            }
-            _ => Failure::failed(error),
-        }
-    }
-}
 
 /// Who ended a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,17 +63,6 @@ pub(crate) fn found_runtime_dir() -> PathBuf {
         None if !is_served(&default) && is_served(Path::new(SERVICE_DIR)) => SERVICE_DIR.into(),
         _ => default,
     }
-}
-
-/// What starts a daemon of this runtime directory, in words.
-fn how_to_start(runtime_dir: &Path) -> String {
-    if runtime_dir == Path::new(SERVICE_DIR) {
-        return "`systemctl start ringdown` or `ringdown serve`".to_owned();
-    }
-    if runtime_dir == default_runtime_dir() {
-        return "`ringdown serve`".to_owned();
-    }
-    format!("`ringdown serve --runtime-dir {}`", runtime_dir.display())
 }
 
 /// A client of the daemon of one runtime directory.
@@ -495,7 +429,12 @@ impl Client {
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| self.broken(error))?;
         let response = sender.send_request(request).await;
-        response.map_err(|error| self.broken(error))
+        response.map_err(|error| match has_hung_up(&error) {
+            true => ClientError::HungUp {
+                socket: self.socket.clone(),
+            },
+            false => self.broken(error),
+        })
     }
 
     async fn read(&self, response: Response<Incoming>) -> Result<Bytes, ClientError> {
@@ -580,29 +519,4 @@ fn capture_target(
         target.push_str(&format!("&count={count}"));
     }
     Ok(target)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_daemon_of_the_package_is_started_by_systemd() {
-        let told = |directory: &str| {
-            ClientError::NoDaemon {
-                runtime_dir: directory.into(),
-            }
-            .to_string()
-        };
-        let service = told(SERVICE_DIR);
-        assert!(
-            service.contains("with `systemctl start ringdown` or"),
-            "{service}"
-        );
-        let own = told("/x");
-        assert!(
-            own.contains("with `ringdown serve --runtime-dir /x`,"),
-            "{own}"
-        );
-    }
 }

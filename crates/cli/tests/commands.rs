@@ -235,6 +235,24 @@ fn a_daemon_that_is_not_there_ends_with_1_and_how_to_start_it() {
 }
 
 #[test]
+fn a_daemon_that_goes_away_with_the_question_is_said_to_have_hung_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
+    let daemon = std::thread::spawn(move || {
+        // With the question unread its end is a reset, else it is a plain end.
+        drop(listener.accept().unwrap());
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut question = [0; 4096];
+        assert!(connection.read(&mut question).unwrap() > 0);
+    });
+    for _ in 0..2 {
+        let outcome = run_with(directory.path(), &["vm", "ls"]);
+        assert_refused(&outcome, 1, "hung up without an answer");
+    }
+    daemon.join().unwrap();
+}
+
+#[test]
 fn the_runtime_directory_comes_from_the_environment_too() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     let parent = tempfile::tempdir().unwrap();

@@ -66,7 +66,11 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
                 eprintln!("the daemon has ended the stream: this goes on when it is there again");
             }
             // A daemon that was there is waited for; a wrong directory is a mistake, and waiting would hide it.
-            Err(ClientError::NoDaemon { .. } | ClientError::Broken { .. }) if has_begun => {}
+            Err(
+                ClientError::NoDaemon { .. }
+                | ClientError::HungUp { .. }
+                | ClientError::Broken { .. },
+            ) if has_begun => {}
             Err(error) => return Err(error.into()),
         }
         if client.pause(RETRY_INTERVAL)? {

@@ -1,0 +1,124 @@
+//! Why a request got no answer, or one that says no.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use daemon::api::Kind;
+use daemon::api::types::Problem;
+use daemon::config::default_runtime_dir;
+
+use super::SERVICE_DIR;
+use crate::failure::Failure;
+
+/// Why a request got no answer, or one that says no.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens on the control socket.
+    #[error(
+        "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
+        runtime_dir.display(),
+        how_to_start(runtime_dir)
+    )]
+    NoDaemon {
+        /// The runtime directory.
+        runtime_dir: PathBuf,
+    },
+    /// The daemon belongs to another user.
+    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon; for the service, as root or as a member of the group ringdown", socket.display())]
+    Denied {
+        /// The control socket.
+        socket: PathBuf,
+    },
+    /// The daemon said no.
+    #[error("{}", .0.detail)]
+    Problem(Box<Problem>),
+    /// The daemon took too long.
+    #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
+    Silent {
+        /// The control socket.
+        socket: PathBuf,
+    },
+    /// The daemon went away with the question.
+    #[error("the daemon at {} hung up without an answer: it was stopped at that moment, or has failed; see its log", socket.display())]
+    HungUp {
+        /// The control socket.
+        socket: PathBuf,
+    },
+    /// What came back is not an answer of the control API.
+    #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
+    Broken {
+        /// The control socket.
+        socket: PathBuf,
+        /// What was wrong.
+        what: String,
+    },
+    /// This process could not ask.
+    #[error("cannot ask the daemon: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        match &error {
+            // The request was made of the person's words, so it is they that are not valid.
+            ClientError::Problem(problem) if problem.status == 400 => Failure::usage(error),
+            ClientError::Problem(problem) if problem.kind == Kind::Impossible.uri() => {
+                Failure::usage(error)
+            }
+            // Or of those in the configuration file.
+            ClientError::Problem(problem) if problem.kind == Kind::ConfigurationRefused.uri() => {
+                Failure::usage(error)
+            }
+            _ => Failure::failed(error),
+        }
+    }
+}
+
+/// What starts a daemon of this runtime directory, in words.
+fn how_to_start(runtime_dir: &Path) -> String {
+    if runtime_dir == Path::new(SERVICE_DIR) {
+        return "`systemctl start ringdown` or `ringdown serve`".to_owned();
+    }
+    if runtime_dir == default_runtime_dir() {
+        return "`ringdown serve`".to_owned();
+    }
+    format!("`ringdown serve --runtime-dir {}`", runtime_dir.display())
+}
+
+/// Whether the connection ended before the head of an answer.
+pub(super) fn has_hung_up(error: &hyper::Error) -> bool {
+    let system = error.source().and_then(|source| source.downcast_ref());
+    let is_broken = system.is_some_and(|error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+        )
+    });
+    is_broken || error.is_incomplete_message() || error.is_canceled() || error.is_closed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_of_the_package_is_started_by_systemd() {
+        let told = |directory: &str| {
+            ClientError::NoDaemon {
+                runtime_dir: directory.into(),
+            }
+            .to_string()
+        };
+        let service = told(SERVICE_DIR);
+        assert!(
+            service.contains("with `systemctl start ringdown` or"),
+            "{service}"
+        );
+        let own = told("/x");
+        assert!(
+            own.contains("with `ringdown serve --runtime-dir /x`,"),
+            "{own}"
+        );
+    }
+}
