@@ -32,6 +32,9 @@ const DRAIN_GRACE: Duration = Duration::from_millis(500);
 /// How long a command whose client has gone may take between SIGHUP and SIGKILL.
 const HANGUP_GRACE: Duration = Duration::from_secs(2);
 
+/// How often a terminal's reader is told that nothing more comes, for as long as it runs.
+const END_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The relay of one command.
 #[derive(Debug)]
 pub(crate) struct Relay<'a> {
@@ -62,6 +65,8 @@ struct Input {
     ended: bool,
     /// The last byte that the command was given.
     last_byte: u8,
+    /// When a terminal's reader is told again that nothing more comes.
+    says_end_at: Option<Instant>,
 }
 
 /// The command's output on its way to the host.
@@ -102,6 +107,7 @@ impl<'a> Relay<'a> {
                 window,
                 ended: false,
                 last_byte: b'\n',
+                says_end_at: None,
             },
             outputs: [output(Stream::Stdout), output(Stream::Stderr)],
             status: None,
@@ -171,6 +177,7 @@ impl<'a> Relay<'a> {
                 Source::Ended => self.state.command_ended()?,
             }
         }
+        self.state.say_end_again();
         self.state.check_drain()
     }
 
@@ -273,7 +280,8 @@ impl State {
         if self.status.is_none() {
             watch(Source::Ended, self.command.ended(), PollFlags::IN);
         }
-        let timeout = self.drain_ends.map(until);
+        let first = [self.drain_ends, self.input.says_end_at];
+        let timeout = first.into_iter().flatten().min().map(until);
         match rustix::event::poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(internal(&format!("poll failed: {error}"))),
@@ -403,17 +411,36 @@ impl State {
         if !self.input.ended || !self.input.queue.is_empty() {
             return;
         }
-        let Some(stdin) = self.command.stdin.take() else {
+        if self.command.terminal.is_some() {
+            // Behind an unfinished line it takes two.
+            self.say_end(if self.input.last_byte == b'\n' { 1 } else { 2 });
+        } else {
+            self.command.stdin.take();
+        }
+    }
+
+    /// A terminal has no end but the character that stands for it, and that is read once: by a first program and not by the next, or by nobody if
+    /// a shell makes the terminal raw just then. The end of a pipe stays, and so this is said again.
+    fn say_end_again(&mut self) {
+        if self
+            .input
+            .says_end_at
+            .is_some_and(|at| at <= Instant::now())
+        {
+            self.say_end(1);
+        }
+    }
+
+    fn say_end(&mut self, count: usize) {
+        self.input.says_end_at = None;
+        let Some(stdin) = &self.command.stdin else {
             return;
         };
-        if self.command.terminal.is_some() {
-            // A terminal has no end but the character that stands for it; behind an unfinished line it takes two.
-            let code = rustix::termios::tcgetattr(&stdin)
-                .map_or(4, |modes| modes.special_codes[SpecialCodeIndex::VEOF]);
-            let count = if self.input.last_byte == b'\n' { 1 } else { 2 };
-            // Should the terminal take nothing more, its reader has enough to read and the host can hang up.
-            let _ = rustix::io::write(&stdin, &[code, code][..count]);
-        }
+        let code = rustix::termios::tcgetattr(stdin)
+            .map_or(4, |modes| modes.special_codes[SpecialCodeIndex::VEOF]);
+        // Should the terminal take nothing more, its reader has enough to read and the host can hang up.
+        let _ = rustix::io::write(stdin, &[code, code][..count]);
+        self.input.says_end_at = Some(Instant::now() + END_INTERVAL);
     }
 
     /// Read output of the command once.
@@ -485,6 +512,7 @@ impl State {
         self.drain_ends = Some(Instant::now() + DRAIN_GRACE);
         self.command.stdin.take();
         self.input.queue.clear();
+        self.input.says_end_at = None;
         // An output without credit is not read, so its end would go unnoticed.
         for index in 0..self.outputs.len() {
             if self.output(index).as_ref().is_some_and(is_at_end) {

@@ -83,6 +83,16 @@ fn input_is_echoed_edited_and_ended() {
 }
 
 #[test]
+fn the_end_of_input_stays_as_that_of_a_pipe_does() {
+    let agent = Agent::start();
+    // The second one reads when the first has taken the character for the end.
+    let mut client = agent.exec(on_terminal(shell("cat; cat; echo both")));
+    client.send(&Frame::EndOfStream(Stream::Stdin));
+    client.wait_for_output("both");
+    assert_eq!(client.expect_exit(), ExitStatus::Code(0));
+}
+
+#[test]
 fn much_output_is_complete() {
     let agent = Agent::start();
     let mut client = agent.exec(on_terminal(shell("stty -opost; head -c 1000000 /dev/zero")));
