@@ -205,17 +205,14 @@ fn serve(
             false => Some(converse(stream, caller, model)),
         };
         *connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let fault = match ending {
-            Some(ProtocolError::Disconnected) | None => {
-                tracing::info!(vm, "VMM disconnected");
-                None
-            }
-            Some(error) => {
-                tracing::warn!(vm, %error, "the VMM's connection ended with an error");
-                Some(fault_of(&error))
-            }
-        };
+        let error = ending.filter(|error| !matches!(error, ProtocolError::Disconnected));
+        let fault = error.as_ref().map(fault_of);
         let _ = caller.call(Request::Detach { fault });
+        // Said when nothing of it is left.
+        match error {
+            None => tracing::info!(vm, "VMM disconnected"),
+            Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
+        }
     }
 }
 
