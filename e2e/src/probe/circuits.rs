@@ -36,7 +36,14 @@ pub(super) fn serve(port: u32, count: u64, ring_len: u64, file: &Path) -> Result
     std::fs::write(file, "")?;
     let mut serving = Vec::new();
     for _ in 0..count {
-        let circuit = listener.accept()?;
+        let circuit = match listener.accept() {
+            Ok(circuit) => circuit,
+            // It was over before this had it.
+            Err(error) => {
+                println!("failed: {error}");
+                continue;
+            }
+        };
         serving.push(thread::spawn(move || serve_one(circuit)));
         // So that thousands of them are no thousands of threads.
         if serving.len() >= 16 {
