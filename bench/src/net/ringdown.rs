@@ -55,6 +55,6 @@ pub(super) fn start(
     let (own, place) = (placement.generator, placement.subject);
     let process = Process::start(command, directory, &[place], own);
     let mut process = process.map_err(words)?;
-    process.wait_until(|_| sockets.iter().all(|socket| socket.exists()))?;
+    process.wait_until(Process::has_said_ready)?;
     Ok(Running::listening(vec![process], sockets))
 }

@@ -83,6 +83,11 @@ impl Process {
         Ok(())
     }
 
+    /// Whether it has said that every socket listens, as `ringdown serve` does. A socket that is only there may refuse yet.
+    pub fn has_said_ready(&self) -> bool {
+        self.log().lines().any(|line| line == "ready")
+    }
+
     /// Its directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()

@@ -71,7 +71,10 @@ impl Subject {
             process: process.map_err(words)?,
             capture: None,
         };
-        running.wait_until_ready(vms)?;
+        match self.kind {
+            Kind::VhostDeviceVsock => running.wait_for_sockets(vms)?,
+            _ => running.process.wait_until(Process::has_said_ready)?,
+        }
         let snaplen = match self.kind {
             Kind::RingdownCaptured => None,
             Kind::RingdownCapturedInPart => Some(SNAPLEN),
@@ -124,8 +127,8 @@ pub struct Running {
 }
 
 impl Running {
-    fn wait_until_ready(&mut self, vms: usize) -> Result<(), String> {
-        // The peer makes its host sockets after its vhost-user sockets; ours come before.
+    fn wait_for_sockets(&mut self, vms: usize) -> Result<(), String> {
+        // The peer makes its host sockets after its vhost-user sockets.
         self.process.wait_until(|process| {
             let directory = process.directory();
             (0..vms)
