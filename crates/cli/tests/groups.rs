@@ -5,21 +5,20 @@
 #![allow(clippy::unwrap_used)]
 
 mod program;
+mod ready_guest;
 
 use std::fs::{Permissions, set_permissions};
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use agent::session::Options;
 use daemon::fake::FakeDaemon;
-use program::{Outcome, assert_refused, finish, ringdown};
+use program::{Outcome, Running, assert_refused, finish, ringdown};
 use tempfile::TempDir;
-use wire::agent::PORT;
 
 /// Neither the user nor the group of anything.
 const SOMEBODY: u32 = 54_321;
@@ -78,34 +77,26 @@ fn passable() -> TempDir {
     directory
 }
 
-/// A daemon of this machine. It is killed when the test ends.
+/// A daemon of this machine.
 struct Daemon {
-    process: Child,
+    _process: Running,
     run: PathBuf,
 }
 
 impl Daemon {
-    fn start(mut command: Command, run: PathBuf) -> Daemon {
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut ready = String::new();
-        let out = process.stdout.take().unwrap();
-        BufReader::new(out).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n");
-        Daemon { process, run }
+    fn start(command: Command, run: PathBuf) -> Daemon {
+        let mut process = Running::start(command);
+        process.wait_until_ready();
+        Daemon {
+            _process: process,
+            run,
+        }
     }
 
     /// The mode and the group of a socket.
     fn of(&self, name: &str) -> (u32, u32) {
         let metadata = std::fs::metadata(self.run.join(name)).unwrap();
         (metadata.mode() & 0o777, metadata.gid())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -247,31 +238,6 @@ fn a_group_that_cannot_be_given_ends_the_daemon_with_the_remedy() {
     );
 }
 
-/// A guest whose agent is ready, behind the host socket of this VM.
-fn guest(daemon: &FakeDaemon, vm: &str) -> UnixStream {
-    let options = Options::new();
-    let (listener, agent) = (daemon.worker().host_listener(vm), options.clone());
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, agent) = (stream.unwrap(), agent.clone());
-            std::thread::spawn(move || {
-                let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
-                let is_asked = stream.read_exact(&mut line).is_ok();
-                if is_asked && stream.write_all(b"OK 1073741824\n").is_ok() {
-                    let _ = agent::session::serve(&stream.into(), &agent);
-                }
-            });
-        }
-    });
-    daemon.worker().set_state(vm, true, true);
-    let uplink = daemon.worker().call_agent_port(vm, 1007);
-    let copy = uplink.try_clone().unwrap();
-    std::thread::spawn(move || agent::uplink::announce(&copy.into(), &options));
-    let target = format!("/v1/vms/{vm}?wait=ready&timeout_ms=20000");
-    assert_eq!(daemon.request("GET", &target, "").0, 200);
-    uplink
-}
-
 #[test]
 fn who_may_not_connect_is_told_which_group_may() {
     if !is_root() {
@@ -279,7 +245,7 @@ fn who_may_not_connect_is_told_which_group_may() {
     }
     let program = Program::new();
     let daemon = FakeDaemon::start(&["name=web"], &[]);
-    let _guest = guest(&daemon, "web");
+    let _guest = ready_guest::announce(&daemon, "web", Options::new());
     let run = daemon.runtime_dir();
     let mode = |path: &Path, mode| set_permissions(path, Permissions::from_mode(mode)).unwrap();
     mode(run, 0o711);

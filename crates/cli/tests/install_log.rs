@@ -7,21 +7,10 @@ mod program;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use program::{assert_refused, ringdown, run, run_with};
-
-/// A process that is killed when the test ends.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use program::{Running, assert_refused, ringdown, run, run_with};
 
 #[test]
 fn an_installation_is_shown_as_it_happens() {
@@ -34,11 +23,8 @@ fn an_installation_is_shown_as_it_happens() {
     std::fs::write(&config, text).unwrap();
     let mut serve = ringdown(&["serve", "--log", "warn", "--config"]);
     serve.arg(&config).arg("--runtime-dir").arg(&runtime_dir);
-    let mut daemon = Running(serve.stdout(Stdio::piped()).spawn().unwrap());
-    let mut ready = String::new();
-    let out = daemon.0.stdout.take().unwrap();
-    BufReader::new(out).read_line(&mut ready).unwrap();
-    assert_eq!(ready, "ready\n");
+    let mut daemon = Running::start(serve);
+    daemon.wait_until_ready();
 
     let show = |words: &[&str]| run_with(&runtime_dir, &[&["install-log"], words].concat());
     assert_refused(

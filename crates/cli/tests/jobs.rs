@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod program;
+mod ready_guest;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -19,7 +20,6 @@ use agent::session::Options;
 use daemon::fake::FakeDaemon;
 use program::{Outcome, assert_refused, run_with};
 use tempfile::TempDir;
-use wire::agent::PORT;
 
 /// A guest whose agent is ready, and its tools.
 struct Guest {
@@ -38,27 +38,7 @@ impl Guest {
         let mut config = Config::default();
         config.search_path = directory.path().into();
         let options = Options::new().with_config(config);
-        let listener = daemon.worker().host_listener(vm);
-        let agent = options.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (mut stream, agent) = (stream.unwrap(), agent.clone());
-                std::thread::spawn(move || {
-                    let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
-                    if stream.read_exact(&mut line).is_ok()
-                        && stream.write_all(b"OK 1073741824\n").is_ok()
-                    {
-                        let _ = agent::session::serve(&stream.into(), &agent);
-                    }
-                });
-            }
-        });
-        daemon.worker().set_state(vm, true, true);
-        let uplink = daemon.worker().call_agent_port(vm, 1007);
-        let copy = uplink.try_clone().unwrap();
-        std::thread::spawn(move || agent::uplink::announce(&copy.into(), &options));
-        let target = format!("/v1/vms/{vm}?wait=ready&timeout_ms=20000");
-        assert_eq!(daemon.request("GET", &target, "").0, 200);
+        let uplink = ready_guest::announce(daemon, vm, options);
         Guest {
             tools: directory,
             uplink,

@@ -12,37 +12,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use program::{assert_refused, ringdown, run_with};
+use program::{Running, assert_refused, ringdown, run_with};
 
 /// What is waited for that should come at once.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A process that is killed when the test ends.
-struct Running(Child);
-
-impl Running {
-    fn start(mut command: Command) -> Running {
-        Running(command.stdout(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn wait_until_ready(&mut self) {
-        let mut ready = String::new();
-        let out = self.0.stdout.take().unwrap();
-        BufReader::new(out).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n");
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn serve(directory: &Path, words: &[&str]) -> Command {
     let mut command = ringdown(&["serve", "--log", "info", "--runtime-dir"]);

@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub struct Outcome {
@@ -51,6 +51,37 @@ pub fn run_with(runtime_dir: &Path, arguments: &[&str]) -> Outcome {
     let mut command = ringdown(arguments);
     command.arg("--runtime-dir").arg(runtime_dir);
     finish(command)
+}
+
+/// A process that is killed when the test ends.
+pub struct Running(pub Child);
+
+impl Running {
+    /// Starts it, with its output to be read.
+    pub fn start(mut command: Command) -> Running {
+        Running(
+            command
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("a program that can be started"),
+        )
+    }
+
+    /// Waits until it says that it serves.
+    pub fn wait_until_ready(&mut self) {
+        let mut ready = String::new();
+        let out = self.0.stdout.take().expect("output that nobody has taken");
+        BufReader::new(out).read_line(&mut ready).expect("a line");
+        assert_eq!(ready, "ready\n");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[track_caller]

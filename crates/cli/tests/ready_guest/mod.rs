@@ -1,0 +1,32 @@
+//! A guest of a fake daemon, whose agent is the real one.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use agent::session::Options;
+use daemon::fake::FakeDaemon;
+use wire::agent::PORT;
+
+/// Has the agent answer behind the host socket of this VM, and announce itself: it is there for as long as its call, which is returned, is.
+pub fn announce(daemon: &FakeDaemon, vm: &str, options: Options) -> UnixStream {
+    let (listener, agent) = (daemon.worker().host_listener(vm), options.clone());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, agent) = (stream.unwrap(), agent.clone());
+            std::thread::spawn(move || {
+                let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
+                let is_asked = stream.read_exact(&mut line).is_ok();
+                if is_asked && stream.write_all(b"OK 1073741824\n").is_ok() {
+                    let _ = agent::session::serve(&stream.into(), &agent);
+                }
+            });
+        }
+    });
+    daemon.worker().set_state(vm, true, true);
+    let uplink = daemon.worker().call_agent_port(vm, 1007);
+    let copy = uplink.try_clone().unwrap();
+    std::thread::spawn(move || agent::uplink::announce(&copy.into(), &options));
+    let target = format!("/v1/vms/{vm}?wait=ready&timeout_ms=20000");
+    assert_eq!(daemon.request("GET", &target, "").0, 200);
+    uplink
+}
