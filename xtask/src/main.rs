@@ -5,7 +5,9 @@ mod demo;
 mod images;
 mod kernel_tests;
 mod progress;
+mod promises;
 mod scenarios;
+mod suites;
 mod three_vms;
 mod tidy;
 
@@ -37,6 +39,8 @@ enum Task {
     KernelTests(kernel_tests::KernelTestsArguments),
     /// Run the scenarios with real guests, several suites at a time.
     Scenarios(scenarios::ScenariosArguments),
+    /// Check that each promise of the documents names a test that runs.
+    Promises,
     /// Check the rules of the house that the compiler does not know.
     Tidy,
 }
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Task::Copies(arguments) => copies::run(&arguments),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
         Task::Scenarios(arguments) => scenarios::run(&arguments),
+        Task::Promises => promises::run(),
         Task::Tidy => tidy::run(),
     };
     match result {

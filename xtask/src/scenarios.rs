@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::spawn::{scratch_directory, spawn};
-use serde_json::Value;
+
+use crate::suites::{self, Suite};
 
 /// How long nothing may be said.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -23,15 +24,6 @@ pub struct ScenariosArguments {
     /// How many suites run at a time.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     at_once: u8,
-}
-
-/// A program with tests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Suite {
-    name: String,
-    program: PathBuf,
-    /// Of its source, in bytes.
-    len: u64,
 }
 
 /// What is common to those who run suites.
@@ -50,7 +42,7 @@ struct Queue {
 /// When they cannot be built, or one of them has failed.
 pub fn run(arguments: &ScenariosArguments) -> Result<()> {
     let started = Instant::now();
-    let mut suites = build()?;
+    let mut suites = suites::build(&["--package", "ringdown-e2e"])?;
     ensure!(!suites.is_empty(), "there are no suites of scenarios");
     // The longest last, as the last one is taken first: that which is begun late keeps the others waiting.
     suites.sort_by_key(|suite| suite.len);
@@ -79,40 +71,6 @@ pub fn run(arguments: &ScenariosArguments) -> Result<()> {
     }
     eprintln!("[scenarios] all {count} suites passed ({seconds} s)");
     Ok(())
-}
-
-/// The suites, as Cargo has built them.
-fn build() -> Result<Vec<Suite>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    let built = Command::new(cargo)
-        .args(["test", "--package", "ringdown-e2e", "--no-run"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(built.status.success(), "the scenarios do not build");
-    let said = String::from_utf8(built.stdout).context("cargo does not write UTF-8")?;
-    said.lines()
-        .filter_map(|line| suite(line).transpose())
-        .collect()
-}
-
-/// The suite that a message of Cargo's is about, if it is about one.
-fn suite(message: &str) -> Result<Option<Suite>> {
-    let message: Value = serde_json::from_str(message).context("cargo does not write JSON")?;
-    let (target, is_test) = (&message["target"], message["profile"]["test"] == true);
-    let Some(program) = message["executable"].as_str().filter(|_| is_test) else {
-        return Ok(None);
-    };
-    let source = target["src_path"]
-        .as_str()
-        .context("a target without a source")?;
-    let name = target["name"].as_str().context("a target without a name")?;
-    Ok(Some(Suite {
-        name: name.to_owned(),
-        program: program.into(),
-        len: fs::metadata(source).map_or(0, |file| file.len()),
-    }))
 }
 
 impl Queue {
@@ -166,33 +124,4 @@ impl Queue {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_suite_is_a_program_with_tests() {
-        let message = |executable: &str, test: bool| {
-            format!(
-                r#"{{"reason":"compiler-artifact","target":{{"name":"jobs","src_path":"/nowhere"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
-            )
-        };
-        let expected = Suite {
-            name: "jobs".to_owned(),
-            program: "/target/jobs-1".into(),
-            len: 0,
-        };
-        let found = suite(&message("\"/target/jobs-1\"", true)).unwrap();
-        assert_eq!(found, Some(expected));
-        for other in [
-            message("\"/target/guest\"", false),
-            message("null", true),
-            r#"{"reason":"build-finished","success":true}"#.to_owned(),
-        ] {
-            assert_eq!(suite(&other).unwrap(), None, "{other}");
-        }
-        assert!(suite("warning: no JSON").is_err());
-    }
 }
