@@ -66,6 +66,7 @@ test: ## check everything, with real guests
 	@echo '[test] unit tests, then scenarios with real guests'
 	@$(CARGO) test --workspace --exclude ringdown-e2e --no-fail-fast; tests=$$?; \
 		RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios && exit $$tests
+	@$(CARGO) xtask promises
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 unit: ## check everything that needs no guest

@@ -21,8 +21,9 @@ use page::{Piece, pieces};
 /// Pages of which every promise has to be held by a test.
 const PAGES: [&str; 4] = ["threat-model", "service", "services", "network"];
 
-/// What an entry's test begins with when it is a row of the table of attacks.
+/// What an entry's test begins with when it is a row of the table of attacks, and when it is all rows of a group.
 const ATTACK: &str = "attack ";
+const ATTACKS: &str = "attacks ";
 
 /// What an entry's test ends with when it is every test of a module.
 const EVERY: &str = "::*";
@@ -44,7 +45,7 @@ struct Entries {
 struct Promise {
     /// Words of the page.
     says: String,
-    /// `PACKAGE::TEST`, `PACKAGE/SUITE::TEST`, either with `::*` for all tests of a module, or `attack NAME`.
+    /// `PACKAGE::TEST`, `PACKAGE/SUITE::TEST`, either with `::*` for all tests of a module, `attack NAME` or `attacks GROUP`.
     tests: Vec<String>,
 }
 
@@ -173,10 +174,13 @@ fn listed(suite: &Suite, arguments: &[&str]) -> Result<BTreeSet<String>> {
 /// The rows of the table of attacks, which is held against the attacks that run by a test of theirs.
 fn attacks(root: &Path) -> Result<Vec<String>> {
     let page = read(&root.join("docs/attacks.md"))?;
-    let rows = page
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    Ok(rows.map(|(name, _)| format!("{ATTACK}{name}")).collect())
+    let names = page.lines().filter_map(|line| {
+        let row = line.strip_prefix("| `").and_then(|row| row.split_once('`'));
+        let group = line.strip_prefix("## ");
+        row.map(|(name, _)| format!("{ATTACK}{name}"))
+            .or(group.map(|group| format!("{ATTACKS}{group}")))
+    });
+    Ok(names.collect())
 }
 
 #[cfg(test)]
