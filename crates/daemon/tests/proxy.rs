@@ -6,6 +6,8 @@ mod directory;
 mod egress;
 #[path = "proxy/hostile.rs"]
 mod hostile;
+#[path = "proxy/own.rs"]
+mod own;
 #[path = "proxy/programs.rs"]
 mod programs;
 #[path = "proxy/publish.rs"]

@@ -6,9 +6,10 @@
 //! the audit.
 
 mod addresses;
-mod decide;
+pub(crate) mod decide;
 mod error;
 mod handshake;
+mod routes;
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -175,6 +176,16 @@ impl Guest {
         let server = server.map_err(failed)?;
         // The very socket knows whom it has reached.
         let address = server.peer_addr().map_err(|_| failed(Reason::HostFailed))?;
+        let from = server
+            .local_addr()
+            .map_err(|_| failed(Reason::HostFailed))?;
+        if let Err(error) = permitted(
+            policy,
+            view.connection(address.ip(), from.ip(), name, to.port),
+        ) {
+            server.reset();
+            return Err(error.about(address.ip()));
+        }
         Ok(Reached {
             server,
             address,
@@ -292,6 +303,10 @@ fn permitted(policy: &Policy, said: Said) -> Result<RuleId, EgressError> {
         }),
         Said::NoRule => Err(EgressError::NoRule { address: None }),
         Said::Special => Err(EgressError::Special { address: None }),
+        Said::Unknown(error) => Err(EgressError::NoRoutes {
+            error,
+            address: None,
+        }),
     }
 }
 

@@ -55,11 +55,19 @@ fn is_special_ipv6(address: Ipv6Addr) -> bool {
     let listed = SPECIAL_IPV6
         .iter()
         .any(|(base, prefix)| (address.to_bits() ^ base.to_bits()) >> (128 - prefix) == 0);
-    listed || ipv4_inside(address).is_some_and(is_special_ipv4)
+    listed || translated_ipv4(address).is_some_and(is_special_ipv4)
 }
 
-/// The IPv4 address that a translator would make of an IPv6 one: NAT64 (RFC 6052) has it at the end, 6to4 (RFC 3056) behind its prefix.
-fn ipv4_inside(address: Ipv6Addr) -> Option<Ipv4Addr> {
+/// The IPv4 address that a translator would make of an IPv6 one.
+pub(crate) fn translated(address: IpAddr) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => translated_ipv4(address).map(IpAddr::V4),
+    }
+}
+
+/// NAT64 (RFC 6052) has it at the end, 6to4 (RFC 3056) behind its prefix.
+fn translated_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     match address.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
             Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))

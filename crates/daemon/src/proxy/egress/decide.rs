@@ -1,16 +1,35 @@
 //! Where a guest may go.
 //!
 //! A name is decided about twice. First by itself, before anybody is asked for its addresses: what no rule lets the guest
-//! call is not looked up, so that a guest cannot send words out through DNS. Then each address that came back is decided about
-//! together with the name; and one that belongs to the host or its networks, or to nobody, must be allowed by a rule that would
-//! allow it without the name and that names its network, which "any" does not. Those addresses that pass are the ones that are called. Nobody is asked for them again, so it is no use
-//! to give a name other addresses once it has been checked.
+//! call is not looked up, so that a guest cannot send words out through DNS. Then each address that came back is decided about,
+//! together with the name and by itself:
+//!
+//! - a rule that names its network and denies it holds behind every name, wherever the rule about the name stands;
+//! - one that belongs to the host or its networks ([`routes`](super::routes)), or is not of the public Internet, must be allowed by a rule
+//!   that names its network, which "any" does not.
+//!
+//! Those addresses that pass are the ones that are called. Nobody is asked for them again, so it is no use to give a name other addresses
+//! once it has been checked. When the connection is there, and before a byte passes, its address is decided about once more: it may have
+//! become the host's own in between.
 
 use std::net::IpAddr;
 
+use rustix::io::Errno;
 use switch::{Address, Callee, CalleePattern, Caller, Policy, RuleId, RuleSet, Verdict};
 
-use super::addresses::is_special;
+use super::addresses::{is_special, translated};
+use super::routes;
+
+/// The longest prefix of what is no network but the world, or a large part of it: `2000::/3` is all of the public IPv6 Internet.
+const WORLD_PREFIX_LEN: u8 = 3;
+
+/// Whether a prefix of this length is that of a network, and not of the world.
+pub(crate) fn is_network(prefix_len: u8) -> bool {
+    prefix_len > WORLD_PREFIX_LEN
+}
+
+/// [`routes::is_near`].
+type IsNear = fn(IpAddr, Option<IpAddr>) -> Result<bool, Errno>;
 
 /// What the policy says to a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,22 +44,33 @@ pub(crate) enum Said {
     NoRule,
     /// It is an address of the host or its networks, or nobody's, and no rule that names its network allows it.
     Special,
+    /// The kernel does not say whether it is one.
+    Unknown(Errno),
 }
 
 /// A policy as it looks to one guest.
 pub(crate) struct View<'a> {
     policy: &'a Policy,
     caller: RuleSet,
+    is_near: IsNear,
 }
 
 impl<'a> View<'a> {
     pub(crate) fn new(policy: &'a Policy, vm: &Address) -> View<'a> {
-        let caller = policy.callers(&Caller::Vm {
+        let caller = Caller::Vm {
             domain: &vm.domain,
             name: &vm.name,
             groups: &vm.groups,
-        });
-        View { policy, caller }
+        };
+        View::of(policy, &caller)
+    }
+
+    pub(crate) fn of(policy: &'a Policy, caller: &Caller<'_>) -> View<'a> {
+        View {
+            policy,
+            caller: policy.callers(caller),
+            is_near: routes::is_near,
+        }
     }
 
     /// Whether a name may be looked up.
@@ -48,26 +78,80 @@ impl<'a> View<'a> {
         self.ask(None, Some(name), port)
     }
 
-    /// Whether an address may be called by somebody who asked for this name, or for the address itself.
+    /// Whether an address may be called by a guest that asked for this name, or for the address itself.
     pub(crate) fn address(&self, address: IpAddr, name: Option<&str>, port: u16) -> Said {
+        match self.judge(address, None, name, port) {
+            // Calling it fails, and says why.
+            Said::Unknown(error) if routes::is_no_route(error) => {
+                self.ask(Some(address), name, port)
+            }
+            said => said,
+        }
+    }
+
+    /// Whether a connection to an address, from this one of the host, may carry anything.
+    pub(crate) fn connection(
+        &self,
+        address: IpAddr,
+        from: IpAddr,
+        name: Option<&str>,
+        port: u16,
+    ) -> Said {
+        self.judge(address, Some(from), name, port)
+    }
+
+    fn judge(&self, address: IpAddr, from: Option<IpAddr>, name: Option<&str>, port: u16) -> Said {
         let said = self.ask(Some(address), name, port);
-        if !matches!(said, Said::Allowed(_)) || !is_special(address) {
+        if !matches!(said, Said::Allowed(_)) {
             return said;
         }
+        let translated = translated(address);
+        let alone = self.by_itself(address, port);
+        let behind_a_translator =
+            translated.map_or(Said::NoRule, |address| self.by_itself(address, port));
+        for refused in [alone, behind_a_translator] {
+            if matches!(refused, Said::Denied(_) | Said::Redirected(_)) {
+                return refused;
+            }
+        }
+        if matches!(alone, Said::Allowed(_)) {
+            return said;
+        }
+        if is_special(address) {
+            return Said::Special;
+        }
+        let is_near = |address, from| match (self.is_near)(address, from) {
+            Ok(true) => Said::Special,
+            Ok(false) => said,
+            Err(error) => Said::Unknown(error),
+        };
+        // A translator may have a way to where the host has none.
+        match translated.map_or(said, |address| is_near(address, None)) {
+            Said::Unknown(error) if routes::is_no_route(error) => is_near(address, from),
+            answer if answer == said => is_near(address, from),
+            refused => refused,
+        }
+    }
+
+    /// What the first rule about an address says that names its network, if the rules before it do not decide about it by number.
+    fn by_itself(&self, address: IpAddr, port: u16) -> Said {
         match self.ask(Some(address), None, port) {
-            Said::Allowed(rule) if self.means(rule, address) => said,
-            Said::Allowed(_) | Said::NoRule => Said::Special,
-            other => other,
+            Said::Allowed(rule) | Said::Denied(rule) | Said::Redirected(rule)
+                if !self.means(rule, address) =>
+            {
+                Said::NoRule
+            }
+            said => said,
         }
     }
 
     /// Whether a rule names a network around this address, rather than every address there is: who writes "any" thinks of the
-    /// world, not of the host's own doors.
+    /// world, not of the host's own services.
     fn means(&self, rule: RuleId, address: IpAddr) -> bool {
         let to = self.policy.rule(rule).map_or(&[][..], |rule| &rule.to);
         to.iter().any(|pattern| match pattern {
             CalleePattern::Network(network) => {
-                network.prefix_len() > 0 && network.contains(address)
+                is_network(network.prefix_len()) && network.contains(address)
             }
             _ => false,
         })
@@ -95,6 +179,19 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
     use switch::{CallerPattern, NamePattern, Network, Rule};
+
+    /// What `web` may do on a host to which nothing is near but `9.9.9.9`, which has no way to `8.8.8.8`, and knows nothing of `7.7.7.7`.
+    fn view_of(policy: &Policy) -> View<'_> {
+        View {
+            is_near: |to, _| match to {
+                to if to == ip("9.9.9.9") => Ok(true),
+                to if to == ip("8.8.8.8") => Err(Errno::NETUNREACH),
+                to if to == ip("7.7.7.7") => Err(Errno::PERM),
+                _ => Ok(false),
+            },
+            ..View::new(policy, &Address::new("web", 3))
+        }
+    }
 
     fn rule(to: CalleePattern, verdict: Verdict) -> Rule {
         Rule {
@@ -126,7 +223,7 @@ mod tests {
     fn a_name_is_allowed_at_its_port_to_its_guest_and_nothing_else_is() {
         let exact = NamePattern::Exact("a.test".to_owned());
         let policy = Policy::new(vec![rule(named(exact), Verdict::Allow)]);
-        let web = View::new(&policy, &Address::new("web", 3));
+        let web = view_of(&policy);
         let allowed = Said::Allowed(RuleId(0));
         assert_eq!(web.name("a.test", 443), allowed);
         assert_eq!(web.name("a.test", 80), Said::NoRule);
@@ -141,7 +238,6 @@ mod tests {
     fn a_name_that_leads_inside_needs_a_rule_about_the_address() {
         let by_name = rule(named(NamePattern::Any), Verdict::Allow);
         let policy = Policy::new(vec![by_name.clone()]);
-        let web = Address::new("web", 3);
         for inside in [
             "127.0.0.1",
             "::1",
@@ -149,7 +245,7 @@ mod tests {
             "169.254.169.254",
             "64:ff9b::7f00:1",
         ] {
-            let view = View::new(&policy, &web);
+            let view = view_of(&policy);
             assert_eq!(
                 view.address(ip(inside), Some("a.test"), 443),
                 Said::Special,
@@ -158,7 +254,7 @@ mod tests {
         }
         let inside = rule(network("10.0.0.0", 8), Verdict::Allow);
         let policy = Policy::new(vec![by_name.clone(), inside.clone()]);
-        let view = View::new(&policy, &web);
+        let view = view_of(&policy);
         assert_eq!(
             view.address(ip("10.0.0.1"), Some("a.test"), 443),
             Said::Allowed(RuleId(0))
@@ -169,7 +265,7 @@ mod tests {
         );
         let not_inside = rule(network("10.0.0.0", 8), Verdict::Deny);
         let policy = Policy::new(vec![by_name, not_inside, inside]);
-        let view = View::new(&policy, &web);
+        let view = view_of(&policy);
         assert_eq!(
             view.address(ip("10.0.0.1"), Some("a.test"), 443),
             Said::Denied(RuleId(1))
@@ -180,17 +276,18 @@ mod tests {
     fn a_rule_about_every_address_is_not_about_the_hosts_own() {
         let everywhere = rule(network("0.0.0.0", 0), Verdict::Allow);
         let half = rule(network("0.0.0.0", 1), Verdict::Allow);
-        let web = Address::new("web", 3);
+        let network = rule(network("112.0.0.0", 4), Verdict::Allow);
         for (rules, said) in [
             (vec![everywhere.clone()], Said::Special),
-            (vec![half], Said::Allowed(RuleId(0))),
+            (vec![half], Said::Special),
+            (vec![network], Said::Allowed(RuleId(0))),
         ] {
             let policy = Policy::new(rules);
-            let view = View::new(&policy, &web);
+            let view = view_of(&policy);
             assert_eq!(view.address(ip("127.0.0.1"), None, 443), said);
         }
         let policy = Policy::new(vec![everywhere]);
-        let view = View::new(&policy, &web);
+        let view = view_of(&policy);
         assert_eq!(
             view.address(ip("1.1.1.1"), None, 443),
             Said::Allowed(RuleId(0))
@@ -203,7 +300,7 @@ mod tests {
             rule(network("1.1.1.0", 24), Verdict::Deny),
             rule(named(NamePattern::Any), Verdict::Allow),
         ]);
-        let view = View::new(&policy, &Address::new("web", 3));
+        let view = view_of(&policy);
         assert_eq!(
             view.address(ip("1.1.1.1"), Some("a.test"), 443),
             Said::Denied(RuleId(0))
@@ -215,5 +312,73 @@ mod tests {
         assert!(view.still_allows(ip("1.1.2.1"), Some("a.test"), 443));
         assert!(!view.still_allows(ip("1.1.1.1"), Some("a.test"), 443));
         assert!(!view.still_allows(ip("1.1.2.1"), None, 443));
+    }
+
+    #[test]
+    fn a_denied_address_is_denied_behind_a_name_that_an_earlier_rule_allows() {
+        let by_name = rule(named(NamePattern::Any), Verdict::Allow);
+        let policy = Policy::new(vec![
+            by_name.clone(),
+            rule(network("1.1.1.7", 32), Verdict::Allow),
+            rule(network("1.1.1.0", 24), Verdict::Deny),
+            rule(network("0.0.0.0", 0), Verdict::Deny),
+        ]);
+        let view = view_of(&policy);
+        let said = |address| view.address(ip(address), Some("a.test"), 443);
+        assert_eq!(said("1.1.1.1"), Said::Denied(RuleId(2)));
+        for translated in ["64:ff9b::1.1.1.1", "2002:101:101::1"] {
+            assert_eq!(said(translated), Said::Denied(RuleId(2)), "{translated}");
+        }
+        // An earlier rule allows the address itself.
+        assert_eq!(said("1.1.1.7"), Said::Allowed(RuleId(0)));
+        // A rule that denies what no other rule has allowed is not about an address.
+        assert_eq!(said("1.1.2.1"), Said::Allowed(RuleId(0)));
+        assert_eq!(
+            view.address(ip("1.1.2.1"), None, 443),
+            Said::Denied(RuleId(3))
+        );
+        assert!(!view.still_allows(ip("1.1.1.1"), Some("a.test"), 443));
+        // At another port the rule says nothing.
+        let mut elsewhere = rule(network("1.1.1.0", 24), Verdict::Deny);
+        elsewhere.ports = vec![80..=80];
+        let policy = Policy::new(vec![by_name, elsewhere]);
+        let said = view_of(&policy).address(ip("1.1.1.1"), Some("a.test"), 443);
+        assert_eq!(said, Said::Allowed(RuleId(0)));
+    }
+
+    #[test]
+    fn what_is_near_is_not_meant_by_a_rule_that_does_not_name_it() {
+        let everything = rule(network("0.0.0.0", 0), Verdict::Allow);
+        let six = rule(network("::", 0), Verdict::Allow);
+        let policy = Policy::new(vec![everything, six]);
+        let view = view_of(&policy);
+        let allowed = Said::Allowed(RuleId(0));
+        let from = ip("192.0.2.1");
+        for (address, before, after) in [
+            ("1.1.1.1", allowed, allowed),
+            ("9.9.9.9", Said::Special, Said::Special),
+            // Connecting fails by itself; but where a connection leads must be known.
+            ("8.8.8.8", allowed, Said::Unknown(Errno::NETUNREACH)),
+            (
+                "7.7.7.7",
+                Said::Unknown(Errno::PERM),
+                Said::Unknown(Errno::PERM),
+            ),
+        ] {
+            let said = view.address(ip(address), None, 443);
+            assert_eq!(said, before, "{address}");
+            let said = view.connection(ip(address), from, None, 443);
+            assert_eq!(said, after, "{address}");
+        }
+        let translated = |address| view.address(ip(address), None, 443);
+        assert_eq!(translated("64:ff9b::9.9.9.9"), Said::Special);
+        assert_eq!(translated("2002:909:909::1"), Said::Special);
+        // The translator may have a way to it.
+        assert_eq!(translated("64:ff9b::8.8.8.8"), Said::Allowed(RuleId(1)));
+        let policy = Policy::new(vec![rule(network("8.0.0.0", 6), Verdict::Allow)]);
+        let view = view_of(&policy);
+        for named in ["9.9.9.9", "8.8.8.8"] {
+            assert_eq!(view.connection(ip(named), from, None, 443), allowed);
+        }
     }
 }

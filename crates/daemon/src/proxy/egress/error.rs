@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use rustix::io::Errno;
 use switch::{Reason, RuleId};
 use wire::http_connect;
 use wire::socks;
@@ -18,10 +19,18 @@ pub(crate) enum EgressError {
     #[error("denied: no rule allows it")]
     NoRule { address: Option<IpAddr> },
     #[error(
-        "denied: the name leads to {}, and no rule allows that address",
-        address.map_or_else(|| "an address that is not public".to_owned(), |address| address.to_string())
+        "denied: this leads to {}, an address of the host, of its networks or of a special range, and no rule names that address or its network",
+        words(*address)
     )]
     Special { address: Option<IpAddr> },
+    #[error(
+        "the kernel does not say whether {} is an address of the host or its networks ({error}): name it in a rule, or let the daemon use netlink",
+        words(*address)
+    )]
+    NoRoutes {
+        error: Errno,
+        address: Option<IpAddr>,
+    },
     #[error("denied: rule \"{label}\" redirects, which egress does not do")]
     Redirected { rule: RuleId, label: String },
     #[error("denied: rule \"{label}\" has as many circuits as its limit allows")]
@@ -42,6 +51,10 @@ pub(crate) enum EgressError {
     Failed { rule: RuleId },
 }
 
+fn words(address: Option<IpAddr>) -> String {
+    address.map_or_else(|| "this".to_owned(), |address| address.to_string())
+}
+
 impl EgressError {
     /// What a failed connection means, which this rule allowed.
     pub(crate) fn from_reason(reason: Reason, rule: RuleId) -> EgressError {
@@ -58,7 +71,8 @@ impl EgressError {
         match &mut self {
             EgressError::Denied { address, .. }
             | EgressError::NoRule { address }
-            | EgressError::Special { address } => *address = Some(found),
+            | EgressError::Special { address }
+            | EgressError::NoRoutes { address, .. } => *address = Some(found),
             _ => {}
         }
         self
@@ -97,7 +111,8 @@ impl EgressError {
         match self {
             EgressError::Denied { address, .. }
             | EgressError::NoRule { address }
-            | EgressError::Special { address } => *address,
+            | EgressError::Special { address }
+            | EgressError::NoRoutes { address, .. } => *address,
             _ => None,
         }
     }
@@ -111,6 +126,7 @@ impl EgressError {
             | EgressError::Redirected { .. } => socks::Reply::NotAllowed,
             EgressError::RuleCircuits { .. }
             | EgressError::RuleRate { .. }
+            | EgressError::NoRoutes { .. }
             | EgressError::Failed { .. } => socks::Reply::GeneralFailure,
             EgressError::Unreachable { .. } => socks::Reply::NetworkUnreachable,
             EgressError::UnknownName => socks::Reply::HostUnreachable,
@@ -133,7 +149,9 @@ impl EgressError {
             EgressError::Refused { .. } => (502, "connection_refused"),
             EgressError::Unreachable { .. } => (502, "destination_ip_unroutable"),
             EgressError::TimedOut { .. } => (504, "connection_timeout"),
-            EgressError::Failed { .. } => (502, "proxy_internal_error"),
+            EgressError::NoRoutes { .. } | EgressError::Failed { .. } => {
+                (502, "proxy_internal_error")
+            }
         };
         http_connect::refusal(status, error, &self.to_string())
     }
