@@ -1,6 +1,7 @@
 //! The rules with the names that they are about: which holds for a call, and which are not what they seem.
 
 mod answer;
+mod beyond;
 mod findings;
 mod listing;
 

@@ -1,4 +1,4 @@
-//! HTTP/1.1 as clients of a proxy speak it (RFC 9110, section 9.3.6; RFC 9112, section 3.2): `CONNECT host:port`, after which
+//! HTTP/1.1 and 1.0 as clients of a proxy speak them (RFC 9110, section 9.3.6; RFC 9112, section 3.2): `CONNECT host:port`, after which
 //! the connection is the circuit, and requests for `http://` addresses, which are passed on to their server.
 //!
 //! A request that is passed on ends its connection ("Connection: close" is put into it), so that the next request, which may
@@ -66,6 +66,9 @@ pub enum RequestError {
     /// A request that is meant for a server and not for a proxy.
     #[error("this is a proxy: ask for CONNECT host:port or for an http:// address")]
     NotForProxies,
+    /// A request of HTTP/1.0 whose content is in a coding that HTTP/1.0 does not have (RFC 9112, section 6.1).
+    #[error("an HTTP/1.0 request has no Transfer-Encoding: send Content-Length, or HTTP/1.1")]
+    TransferEncoding,
     /// Not a place to connect to.
     #[error("{0}")]
     Destination(#[from] DestinationError),
@@ -95,12 +98,10 @@ impl Request {
             "CONNECT" => Destination::parse(target)
                 .map(|destination| Request::Connect { destination, len })
                 .map_err(RequestError::from),
-            method => forward(method, target, request.headers).map(|(destination, head)| {
-                Request::Forward {
-                    destination,
-                    head,
-                    len,
-                }
+            _ => forward(&request, method, target).map(|(destination, head)| Request::Forward {
+                destination,
+                head,
+                len,
             }),
         };
         result.unwrap_or_else(Request::Invalid)
@@ -108,10 +109,18 @@ impl Request {
 }
 
 fn forward(
+    request: &httparse::Request<'_, '_>,
     method: &str,
     target: &str,
-    fields: &[httparse::Header<'_>],
 ) -> Result<(Destination, Vec<u8>), RequestError> {
+    let fields = &*request.headers;
+    let is_named = |field: &httparse::Header<'_>, name: &str| field.name.eq_ignore_ascii_case(name);
+    // The answer is passed on as it is, so the server has to know what its reader understands: HTTP/1.0 has no chunks.
+    let minor_version = request.version.unwrap_or(0);
+    let has_coding = |field| is_named(field, "transfer-encoding");
+    if minor_version == 0 && fields.iter().any(has_coding) {
+        return Err(RequestError::TransferEncoding);
+    }
     let scheme = target.get(..7);
     let rest = match scheme {
         Some(scheme) if scheme.eq_ignore_ascii_case("http://") => &target[7..],
@@ -131,11 +140,13 @@ fn forward(
         false => Destination::new(Host::parse(authority)?, 80)?,
     };
     let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut head = format!("{method} {slash}{path} HTTP/1.1\r\nHost: {authority}\r\n").into_bytes();
+    let mut head =
+        format!("{method} {slash}{path} HTTP/1.{minor_version}\r\nHost: {authority}\r\n")
+            .into_bytes();
     let passed_on = fields.iter().filter(|field| {
         !FIELDS_NOT_PASSED_ON
             .iter()
-            .any(|name| field.name.eq_ignore_ascii_case(name))
+            .any(|name| is_named(field, name))
     });
     for field in passed_on {
         head.extend(field.name.as_bytes());
@@ -246,6 +257,33 @@ mod tests {
             assert_eq!(found, destination(to));
             assert!(head.starts_with(first.as_bytes()), "{target}");
         }
+    }
+
+    #[test]
+    fn a_server_hears_which_version_its_reader_understands() {
+        for version in ["1.0", "1.1"] {
+            let head = format!("GET http://a.b/x HTTP/{version}\r\nAccept: */*\r\n\r\n");
+            let Request::Forward { head, .. } = Request::parse(head.as_bytes()) else {
+                panic!("it is passed on");
+            };
+            assert_eq!(
+                String::from_utf8_lossy(&head),
+                format!(
+                    "GET /x HTTP/{version}\r\nHost: a.b\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+                )
+            );
+        }
+        let head = |version| {
+            format!("POST http://a.b/ HTTP/{version}\r\ntransfer-Encoding: chunked\r\n\r\n")
+        };
+        assert!(matches!(
+            Request::parse(head("1.1").as_bytes()),
+            Request::Forward { .. }
+        ));
+        assert_eq!(
+            Request::parse(head("1.0").as_bytes()),
+            Request::Invalid(RequestError::TransferEncoding)
+        );
     }
 
     #[test]

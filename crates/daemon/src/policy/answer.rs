@@ -125,12 +125,13 @@ impl Rulebook {
         answer.to = to.to_owned();
         answer.port = port;
         answer.passed_over = passed_over;
+        self.as_egress_does(&mut answer, &asked_from, &asked_to);
         if matches!(callee, To::Address(_) | To::Name(_)) {
             answer.notes.extend(self.egress_note(from, &asked_from));
         }
         if matches!(callee, To::Name(_)) && answer.verdict == PolicyVerdict::Allowed {
-            let note = "addresses that the name leads to are asked about too; one that is loopback, link-local or private is reached only if a \
-                        rule allows the address itself";
+            let note = "addresses that the name leads to are asked about too: one that a rule denies is not reached, and one of the host, of its \
+                        networks or of a special range only if a rule names that address or its network";
             answer.notes.push(note.to_owned());
         }
         Ok(answer)

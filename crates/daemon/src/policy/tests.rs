@@ -159,7 +159,7 @@ fn notes_say_what_else_is_needed() {
         found.contains("web may not call an egress service"),
         "{found}"
     );
-    assert!(found.contains("loopback, link-local or private"), "{found}");
+    assert!(found.contains("of the host, of its networks"), "{found}");
     let found = notes(&house, "ci", "name:deb.debian.org");
     assert!(!found.contains("egress service"), "{found}");
     let bare = book("[[vm]]\nname = \"a\"");
@@ -169,6 +169,57 @@ fn notes_say_what_else_is_needed() {
     let answer = lost.ask("a", "a", 5).unwrap();
     assert_eq!(answer.redirect.as_deref(), Some("gone:1"));
     assert!(answer.notes[0].contains("there is no VM named \"gone\", so the call fails"));
+}
+
+#[test]
+fn what_egress_does_not_do_is_not_said_to_be_allowed() {
+    use PolicyVerdict::{Allowed, Denied};
+    let egress = "[[service]]\nname = \"out\"\nport = 1\negress = true\n[[vm]]\nname = \"a\"\n";
+    let rule =
+        |to: &str, verdict: &str| format!("[[rule]]\nfrom = \"a\"\nto = \"{to}\"\n{verdict}\n");
+    let allow = "action = \"allow\"";
+    let rules = [
+        rule("address:192.0.2.1", allow),
+        rule("address:10.0.0.0/8", "action = \"deny\""),
+        rule("name:away.test", "redirect = \"service:out\""),
+        rule("any", allow),
+    ];
+    let book = book(&format!("{egress}{}", rules.concat()));
+    for (to, port, verdict, why) in [
+        ("address:192.0.2.1", 80, Allowed, "rule 1 "),
+        ("address:192.0.2.1", 0, Denied, "from 1 to 65535"),
+        ("address:192.0.2.1", 70_000, Denied, "from 1 to 65535"),
+        ("address:10.0.0.1", 80, Denied, "rule 2 "),
+        ("address:64:ff9b::10.0.0.1", 80, Denied, "denied by rule"),
+        (
+            "address:127.0.0.1",
+            80,
+            Denied,
+            "this leads to 127.0.0.1, an address of the host",
+        ),
+        (
+            "address:2001:db8::1",
+            80,
+            Denied,
+            "no rule names that address",
+        ),
+        (
+            "name:away.test",
+            80,
+            Denied,
+            "redirects, which egress does not do",
+        ),
+        ("name:a.test", 80, Allowed, "rule 4 "),
+        ("name:a.test", 65_536, Denied, "from 1 to 65535"),
+    ] {
+        let answer = book.ask("a", to, port).unwrap();
+        assert_eq!(answer.verdict, verdict, "{to} {port}");
+        assert!(answer.why.contains(why), "{to} {port}: {}", answer.why);
+        assert_eq!(answer.redirect, None);
+    }
+    let denied = book.ask("a", "address:64:ff9b::10.0.0.1", 80).unwrap();
+    assert_eq!(denied.rule.unwrap().index, 1);
+    assert_eq!(book.ask("a", "address:127.0.0.1", 80).unwrap().rule, None);
 }
 
 #[test]

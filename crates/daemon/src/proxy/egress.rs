@@ -6,7 +6,7 @@
 //! the audit.
 
 mod addresses;
-pub(crate) mod decide;
+mod decide;
 mod error;
 mod handshake;
 mod routes;
@@ -24,7 +24,8 @@ use tokio::time::Instant;
 use wire::destination::{Destination, Host};
 use wire::vsock::SocketType;
 
-use self::decide::{Said, View};
+use self::decide::Said;
+pub(crate) use self::decide::View;
 use self::error::EgressError;
 use self::handshake::Asked;
 use super::counter::Permit;
@@ -289,7 +290,8 @@ impl Guest {
     }
 }
 
-fn permitted(policy: &Policy, said: Said) -> Result<RuleId, EgressError> {
+/// What becomes of a call of which the policy says this.
+pub(crate) fn permitted(policy: &Policy, said: Said) -> Result<RuleId, EgressError> {
     match said {
         Said::Allowed(rule) => Ok(rule),
         Said::Denied(rule) => Err(EgressError::Denied {
