@@ -78,6 +78,30 @@ fn who_is_unknown_is_looked_up_in_the_sandbox() {
 }
 
 #[test]
+fn routes_are_asked_for_in_the_sandbox() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ringdown.toml");
+    let text = "[[vm]]\nname = \"web\"\n[[service]]\nname = \"out\"\nport = 1\negress = true\n\
+        [[rule]]\nfrom = \"web\"\nto = \"any\"\naction = \"allow\"\n";
+    std::fs::write(&path, text).unwrap();
+    let config = path.to_str().unwrap();
+    let mut daemon = Running::start(serve(directory.path(), &["--config", config]));
+    daemon.wait_until_ready();
+    // Whatever this machine's routes are, they are known.
+    for address in ["address:1.1.1.1", "address:2606:4700::1111"] {
+        let answer = run_with(directory.path(), &["policy", "test", "web", address, "80"]);
+        assert!(matches!(answer.code, Some(0 | 3)), "{}", answer.err);
+        assert!(!answer.out.contains("does not say"), "{}", answer.out);
+    }
+    let own = run_with(
+        directory.path(),
+        &["policy", "test", "web", "address:127.0.0.1", "80"],
+    );
+    assert_eq!(own.code, Some(3));
+    assert!(own.out.contains("an address of the host"), "{}", own.out);
+}
+
+#[test]
 fn who_follows_events_goes_on_through_a_restart_of_the_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let mut daemon = Running::start(serve(directory.path(), &[]));

@@ -192,7 +192,8 @@ const OLDER: [i64; 16] = [
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: [i64; 0] = [];
 
-/// The families of sockets that Ringdown has: those of its users, those of an uplink, and those by which the C library asks for addresses.
+/// The families of sockets that Ringdown has: those of its users, those of an uplink, and netlink,
+/// by which egress asks for routes and the C library for addresses.
 const FAMILIES: [i32; 5] = [
     libc::AF_UNIX,
     libc::AF_INET,

@@ -158,6 +158,44 @@ fn a_plain_request_is_passed_on_to_its_server() {
 }
 
 #[test]
+fn an_http_1_0_client_is_not_answered_in_chunks() {
+    let (listener, address) = tcp_listener();
+    let egress = Egress::new(vec![allow(to_loopback())]);
+    for (version, body) in [
+        ("1.0", "Connection: close\r\n\r\nhello"),
+        (
+            "1.1",
+            "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ),
+    ] {
+        let guest = egress.connect();
+        write(
+            &guest,
+            format!("GET http://{address}/ HTTP/{version}\r\n\r\n").as_bytes(),
+        );
+        // A server as RFC 9112, section 6.1, has it: chunks for those only who say that they know them.
+        let server = accept(&listener);
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.extend(read_some(&server, 1));
+        }
+        let knows_chunks = head.starts_with(b"GET / HTTP/1.1\r\n");
+        let answer = match knows_chunks {
+            true => "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            false => "Connection: close\r\n\r\nhello",
+        };
+        write(&server, format!("HTTP/1.1 200 OK\r\n{answer}").as_bytes());
+        drop(server);
+        let heard = String::from_utf8(read_all(&guest)).expect("text");
+        assert_eq!(heard, format!("HTTP/1.1 200 OK\r\n{body}"));
+    }
+    let guest = egress.connect();
+    let request = format!("POST http://{address}/ HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n");
+    write(&guest, request.as_bytes());
+    assert!(read_head(&guest).starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
 fn what_is_said_behind_a_request_is_not_lost() {
     let (listener, address) = tcp_listener();
     let egress = Egress::new(vec![allow(to_loopback())]);

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use switch::{CalleePattern, NamePattern, Network, Rule};
+use daemon::config::ServiceTarget;
+use switch::{CalleePattern, NamePattern, Network, Rule, Verdict};
 
 use crate::egress::{Egress, read_head, socks_request};
 use crate::support::*;
@@ -54,6 +55,7 @@ fn inside() {
     let service = Service::new();
     by_every_rule_there_is(&service);
     by_a_rule_that_names_them(&service);
+    by_a_name_of_an_address_that_is_denied();
     while_addresses_come_and_go(&service);
     beyond_an_interface_without_a_router();
 }
@@ -166,6 +168,28 @@ fn by_a_rule_that_names_them(service: &Service) {
     service.assert_was_not_called();
 }
 
+fn by_a_name_of_an_address_that_is_denied() {
+    let by_name = rule(vec![CalleePattern::Name(NamePattern::Any)]);
+    let denied = Rule {
+        verdict: Verdict::Deny,
+        ..rule(vec![network_of("9.9.9.0", 24)])
+    };
+    let nothing_else = Rule {
+        verdict: Verdict::Deny,
+        ..rule(any())
+    };
+    for (rules, code) in [
+        (vec![denied.clone(), by_name.clone()], 2),
+        (vec![by_name.clone(), denied], 2),
+        (vec![by_name, nothing_else], 0),
+    ] {
+        let egress = Egress::new(rules);
+        egress.script.answer("denied.test", &[&["9.9.9.9"]]);
+        assert_eq!(egress.socks("denied.test", PORT).1, code);
+        assert_eq!(egress.socks("9.9.9.9", PORT).1, 2);
+    }
+}
+
 fn while_addresses_come_and_go(service: &Service) {
     let egress = Egress::new(vec![rule(any())]);
     for (address, prefix_len) in [("9.9.9.9", 32), ("2a00:9999::9", 128)] {
@@ -189,8 +213,12 @@ fn while_addresses_come_and_go(service: &Service) {
 
 /// Calls while the address becomes the host's own: whichever the decision was about, the service of the host never reads a byte.
 fn while_an_address_becomes_the_hosts(service: &Service, egress: &Egress) {
+    let mut offer = crate::support::service(ServiceTarget::Egress);
+    // What the neighbour answers is no longer taken once its address is the host's own.
+    offer.connect_timeout = std::time::Duration::from_millis(250);
+    egress.stand.offer(offer);
     let request = [&[5, 1, 0][..], &socks_request("9.9.9.9", PORT), b"secret"].concat();
-    for _ in 0..20 {
+    for _ in 0..10 {
         let guests: Vec<_> = (0..8).map(|_| egress.connect()).collect();
         let coming = Command::new("ip")
             .args(["addr", "add", "9.9.9.9/32", "dev", "rdhost"])
@@ -201,7 +229,7 @@ fn while_an_address_becomes_the_hosts(service: &Service, egress: &Egress) {
         let mut coming = coming.expect("started");
         assert!(coming.wait().expect("ended").success());
         for guest in guests {
-            // Answered, one way or the other; the neighbour can no longer answer what it was asked before the address was moved.
+            // Answered, one way or the other.
             read_some(&guest, 4);
         }
         ip("addr del 9.9.9.9/32 dev rdhost");

@@ -108,3 +108,21 @@ fn a_name_that_nobody_answers_for_is_given_up() {
     assert!(heard.contains("error=dns_timeout"), "{heard}");
     assert_eq!(took.as_secs(), LOOKUP_TIMEOUT.as_secs());
 }
+
+#[test]
+fn an_address_of_which_nothing_is_known_is_a_failure_and_no_denial() {
+    let said = Said::Unknown(rustix::io::Errno::PERM);
+    let address = IpAddr::from([192, 0, 2, 1]);
+    let error = permitted(&Policy::default(), said).expect_err("an error");
+    let error = error.about(address);
+    assert!(!error.is_denial());
+    assert_eq!((error.address(), error.rule()), (Some(address), None));
+    assert_eq!(error.socks(), wire::socks::Reply::GeneralFailure);
+    let answer = String::from_utf8(error.http()).expect("text");
+    assert!(
+        answer.starts_with(
+            "HTTP/1.1 502 the kernel does not say whether 192.0.2.1 is an address of the host"
+        ) && answer.contains("Operation not permitted"),
+        "{answer}"
+    );
+}
