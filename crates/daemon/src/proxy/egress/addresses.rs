@@ -1,40 +1,35 @@
-//! Addresses that no name may lead to by itself: those of the host, of its networks, and of nobody.
+//! Addresses that are special on every host: those that are not of the public Internet. [`routes`](super::routes) knows those of this host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Ranges of IPv4 that are not the public Internet's (IANA's registry of special-purpose addresses, RFC 6890): base and prefix length.
-const SPECIAL_IPV4: [(Ipv4Addr, u32); 16] = [
-    (Ipv4Addr::new(0, 0, 0, 0), 8),       // this network
-    (Ipv4Addr::new(10, 0, 0, 0), 8),      // private
-    (Ipv4Addr::new(100, 64, 0, 0), 10),   // carrier-grade NAT
-    (Ipv4Addr::new(127, 0, 0, 0), 8),     // loopback
-    (Ipv4Addr::new(169, 254, 0, 0), 16),  // link-local, and the metadata services of clouds
-    (Ipv4Addr::new(172, 16, 0, 0), 12),   // private
-    (Ipv4Addr::new(192, 0, 0, 0), 24),    // protocol assignments
-    (Ipv4Addr::new(192, 0, 2, 0), 24),    // documentation
-    (Ipv4Addr::new(192, 31, 196, 0), 24), // AS112
-    (Ipv4Addr::new(192, 88, 99, 0), 24),  // relays of 6to4
-    (Ipv4Addr::new(192, 168, 0, 0), 16),  // private
-    (Ipv4Addr::new(198, 18, 0, 0), 15),   // benchmarks
-    (Ipv4Addr::new(198, 51, 100, 0), 24), // documentation
-    (Ipv4Addr::new(203, 0, 113, 0), 24),  // documentation
-    (Ipv4Addr::new(224, 0, 0, 0), 4),     // multicast
-    (Ipv4Addr::new(240, 0, 0, 0), 4),     // reserved, and broadcast
+const SPECIAL_IPV4: [(Ipv4Addr, u32); 17] = [
+    (Ipv4Addr::new(0, 0, 0, 0), 8),        // this network
+    (Ipv4Addr::new(10, 0, 0, 0), 8),       // private
+    (Ipv4Addr::new(100, 64, 0, 0), 10),    // carrier-grade NAT
+    (Ipv4Addr::new(127, 0, 0, 0), 8),      // loopback
+    (Ipv4Addr::new(169, 254, 0, 0), 16),   // link-local, and the metadata services of clouds
+    (Ipv4Addr::new(168, 63, 129, 16), 32), // Azure's services for its machines, metadata among them
+    (Ipv4Addr::new(172, 16, 0, 0), 12),    // private
+    (Ipv4Addr::new(192, 0, 0, 0), 24),     // protocol assignments
+    (Ipv4Addr::new(192, 0, 2, 0), 24),     // documentation
+    (Ipv4Addr::new(192, 31, 196, 0), 24),  // AS112
+    (Ipv4Addr::new(192, 88, 99, 0), 24),   // relays of 6to4
+    (Ipv4Addr::new(192, 168, 0, 0), 16),   // private
+    (Ipv4Addr::new(198, 18, 0, 0), 15),    // benchmarks
+    (Ipv4Addr::new(198, 51, 100, 0), 24),  // documentation
+    (Ipv4Addr::new(203, 0, 113, 0), 24),   // documentation
+    (Ipv4Addr::new(224, 0, 0, 0), 4),      // multicast
+    (Ipv4Addr::new(240, 0, 0, 0), 4),      // reserved, and broadcast
 ];
 
-/// Ranges of IPv6, likewise. Those that carry an IPv4 address are judged by it, below.
-const SPECIAL_IPV6: [(Ipv6Addr, u32); 11] = [
-    (Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 0), 96), // unspecified, loopback, IPv4-compatible
-    (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48), // NAT64 of local use
-    (Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0), 64), // discard
+/// All that has been given out of IPv6 so far (RFC 4291, section 2.4), and ranges of it that are not the public Internet's. Those that carry an
+/// IPv4 address are judged by it, below.
+const PUBLIC_IPV6: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
+const SPECIAL_IPV6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocol assignments, Teredo
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20), // documentation
-    (Ipv6Addr::new(0x5f00, 0, 0, 0, 0, 0, 0, 0), 16), // segment routing
-    (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7), // unique local
-    (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10), // link-local
-    (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10), // site-local, as it once was
-    (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8), // multicast
 ];
 
 /// Whether a name that leads to this address has to be allowed to by a rule about the address.
@@ -52,10 +47,13 @@ fn is_special_ipv4(address: Ipv4Addr) -> bool {
 }
 
 fn is_special_ipv6(address: Ipv6Addr) -> bool {
-    let listed = SPECIAL_IPV6
-        .iter()
-        .any(|(base, prefix)| (address.to_bits() ^ base.to_bits()) >> (128 - prefix) == 0);
-    listed || translated_ipv4(address).is_some_and(is_special_ipv4)
+    let is_in = |(base, prefix): &(Ipv6Addr, u32)| {
+        (address.to_bits() ^ base.to_bits()) >> (128 - prefix) == 0
+    };
+    match translated_ipv4(address) {
+        Some(address) => is_special_ipv4(address),
+        None => !is_in(&PUBLIC_IPV6) || SPECIAL_IPV6.iter().any(is_in),
+    }
 }
 
 /// The IPv4 address that a translator would make of an IPv6 one.
@@ -96,6 +94,7 @@ mod tests {
             "127.0.0.1",
             "127.255.255.255",
             "169.254.169.254",
+            "168.63.129.16",
             "172.16.0.0",
             "172.31.255.255",
             "192.0.0.1",
@@ -131,6 +130,10 @@ mod tests {
             "febf::1",
             "fec0::1",
             "ff02::1",
+            "::ffff:0:7f00:1",
+            "1fff::1",
+            "4000::1",
+            "fbff::1",
         ] {
             assert!(special(text), "{text}");
         }
@@ -146,6 +149,8 @@ mod tests {
             "100.128.0.0",
             "126.255.255.255",
             "128.0.0.0",
+            "168.63.129.15",
+            "168.63.129.17",
             "169.253.255.255",
             "169.255.0.0",
             "172.15.255.255",
@@ -161,7 +166,7 @@ mod tests {
             "2606:4700::1111",
             "2001:200::1",
             "2a00:1450::1",
-            "fbff::1",
+            "3ffe::1",
         ] {
             assert!(!special(text), "{text}");
         }
