@@ -115,7 +115,7 @@ fn forward(
 ) -> Result<(Destination, Vec<u8>), RequestError> {
     let fields = &*request.headers;
     let is_named = |field: &httparse::Header<'_>, name: &str| field.name.eq_ignore_ascii_case(name);
-    // The answer is passed on as it is, so the server has to know what its reader understands: HTTP/1.0 has no chunks.
+    // The answer is passed on as it is, so the server has to know the version of the client: HTTP/1.0 has no chunks.
     let minor_version = request.version.unwrap_or(0);
     let has_coding = |field| is_named(field, "transfer-encoding");
     if minor_version == 0 && fields.iter().any(has_coding) {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_hears_which_version_its_reader_understands() {
+    fn the_version_of_a_request_is_passed_on() {
         for version in ["1.0", "1.1"] {
             let head = format!("GET http://a.b/x HTTP/{version}\r\nAccept: */*\r\n\r\n");
             let Request::Forward { head, .. } = Request::parse(head.as_bytes()) else {

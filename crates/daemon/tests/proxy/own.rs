@@ -23,7 +23,7 @@ fn the_hosts_own_addresses_and_networks_need_a_rule_that_names_them() {
     if !may.is_ok_and(|output| output.status.success()) {
         let words =
             b"SKIPPED: this user may not make a network namespace: own addresses are not tried\n";
-        // Beside the harness, which would keep it to itself.
+        // Past the test harness, which shows no output of a test that passes.
         std::io::stderr().write_all(words).expect("written");
         return;
     }
@@ -124,7 +124,7 @@ fn by_every_rule_there_is(service: &Service) {
             for host in [beyond, "beyond.test"] {
                 let (guest, code) = egress.socks(host, PORT);
                 assert_eq!(code, 0, "{host}: {beyond}");
-                assert_eq!(read_all(&guest), NEIGHBOURS_WORD);
+                assert_eq!(read_all(&guest), GREETING);
             }
         }
         // Of a name's addresses those are called that lie beyond.
@@ -133,7 +133,7 @@ fn by_every_rule_there_is(service: &Service) {
             .answer("both.test", &[&["203.0.114.7", "9.9.9.9"]]);
         let (guest, code) = egress.socks("both.test", PORT);
         assert_eq!(code, 0);
-        assert_eq!(read_all(&guest), NEIGHBOURS_WORD);
+        assert_eq!(read_all(&guest), GREETING);
         assert_eq!(egress.socks("203.0.117.1", PORT).1, 3, "no route");
     }
     service.assert_was_not_called();
@@ -162,7 +162,7 @@ fn by_a_rule_that_names_them(service: &Service) {
     }
     let (guest, code) = egress.socks("2a00:ffff::1", PORT);
     assert_eq!(code, 0);
-    assert_eq!(read_all(&guest), NEIGHBOURS_WORD);
+    assert_eq!(read_all(&guest), GREETING);
     assert_is_refused(&egress, "203.0.114.1");
     assert_is_refused(&egress, "203.0.115.77");
     service.assert_was_not_called();
@@ -195,7 +195,7 @@ fn while_addresses_come_and_go(service: &Service) {
     for (address, prefix_len) in [("9.9.9.9", 32), ("2a00:9999::9", 128)] {
         let reaches_beyond = || {
             let (guest, code) = egress.socks(address, PORT);
-            code == 0 && read_all(&guest) == NEIGHBOURS_WORD
+            code == 0 && read_all(&guest) == GREETING
         };
         assert!(reaches_beyond(), "{address}");
         ip(&format!("addr add {address}/{prefix_len} dev rdhost nodad"));
@@ -250,7 +250,7 @@ fn beyond_an_interface_without_a_router() {
     let egress = Egress::new(vec![rule(any())]);
     let (guest, code) = egress.socks("9.9.9.9", PORT);
     assert_eq!(code, 0);
-    assert_eq!(read_all(&guest), NEIGHBOURS_WORD);
+    assert_eq!(read_all(&guest), GREETING);
     assert_is_refused(&egress, "203.0.114.7");
     assert_is_refused(&egress, "203.0.114.1");
 }
@@ -306,8 +306,8 @@ impl Service {
     }
 }
 
-/// What everybody hears who connects to the neighbour.
-const NEIGHBOURS_WORD: &[u8] = b"neighbour";
+/// What the neighbour sends to each connection.
+const GREETING: &[u8] = b"neighbour";
 
 /// A process in a network namespace of its own, at the other end of the host's interface.
 struct Neighbour(Child);
@@ -320,16 +320,16 @@ impl Neighbour {
             .spawn();
         let mut neighbour = Neighbour(child.expect("started"));
         let mut said = BufReader::new(neighbour.0.stdout.take().expect("piped")).lines();
-        let mut hear = |word: &str| {
-            let heard = said.any(|line| line.expect("text").ends_with(word));
-            assert!(heard, "the neighbour did not say that it is {word}");
+        let mut expect = |word: &str| {
+            let found = said.any(|line| line.expect("text").ends_with(word));
+            assert!(found, "the neighbour ended before it was {word}");
         };
-        hear("in its namespace");
+        expect("in its namespace");
         ip(&format!("link set rdnext netns {}", neighbour.0.id()));
         let stdin = neighbour.0.stdin.as_mut().expect("piped");
         stdin.write_all(b"go on\n").expect("written");
-        hear("listening");
-        // It goes on for as long as it can be heard.
+        expect("listening");
+        // Its output is read for as long as it runs.
         std::thread::spawn(move || said.for_each(drop));
         neighbour
     }
@@ -351,7 +351,7 @@ fn neighbour() {
     }
     println!("in its namespace");
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("a word");
+    std::io::stdin().read_line(&mut line).expect("a line");
     ip("link set lo up");
     for address in ["203.0.114.1/24", "2a00:ffff::1/64 nodad"] {
         ip(&format!("addr add {address} dev rdnext"));
@@ -365,7 +365,7 @@ fn neighbour() {
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
             // Whoever called may have gone.
-            let _ = stream.write_all(NEIGHBOURS_WORD);
+            let _ = stream.write_all(GREETING);
         }
     });
     let _ = std::io::stdin().read_line(&mut line);
