@@ -128,6 +128,7 @@ fn is_denial(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::Denied
+            | Reason::OwnPort
             | Reason::RuleCircuits
             | Reason::RuleRate
             | Reason::CircuitLimit

@@ -216,7 +216,7 @@ fn tell(vm: &str, event: &PeerEvent) {
 fn refusal(reason: Reason) -> Refusal {
     let kind = match reason {
         Reason::NoListener | Reason::UnknownCid => RefusalKind::NobodyListens,
-        Reason::Denied => RefusalKind::Forbidden,
+        Reason::Denied | Reason::OwnPort => RefusalKind::Forbidden,
         Reason::RuleCircuits
         | Reason::RuleRate
         | Reason::CircuitLimit

@@ -16,7 +16,8 @@ use wire::vsock::{HOST_CID, SocketType};
 
 use crate::end::{End, Party};
 use crate::event::{Action, Time};
-use crate::operator::{OWN_PORTS, Route};
+use crate::operator::Route;
+use crate::own_ports::OWN_PORTS;
 use crate::switch::{Actions, EndKey};
 use crate::{
     AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Rule, Side, Switch, Verdict,

@@ -56,6 +56,7 @@ mod host;
 mod hybrid;
 mod line;
 mod operator;
+mod own_ports;
 mod packet;
 mod policy;
 mod rate;
@@ -75,6 +76,7 @@ pub use event::{
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use line::{AddLineError, Address, LineId, LineReport, full_name};
+pub use own_ports::{OWN_PORTS, is_own_port};
 pub use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,
     NamePattern, Network, Policy, PortRange, Redirect, Rule, RuleId, RuleLimits, RuleMatch,

@@ -8,19 +8,13 @@ use crate::directory::ServiceId;
 use crate::end::{End, Party};
 use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, ProgramId, Time};
 use crate::line::Line;
+use crate::own_ports::{self, OWN_PORTS};
 use crate::switch::{Actions, EndKey};
 use crate::usage::RuleUse;
 use crate::{
     Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
     RuleSet, ServiceEntry, Side, Switch, Verdict,
 };
-
-/// Ports of the host that every guest may call, whatever the rules say: what answers there is the daemon itself.
-pub(crate) const OWN_PORTS: [u32; 3] = [
-    wire::agent::PORT,
-    wire::directory::PORT,
-    wire::switchboard::link::PORT,
-];
 
 /// Users of the host, with their groups, that the switch tells apart.
 const MAX_PROGRAMS: usize = 4096;
@@ -219,7 +213,7 @@ impl Switch {
             .unwrap_or((&caller.address.domain, name));
         let line = self.directory.line_by_name(domain, name)?;
         let callee = &self.lines[line.0 as usize];
-        let may_call = self.may_pass(&caller.callers, &callee.callees);
+        let may_call = self.may_pass(&caller.callers, &callee.callees, true);
         (line == from || may_call).then(|| self.cid_for(from, line))
     }
 
@@ -229,13 +223,13 @@ impl Switch {
         let service = self
             .directory
             .service_by_name(&caller.address.domain, name)?;
-        let may_call = self.may_pass(&caller.callers, &service.callees);
+        let may_call = self.may_pass(&caller.callers, &service.callees, false);
         may_call.then_some(service.entry.port)
     }
 
     /// Whether some rule would put a call through, at some port. Ports that an earlier rule has denied do not count; a range
     /// that only several of them together have denied does, though.
-    fn may_pass(&self, from: &RuleSet, to: &RuleSet) -> bool {
+    fn may_pass(&self, from: &RuleSet, to: &RuleSet, to_a_vm: bool) -> bool {
         let mut denied: Vec<&PortRange> = Vec::new();
         for id in self.policy.between(from, to) {
             let Some(rule) = self.policy.rule(id) else {
@@ -247,6 +241,9 @@ impl Switch {
                     return false;
                 }
                 denied.extend(&rule.ports);
+                continue;
+            }
+            if to_a_vm && rule.leads_to_own_ports_only() {
                 continue;
             }
             let is_denied = |ports: &PortRange| {
@@ -285,7 +282,7 @@ impl Switch {
             rule: None,
             dialled: Some(dialled),
         })?;
-        let judgement = self.judge(&caller.callers, dialled, key.peer_port, false);
+        let judgement = self.judge(&caller.callers, dialled, key.peer_port, None);
         let rule = judgement.rule;
         let refuse = |reason| Refusal {
             reason,
@@ -392,7 +389,7 @@ impl Switch {
             return Err(Reason::UnknownCid.into());
         }
         let dialled = Destination::Line(dialled);
-        let judgement = self.judge(self.host_callers(host), dialled, port, true);
+        let judgement = self.judge(self.host_callers(host), dialled, port, Some(host));
         let rule = judgement.rule;
         let refuse = |reason| Refusal {
             reason,
@@ -458,8 +455,35 @@ impl Switch {
         self.rules.get_mut(rule?.0 as usize)
     }
 
+    /// Whether a call may be made, and who has it. Every kind of call is judged here, when it is made and when it is judged again.
+    fn judge(
+        &self,
+        from: &RuleSet,
+        dialled: Destination,
+        port: u32,
+        host: Option<HostCaller>,
+    ) -> Judgement {
+        let mut judgement = self.judge_by_rules(from, dialled, port, host.is_some());
+        let reached = match judgement.result {
+            Ok(reached) => reached,
+            // Where no rule allows it, the reason is that none could.
+            Err(Reason::Denied) if judgement.rule.is_none() => (dialled, port),
+            Err(_) => return judgement,
+        };
+        if let Err(reason) = own_ports::check(host, (dialled, port), reached) {
+            judgement.result = Err(reason);
+        }
+        judgement
+    }
+
     /// What the rules say to a call, and what holds where none says anything.
-    fn judge(&self, from: &RuleSet, dialled: Destination, port: u32, from_host: bool) -> Judgement {
+    fn judge_by_rules(
+        &self,
+        from: &RuleSet,
+        dialled: Destination,
+        port: u32,
+        from_host: bool,
+    ) -> Judgement {
         let through = |rule| Judgement {
             rule,
             result: Ok((dialled, port)),
@@ -515,7 +539,7 @@ impl Switch {
                     .callers
             }
         };
-        let judgement = self.judge(from, call.dialled, call.dialled_port, call.host.is_some());
+        let judgement = self.judge(from, call.dialled, call.dialled_port, call.host);
         let same = matches!(judgement.result, Ok((reached, port))
             if reached == call.reached && port == circuit.end(Side::Callee).port);
         same.then_some(judgement)

@@ -23,6 +23,11 @@ pub enum Reason {
     /// A rule denies it, or none allows it.
     #[error("no rule allows it")]
     Denied,
+    /// The port belongs to the VM's host, and this was no direct call of a program of the host.
+    #[error(
+        "this port of a VM is for its host alone: no rule, redirection or published port leads there"
+    )]
+    OwnPort,
     /// The rule that allows it has as many circuits as it may.
     #[error("the rule that allows it has as many circuits as its limit allows")]
     RuleCircuits,
@@ -87,13 +92,14 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 26] = [
+    pub const ALL: [Reason; 27] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
         Reason::HostFailed,
         Reason::UnknownCid,
         Reason::Denied,
+        Reason::OwnPort,
         Reason::RuleCircuits,
         Reason::RuleRate,
         Reason::Unreachable,
@@ -125,6 +131,7 @@ impl Reason {
             Reason::HostFailed => "ended_host_failed",
             Reason::UnknownCid => "ended_unknown_cid",
             Reason::Denied => "ended_denied",
+            Reason::OwnPort => "ended_own_port",
             Reason::RuleCircuits => "ended_rule_circuits",
             Reason::RuleRate => "ended_rule_rate",
             Reason::Unreachable => "ended_unreachable",

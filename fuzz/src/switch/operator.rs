@@ -151,8 +151,17 @@ impl Operator {
         });
         let open = matches!(who, Who::Host(_)) || matches!(dialled, CalleeId::Listener { .. });
         let Some(index) = first else {
-            let result = if open {
+            let own = matches!(
+                dialled,
+                CalleeId::Guest {
+                    port: 1005..=1007,
+                    ..
+                }
+            );
+            let result = if open && !(own && who == Who::Host(None)) {
                 Ok(dialled)
+            } else if own {
+                Err(Reason::OwnPort)
             } else {
                 Err(Reason::Denied)
             };
@@ -170,6 +179,9 @@ impl Operator {
             },
         };
         let result = result.and_then(|reached| match reached {
+            CalleeId::Guest {
+                port: 1005..=1007, ..
+            } if !(matches!(who, Who::Host(Some(_))) && reached == dialled) => Err(Reason::OwnPort),
             CalleeId::Guest { line, .. } if who == Who::Guest(line) => Err(Reason::Denied),
             reached => Ok(reached),
         });

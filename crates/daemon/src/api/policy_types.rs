@@ -128,6 +128,8 @@ pub enum FindingKind {
     EmptyGroup,
     /// No rule lets anybody use it.
     Unused,
+    /// It is to lead to a port of a VM that only programs of its host reach.
+    OwnPort,
 }
 
 /// Something that can hardly be meant.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use switch::{Callee, Caller, Decision, Redirect, Rule, Verdict};
+use switch::{Callee, Caller, Decision, Reason, Redirect, Rule, Verdict, is_own_port};
 
 use super::Rulebook;
 use crate::api::types::{PassedOver, PolicyAnswer, PolicyRule, PolicyVerdict};
@@ -121,6 +121,7 @@ impl Rulebook {
         );
         let passed_over = self.passed_over(&decision, &asked_from, &asked_to, port);
         let mut answer = self.answer(&decision, &caller, &callee);
+        self.keep_own_ports(&mut answer, &decision, &caller, (&callee, port));
         answer.from = from.to_owned();
         answer.to = to.to_owned();
         answer.port = port;
@@ -175,6 +176,55 @@ impl Rulebook {
         }
         answer.rule = Some(rule);
         answer
+    }
+
+    /// Ports of Ringdown's own at a VM are for its host alone, whatever the rules say.
+    fn keep_own_ports(
+        &self,
+        answer: &mut PolicyAnswer,
+        decision: &Decision<'_>,
+        caller: &From<'_>,
+        (callee, port): (&To<'_>, u32),
+    ) {
+        let dialled = match callee {
+            To::Vm(line) => Some((*line, port)),
+            _ => None,
+        };
+        let reached = match decision.rule {
+            Some((
+                _,
+                Verdict::Redirect(Redirect::Vm {
+                    domain,
+                    name,
+                    port: to,
+                }),
+            )) => self
+                .plan
+                .find(domain, name)
+                .map(|line| (line, to.unwrap_or(port))),
+            Some((_, Verdict::Deny | Verdict::Redirect(Redirect::Service { .. }))) => None,
+            Some((_, Verdict::Allow)) | None => dialled,
+        };
+        let Some((line, port)) = reached.filter(|(_, port)| is_own_port(*port)) else {
+            return;
+        };
+        let is_direct = dialled
+            .is_some_and(|(dialled, at)| (dialled.full_name(), at) == (line.full_name(), port));
+        match caller {
+            From::Program { .. } if is_direct => return,
+            From::Host if is_direct => {
+                let note = "a published port does not lead there: this port of a VM is for programs of its host that call it directly";
+                return answer.notes.push(note.to_owned());
+            }
+            From::Vm(_) | From::Program { .. } | From::Host => {}
+        }
+        answer.verdict = PolicyVerdict::Denied;
+        answer.why = match (&answer.redirect, decision.rule) {
+            (Some(to), _) => format!("{}, and leads to {to}, but {}", answer.why, Reason::OwnPort),
+            (None, Some(_)) => format!("{}, but {}", answer.why, Reason::OwnPort),
+            (None, None) => Reason::OwnPort.to_string(),
+        };
+        answer.redirect = None;
     }
 
     /// Rules before the one that decided which match in all but one regard: what a person looks for who expected another answer.

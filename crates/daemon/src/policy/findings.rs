@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use switch::{Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict};
+use switch::{
+    Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port,
+};
 
 use super::Rulebook;
 use crate::api::types::{Finding, FindingKind, PolicyReport};
@@ -11,6 +13,9 @@ use crate::input::nearest;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
+
+/// Why nobody else is let through there.
+const OWN_PORTS_ARE: &str = "ports 1005 to 1007 of a VM are for programs of its host that call them directly (its agent is at 1007)";
 
 /// The most rules that a finding names as those which cover another together.
 const MAX_NAMED_RULES: usize = 4;
@@ -40,6 +45,7 @@ impl Rulebook {
                 findings.push(finding(kind, rule, message));
             }
         }
+        findings.extend(self.own_ports());
         findings.extend(self.groups_of_nobody());
         findings.extend(self.offers_to_nobody());
         findings.truncate(MAX_FINDINGS);
@@ -90,6 +96,30 @@ impl Rulebook {
             Some(finding(FindingKind::Unreachable, rule, message))
         });
         told.collect()
+    }
+
+    /// Rules and published ports that are to lead where only a VM's host gets.
+    fn own_ports(&self) -> Vec<Finding> {
+        let of_rules = self.rules.iter().enumerate().filter_map(|(index, rule)| {
+            let ports = rule.value.own_ports_named();
+            let ports: Vec<String> = ports.iter().map(u32::to_string).collect();
+            let name = self.rule(index as u32).words();
+            let message = format!(
+                "rule {name} names port {}, which no call by it reaches: {OWN_PORTS_ARE}; leave it out",
+                ports.join(", ")
+            );
+            (!ports.is_empty()).then(|| finding(FindingKind::OwnPort, rule, message))
+        });
+        let of_publishes = self.publishes.iter().filter_map(|publish| {
+            let (name, to) = (&publish.value.name, &publish.value.to);
+            let message = format!(
+                "the published port {name:?} leads to port {} of {:?} and every call is refused: {OWN_PORTS_ARE}; publish another port",
+                to.port,
+                to.full_name()
+            );
+            is_own_port(to.port).then(|| finding(FindingKind::OwnPort, publish, message))
+        });
+        of_rules.chain(of_publishes).collect()
     }
 
     fn names_of_nobody(&self, rule: &Rule) -> Vec<(FindingKind, String)> {

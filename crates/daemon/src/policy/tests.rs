@@ -272,6 +272,135 @@ fn questions_about_nobody_have_no_answer() {
     }
 }
 
+/// VMs that may call each other at every port, and what leads to ports of Ringdown's own in other ways.
+const OPEN: &str = r#"
+[[vm]]
+name = "web"
+
+[[vm]]
+name = "box"
+
+[[vm]]
+name = "old"
+
+[[rule]]
+name = "moved"
+from = ["web", "host"]
+to = "old"
+redirect = "box:1007"
+
+[[rule]]
+name = "in-other-words"
+from = "web"
+to = "host"
+port = 81
+redirect = "box:1006"
+
+[[rule]]
+name = "no-agent"
+from = "user:7"
+to = "box"
+port = 1007
+action = "deny"
+
+[[rule]]
+name = "open"
+from = "any"
+to = "any"
+action = "allow"
+
+[[rule]]
+name = "by-hand"
+from = "any"
+to = "box"
+port = "1000-1005"
+action = "allow"
+
+[[rule]]
+name = "operators"
+from = "user:8"
+to = "box"
+port = 1007
+action = "allow"
+
+[[publish]]
+name = "agent"
+listen = "tcp:127.0.0.1:1007"
+to = "box:1007"
+"#;
+
+#[test]
+fn a_vms_own_ports_are_for_its_host_whatever_the_rules_say() {
+    use PolicyVerdict::{Allowed, Denied};
+    let book = book(OPEN);
+    let table = [
+        ("web", "box", 1005, Denied, Some(3)),
+        ("web", "box", 1006, Denied, Some(3)),
+        ("web", "box", 1007, Denied, Some(3)),
+        ("web", "box", 1004, Allowed, Some(3)),
+        ("web", "box", 1008, Allowed, Some(3)),
+        ("web", "old", 80, Denied, Some(0)),
+        ("web", "host", 81, Denied, Some(1)),
+        ("web", "host", 1007, Allowed, Some(3)),
+        ("host", "old", 1007, Denied, Some(0)),
+        ("user:8", "old", 80, Denied, Some(0)),
+        ("user:7", "box", 1007, Denied, Some(2)),
+        ("user:8", "box", 1007, Allowed, Some(3)),
+        ("host", "box", 1007, Allowed, Some(3)),
+    ];
+    for (from, to, port, verdict, rule) in table {
+        let answer = book.ask(from, to, port).unwrap();
+        let found = (answer.verdict, answer.rule.as_ref().map(|rule| rule.index));
+        assert_eq!(found, (verdict, rule), "{from} {to} {port}: {answer:?}");
+        let is_kept = verdict == Denied && rule != Some(2);
+        assert_eq!(
+            answer.why.contains("for its host alone"),
+            is_kept,
+            "{answer:?}"
+        );
+        assert_eq!(answer.redirect, None);
+    }
+    let answer = book.ask("host", "box", 1007).unwrap();
+    assert!(
+        answer.notes[0].contains("a published port does not"),
+        "{answer:?}"
+    );
+    assert!(book.ask("web", "old", 80).unwrap().why.contains("box:1007"));
+}
+
+#[test]
+fn without_a_rule_no_rule_is_asked_for() {
+    let book = book(HOUSE);
+    let answer = book.ask("web", "db", 1007).unwrap();
+    assert_eq!((answer.verdict, answer.rule), (PolicyVerdict::Denied, None));
+    assert!(
+        answer.why.starts_with("this port of a VM is for its host"),
+        "{}",
+        answer.why
+    );
+}
+
+#[test]
+fn what_is_to_lead_to_a_vms_own_ports_is_found() {
+    let found: Vec<String> = book(OPEN)
+        .check_names()
+        .into_iter()
+        .filter(|finding| finding.kind == FindingKind::OwnPort)
+        .map(|finding| finding.message)
+        .collect();
+    let words = [
+        "\"moved\"",
+        "\"in-other-words\"",
+        "\"by-hand\"",
+        "published port \"agent\"",
+    ];
+    assert_eq!(found.len(), words.len(), "{found:#?}");
+    for (found, words) in found.iter().zip(words) {
+        assert!(found.contains(words), "{found}");
+    }
+    assert!(found[2].contains("names port 1005, which"), "{}", found[2]);
+}
+
 fn findings(text: &str) -> Vec<(FindingKind, String)> {
     let findings = book(text).check().into_iter();
     findings

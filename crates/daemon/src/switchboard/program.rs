@@ -227,7 +227,7 @@ async fn connect(
 
 fn code_of(reason: Reason) -> ErrorCode {
     match reason {
-        Reason::Denied => ErrorCode::Denied,
+        Reason::Denied | Reason::OwnPort => ErrorCode::Denied,
         Reason::UnknownCid => ErrorCode::Unknown,
         Reason::GuestRefused | Reason::NoListener | Reason::WrongType | Reason::Unsupported => {
             ErrorCode::Refused

@@ -106,6 +106,33 @@ pub enum CallerPattern {
     UserGroup(u32),
 }
 
+impl CallerPattern {
+    /// Whether these are VMs.
+    pub(crate) fn is_of_vms(&self) -> bool {
+        match self {
+            CallerPattern::AnyVm { .. }
+            | CallerPattern::Vm { .. }
+            | CallerPattern::Group { .. } => true,
+            CallerPattern::Host | CallerPattern::User(_) | CallerPattern::UserGroup(_) => false,
+        }
+    }
+}
+
+impl CalleePattern {
+    /// Whether these are VMs.
+    pub(crate) fn is_of_vms(&self) -> bool {
+        match self {
+            CalleePattern::AnyVm { .. }
+            | CalleePattern::Vm { .. }
+            | CalleePattern::Group { .. } => true,
+            CalleePattern::Service { .. }
+            | CalleePattern::Listeners
+            | CalleePattern::Network(_)
+            | CalleePattern::Name(_) => false,
+        }
+    }
+}
+
 /// Callees that a rule is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CalleePattern {

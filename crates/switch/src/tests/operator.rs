@@ -5,6 +5,7 @@ mod decided;
 mod domains;
 mod figures;
 mod limits;
+mod own_ports;
 mod redirect;
 mod reload;
 mod services;
