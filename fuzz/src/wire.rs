@@ -3,7 +3,7 @@
 use wire::agent::credit::{CreditError, MAX_CREDIT, ReceiveWindow, SendCredit};
 use wire::agent::{
     DecodeError, Decoder, ErrorKind, ErrorReport, ExecStart, ExitStatus, Frame, HEADER_LEN, Hello,
-    MAX_DATA_LEN, MAX_EXEC_START_LEN, Stream, Terminal, bench, forward, job,
+    MAX_DATA_LEN, MAX_EXEC_START_LEN, SECRET_LEN, Secret, Stream, Terminal, bench, forward, job,
 };
 use wire::connect::{MAX_REQUEST_LEN, Request, RequestError, refused};
 use wire::vsock::{self, Header, Operation, SocketType};
@@ -214,7 +214,7 @@ pub fn frames(input: &[u8]) {
 
 fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
     let stream = dice.pick(&[Stream::Stdin, Stream::Stdout, Stream::Stderr]);
-    match dice.below(16) {
+    match dice.below(17) {
         0 => Frame::Hello(Hello {
             protocol_min: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
             protocol_max: dice.pick(&[0, 1, 1, 1, 2, u16::MAX]),
@@ -263,6 +263,7 @@ fn any_frame<'a>(dice: &mut Dice<'_>, payload: &'a [u8]) -> Frame<'a> {
         12 => Frame::Answer(any_answer(dice)),
         13 => Frame::Forward(any_forwarding(dice)),
         14 => crate::transfer::frame(dice),
+        15 => Frame::Secret(Secret::new([dice.byte(); SECRET_LEN])),
         _ => Frame::Exit(match dice.one_in(2) {
             true => ExitStatus::Code(dice.byte()),
             false => ExitStatus::Signal(dice.byte()),

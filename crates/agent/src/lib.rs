@@ -7,6 +7,7 @@
 //! `/dev/pts` for terminals.
 
 mod bench;
+pub mod callers;
 mod clock;
 pub mod command;
 pub mod config;

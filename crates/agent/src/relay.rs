@@ -560,6 +560,7 @@ fn is_at_end(file: &OwnedFd) -> bool {
 fn name_of(frame: &Frame<'_>) -> &'static str {
     match frame {
         Frame::Hello(_) => "hello",
+        Frame::Secret(_) => "secret",
         Frame::Error(_) => "error",
         Frame::ExecStart(_) => "start of a command",
         Frame::Started { .. } => "started",

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use wire::agent::{CAPABILITY_CIRCUITS, ErrorKind, ErrorReport};
 
+use crate::callers::Callers;
 use crate::config::Config;
 use crate::freezer::Freezer;
 use crate::log::say;
@@ -90,9 +91,13 @@ impl Server {
                 continue;
             };
             let taking = Arc::clone(&service);
-            let host = SerialHost::start(port, move |connection| taking.start(connection))?;
+            let callers = Arc::new(Callers::over_serial());
+            let of_port = Arc::clone(&callers);
+            let host = SerialHost::start(port, move |connection| {
+                taking.start(connection, &of_port);
+            })?;
             spawn("uplink", move || {
-                uplink::run(&service.options, || {
+                uplink::run(&service.options, &callers, || {
                     host.wait();
                     host.dial(wire::agent::PORT)
                 })
@@ -136,15 +141,20 @@ impl Service {
     fn listen(self: &Arc<Self>, endpoint: &Endpoint) -> io::Result<Infallible> {
         let listener = open(endpoint)?;
         say!("listening on {}", describe(endpoint));
+        let callers = Arc::new(match endpoint {
+            Endpoint::Vsock => Callers::over_vsock(),
+            Endpoint::Unix(_) => Callers::at_unix_socket(),
+            Endpoint::Serial(_) => Callers::over_serial(),
+        });
         if *endpoint == Endpoint::Vsock {
-            let options = Arc::clone(&self.options);
+            let (options, callers) = (Arc::clone(&self.options), Arc::clone(&callers));
             spawn("uplink", move || {
-                uplink::run(&options, transport::dial_host)
+                uplink::run(&options, &callers, transport::dial_host)
             })?;
         }
         loop {
             match listener.accept() {
-                Ok(connection) => self.start(connection),
+                Ok(connection) => self.start(connection, &callers),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     say!("{error}")
                 }
@@ -158,13 +168,16 @@ impl Service {
         }
     }
 
-    fn start(&self, connection: OwnedFd) {
+    fn start(&self, connection: OwnedFd, callers: &Arc<Callers>) {
         let Some(place) = Share::take(&self.active, 1, MAX_OPERATIONS) else {
             let message = format!(
                 "{MAX_OPERATIONS} operations run in this guest already, which is the limit"
             );
             // The socket is new, so its buffer has room: the accepting thread does not wait here.
-            let _ = crate::session::greet(&connection, &self.options.hello_now(), Instant::now());
+            if callers.are_known() {
+                let hello = self.options.hello_now();
+                let _ = crate::session::greet(&connection, &hello, Instant::now());
+            }
             tell(
                 &connection,
                 &ErrorReport::new(ErrorKind::Busy, message),
@@ -172,9 +185,9 @@ impl Service {
             );
             return;
         };
-        let options = Arc::clone(&self.options);
+        let (options, callers) = (Arc::clone(&self.options), Arc::clone(callers));
         let serve = move || {
-            if let Err(stop) = serve_in_place(&connection, &options, Some(place)) {
+            if let Err(stop) = serve_in_place(&connection, &options, &callers, Some(place)) {
                 say!("an operation ended early: {stop}");
             }
         };

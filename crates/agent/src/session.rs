@@ -15,6 +15,7 @@ use wire::agent::{
 
 use crate::bench as benchmark;
 pub use crate::bench::Places;
+use crate::callers::Callers;
 use crate::clock;
 use crate::command::Running;
 use crate::config::Config;
@@ -115,25 +116,36 @@ pub enum Stop {
     Report(ErrorReport),
 }
 
-/// Serve one operation on a connected stream socket, and end whatever was started if the host goes away.
+/// Serve one operation on a connected stream socket that is the host's, and end whatever was started if the host goes away.
 ///
 /// # Errors
 /// Why no exit of a command was delivered; for the log.
 pub fn serve(socket: &OwnedFd, options: &Options) -> Result<(), Stop> {
-    serve_in_place(socket, options, None)
+    serve_caller(socket, options, &Callers::at_unix_socket())
 }
 
-/// The same, in a place among the operations that is kept for as long as it is needed.
+/// The same if `callers` shows that the socket is the host's.
+///
+/// # Errors
+/// As [`serve`]; also that it is not.
+pub fn serve_caller(socket: &OwnedFd, options: &Options, callers: &Callers) -> Result<(), Stop> {
+    serve_in_place(socket, options, callers, None)
+}
+
+/// The same in a place among the operations that is kept for as long as it is needed.
 pub(crate) fn serve_in_place(
     socket: &OwnedFd,
     options: &Options,
+    callers: &Callers,
     place: Option<Share>,
 ) -> Result<(), Stop> {
     rustix::io::ioctl_fionbio(socket, true).map_err(|error| Stop::HostGone(error.into()))?;
     let mut decoder = Decoder::new();
     let deadline = Instant::now() + options.handshake_timeout;
-    let allowed =
-        ask(socket, &mut decoder, options, deadline).and_then(|request| allow(options, request));
+    let allowed = callers
+        .admit(socket, &mut decoder, deadline)
+        .and_then(|()| ask(socket, &mut decoder, options, deadline))
+        .and_then(|request| allow(options, request));
     let result = match allowed {
         Ok(Request::Job(ask)) => {
             let result = everyday::run(socket, decoder, options, ask);

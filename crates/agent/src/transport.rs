@@ -125,12 +125,7 @@ impl Listener {
             rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         if self.is_vsock {
             let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
-            if peer.cid() != HOST_CID {
-                return Err(refused(&format!(
-                    "context identifier {} is not the host",
-                    peer.cid()
-                )));
-            }
+            check_cid(peer.cid())?;
         } else {
             let peer = rustix::net::sockopt::socket_peercred(&connection)?.uid;
             if !peer.is_root() && peer != rustix::process::geteuid() {
@@ -141,6 +136,16 @@ impl Listener {
             }
         }
         Ok(connection)
+    }
+}
+
+/// Refuses what does not have the host's context identifier.
+fn check_cid(cid: u32) -> io::Result<()> {
+    match cid {
+        HOST_CID => Ok(()),
+        other => Err(refused(&format!(
+            "context identifier {other} is not the host"
+        ))),
     }
 }
 
@@ -333,4 +338,18 @@ fn vsock_socket() -> io::Result<OwnedFd> {
         SockFlag::SOCK_CLOEXEC,
         None,
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_context_identifier_but_the_hosts_is_served() {
+        assert!(check_cid(2).is_ok());
+        for other in [0, 1, 3, 4, 1 << 30, u32::MAX] {
+            let error = check_cid(other).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        }
+    }
 }

@@ -7,12 +7,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, negotiate};
+use wire::agent::{CAPABILITY_PROOF, CONNECTION_CHANNEL, Decoder, Frame, negotiate};
 
+use crate::callers::Callers;
 use crate::clock;
 use crate::log::say;
 use crate::session::{HANDSHAKE_TIMEOUT, Options, greet};
-use crate::stream::receive;
+use crate::stream::{receive, send_all};
 
 /// The wait after the first failure; each further one doubles it.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -27,11 +28,17 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 const NO_DEVICE: rustix::io::Errno = rustix::io::Errno::NODEV;
 
 /// Keep the host informed over the connections that `dial` makes, for ever.
-pub(crate) fn run(options: &Options, dial: impl Fn() -> io::Result<OwnedFd>) -> ! {
+pub(crate) fn run(
+    options: &Options,
+    callers: &Callers,
+    dial: impl Fn() -> io::Result<OwnedFd>,
+) -> ! {
     let mut backoff = FIRST_BACKOFF;
     let mut last_problem = String::new();
     loop {
-        let problem = match dial().and_then(|socket| announce(&socket, options)) {
+        let announced = dial().and_then(|socket| announce(&socket, options, callers));
+        callers.host_left();
+        let problem = match announced {
             Ok(ended) => {
                 backoff = FIRST_BACKOFF;
                 format!("the connection to the host ended: {ended}")
@@ -53,14 +60,17 @@ pub(crate) fn run(options: &Options, dial: impl Fn() -> io::Result<OwnedFd>) -> 
     }
 }
 
-/// Exchange hellos on a connection to the host, set the clock by what the host says, then hold the connection until it ends: why it did.
+/// Exchange hellos on a connection to the host, give it the secret of its callers if it wants one, set the clock by what the host says, then hold the
+/// connection until it ends: why it did.
 ///
 /// # Errors
 /// The hellos did not get through.
-pub fn announce(socket: &OwnedFd, options: &Options) -> io::Result<io::Error> {
+pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::Result<io::Error> {
     let begun = Instant::now();
     let deadline = begun + HANDSHAKE_TIMEOUT;
-    let hello = &options.hello_now();
+    let mut hello = options.hello_now();
+    hello.capabilities.push(CAPABILITY_PROOF.to_owned());
+    let hello = &hello;
     let _told = options.generation.tell_on(socket)?;
     greet(socket, hello, deadline)?;
     let mut decoder = Decoder::new();
@@ -76,6 +86,10 @@ pub fn announce(socket: &OwnedFd, options: &Options) -> io::Result<io::Error> {
                         "{} speaks another protocol version",
                         theirs.software
                     )));
+                }
+                if let Some(secret) = callers.host_answered(&theirs)? {
+                    let bytes = Frame::Secret(secret).to_bytes(CONNECTION_CHANNEL);
+                    send_all(socket, &bytes.map_err(io::Error::other)?, deadline)?;
                 }
                 options.generation.host_is(&theirs.boot_id);
                 clock::follow(options, theirs.unix_ns, begun);

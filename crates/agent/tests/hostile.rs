@@ -6,11 +6,15 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
-use agent::session::{Options, Stop, serve};
+use agent::callers::Callers;
+use agent::session::{Options, Stop, serve, serve_caller};
 use common::{Agent, Client, command, is_running, listen_argument, shell, wait_until, words};
-use wire::agent::{ErrorKind, ExitStatus, Frame, Hello, OPERATION_CHANNEL, Stream};
+use wire::agent::{
+    CALLERS_KNOWN, CALLERS_PROVE, ErrorKind, ExitStatus, Frame, Hello, OPERATION_CHANNEL, Stream,
+};
 
 /// A greeting that is not one gets an error that says so, and the connection closes.
 #[test]
@@ -249,8 +253,9 @@ fn readiness_lasts_as_long_as_the_connection() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let mut host = Client::new(ours);
-    let uplink =
-        std::thread::spawn(move || agent::uplink::announce(&theirs.into(), &Options::new()));
+    let uplink = std::thread::spawn(move || {
+        agent::uplink::announce(&theirs.into(), &Options::new(), &Callers::over_vsock())
+    });
     assert_eq!(host.expect_hello().boot_id, agent::guest::hello().boot_id);
     host.send(&Frame::Hello(Hello::new("ringdown test")));
     // The agent holds the connection and says nothing more until the host closes it.
@@ -267,9 +272,73 @@ fn readiness_lasts_as_long_as_the_connection() {
         protocol_max: 9,
         ..Hello::new("future")
     }));
-    let error = agent::uplink::announce(&theirs.into(), &Options::new()).unwrap_err();
+    let error = agent::uplink::announce(&theirs.into(), &Options::new(), &Callers::over_vsock())
+        .unwrap_err();
     assert!(
         error.to_string().contains("another protocol version"),
         "{error}"
     );
+}
+
+/// A caller on a line, served in this process.
+fn call(callers: &Arc<Callers>) -> Client {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let callers = Arc::clone(callers);
+    std::thread::spawn(move || {
+        let options = Options {
+            handshake_timeout: Duration::from_millis(200),
+            ..Options::new()
+        };
+        serve_caller(&theirs.into(), &options, &callers)
+    });
+    Client::new(ours)
+}
+
+/// The agent's own call over such a line, answered with these capabilities. It stands for as long as the client lives.
+fn answered(callers: &Arc<Callers>, capabilities: &[&str]) -> Client {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let mut host = Client::new(ours);
+    let callers = Arc::clone(callers);
+    std::thread::spawn(move || {
+        let options = Options::new();
+        agent::uplink::announce(&theirs.into(), &options, &callers)
+    });
+    host.answer_as_host(capabilities);
+    host
+}
+
+#[test]
+fn nobody_is_served_before_the_host_has_answered() {
+    for callers in [Callers::over_vsock(), Callers::over_serial()] {
+        let mut caller = call(&Arc::new(callers));
+        let report = caller.expect_refusal();
+        assert_eq!(report.kind, ErrorKind::Unavailable);
+        assert!(report.message.contains("cannot tell who calls"));
+    }
+    call(&Arc::new(Callers::at_unix_socket())).greet();
+}
+
+#[test]
+fn over_vsock_the_host_says_whether_callers_prove_themselves() {
+    let callers = Arc::new(Callers::over_vsock());
+    let mut host = answered(&callers, &[CALLERS_KNOWN]);
+    call(&callers).greet();
+    host.stream.shutdown(std::net::Shutdown::Both).unwrap();
+
+    // A VMM with a vsock device of its own shows everybody as the host.
+    let callers = Arc::new(Callers::over_vsock());
+    let mut host = answered(&callers, &[CALLERS_PROVE]);
+    let secret = host.expect_secret();
+    let mut caller = call(&callers);
+    caller.send(&Frame::Hello(Hello::new("test")));
+    assert_eq!(caller.expect_refusal().kind, ErrorKind::Forbidden);
+    let mut caller = call(&callers);
+    caller.send(&Frame::Secret(secret));
+    caller.greet();
+
+    // A host of before says nothing about it.
+    let callers = Arc::new(Callers::over_vsock());
+    let _host = answered(&callers, &[]);
+    assert_eq!(call(&callers).expect_refusal().kind, ErrorKind::Unavailable);
 }

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use common::{Client, PATIENCE, command, shell, words};
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind};
 use tempfile::TempDir;
-use wire::agent::{ExitStatus, Frame, Stream};
+use wire::agent::{
+    CALLERS_KNOWN, CALLERS_PROVE, ErrorKind, ExitStatus, Frame, Hello, Secret, Stream,
+};
 
 /// What the agent and the guest's programs dial.
 const ECHO: u32 = 77;
@@ -119,8 +121,28 @@ impl House {
         receiver.recv_timeout(PATIENCE).unwrap().map(|()| ours)
     }
 
-    fn client(&self) -> Client {
-        let mut client = Client::new(self.try_dial(wire::agent::PORT).unwrap());
+    /// The agent's own call.
+    fn uplink(&self) -> Client {
+        Client::new(self.uplinks.recv_timeout(PATIENCE).unwrap())
+    }
+
+    /// The agent's own call, answered, and the secret that it brings.
+    fn answered(&self) -> (Client, Secret) {
+        let mut uplink = self.uplink();
+        let hello = uplink.answer_as_host(&[CALLERS_PROVE]);
+        assert!(hello.can("proof"));
+        let secret = uplink.expect_secret();
+        (uplink, secret)
+    }
+
+    /// A connection to the agent on which nothing was said.
+    fn caller(&self) -> Client {
+        Client::new(self.try_dial(wire::agent::PORT).unwrap())
+    }
+
+    fn client(&self, secret: &Secret) -> Client {
+        let mut client = self.caller();
+        client.send(&Frame::Secret(secret.clone()));
         client.greet();
         client
     }
@@ -170,11 +192,12 @@ fn start_agent(directory: &TempDir) -> Child {
 #[test]
 fn commands_run_over_the_port_side_by_side() {
     let house = House::connected();
-    let mut first = house.client();
+    let (_uplink, secret) = house.answered();
+    let mut first = house.client(&secret);
     first.send(&Frame::ExecStart(words(&["cat"])));
     first.grant(Stream::Stdout, 1 << 20);
     first.expect_started();
-    let mut second = house.client();
+    let mut second = house.client(&secret);
     second.send(&Frame::ExecStart(shell("echo out; exit 3")));
     second.grant(Stream::Stdout, 1 << 20);
     second.expect_started();
@@ -191,8 +214,7 @@ fn commands_run_over_the_port_side_by_side() {
 #[test]
 fn the_agent_calls_the_host_when_it_comes_and_again_after_a_restart() {
     let mut house = House::connected();
-    let mut uplink = Client::new(house.uplinks.recv_timeout(PATIENCE).unwrap());
-    uplink.greet();
+    let (mut uplink, secret) = house.answered();
     house.agent.kill().unwrap();
     house.agent.wait().unwrap();
     house.wait_for(&PeerEvent::Disconnected);
@@ -200,8 +222,56 @@ fn the_agent_calls_the_host_when_it_comes_and_again_after_a_restart() {
     house.connect();
     house.wait_for(&PeerEvent::Came);
     uplink.expect_end();
-    let mut uplink = Client::new(house.uplinks.recv_timeout(PATIENCE).unwrap());
-    uplink.greet();
+    let (_uplink, renewed) = house.answered();
+    assert_ne!(secret, renewed);
+}
+
+/// What a caller hears that says hello at once, as every client does, behind this proof or none.
+fn refused(house: &House, proof: Option<Secret>) -> (ErrorKind, String) {
+    let mut client = house.caller();
+    if let Some(secret) = proof {
+        client.send(&Frame::Secret(secret));
+    }
+    client.send(&Frame::Hello(Hello::new("test")));
+    client.send(&Frame::ExecStart(words(&["true"])));
+    let report = client.expect_refusal();
+    (report.kind, report.message)
+}
+
+#[test]
+fn who_does_not_prove_to_be_the_host_is_refused() {
+    let house = House::connected();
+    let (uplink, secret) = house.answered();
+    let (kind, message) = refused(&house, None);
+    assert_eq!(kind, ErrorKind::Forbidden);
+    assert!(message.contains("does not prove"), "{message}");
+    let (kind, message) = refused(&house, Some(Secret::new([0; 32])));
+    assert_eq!(kind, ErrorKind::Forbidden);
+    assert!(message.contains("not the one"), "{message}");
+    // Another first frame, and the proof too late.
+    let mut late = house.caller();
+    late.send(&Frame::Hello(Hello::new("test")));
+    late.send(&Frame::Secret(secret.clone()));
+    assert_eq!(late.expect_refusal().kind, ErrorKind::Forbidden);
+    drop(house.client(&secret));
+
+    // The agent calls anew: what its host knew is worth nothing any more.
+    drop(uplink);
+    let (_uplink, renewed) = house.answered();
+    assert_eq!(refused(&house, Some(secret)).0, ErrorKind::Forbidden);
+    drop(house.client(&renewed));
+}
+
+#[test]
+fn a_host_that_does_not_ask_for_proof_of_callers_gets_nothing_over_a_serial_port() {
+    for capabilities in [&[][..], &[CALLERS_KNOWN]] {
+        let house = House::connected();
+        let mut uplink = house.uplink();
+        uplink.answer_as_host(capabilities);
+        let (kind, message) = refused(&house, None);
+        assert_eq!(kind, ErrorKind::Unavailable);
+        assert!(message.contains("update the daemon"), "{message}");
+    }
 }
 
 #[test]
@@ -311,7 +381,8 @@ fn a_command_loses_nothing_over_a_line_that_breaks() {
         times
     });
     house.wait_for(&PeerEvent::Came);
-    let mut client = house.client();
+    let (_uplink, secret) = house.answered();
+    let mut client = house.client(&secret);
     client.send(&Frame::ExecStart(words(&["cat"])));
     client.expect_started();
     let sent: Vec<u8> = (0..len).map(|at| ((at / 3) ^ (at >> 12)) as u8).collect();

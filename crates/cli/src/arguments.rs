@@ -160,7 +160,7 @@ pub struct Serve {
     /// Read VMs and rules from this TOML file: ringdown.toml(5)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve a VM: name=NAME [,domain=DOMAIN] [,cid=CID] [,groups=NAME+NAME…] [,aliases=NAME+NAME…] [,vhost-user=SOCKET] [,host=SOCKET] or [,hybrid=SOCKET]
+    /// Serve a VM: name=NAME [,domain=DOMAIN] [,cid=CID] [,groups=NAME+NAME…] [,aliases=NAME+NAME…] [,vhost-user=SOCKET] or [,hybrid=SOCKET] [,host=SOCKET]
     /// or [,serial[=SOCKET]] or [,serial-connect=SOCKET] [,networks=NETWORK+NETWORK…] [,windows=COUNTxSIZE[,qmp=SOCKET]] [,limits.KEY=NUMBER …]; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub vm: Vec<String>,
@@ -236,8 +236,8 @@ pub struct VmAdd {
     /// Socket for programs of the host [default: NAME.sock in the runtime directory, or DOMAIN.NAME.sock]
     #[arg(long, value_name = "SOCKET")]
     pub host: Option<PathBuf>,
-    /// The UNIX socket of a VMM that has a vsock device of its own (Firecracker, Cloud Hypervisor, libkrun), instead of those two
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["vhost_user", "host"])]
+    /// The UNIX socket of a VMM that has a vsock device of its own (Firecracker, Cloud Hypervisor, libkrun), instead of --vhost-user
+    #[arg(long, value_name = "SOCKET", conflicts_with = "vhost_user")]
     pub hybrid: Option<PathBuf>,
     /// Reach the guest, which has no vsock, by the virtio-serial port of its agent; QEMU connects to this socket [default: NAME.serial in the
     /// runtime directory, or DOMAIN.NAME.serial]

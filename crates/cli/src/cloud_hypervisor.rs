@@ -1,6 +1,6 @@
 //! The arguments with which Cloud Hypervisor attaches to a VM's line and to its networks.
 
-use daemon::api::types::{LineKind, VmPort, VmStatus};
+use daemon::api::types::{VmPort, VmStatus};
 
 use crate::qemu::Memory;
 
@@ -12,8 +12,8 @@ pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
         let memory = format!("size={memory},shared=on");
         arguments.extend(["--memory".to_owned(), memory]);
     }
-    if vm.kind == LineKind::Hybrid {
-        let socket = vm.host.display();
+    if let Some(socket) = &vm.hybrid {
+        let socket = socket.display();
         arguments.extend([
             "--vsock".to_owned(),
             format!("cid={},socket={socket}", vm.cid),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use daemon::api::types::{LineKind, VmStatus};
+use daemon::api::types::VmStatus;
 use serde::Serialize;
 
 /// What stands in the configuration file, and as its `vsock` part is what its API takes (Firecracker's docs/vsock.md).
@@ -20,11 +20,11 @@ struct Vsock<'a> {
 /// The configuration. Its vsock device is its own, and it has neither virtio-serial ports nor vhost-user networks: none for a VM that is not
 /// hybrid.
 pub fn configuration(vm: &VmStatus) -> Option<Configuration<'_>> {
-    let is_hybrid = vm.kind == LineKind::Hybrid;
-    is_hybrid.then(|| Configuration {
+    let socket = vm.hybrid.as_deref();
+    socket.map(|uds_path| Configuration {
         vsock: Vsock {
             guest_cid: vm.cid,
-            uds_path: &vm.host,
+            uds_path,
         },
     })
 }

@@ -361,6 +361,7 @@ mod tests {
         let hybrid = VmStatus {
             vhost_user: None,
             kind: daemon::api::types::LineKind::Hybrid,
+            hybrid: Some("/r/v".into()),
             nets: vec![port("lan", 1), port("dmz", 4)],
             ..vm("/r/v")
         };

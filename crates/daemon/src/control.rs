@@ -334,6 +334,7 @@ impl Control {
             last_fault: line.and_then(|line| line.last_fault.clone()),
             vhost_user: spec.vhost_user.clone(),
             serial: spec.serial.as_ref().map(chardev),
+            hybrid: spec.hybrid.clone(),
             host: spec.host.clone(),
             channels: channels(spec, line),
             nets: networks::ports_of(plan, spec),
@@ -385,10 +386,9 @@ pub fn open_line(
         Chardev::Listen(path) => Some((path.clone(), option, true)),
         Chardev::Connect(_) => None,
     };
-    let mut sockets = vec![match spec.is_hybrid() {
-        true => (spec.host.clone(), "hybrid=PATH", false),
-        false => (spec.host.clone(), "host=PATH", true),
-    }];
+    let mut sockets = vec![(spec.host.clone(), "host=PATH", true)];
+    let vmm = spec.hybrid.clone();
+    sockets.extend(vmm.map(|path| (path, "hybrid=PATH", false)));
     let vhost_user = spec.vhost_user.clone();
     sockets.extend(vhost_user.map(|path| (path, "vhost-user=PATH", true)));
     let serial = spec.serial.as_ref();

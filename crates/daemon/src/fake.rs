@@ -17,7 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use device::{CaptureFilter, CaptureOptions};
+use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
 use tokio::sync::mpsc;
 
@@ -51,7 +51,7 @@ struct State {
 struct Line {
     status: LineStatus,
     groups: Vec<String>,
-    /// The host socket last. A hybrid line has none.
+    /// The host socket last.
     sockets: Vec<(PathBuf, UnixListener)>,
 }
 
@@ -93,6 +93,7 @@ impl FakeWorker {
         let arrival = AgentArrival {
             vm: vm.to_owned(),
             source_port,
+            attachment: Attachment::Rings,
             stream,
         };
         let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +111,7 @@ impl FakeWorker {
     pub fn host_listener(&self, vm: &str) -> UnixListener {
         let state = self.state();
         let line = state.lines.get(vm).expect("the line exists");
-        let (_, host) = line.sockets.last().expect("it is no hybrid line");
+        let (_, host) = line.sockets.last().expect("each line has one");
         host.try_clone().expect("a descriptor is left")
     }
 
@@ -155,6 +156,8 @@ impl FakeWorker {
 }
 
 impl LineWorker for FakeWorker {
+    fn set_agent_secret(&self, _vm: &str, _secret: AgentSecret) {}
+
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let listen = |path: &PathBuf| {
             listen_privately(path).map_err(|error| match error {
@@ -170,9 +173,7 @@ impl LineWorker for FakeWorker {
         if let Some(path) = vmm.or(serial.map(|serial| serial.path().to_owned())) {
             sockets.push((path.clone(), listen(&path)?));
         }
-        if !spec.is_hybrid() {
-            sockets.push((spec.host.clone(), listen(&spec.host)?));
-        }
+        sockets.push((spec.host.clone(), listen(&spec.host)?));
         let status = LineStatus {
             name: spec.full_name(),
             cid: spec.cid,

@@ -1,18 +1,22 @@
 //! The two hellos on the connection that a guest's agent opens to say that it is ready.
 
 use std::io;
+use std::path::Path;
 use std::time::SystemTime;
 
+use device::AgentSecret;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
 use wire::agent::{
-    CONNECTION_CHANNEL, DecodeError, Decoder, Frame, HEADER_LEN, Hello, Invalid, MAX_MESSAGE_LEN,
-    negotiate,
+    CALLERS_KNOWN, CALLERS_PROVE, CAPABILITY_PROOF, CONNECTION_CHANNEL, DecodeError, Decoder,
+    Frame, HEADER_LEN, Hello, Invalid, MAX_MESSAGE_LEN, SECRET_LEN, Secret, negotiate,
 };
+use wire::connect::{self, Answer};
 
 use crate::api::types::AgentInfo;
 
-/// The most bytes that are read before an agent's hello must be whole.
-pub const MAX_HELLO_BYTES: usize = HEADER_LEN + MAX_MESSAGE_LEN;
+/// The most bytes that are read before what an agent has to say must be whole: its hello, and a secret.
+pub const MAX_HELLO_BYTES: usize = 2 * HEADER_LEN + MAX_MESSAGE_LEN + SECRET_LEN;
 
 /// Why a connection is not that of an agent.
 #[derive(Debug, thiserror::Error)]
@@ -23,8 +27,8 @@ pub enum HelloError {
     /// What came is not a frame.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// A frame came that is not a hello on the connection's own channel, or something came after it.
-    #[error("expected one hello and nothing else")]
+    /// A frame came that is not a hello on the connection's own channel, or something came after it that is not the secret that was asked for.
+    #[error("expected one hello, a secret if that was asked for, and nothing else")]
     NotAHello,
     /// The agent speaks other versions of the protocol.
     #[error(
@@ -36,30 +40,52 @@ pub enum HelloError {
         /// The highest version that it speaks.
         max: u16,
     },
+    /// The agent itself says otherwise.
+    #[error("the secret is not that of the guest's agent, so this was another program: {0}")]
+    NotTaken(String),
     /// The daemon's own hello exceeds a limit.
     #[error("the daemon's own hello cannot be sent: {0}")]
     Own(#[from] Invalid),
 }
 
-/// Says hello to an agent and reads its hello. The caller sets the deadline.
+/// Says hello to an agent and reads its hello; and where callers of the agent have to prove themselves, the secret that it gives for that. The
+/// caller sets the deadline.
 ///
 /// # Errors
 /// [`HelloError`] when the other side is not an agent that this daemon understands.
-pub async fn greet<S>(stream: &mut S) -> Result<AgentInfo, HelloError>
+pub async fn greet<S>(
+    stream: &mut S,
+    callers_prove: bool,
+) -> Result<(AgentInfo, AgentSecret), HelloError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let ours = hello();
+    let callers = match callers_prove {
+        true => CALLERS_PROVE,
+        false => CALLERS_KNOWN,
+    };
+    let ours = Hello {
+        capabilities: vec![callers.to_owned()],
+        ..hello()
+    };
     let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
     stream.write_all(&bytes).await?;
-    let theirs = read_hello(stream).await?;
+    let mut words = Words::new(stream);
+    let theirs = words.hello().await?;
     if negotiate(&ours, &theirs).is_none() {
         return Err(HelloError::Version {
             min: theirs.protocol_min,
             max: theirs.protocol_max,
         });
     }
-    Ok(AgentInfo {
+    let secret = match callers_prove && theirs.can(CAPABILITY_PROOF) {
+        true => words.secret().await?,
+        false => AgentSecret::NotGiven,
+    };
+    if words.decoder.is_inside_frame() {
+        return Err(HelloError::NotAHello);
+    }
+    let info = AgentInfo {
         software: harmless(&theirs.software),
         hostname: harmless(&theirs.hostname),
         boot_id: harmless(&theirs.boot_id),
@@ -69,7 +95,38 @@ where
             .iter()
             .map(|name| harmless(name))
             .collect(),
-    })
+    };
+    Ok((info, secret))
+}
+
+/// Makes sure that a secret is that of the agent behind the socket of a VMM with a vsock device of its own, by calling it with that. The agent's port
+/// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline.
+///
+/// # Errors
+/// [`HelloError::NotTaken`] if the agent does not take it, and whatever keeps it from being asked.
+pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
+    let mut stream = UnixStream::connect(vmm).await?;
+    let request = connect::request(wire::agent::PORT);
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    while answer.last() != Some(&b'\n') && answer.len() < connect::MAX_REQUEST_LEN {
+        answer.push(stream.read_u8().await?);
+    }
+    if !matches!(Answer::parse(&answer), Answer::Accepted { .. }) {
+        return Err(HelloError::NotTaken(
+            "nothing answers at its port".to_owned(),
+        ));
+    }
+    let mut bytes = Frame::Secret(secret.clone()).to_bytes(CONNECTION_CHANNEL)?;
+    Frame::Hello(hello()).encode(CONNECTION_CHANNEL, &mut bytes)?;
+    stream.write_all(&bytes).await?;
+    let mut words = Words::new(&mut stream);
+    words.receive().await?;
+    match words.decoder.next_frame()? {
+        Some((CONNECTION_CHANNEL, Frame::Hello(_))) => Ok(()),
+        Some((_, Frame::Error(report))) => Err(HelloError::NotTaken(harmless(&report.message))),
+        _ => Err(HelloError::NotAHello),
+    }
 }
 
 /// What the host says of itself: by its boot identifier a guest notices that it was moved, and it may set its clock by the time.
@@ -84,31 +141,54 @@ fn hello() -> Hello {
     }
 }
 
-async fn read_hello<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Hello, HelloError> {
-    let mut decoder = Decoder::new();
-    let mut room = MAX_HELLO_BYTES;
-    loop {
-        let space = decoder.space();
-        let wanted = room.min(space.len());
-        if wanted == 0 {
-            return Err(HelloError::NotAHello);
+/// What an agent says, up to [`MAX_HELLO_BYTES`].
+struct Words<'a, S> {
+    stream: &'a mut S,
+    decoder: Decoder,
+    room: usize,
+}
+
+impl<'a, S: AsyncRead + Unpin> Words<'a, S> {
+    fn new(stream: &'a mut S) -> Words<'a, S> {
+        Words {
+            stream,
+            decoder: Decoder::new(),
+            room: MAX_HELLO_BYTES,
         }
-        let count = stream.read(&mut space[..wanted]).await?;
-        if count == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+
+    async fn hello(&mut self) -> Result<Hello, HelloError> {
+        self.receive().await?;
+        match self.decoder.next_frame()? {
+            Some((CONNECTION_CHANNEL, Frame::Hello(hello))) => Ok(hello),
+            _ => Err(HelloError::NotAHello),
         }
-        room -= count;
-        decoder.advance(count);
-        let hello = match decoder.next_frame()? {
-            None => continue,
-            Some((CONNECTION_CHANNEL, Frame::Hello(hello))) => hello,
-            Some(_) => return Err(HelloError::NotAHello),
-        };
-        return if decoder.is_inside_frame() {
-            Err(HelloError::NotAHello)
-        } else {
-            Ok(hello)
-        };
+    }
+
+    async fn secret(&mut self) -> Result<AgentSecret, HelloError> {
+        self.receive().await?;
+        match self.decoder.next_frame()? {
+            Some((CONNECTION_CHANNEL, Frame::Secret(secret))) => Ok(AgentSecret::Given(secret)),
+            _ => Err(HelloError::NotAHello),
+        }
+    }
+
+    /// Reads until there is a frame, or what is none.
+    async fn receive(&mut self) -> Result<(), HelloError> {
+        while !self.decoder.has_frame() {
+            let space = self.decoder.space();
+            let wanted = self.room.min(space.len());
+            if wanted == 0 {
+                return Err(HelloError::NotAHello);
+            }
+            let count = self.stream.read(&mut space[..wanted]).await?;
+            if count == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            self.room -= count;
+            self.decoder.advance(count);
+        }
+        Ok(())
     }
 }
 
@@ -148,8 +228,8 @@ mod tests {
                     tokio::task::yield_now().await;
                 }
             };
-            let (result, ()) = tokio::join!(greet(&mut ours), guest);
-            result
+            let (result, ()) = tokio::join!(greet(&mut ours, false), guest);
+            result.map(|(info, _)| info)
         })
     }
 
@@ -226,5 +306,95 @@ mod tests {
             greet_with(bytes, 1),
             Err(HelloError::Version { min: 900, max: 901 })
         ));
+    }
+
+    /// What becomes of an agent that says these frames where callers have to prove themselves.
+    fn greet_proving(frames: &[Frame<'_>], pieces: usize) -> Result<AgentSecret, HelloError> {
+        let mut bytes = Vec::new();
+        for frame in frames {
+            frame.encode(CONNECTION_CHANNEL, &mut bytes).unwrap();
+        }
+        runtime().block_on(async {
+            let (mut ours, mut theirs) = tokio::io::duplex(64 * 1024);
+            for piece in bytes.chunks(bytes.len().div_ceil(pieces)) {
+                theirs.write_all(piece).await.unwrap();
+            }
+            let greeted = greet(&mut ours, true).await;
+            let mut words = Words::new(&mut theirs);
+            assert!(words.hello().await.unwrap().can(CALLERS_PROVE));
+            greeted.map(|(_, secret)| secret)
+        })
+    }
+
+    #[test]
+    fn a_secret_comes_behind_the_hello_that_announces_it() {
+        let secret = Secret::new([5; SECRET_LEN]);
+        let mut hello = agents_hello();
+        // An agent of before.
+        let old = greet_proving(&[Frame::Hello(hello.clone())], 1).unwrap();
+        assert_eq!(old, AgentSecret::NotGiven);
+        hello.capabilities.push(CAPABILITY_PROOF.to_owned());
+        let frames = [Frame::Hello(hello.clone()), Frame::Secret(secret.clone())];
+        for pieces in [1, 2, 100] {
+            let given = greet_proving(&frames, pieces).unwrap();
+            assert_eq!(given, AgentSecret::Given(secret.clone()));
+        }
+        for wrong in [
+            [Frame::Hello(hello.clone()), Frame::Signal(1)].to_vec(),
+            [
+                Frame::Hello(hello.clone()),
+                Frame::Secret(secret.clone()),
+                Frame::Signal(1),
+            ]
+            .to_vec(),
+            [Frame::Secret(secret.clone()), Frame::Hello(hello.clone())].to_vec(),
+        ] {
+            let refused = greet_proving(&wrong, 1);
+            assert!(matches!(refused, Err(HelloError::NotAHello)), "{refused:?}");
+        }
+        assert_eq!(format!("{:?}", frames[1]), "Secret(Secret)");
+    }
+
+    #[test]
+    fn a_secret_is_the_agents_if_the_agent_behind_the_vmm_takes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v.sock");
+        let ours = Secret::new([5; SECRET_LEN]);
+        let words = "not the one";
+        let report = wire::agent::ErrorReport::new(wire::agent::ErrorKind::Forbidden, words);
+        runtime().block_on(async {
+            let vmm = tokio::net::UnixListener::bind(&path).unwrap();
+            let agents = ours.clone();
+            let agent = async {
+                for _ in 0..2 {
+                    let (mut stream, _) = vmm.accept().await.unwrap();
+                    let mut request = [0; 13];
+                    stream.read_exact(&mut request).await.unwrap();
+                    assert_eq!(&request, b"CONNECT 1007\n");
+                    stream.write_all(b"OK 1073741824\n").await.unwrap();
+                    let mut words = Words::new(&mut stream);
+                    let AgentSecret::Given(given) = words.secret().await.unwrap() else {
+                        panic!("a secret is given");
+                    };
+                    let answer = match given == agents {
+                        true => Frame::Hello(agents_hello()),
+                        false => Frame::Error(report.clone()),
+                    };
+                    let bytes = answer.to_bytes(CONNECTION_CHANNEL).unwrap();
+                    stream.write_all(&bytes).await.unwrap();
+                }
+            };
+            let other = Secret::new([6; SECRET_LEN]);
+            let daemon = async {
+                confirm(&path, &ours).await.unwrap();
+                let refused = confirm(&path, &other).await;
+                assert!(matches!(refused, Err(HelloError::NotTaken(said)) if said == words));
+            };
+            tokio::join!(agent, daemon);
+            assert!(matches!(
+                confirm(&directory.path().join("none"), &ours).await,
+                Err(HelloError::Io(_))
+            ));
+        });
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
+use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
 use switch::{Limits, Policy, RuleReport, ServiceEntry, SetUpTimes};
 
 use crate::capture::CaptureSender;
@@ -37,8 +37,9 @@ pub struct LineSpec {
     /// How the VMM and the daemon meet for the virtio-serial port of the agent: of a VM whose guest has no vsock, instead of the
     /// vhost-user socket.
     pub serial: Option<Chardev>,
-    /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach. Of a hybrid VM it is its VMM
-    /// that listens there.
+    /// The socket of the VMM of a hybrid VM, and the stem of the sockets at which that VMM calls.
+    pub hybrid: Option<PathBuf>,
+    /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach if it is no hybrid VM.
     pub host: PathBuf,
     /// The VM's other virtio-serial ports.
     pub channels: Vec<Channel<Chardev>>,
@@ -57,7 +58,7 @@ pub struct LineSpec {
 impl LineSpec {
     /// Whether its VMM has a vsock device of its own.
     pub fn is_hybrid(&self) -> bool {
-        self.vhost_user.is_none() && self.serial.is_none()
+        self.hybrid.is_some()
     }
 
     /// Every socket that is the VM's, whoever listens there.
@@ -71,6 +72,7 @@ impl LineSpec {
         let own = [
             self.vhost_user.as_deref(),
             self.serial.as_ref().map(Chardev::path),
+            self.hybrid.as_deref(),
             Some(self.host.as_path()),
             self.qmp.as_deref(),
         ];
@@ -178,8 +180,10 @@ pub type Counters = BTreeMap<&'static str, u64>;
 pub struct AgentArrival {
     /// Full name of the VM whose line it came over.
     pub vm: String,
-    /// The guest's port. Only a privileged process of the guest can use one below 1024.
+    /// The guest's port. Only a privileged process of the guest can use one below 1024. Of lines without rings it is 0.
     pub source_port: u32,
+    /// How the VM is attached.
+    pub attachment: Attachment,
     /// The bytes of the circuit. It ends when the circuit ends.
     pub stream: UnixStream,
 }
@@ -264,6 +268,9 @@ pub trait LineWorker: Send + Sync + 'static {
     /// # Errors
     /// [`LineError::Io`] when the worker has stopped.
     fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
+
+    /// What goes in front of calls of programs to the agent of this VM from now on.
+    fn set_agent_secret(&self, vm: &str, secret: AgentSecret);
 
     /// Captures what passes the lines, until the sender's reader is dropped, the line that it is about is closed, or it has as much as it wanted.
     ///

@@ -4,11 +4,16 @@
 //! from a privileged port, which an ordinary program of the guest cannot use, and say hello in time. Then the VM is
 //! ready for as long as the connection lasts. A VM has at most one connection that is being greeted and one that
 //! has been; the newest wins, because a guest that has rebooted calls again before the old connection is known dead.
+//!
+//! Where a guest cannot see who calls, its agent says what calls of the host are to begin with, which the data plane is given before anybody hears that the
+//! VM is ready. Behind a VMM with a vsock device of its own every program of the guest can call here as the agent does. So what it says is tried
+//! first: the agent itself is called, and takes it or not.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use device::{AgentSecret, Attachment};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
@@ -18,7 +23,7 @@ use wire::agent::FIRST_UNPRIVILEGED_PORT;
 
 use crate::api::types::{AgentInfo, EventDetails, EventKind};
 use crate::events::Events;
-use crate::hello::greet;
+use crate::hello::{HelloError, confirm, greet};
 use crate::line::AgentArrival;
 
 /// How long an agent may take from its connection to the end of its hello.
@@ -28,11 +33,20 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 pub const MAX_WAITING_ARRIVALS: usize = 64;
 
 /// The guests that are ready.
-#[derive(Debug)]
 pub struct Readiness {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
     events: Events,
+    secrets: SecretSink,
+}
+
+/// What is told, by the full name of a VM, what goes in front of calls to its agent.
+pub type SecretSink = Box<dyn Fn(&str, AgentSecret) + Send + Sync>;
+
+impl std::fmt::Debug for Readiness {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Readiness").finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +61,14 @@ struct Entry {
     /// The connection that is being greeted.
     greeting: Option<Attendant>,
     /// The connection that makes the VM ready.
-    ready: Option<(Attendant, AgentInfo)>,
+    ready: Option<Ready>,
+}
+
+#[derive(Debug)]
+struct Ready {
+    attendant: Attendant,
+    info: AgentInfo,
+    gave_secret: bool,
 }
 
 /// The task that looks after one connection.
@@ -70,15 +91,17 @@ impl Default for Readiness {
             agents: Mutex::default(),
             changes: watch::Sender::new(0),
             events: Events::default(),
+            secrets: Box::new(|_, _| ()),
         }
     }
 }
 
 impl Readiness {
-    /// Nobody is ready yet; changes are told there.
-    pub fn telling(events: Events) -> Readiness {
+    /// Nobody is ready yet; changes are told there, and secrets here.
+    pub fn telling(events: Events, secrets: SecretSink) -> Readiness {
         Readiness {
             events,
+            secrets,
             ..Readiness::default()
         }
     }
@@ -86,8 +109,8 @@ impl Readiness {
     /// What the agent of a VM said, while it is there.
     pub fn agent(&self, vm: &str) -> Option<AgentInfo> {
         let agents = self.agents();
-        let (_, info) = agents.by_vm.get(vm)?.ready.as_ref()?;
-        Some(info.clone())
+        let ready = agents.by_vm.get(vm)?.ready.as_ref()?;
+        Some(ready.info.clone())
     }
 
     /// A receiver that sees each change of readiness after this call.
@@ -119,6 +142,7 @@ impl Readiness {
         let AgentArrival {
             vm,
             source_port,
+            attachment,
             stream,
         } = arrival;
         if source_port >= FIRST_UNPRIVILEGED_PORT {
@@ -143,15 +167,31 @@ impl Readiness {
         let mut agents = self.agents();
         agents.arrivals += 1;
         let number = agents.arrivals;
-        let task = tokio::spawn(self.clone().attend(vm.clone(), number, stream)).abort_handle();
+        let attending = self.clone().attend(vm.clone(), number, attachment, stream);
+        let task = tokio::spawn(attending).abort_handle();
         agents.by_vm.entry(vm).or_default().greeting = Some(Attendant { number, task });
     }
 
     /// Greets one agent and stays with it until it hangs up.
-    async fn attend(self: Arc<Self>, vm: String, number: u64, mut stream: UnixStream) {
-        let greeted = tokio::time::timeout(HELLO_TIMEOUT, greet(&mut stream)).await;
+    async fn attend(
+        self: Arc<Self>,
+        vm: String,
+        number: u64,
+        attachment: Attachment,
+        mut stream: UnixStream,
+    ) {
+        let greeted = tokio::time::timeout(HELLO_TIMEOUT, async {
+            let callers_prove = attachment != Attachment::Rings;
+            let (info, secret) = greet(&mut stream, callers_prove).await?;
+            if let (Attachment::Hybrid { vmm }, AgentSecret::Given(secret)) = (&attachment, &secret)
+            {
+                confirm(vmm, secret).await?;
+            }
+            Ok::<_, HelloError>((info, secret))
+        })
+        .await;
         match greeted {
-            Ok(Ok(info)) => self.arrive(&vm, number, info),
+            Ok(Ok((info, secret))) => self.arrive(&vm, number, info, secret),
             Ok(Err(error)) => {
                 tracing::warn!(vm, %error, "hung up on an agent that did not say hello")
             }
@@ -175,8 +215,16 @@ impl Readiness {
     }
 
     /// Marks a VM ready and hangs up on the agent that was there before, unless a newer one has arrived.
-    fn arrive(&self, vm: &str, number: u64, info: AgentInfo) {
+    fn arrive(&self, vm: &str, number: u64, info: AgentInfo, secret: AgentSecret) {
         if let Some(entry) = self.agents().by_vm.get_mut(vm) {
+            let gave_secret = secret != AgentSecret::NotGiven;
+            if !gave_secret && entry.ready.as_ref().is_some_and(|ready| ready.gave_secret) {
+                tracing::warn!(
+                    vm,
+                    "hung up on a program that says it is the agent and gives no secret, as the agent that is there has"
+                );
+                return;
+            }
             if let Some(attendant) = entry
                 .greeting
                 .take_if(|attendant| attendant.number == number)
@@ -187,7 +235,12 @@ impl Readiness {
                     software = info.software,
                     "the guest is ready"
                 );
-                entry.ready = Some((attendant, info));
+                entry.ready = Some(Ready {
+                    attendant,
+                    info,
+                    gave_secret,
+                });
+                (self.secrets)(vm, secret);
                 self.tell_event(EventKind::VmReady, vm);
             }
         }
@@ -197,7 +250,7 @@ impl Readiness {
     fn is_ready_by(&self, vm: &str, number: u64) -> bool {
         let agents = self.agents();
         let ready = agents.by_vm.get(vm).and_then(|entry| entry.ready.as_ref());
-        ready.is_some_and(|(attendant, _)| attendant.number == number)
+        ready.is_some_and(|ready| ready.attendant.number == number)
     }
 
     fn leave(&self, vm: &str, number: u64) {
@@ -211,8 +264,9 @@ impl Readiness {
                 .take_if(|attendant| attendant.number == number);
             let ready = entry
                 .ready
-                .take_if(|(attendant, _)| attendant.number == number);
+                .take_if(|ready| ready.attendant.number == number);
             if ready.is_some() {
+                (self.secrets)(vm, AgentSecret::Absent);
                 self.tell_event(EventKind::VmUnready, vm);
             }
             if entry.greeting.is_none() && entry.ready.is_none() {

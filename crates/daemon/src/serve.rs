@@ -301,7 +301,9 @@ impl Daemon {
         } = self;
         runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
-            let readiness = Arc::new(Readiness::telling(parts.events.clone()));
+            let worker = parts.worker.clone();
+            let secrets = Box::new(move |vm: &str, secret| worker.set_agent_secret(vm, secret));
+            let readiness = Arc::new(Readiness::telling(parts.events.clone(), secrets));
             tokio::spawn(service_manager::give_signs_of_life(parts.worker.clone()));
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;

@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
-    Arrival, CaptureError, CaptureFilter, CaptureOptions, CircuitFilter, CircuitSnapshot,
-    DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, Observer, OpenLineError, ProgramCall,
-    PublishedCall, SerialConfig,
+    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, CircuitFilter,
+    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, Observer,
+    OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
 use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
 use tokio::sync::mpsc::Sender as ArrivalSender;
@@ -78,6 +78,7 @@ impl Worker {
             let arrival = AgentArrival {
                 vm: arrival.vm,
                 source_port: arrival.source_port,
+                attachment: arrival.attachment,
                 stream: arrival.stream,
             };
             arrivals.try_send(arrival).is_ok()
@@ -169,17 +170,18 @@ impl Worker {
             return self.add_serial_line(chardev, config, aliases);
         }
         let opened = self.orders.ask(move |fabric| {
-            match spec.vhost_user {
-                Some(vhost_user) => fabric.open_line(&LineConfig {
+            match spec.hybrid {
+                Some(path) => fabric.open_hybrid_line(&HybridConfig {
                     address,
                     limits,
-                    vhost_user,
+                    path,
                     host,
                 })?,
-                None => fabric.open_hybrid_line(&HybridConfig {
+                None => fabric.open_line(&LineConfig {
                     address,
                     limits,
-                    path: host,
+                    vhost_user: spec.vhost_user.unwrap_or_default(),
+                    host,
                 })?,
             }
             fabric.set_aliases(vec![(name, aliases)]);
@@ -287,6 +289,13 @@ impl LineWorker for Worker {
         self.orders
             .ask(move |fabric| fabric.set_services(services))
             .ok_or_else(stopped)
+    }
+
+    fn set_agent_secret(&self, vm: &str, secret: AgentSecret) {
+        let vm = vm.to_owned();
+        // Waited for, so that whoever sees that the VM is ready can call.
+        self.orders
+            .ask(move |fabric| fabric.set_agent_secret(&vm, secret));
     }
 
     fn capture(

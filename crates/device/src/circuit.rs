@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Side};
+use wire::agent::Secret;
 use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
@@ -22,6 +23,8 @@ pub(crate) struct CircuitIo {
     pub(crate) relay: Option<Box<Relay>>,
     /// The socket to a VMM that has yet to say whether its guest answers.
     pub(crate) ringing: Option<OwnedFd>,
+    /// What goes to the guest before anything else, once it has answered.
+    pub(crate) proof: Option<Secret>,
     /// Who has called, if it was not a guest.
     pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
@@ -72,6 +75,7 @@ impl CircuitIo {
             answered_by: None,
             relay: None,
             ringing: None,
+            proof: None,
             who: None,
             kept: [None, None],
         }

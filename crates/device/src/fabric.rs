@@ -1,6 +1,7 @@
 //! Everything that one thread runs: the switch, the rings of every guest, and the sockets of the host.
 
 mod act;
+mod agent;
 mod capture;
 mod circuits;
 mod control;
@@ -16,7 +17,6 @@ mod wait;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -45,6 +45,7 @@ use crate::socket::{MAX_PATH_BYTES, listen_at, listen_for, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 
+pub use self::agent::{AgentSecret, Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::circuits::{CircuitFilter, CircuitSnapshot, Endpoint};
@@ -84,17 +85,6 @@ pub enum OpenLineError {
         /// Why.
         error: io::Error,
     },
-}
-
-/// A guest's agent has called in.
-#[derive(Debug)]
-pub struct Arrival {
-    /// The VM it calls from.
-    pub vm: String,
-    /// The port it calls from: below 1024 the guest's kernel vouches for a privileged program.
-    pub source_port: u32,
-    /// The call.
-    pub stream: UnixStream,
 }
 
 /// Takes a call for the daemon itself. It must not block; `false` refuses the call.

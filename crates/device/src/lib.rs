@@ -48,9 +48,9 @@ pub use decision::{
 };
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    Arrival, ArrivalSink, CaptureError, CaptureFilter, Carrier, CircuitFilter, CircuitSnapshot,
-    Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot, OpenLineError, ProgramCall,
-    PublishedCall, SerialConfig,
+    AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier,
+    CircuitFilter, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
+    OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
 pub use line::MAX_FAULT_CHARS;
 pub use memory::peer::peer_groups;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use memory::queue::Queue;
 use switch::{CircuitId, Time};
 
-use crate::fabric::Carrier;
+use crate::fabric::{AgentSecret, Carrier};
 use crate::frontend::Frontend;
 use crate::reports::Reports;
 use crate::ring::{Ring, RingCounts};
@@ -23,7 +23,11 @@ pub(crate) struct LineIo {
     pub(crate) generation: u64,
     /// The VM's name, with its domain if that is not the default.
     pub(crate) name: String,
+    /// Where programs of the host connect. What they listen at for the guest's dials is at this path with `_PORT` behind it.
     pub(crate) host_path: PathBuf,
+    /// The socket of a hybrid line's VMM. Where it calls, is at this path with `_PORT` behind it.
+    pub(crate) vmm: Option<PathBuf>,
+    pub(crate) agent_secret: AgentSecret,
     /// For programs that dial the guest: with stream sockets, and with sockets of messages if the path allows.
     pub(crate) listeners: Vec<Listener>,
     /// The thread that speaks with the VMM. A hybrid line has none.
@@ -97,6 +101,8 @@ impl LineIo {
             generation,
             name,
             host_path,
+            vmm: None,
+            agent_secret: AgentSecret::default(),
             listeners: Vec::new(),
             frontend: None,
             carrier: None,

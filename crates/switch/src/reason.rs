@@ -28,6 +28,16 @@ pub enum Reason {
         "this port of a VM is for its host alone: no rule, redirection or published port leads there"
     )]
     OwnPort,
+    /// No agent has called from the VM, so that it has given nothing by which a call to it proves that it comes from the host.
+    #[error(
+        "the guest's agent has not called the host yet, so no call can prove to it that it comes from the host: wait until the VM is ready"
+    )]
+    AgentAway,
+    /// The agent has given nothing by which a call to it proves that it comes from the host.
+    #[error(
+        "the guest's agent is of before this release and cannot tell its host from others on this line: install the agent of this release in the guest"
+    )]
+    AgentTooOld,
     /// The rule that allows it has as many circuits as it may.
     #[error("the rule that allows it has as many circuits as its limit allows")]
     RuleCircuits,
@@ -92,7 +102,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 27] = [
+    pub const ALL: [Reason; 29] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -100,6 +110,8 @@ impl Reason {
         Reason::UnknownCid,
         Reason::Denied,
         Reason::OwnPort,
+        Reason::AgentAway,
+        Reason::AgentTooOld,
         Reason::RuleCircuits,
         Reason::RuleRate,
         Reason::Unreachable,
@@ -132,6 +144,8 @@ impl Reason {
             Reason::UnknownCid => "ended_unknown_cid",
             Reason::Denied => "ended_denied",
             Reason::OwnPort => "ended_own_port",
+            Reason::AgentAway => "ended_agent_away",
+            Reason::AgentTooOld => "ended_agent_too_old",
             Reason::RuleCircuits => "ended_rule_circuits",
             Reason::RuleRate => "ended_rule_rate",
             Reason::Unreachable => "ended_unreachable",

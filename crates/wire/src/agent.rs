@@ -32,8 +32,8 @@
 //!
 //! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
 //!
-//! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and the
-//! stream stays open for as long as the agent lives.
+//! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and where the line does not
+//! show who calls, a [`Secret`] that the host's connections then begin with. The stream stays open for as long as the agent lives.
 //!
 //! A header names a channel, so that one stream (virtio-serial, later) can carry many operations; over vsock there
 //! is one stream per operation and its channel is [`OPERATION_CHANNEL`].
@@ -47,10 +47,12 @@ pub mod credit;
 mod decoder;
 pub mod forward;
 pub mod job;
+mod secret;
 pub mod transfer;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
 pub use decoder::{DecodeError, Decoder};
+pub use secret::{CALLERS_KNOWN, CALLERS_PROVE, CAPABILITY_PROOF, SECRET_LEN, Secret};
 
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +148,8 @@ pub enum Stream {
 pub enum Frame<'a> {
     /// The first frame of each side.
     Hello(Hello),
+    /// Agent to host, in the agent's own call: what connections of the host are to begin with. In such a connection, its first frame.
+    Secret(Secret),
     /// The operation, or the whole stream, ends here and this is why. The last frame of its channel.
     Error(ErrorReport),
     /// Host to agent: start this command.
@@ -205,6 +209,7 @@ pub(crate) enum Kind {
     Credit = 3,
     EndOfStream = 4,
     StreamClosed = 5,
+    Secret = 6,
     ExecStart = 16,
     Started = 17,
     Stdin = 18,
@@ -222,12 +227,13 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 18] = [
+    pub(crate) const ALL: [Kind; 19] = [
         Kind::Hello,
         Kind::Error,
         Kind::Credit,
         Kind::EndOfStream,
         Kind::StreamClosed,
+        Kind::Secret,
         Kind::ExecStart,
         Kind::Started,
         Kind::Stdin,
@@ -251,6 +257,7 @@ impl Kind {
     pub(crate) fn max_body_len(self) -> usize {
         match self {
             Kind::Hello | Kind::Error => MAX_MESSAGE_LEN,
+            Kind::Secret => SECRET_LEN,
             Kind::ExecStart => MAX_EXEC_START_LEN,
             Kind::Stdin | Kind::Stdout | Kind::Stderr => MAX_DATA_LEN,
             Kind::Bench => MAX_BENCH_LEN,

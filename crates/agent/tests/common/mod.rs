@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use wire::agent::{
     CONNECTION_CHANNEL, Decoder, ErrorReport, ExecStart, ExitStatus, Frame, Hello, MAX_DATA_LEN,
-    OPERATION_CHANNEL, Stream, Terminal,
+    OPERATION_CHANNEL, Secret, Stream, Terminal,
 };
 
 /// How long a test waits for anything before it fails.
@@ -174,7 +174,7 @@ impl Client {
     }
 
     pub fn send(&mut self, frame: &Frame<'_>) {
-        let channel = if matches!(frame, Frame::Hello(_)) {
+        let channel = if matches!(frame, Frame::Hello(_) | Frame::Secret(_)) {
             CONNECTION_CHANNEL
         } else {
             OPERATION_CHANNEL
@@ -194,6 +194,33 @@ impl Client {
         match self.next() {
             Some(Frame::Hello(hello)) => hello,
             other => panic!("expected a hello, not {other:?}"),
+        }
+    }
+
+    /// Answer the agent's own call, with these capabilities.
+    pub fn answer_as_host(&mut self, capabilities: &[&str]) -> Hello {
+        self.send(&Frame::Hello(Hello {
+            capabilities: capabilities.iter().map(|&name| name.to_owned()).collect(),
+            ..Hello::new("test")
+        }));
+        self.expect_hello()
+    }
+
+    pub fn expect_secret(&mut self) -> Secret {
+        match self.next() {
+            Some(Frame::Secret(secret)) => secret,
+            other => panic!("expected a secret, not {other:?}"),
+        }
+    }
+
+    /// The agent refuses, without a word of what it can do.
+    pub fn expect_refusal(&mut self) -> ErrorReport {
+        match self.next() {
+            Some(Frame::Error(report)) => {
+                self.expect_end();
+                report
+            }
+            other => panic!("expected a refusal, not {other:?}"),
         }
     }
 
@@ -234,6 +261,7 @@ impl Client {
                     Frame::Error(report) => return Some(Frame::Error(report)),
                     Frame::Started { pid } => return Some(Frame::Started { pid }),
                     Frame::Exit(status) => return Some(Frame::Exit(status)),
+                    Frame::Secret(secret) => return Some(Frame::Secret(secret)),
                     Frame::Answer(answer) => return Some(Frame::Answer(answer)),
                     other => panic!("an agent does not send {other:?}"),
                 }

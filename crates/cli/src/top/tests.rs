@@ -57,6 +57,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         last_fault: None,
         vhost_user: None,
         serial: None,
+        hybrid: None,
         host: "/run/ringdown/web.sock".into(),
         channels: Vec::new(),
         nets: Vec::new(),

@@ -123,8 +123,12 @@ fn a_hybrid_vm_is_added_and_waited_for_by_its_vmms_socket() {
     assert_eq!(status, 201, "{body}");
     let vm = json_of(&body);
     assert_eq!(
-        (&vm["state"], &vm["host"]),
-        (&json!("joined"), &json!(path))
+        (&vm["state"], &vm["hybrid"], &vm["host"]),
+        (
+            &json!("joined"),
+            &json!(path),
+            &json!(daemon.runtime_dir().join("fc.sock"))
+        )
     );
     assert!(vm.get("vhost_user").is_none());
     assert!(path.exists());

@@ -294,7 +294,11 @@ pub struct VmStatus {
     /// Where the daemon and its VMM meet for the virtio-serial port of the agent, if the line is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<ChardevInfo>,
-    /// Where programs of the host connect: of a hybrid VM, the socket of its VMM.
+    /// The socket of the VMM of a hybrid VM, which has a vsock device of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub hybrid: Option<PathBuf>,
+    /// Where programs of the host connect.
     #[schema(value_type = String)]
     pub host: PathBuf,
     /// Its other virtio-serial ports.

@@ -274,10 +274,8 @@ impl Plan {
                 },
                 sockets.serial == line.serial,
             ),
-            (
-                if line.is_hybrid() { "hybrid" } else { "host" },
-                sockets.host == line.host,
-            ),
+            ("hybrid", sockets.hybrid == line.hybrid),
+            ("host", sockets.host == line.host),
             ("channel", self.channels(request) == line.channels),
             ("windows", request.windows == line.windows),
             ("qmp", request.qmp == line.qmp),
@@ -326,6 +324,7 @@ impl Plan {
         let Sockets {
             vhost_user,
             serial,
+            hybrid,
             host,
         } = self.sockets(request)?;
         let channels = self.channels(request);
@@ -337,6 +336,7 @@ impl Plan {
                 "this VM's serial socket",
                 serial.as_ref().map(Chardev::path),
             ),
+            ("the socket of this VM's VMM", hybrid.as_deref()),
             ("this VM's host socket", Some(host.as_path())),
             ("this VM's control socket of QEMU", qmp.as_deref()),
         ];
@@ -365,6 +365,7 @@ impl Plan {
             cid,
             vhost_user,
             serial,
+            hybrid,
             host,
             channels,
             port_requests: request.ports.clone(),
@@ -387,23 +388,24 @@ impl Plan {
 
     /// The socket for the VMM, unless it has its own, and the one for programs of the host.
     fn sockets(&self, request: &VmRequest) -> Result<Sockets, InputError> {
-        let (vhost_user, host) = (request.vhost_user.clone(), request.host.clone());
+        let vhost_user = request.vhost_user.clone();
+        let host = request.host.clone();
+        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
         if let Some(hybrid) = request.hybrid.clone() {
             let given = [
                 ("vhost-user", vhost_user.is_some()),
                 ("serial", request.serial.is_some()),
-                ("host", host.is_some()),
             ];
             return match given.into_iter().find(|(_, is_given)| *is_given) {
                 Some((key, _)) => Err(InputError::BesideHybrid { key }),
                 None => Ok(Sockets {
                     vhost_user: None,
                     serial: None,
-                    host: hybrid,
+                    hybrid: Some(hybrid),
+                    host,
                 }),
             };
         }
-        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
         if let Some(serial) = &request.serial {
             if vhost_user.is_some() {
                 let key = "vhost-user";
@@ -412,6 +414,7 @@ impl Plan {
             return Ok(Sockets {
                 vhost_user: None,
                 serial: Some(serial.or_at(|| self.default_path(request, "serial"))),
+                hybrid: None,
                 host,
             });
         }
@@ -419,6 +422,7 @@ impl Plan {
         Ok(Sockets {
             vhost_user: Some(vhost_user),
             serial: None,
+            hybrid: None,
             host,
         })
     }
@@ -515,6 +519,7 @@ impl Plan {
 struct Sockets {
     vhost_user: Option<PathBuf>,
     serial: Option<Chardev>,
+    hybrid: Option<PathBuf>,
     host: PathBuf,
 }
 

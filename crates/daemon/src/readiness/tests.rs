@@ -31,6 +31,7 @@ fn an_agent_that_does_not_finish_its_hello_is_hung_up_on_in_time() {
                     .try_send(AgentArrival {
                         vm: "web".to_owned(),
                         source_port: 1,
+                        attachment: Attachment::Rings,
                         stream,
                     })
                     .unwrap();

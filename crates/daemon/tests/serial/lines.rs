@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use serial::{PeerEvent, RefusalKind};
-use wire::agent::{CONNECTION_CHANNEL, Frame, Hello};
+use wire::agent::{CAPABILITY_PROOF, CONNECTION_CHANNEL, Frame, Hello, SECRET_LEN, Secret};
 
 use crate::house::{Guest, House, PATIENCE, converse, line, patient, pattern};
 
@@ -84,6 +84,55 @@ fn a_vm_waits_is_attached_and_boots_before_its_agent_makes_it_ready() {
     assert!(matches!(house.dial("old", 404), Err(refused) if refused.contains("guest refused")));
     drop(agent);
     house.wait_for_state("old", "booted");
+}
+
+#[test]
+fn calls_to_the_agent_begin_with_the_secret_that_it_gave() {
+    let house = House::new(SERIAL);
+    let guest = Guest::connecting(&house.run("old.serial"));
+    house.wait_for_state("old", "booted");
+    let refused = house.dial("old", wire::agent::PORT).unwrap_err();
+    assert!(refused.contains("wait until the VM is ready"), "{refused}");
+    let announce = |secret: Option<u8>| {
+        let mut agent = guest.dial(wire::agent::PORT).unwrap();
+        let mut hello = Hello::new("agent");
+        hello
+            .capabilities
+            .extend(secret.map(|_| CAPABILITY_PROOF.to_owned()));
+        let mut bytes = Frame::Hello(hello).to_bytes(CONNECTION_CHANNEL).unwrap();
+        if let Some(byte) = secret {
+            let secret = Frame::Secret(Secret::new([byte; SECRET_LEN]));
+            secret.encode(CONNECTION_CHANNEL, &mut bytes).unwrap();
+        }
+        agent.write_all(&bytes).unwrap();
+        agent
+    };
+    let old = announce(None);
+    house.wait_for_state("old", "ready");
+    let refused = house.dial("old", wire::agent::PORT).unwrap_err();
+    assert!(
+        refused.contains("install the agent of this release"),
+        "{refused}"
+    );
+    drop(old);
+    house.wait_for_state("old", "booted");
+    let _agent = announce(Some(9));
+    let vm = house.wait_for_state("old", "ready");
+    let mut near = house.dial("old", wire::agent::PORT).unwrap();
+    let (port, mut far) = guest.accept();
+    assert_eq!(port, wire::agent::PORT);
+    let secret = Secret::new([9; SECRET_LEN]);
+    let proof = Frame::Secret(secret).to_bytes(CONNECTION_CHANNEL).unwrap();
+    let mut seen = vec![0; proof.len()];
+    far.read_exact(&mut seen).unwrap();
+    assert_eq!(seen, proof);
+    near.write_all(b"x").unwrap();
+    let mut byte = [0];
+    far.read_exact(&mut byte).unwrap();
+    assert_eq!(byte, *b"x");
+    // It is in nothing that can be asked for.
+    let hex = "0909090909";
+    assert!(!vm.to_string().contains(hex) && !vm.to_string().contains("9,9,9,9"));
 }
 
 #[test]

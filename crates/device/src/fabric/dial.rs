@@ -1,13 +1,12 @@
 //! Programs and services of the host that guests call.
 
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use switch::{Address, CircuitId, Event, LineId, Reason, RuleId, ServiceId, Time};
 use wire::vsock::SocketType;
 
+use super::Fabric;
 use super::host::SOCKET_EVENTS;
-use super::{Arrival, Fabric};
 use crate::circuit::HostSocket;
 use crate::dialer::{Called, Connected, Reply, ServiceCall};
 use crate::reactor::Token;
@@ -110,6 +109,12 @@ impl Fabric {
 
     /// Has the VMM of a hybrid line put a call through to its guest, or whoever carries the streams of a serial line.
     pub(super) fn dial_hybrid(&mut self, circuit: CircuitId, line: LineId, port: u32) {
+        if let Err(reason) = self.vouch(circuit, line, port) {
+            return self.tell(Event::HostDialed {
+                circuit,
+                result: Err(reason),
+            });
+        }
         if self.line(line).is_some_and(|line| line.carrier.is_some()) {
             return self.dial_by_carrier(circuit, line, port);
         }
@@ -179,7 +184,7 @@ impl Fabric {
         };
         let circuit = redial.circuit;
         let path = match redial.vmm {
-            true => line.host_path.clone(),
+            true => line.vmm.clone().unwrap_or_default(),
             false => port_path(&line.host_path, redial.port),
         };
         match dial(&path, redial.socket_type) {
@@ -219,36 +224,13 @@ impl Fabric {
         }
     }
 
-    fn deliver_arrival(&mut self, circuit: CircuitId, id: LineId, source_port: u32) {
-        let vm = self
-            .line(id)
-            .map(|line| line.name.clone())
-            .unwrap_or_default();
-        let Ok((ours, theirs)) = UnixStream::pair() else {
+    pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
+        if let Err(reason) = self.prove(id, &connected.socket) {
             return self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::HostFailed),
-            });
-        };
-        let prepared = ours
-            .set_nonblocking(true)
-            .and_then(|()| theirs.set_nonblocking(true));
-        let arrival = Arrival {
-            vm,
-            source_port,
-            stream: theirs,
-        };
-        if prepared.is_ok() && (self.arrivals)(arrival) {
-            self.host_reached(circuit, Connected::new(ours.into(), None));
-        } else {
-            self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::NoListener),
+                circuit: id,
+                result: Err(reason),
             });
         }
-    }
-
-    pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
         let Some(circuit) = self.circuit(id) else {
             return;
         };

@@ -27,6 +27,8 @@ pub struct HybridConfig {
     pub limits: Limits,
     /// The VMM's socket, which need not be there yet. Ours, for what its guest calls, are at this path with `_PORT` behind it.
     pub path: PathBuf,
+    /// Where programs of the host connect.
+    pub host: PathBuf,
 }
 
 impl Fabric {
@@ -42,14 +44,15 @@ impl Fabric {
         let generation = self.next_line_generation;
         self.next_line_generation += 1;
         let name = config.address.full_name();
-        let mut line = LineIo::new(generation, name.clone(), config.path.clone());
+        let mut line = LineIo::new(generation, name.clone(), config.host.clone());
+        line.vmm = Some(config.path.clone());
         line.attached = true;
-        self.install_line(id, line);
-        let offered = self.offer_line_ports(id);
-        if offered.is_err() {
+        let opened = self.listen_for_programs(id, line);
+        let opened = opened.and_then(|()| self.offer_line_ports(id));
+        if opened.is_err() {
             self.close_line(&name);
         }
-        offered
+        opened
     }
 
     /// Listens for every hybrid line where its guest may have something to call by now, and nowhere else.
@@ -68,9 +71,9 @@ impl Fabric {
             return Ok(());
         };
         // Lines with rings have no such sockets, nor have those whose guests we hear ourselves.
-        if line.frontend.is_some() || line.carrier.is_some() {
+        let Some(vmm) = &line.vmm else {
             return Ok(());
-        }
+        };
         let offered = self.switch.offered_ports(id);
         let vm = line.name.as_str();
         if offered.incomplete {
@@ -84,7 +87,7 @@ impl Fabric {
         let listening: BTreeSet<u32> = listeners.keys().copied().collect();
         let mut result = Ok(());
         for port in offered.ports.difference(&listening) {
-            let path = port_path(&line.host_path, *port);
+            let path = port_path(vmm, *port);
             let token = Token::HybridListener {
                 line: id,
                 port: *port,

@@ -69,20 +69,29 @@ impl Fabric {
         let name = config.address.full_name();
         let mut line = LineIo::new(generation, name.clone(), config.host.clone());
         line.carrier = Some(carrier);
+        let listened = self.listen_for_programs(id, line);
+        if listened.is_err() {
+            self.close_line(&name);
+        }
+        listened
+    }
+
+    /// Puts a line without rings in its place, with a host socket for streams if that can be had.
+    pub(super) fn listen_for_programs(
+        &mut self,
+        id: LineId,
+        mut line: LineIo,
+    ) -> Result<(), OpenLineError> {
         let token = Token::Listener { line: id, index: 0 };
-        let listened = listen_for(self.host_group, &config.host, UnixSocketType::STREAM).and_then(
-            |listener| {
+        let path = line.host_path.clone();
+        let listened =
+            listen_for(self.host_group, &path, UnixSocketType::STREAM).and_then(|listener| {
                 self.reactor.add(&listener.socket, token, EventFlags::IN)?;
                 line.listeners.push(listener);
                 Ok(())
-            },
-        );
+            });
         self.install_line(id, line);
-        listened.map_err(|error| {
-            self.close_line(&name);
-            let path = config.host.clone();
-            OpenLineError::Socket { path, error }
-        })
+        listened.map_err(|error| OpenLineError::Socket { path, error })
     }
 
     /// Says whether the guest of a serial line answers. When it does not, calls to it are refused; what is open is the carrier's to end.

@@ -106,6 +106,11 @@ impl House {
         self.directory.path().join(format!("{name}.v.sock"))
     }
 
+    /// Where programs of the host call a hybrid VM.
+    pub fn host_path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(format!("{name}.host"))
+    }
+
     /// Where calls of the VMM of this name for a port are taken.
     pub fn port_path(&self, name: &str, port: u32) -> PathBuf {
         self.directory.path().join(format!("{name}.v.sock_{port}"))
@@ -120,6 +125,7 @@ impl House {
             address: Address::new(name, cid),
             limits,
             path: self.path(name),
+            host: self.host_path(name),
         };
         self.ask(move |fabric| fabric.open_hybrid_line(&config))
             .unwrap();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod agents;
 mod circuits;
 mod hostile;
 mod house;

@@ -74,6 +74,7 @@ fn a_line_without_a_directory_is_not_opened() {
         address: Address::new("fc", 3),
         limits: Limits::default(),
         path: house.path("fc").join("nowhere"),
+        host: house.host_path("fc"),
     };
     let error = house.ask(move |fabric| fabric.open_hybrid_line(&config));
     let Err(OpenLineError::Socket { error, .. }) = error else {
@@ -93,6 +94,7 @@ fn a_name_or_an_identifier_that_is_taken_changes_nothing() {
             address: Address::new(name, cid),
             limits: Limits::default(),
             path: house.path("other"),
+            host: house.host_path("other"),
         };
         let error = house.ask(move |fabric| fabric.open_hybrid_line(&config));
         assert!(matches!(error, Err(OpenLineError::Directory(_))));

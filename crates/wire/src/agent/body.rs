@@ -191,7 +191,7 @@ pub enum ErrorKind {
     Internal,
     /// The other guest, or the program to connect to, cannot be reached.
     Unreachable,
-    /// The guest's administrator has switched this off.
+    /// The guest's administrator has switched this off, or the connection does not prove that it comes from the host.
     Forbidden,
 }
 
@@ -245,6 +245,7 @@ impl Frame<'_> {
         self.check()?;
         Ok(match self {
             Frame::Hello(hello) => append(Kind::Hello, hello, out),
+            Frame::Secret(secret) => append(Kind::Secret, secret, out),
             Frame::Error(report) => append(Kind::Error, report, out),
             Frame::ExecStart(start) => append(Kind::ExecStart, start, out),
             Frame::Started { pid } => append(Kind::Started, pid, out),
@@ -280,7 +281,8 @@ impl Frame<'_> {
             Frame::Answer(answer) => answer.check(),
             Frame::Forward(message) => message.check(),
             Frame::Transfer(message) => message.check(),
-            Frame::Started { .. }
+            Frame::Secret(_)
+            | Frame::Started { .. }
             | Frame::Data { .. }
             | Frame::EndOfStream(_)
             | Frame::StreamClosed(_)
@@ -293,6 +295,7 @@ impl Frame<'_> {
     pub(super) fn decode_body(kind: Kind, body: &[u8]) -> Result<Frame<'_>, BodyError> {
         let frame = match kind {
             Kind::Hello => Frame::Hello(parse(body)?),
+            Kind::Secret => Frame::Secret(parse(body)?),
             Kind::Error => Frame::Error(parse(body)?),
             Kind::ExecStart => Frame::ExecStart(parse(body)?),
             Kind::Started => Frame::Started { pid: parse(body)? },

@@ -37,6 +37,7 @@ fn into_owned(frame: Frame<'_>) -> Frame<'static> {
             bytes: Vec::from(bytes).leak(),
         },
         Frame::Hello(hello) => Frame::Hello(hello),
+        Frame::Secret(secret) => Frame::Secret(secret),
         Frame::Error(report) => Frame::Error(report),
         Frame::ExecStart(start) => Frame::ExecStart(start),
         Frame::Started { pid } => Frame::Started { pid },
@@ -151,6 +152,7 @@ fn any_frame() -> impl Strategy<Value = Frame<'static>> {
         (any_kind_of_error(), "\\PC{0,300}")
             .prop_map(|(kind, message)| Frame::Error(ErrorReport::new(kind, message))),
         any_start().prop_map(Frame::ExecStart),
+        any::<[u8; SECRET_LEN]>().prop_map(|bytes| Frame::Secret(Secret::new(bytes))),
         any::<u32>().prop_map(|pid| Frame::Started { pid }),
         (any_stream(), prop::collection::vec(any::<u8>(), 1..3000)).prop_map(|(stream, bytes)| {
             Frame::Data {

@@ -34,6 +34,7 @@ fn vm(name: &str) -> VmStatus {
         last_fault: None,
         vhost_user: None,
         serial: None,
+        hybrid: None,
         host: "/run/ringdown/web.sock".into(),
         channels: Vec::new(),
         nets: Vec::new(),

@@ -73,6 +73,7 @@ fn fabric(directory: &Path) -> Fabric {
             address: Address::new(name, cid),
             limits: Limits::default(),
             path: directory.join(name),
+            host: directory.join(format!("{name}.host")),
         };
         fabric.open_hybrid_line(&config).unwrap();
     }

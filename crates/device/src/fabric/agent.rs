@@ -1,0 +1,142 @@
+//! Guests' agents: their own calls, and the proof to them that a call comes from the host.
+//!
+//! An agent does for its caller what root does. Where its line does not show who calls, it has given the daemon a secret
+//! ([`wire::agent::Secret`]), which goes in front of what a program of the host says to it, and in front of nothing else. The program
+//! itself neither sees nor needs it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::net::{SendFlags, send};
+use switch::{CircuitId, Event, LineId, Reason};
+use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
+
+use super::Fabric;
+use crate::caller::Who;
+use crate::dialer::Connected;
+
+/// A guest's agent has called in.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The VM it calls from.
+    pub vm: String,
+    /// The port it calls from: below 1024 the guest's kernel vouches for a privileged program. Of lines without rings it is 0.
+    pub source_port: u32,
+    /// How the VM is attached.
+    pub attachment: Attachment,
+    /// The call.
+    pub stream: UnixStream,
+}
+
+/// What stands between the daemon and a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attachment {
+    /// Rings. The guest sees who calls, and the host from which port.
+    Rings,
+    /// A serial port, of which the agent is the only user.
+    Serial,
+    /// A VMM with a vsock device of its own. Every program of the guest can call, and nobody sees who calls.
+    Hybrid {
+        /// The VMM's socket.
+        vmm: PathBuf,
+    },
+}
+
+/// What the agent of a VM has given the daemon for calls to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum AgentSecret {
+    /// No agent has called.
+    #[default]
+    Absent,
+    /// The agent is one of before.
+    NotGiven,
+    /// This.
+    Given(Secret),
+}
+
+impl Fabric {
+    /// What goes in front of calls of programs to this VM's agent from now on.
+    pub fn set_agent_secret(&mut self, vm: &str, secret: AgentSecret) {
+        if let Some(line) = self.line_named(vm).and_then(|id| self.line(id)) {
+            line.agent_secret = secret;
+        }
+    }
+
+    /// Notes what is to go in front of a call over a line without rings. Only a program of the host is vouched for: whoever else was put
+    /// through to the agent's port has to do without.
+    pub(super) fn vouch(
+        &mut self,
+        circuit: CircuitId,
+        line: LineId,
+        port: u32,
+    ) -> Result<(), Reason> {
+        let by_program = self
+            .circuit(circuit)
+            .and_then(|circuit| circuit.who.as_ref())
+            .is_some_and(|who| matches!(who, Who::Program(_) | Who::Represented(_)));
+        if port != self.agent_port || !by_program {
+            return Ok(());
+        }
+        let secret = match self.line(line).map(|line| &line.agent_secret) {
+            Some(AgentSecret::Given(secret)) => secret.clone(),
+            Some(AgentSecret::NotGiven) => return Err(Reason::AgentTooOld),
+            Some(AgentSecret::Absent) | None => return Err(Reason::AgentAway),
+        };
+        if let Some(circuit) = self.circuit(circuit) {
+            circuit.proof = Some(secret);
+        }
+        Ok(())
+    }
+
+    /// Sends the proof, if there is one, to the guest that has answered. Nothing was sent to it before, so that its socket has room; if it
+    /// has not, the call fails.
+    pub(super) fn prove(&mut self, id: CircuitId, callee: &OwnedFd) -> Result<(), Reason> {
+        let Some(secret) = self.circuit(id).and_then(|circuit| circuit.proof.take()) else {
+            return Ok(());
+        };
+        let frame = Frame::Secret(secret).to_bytes(CONNECTION_CHANNEL);
+        let sent = frame.is_ok_and(|bytes| {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            send(callee, &bytes, flags) == Ok(bytes.len())
+        });
+        match sent {
+            true => Ok(()),
+            false => Err(Reason::HostFailed),
+        }
+    }
+
+    /// An agent calls.
+    pub(super) fn deliver_arrival(&mut self, circuit: CircuitId, id: LineId, source_port: u32) {
+        let refused = |reason| Event::HostDialed {
+            circuit,
+            result: Err(reason),
+        };
+        let Some(line) = self.line(id) else {
+            return self.tell(refused(Reason::HostFailed));
+        };
+        let attachment = match (&line.vmm, &line.carrier) {
+            (Some(vmm), _) => Attachment::Hybrid { vmm: vmm.clone() },
+            (None, Some(_)) => Attachment::Serial,
+            (None, None) => Attachment::Rings,
+        };
+        let vm = line.name.clone();
+        let Ok((ours, theirs)) = UnixStream::pair() else {
+            return self.tell(refused(Reason::HostFailed));
+        };
+        let prepared = ours
+            .set_nonblocking(true)
+            .and_then(|()| theirs.set_nonblocking(true));
+        let arrival = Arrival {
+            vm,
+            source_port,
+            attachment,
+            stream: theirs,
+        };
+        if prepared.is_ok() && (self.arrivals)(arrival) {
+            self.host_reached(circuit, Connected::new(ours.into(), None));
+        } else {
+            self.tell(refused(Reason::NoListener));
+        }
+    }
+}
