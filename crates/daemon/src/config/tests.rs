@@ -480,11 +480,12 @@ fn paths_default_to_the_runtime_directory() {
 }
 
 #[test]
-fn a_hybrid_vm_has_its_vmms_socket_and_no_other() {
+fn a_hybrid_vm_has_its_vmms_socket_and_a_host_socket() {
     let plan = plan(&["name=fc,hybrid=fc/v.sock"]).unwrap();
     let line = plan.get("fc").unwrap();
     assert!(line.is_hybrid());
-    assert_eq!(line.host, Path::new("/srv/fc/v.sock"));
+    assert_eq!(line.hybrid.as_deref(), Some(Path::new("/srv/fc/v.sock")));
+    assert_eq!(line.host, Path::new("/run/ringdown/fc.sock"));
     let file = file("[[vm]]\nname = \"fc\"\nhybrid = \"fc/v.sock\"").unwrap();
     let request = VmRequest {
         hybrid: Some("/etc/ringdown/fc/v.sock".into()),
@@ -595,8 +596,8 @@ fn what_belongs_to_another_vm_is_refused() {
             "the socket /x is used by VM \"a\" already",
         ),
         (
-            &["name=fc,hybrid=/x,host=/y"],
-            "so \"host\" has no meaning beside it",
+            &["name=fc,hybrid=/x,host=/x"],
+            "this VM",
         ),
         (
             &["name=fc,hybrid=/x,vhost-user=/y"],
