@@ -92,6 +92,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "dials to reserved and unknown identifiers and to itself",
         nowhere,
     ),
+    ends(
+        "calls-of-other-vms-agents",
+        "dials to ports 1005 to 1007 of VMs that a rule lets it call at any port",
+        "for its host alone",
+        agents_of_others,
+    ),
     nothing(
         "payload-with-a-dial",
         "dials, responses and resets that bring payload along",
@@ -246,6 +252,18 @@ fn nowhere(scene: &mut Scene<'_>) {
     let mut guest = scene.attach();
     for cid in [0, 1, 3, 99, CID_ANY] {
         for port in [0, ECHO_PORT, u32::MAX] {
+            let refused = guest.connect(cid, port);
+            assert!(refused.is_err(), "CID {cid} port {port}");
+        }
+    }
+    assert_works(&mut guest);
+    scene.keep(guest);
+}
+
+fn agents_of_others(scene: &mut Scene<'_>) {
+    let mut guest = scene.attach();
+    for cid in [4, 5, 6] {
+        for port in [1005, 1006, 1007] {
             let refused = guest.connect(cid, port);
             assert!(refused.is_err(), "CID {cid} port {port}");
         }
