@@ -393,7 +393,8 @@ fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
     assert_eq!(
         added.out,
         format!(
-            "added fc with CID 3\n  VMM:  its own, with the sockets that it calls at {path}_PORT\n  host: {path}\n"
+            "added fc with CID 3\n  VMM:  its own at {path}, with the sockets that it calls at {path}_PORT\n  host: {}\n",
+            directory.join("fc.sock").display()
         )
     );
     assert_refused(
@@ -401,7 +402,7 @@ fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
         2,
         "VM \"fc\" has a VMM with a vsock device of its own",
     );
-    let both = ["vm", "add", "x", "--hybrid", "/x", "--host", "/y"];
+    let both = ["vm", "add", "x", "--hybrid", "/x", "--vhost-user", "/y"];
     assert_refused(&run_with(directory, &both), 2, "cannot be used with");
 }
 

@@ -59,7 +59,10 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
     let vmm = match (&status.vhost_user, &status.serial) {
         (Some(path), _) | (None, Some(ChardevInfo::Listen(path))) => see(path),
         (None, Some(ChardevInfo::Connect(path))) => format!("listens at {}", see(path)),
-        (None, None) => format!("its own, with the sockets that it calls at {host}_PORT"),
+        (None, None) => {
+            let socket = status.hybrid.as_ref().unwrap_or(&status.host).display();
+            format!("its own at {socket}, with the sockets that it calls at {socket}_PORT")
+        }
     };
     let net = |port: &VmPort| {
         let ipv4 = port.ipv4.map(|ipv4| format!(" and {ipv4}"));

@@ -6,8 +6,11 @@ use clap::ValueEnum;
 use super::*;
 use crate::arguments::Vmm;
 
-fn vm(kind: &str, host: &str) -> VmStatus {
-    let vm = serde_json::json!({ "name": "fc", "kind": kind, "cid": 3, "state": "waiting", "circuits": 0, "host": host });
+fn vm(kind: &str, socket: &str) -> VmStatus {
+    let mut vm = serde_json::json!({ "name": "fc", "kind": kind, "cid": 3, "state": "waiting", "circuits": 0, "host": "/run/ringdown/fc.sock" });
+    if kind == "hybrid" {
+        vm["hybrid"] = socket.into();
+    }
     serde_json::from_value(vm).unwrap()
 }
 

@@ -595,10 +595,7 @@ fn what_belongs_to_another_vm_is_refused() {
             &["name=a,serial-connect=/x", "name=b,serial=/x"],
             "the socket /x is used by VM \"a\" already",
         ),
-        (
-            &["name=fc,hybrid=/x,host=/x"],
-            "this VM",
-        ),
+        (&["name=fc,hybrid=/x,host=/x"], "this VM"),
         (
             &["name=fc,hybrid=/x,vhost-user=/y"],
             "so \"vhost-user\" has no meaning beside it",

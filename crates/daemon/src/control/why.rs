@@ -46,7 +46,8 @@ impl Control {
             .filter_map(absence)
             .collect();
         if let (Some(caller), "host") = (&caller, to.as_str()) {
-            let host = caller.host.clone();
+            let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
+            let host = stem.clone();
             let silence = tokio::task::spawn_blocking(move || silence(host, port));
             hindrances.extend(silence.await.map_err(|_| ControlError::Lost)?);
         }
