@@ -185,6 +185,7 @@ mod tests {
             last_fault: None,
             vhost_user: Some("/r/v".into()),
             serial: None,
+            hybrid: None,
             host: "/r/h".into(),
             channels: Vec::new(),
             nets: Vec::new(),

@@ -25,7 +25,10 @@ pub fn announce(daemon: &FakeDaemon, vm: &str, options: Options) -> UnixStream {
     daemon.worker().set_state(vm, true, true);
     let uplink = daemon.worker().call_agent_port(vm, 1007);
     let copy = uplink.try_clone().unwrap();
-    std::thread::spawn(move || agent::uplink::announce(&copy.into(), &options));
+    std::thread::spawn(move || {
+        let callers = agent::callers::Callers::over_vsock();
+        agent::uplink::announce(&copy.into(), &options, &callers)
+    });
     let target = format!("/v1/vms/{vm}?wait=ready&timeout_ms=20000");
     assert_eq!(daemon.request("GET", &target, "").0, 200);
     uplink
