@@ -642,7 +642,9 @@ fn exec_waits_for_the_agent_and_ends_with_the_commands_code() {
     // The agent comes after the client has been started, which waits for it or finds it there.
     let guest = daemon.worker().call_agent_port("web", 1007);
     std::thread::spawn(move || {
-        agent::uplink::announce(&guest.into(), &agent::session::Options::new())
+        let callers = agent::callers::Callers::over_vsock();
+        let options = agent::session::Options::new();
+        agent::uplink::announce(&guest.into(), &options, &callers)
     });
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "in a b /");
