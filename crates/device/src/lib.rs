@@ -53,6 +53,6 @@ pub use fabric::{
     PublishedCall, SerialConfig,
 };
 pub use line::MAX_FAULT_CHARS;
-pub use memory::peer::peer_groups;
+pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;

@@ -5,8 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use axum::http::Method;
-use device::peer_groups;
-use rustix::net::sockopt::socket_peercred;
+use device::peer;
 
 use super::problem::{Failure, Kind};
 use crate::config::ControlGroups;
@@ -81,21 +80,16 @@ impl Access {
     /// Whoever is at the other end of a connected socket.
     ///
     /// # Errors
-    /// When the system does not say who it is.
+    /// As [`peer`].
     pub fn caller(&self, socket: impl AsFd) -> io::Result<Caller> {
-        let peer = socket_peercred(&socket)?;
-        let uid = peer.uid.as_raw();
-        let is_owner = self.owners.contains(&uid);
+        let peer = peer(socket.as_fd())?;
+        let is_owner = self.owners.contains(&peer.uid);
         let role = match self.groups {
-            Some(groups) if !is_owner => {
-                let mut gids = peer_groups(socket.as_fd())?;
-                gids.push(peer.gid.as_raw());
-                role_by_groups(groups, &gids)
-            }
+            Some(groups) if !is_owner => role_by_groups(groups, &peer.groups),
             _ => Role::Operate,
         };
         Ok(Caller {
-            uid,
+            uid: peer.uid,
             is_owner,
             role,
         })
