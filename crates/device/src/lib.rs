@@ -33,7 +33,6 @@ mod nap;
 pub mod net;
 mod reactor;
 mod relay;
-mod reports;
 mod ring;
 mod socket;
 mod spin;
