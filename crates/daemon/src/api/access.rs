@@ -27,10 +27,19 @@ impl Role {
         let only_reads = matches!(*method, Method::GET | Method::HEAD);
         match self {
             Role::Nobody => false,
-            Role::Read => only_reads && !path.ends_with("/capture"),
+            Role::Read => only_reads && !is_capture(path),
             Role::Operate => true,
         }
     }
+}
+
+/// Whether a capture is asked for: of all lines, or of a network. There may be a VM or a network of that name, too.
+fn is_capture(path: &str) -> bool {
+    let segments: Vec<&str> = path.split('/').collect();
+    matches!(
+        segments[..],
+        ["", _, "capture"] | ["", _, "networks", _, "capture"]
+    )
 }
 
 /// The same words whatever was asked for: whoever may not know hears nothing of what there is.
@@ -151,7 +160,14 @@ mod tests {
             }
             assert!(!may(Role::Nobody, Method::GET, path));
         }
-        for path in ["/v1/capture", "/v1/networks/lan/capture"] {
+        for path in ["/v1/vms/capture", "/v1/networks/capture"] {
+            assert!(may(Role::Read, Method::GET, path), "{path}");
+        }
+        for path in [
+            "/v1/capture",
+            "/v1/networks/lan/capture",
+            "/v1/networks/capture/capture",
+        ] {
             assert!(!may(Role::Read, Method::GET, path) && may(Role::Operate, Method::GET, path));
         }
     }
