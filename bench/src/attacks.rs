@@ -16,6 +16,7 @@ mod flood;
 mod header;
 mod host;
 mod lifecycle;
+mod log;
 mod memory;
 mod protocol;
 mod ring;
@@ -105,6 +106,7 @@ pub fn all() -> impl Iterator<Item = &'static Attack> {
         credit::ATTACKS,
         lifecycle::ATTACKS,
         flood::ATTACKS,
+        log::ATTACKS,
         memory::ATTACKS,
         protocol::ATTACKS,
         host::ATTACKS,

@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 use crate::daemon::Daemon;
 use crate::frontend::raw::{RawVmm, request};
 use crate::guest::{GuestConfig, Received, VirtualGuest};
@@ -14,6 +16,7 @@ use crate::host::{self, Echo};
 
 use super::Attack;
 use super::bystander::Bystander;
+use super::log;
 
 /// Where every VM finds a service that sends everything back.
 pub(super) const ECHO_PORT: u32 = 7;
@@ -47,14 +50,20 @@ const LIMITED: &[&str] = &[
 /// How much private memory an attack may cost, in bytes: less than a single VM's share of credit.
 const MEMORY_BOUND: u64 = 96 << 20;
 
-/// How much an attack may write into the log, in bytes.
-const LOG_BOUND: u64 = 256 << 10;
+/// How much an attack may write into the log at once and in each second, in bytes: the audit alone writes 100 lines of a source.
+const LOG_BOUND: u64 = 64 << 10;
+const LOG_RATE: u64 = 48 << 10;
+
+/// How many lines of one kind the log takes at once; later one each second.
+const LOG_LINES: u64 = 100;
 
 /// A daemon with a host full of VMs, on which attacks are tried one after the other.
 pub struct Arena {
     daemon: Daemon,
     echoes: Vec<Echo>,
     bystander: Bystander,
+    _service: UnixListener,
+    _directory: TempDir,
 }
 
 /// What came of an attack.
@@ -81,6 +90,12 @@ impl Arena {
         let vms = [(MALLORY, 3), ("victim", 4), ("alice", 5), ("bob", 6)];
         let mut arguments = vec!["--allow", "from=*,to=*,port=*"];
         arguments.extend(LIMITED.iter().flat_map(|vm| ["--vm", vm]));
+        let directory = tempfile::tempdir()?;
+        let config = directory.path().join("ringdown.toml");
+        std::fs::write(&config, log::services(directory.path()))?;
+        let config = config.display().to_string();
+        arguments.extend(["--config", &config]);
+        let service = log::serve(directory.path())?;
         let daemon = Daemon::start(program, &vms, &arguments)?;
         let echoes = [MALLORY, TERSE, SHY, SMALL, "victim", "alice"]
             .iter()
@@ -91,6 +106,8 @@ impl Arena {
             daemon,
             echoes,
             bystander,
+            _service: service,
+            _directory: directory,
         })
     }
 
@@ -106,14 +123,15 @@ impl Arena {
             self.bystander.wait_for_rounds(),
         );
         let descriptors = self.settled_descriptors();
-        let (memory, log) = (self.daemon.private_bytes(), self.daemon.log_bytes());
+        let (memory, log_start) = (self.daemon.private_bytes(), self.daemon.log_bytes());
         let rounds = self.bystander.rounds();
         let start = Instant::now();
         let mut scene = Scene {
             daemon: &self.daemon,
             bystander: &self.bystander,
             attacker: MALLORY,
-            log,
+            log: log_start,
+            start,
             held: Vec::new(),
             memory_bound: MEMORY_BOUND,
         };
@@ -131,11 +149,11 @@ impl Arena {
         let rounds = self.bystander.rounds() - rounds;
         check(&mut failures, "rest", self.comes_to_rest());
         let growth_bytes = self.daemon.private_bytes() as i64 - memory as i64;
-        let log_bytes = self.daemon.log_bytes() - log;
+        let log_bytes = self.daemon.log_bytes() - log_start;
         if growth_bytes > scene.memory_bound as i64 {
             failures.push(format!("it cost {} KiB of memory", growth_bytes >> 10));
         }
-        if log_bytes > LOG_BOUND {
+        if log_bytes > LOG_BOUND + LOG_RATE * (start.elapsed().as_secs() + 1) {
             failures.push(format!("it cost {} KiB of log", log_bytes >> 10));
         }
         scene.held.clear();
@@ -246,6 +264,7 @@ pub struct Scene<'a> {
     bystander: &'a Bystander,
     attacker: &'static str,
     log: u64,
+    start: Instant,
     held: Vec<Box<dyn Any>>,
     memory_bound: u64,
 }
@@ -347,6 +366,17 @@ impl Scene<'_> {
     /// The same, for a moment only.
     pub(super) fn wait_briefly_for_log(&self, text: &str) -> Result<(), String> {
         self.wait_for_log_until(text, Instant::now() + Duration::from_millis(5))
+    }
+
+    /// The log has lines with this text, and no more of them than its budget for one kind, since the attack began.
+    pub(super) fn assert_bounded(&self, text: &str) {
+        let since = self.daemon.log_since(self.log);
+        let lines = since.lines().filter(|line| line.contains(text)).count() as u64;
+        let most = LOG_LINES + self.start.elapsed().as_secs() + 1;
+        assert!(
+            (1..=most).contains(&lines),
+            "{lines} lines of {most} that say {text:?}"
+        );
     }
 
     fn wait_for_log_until(&self, text: &str, until: Instant) -> Result<(), String> {

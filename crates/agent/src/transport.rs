@@ -127,11 +127,10 @@ impl Listener {
             let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
             check_cid(peer.cid())?;
         } else {
-            let peer = rustix::net::sockopt::socket_peercred(&connection)?.uid;
-            if !peer.is_root() && peer != rustix::process::geteuid() {
+            let peer = peer_user(&connection)?;
+            if ![0, rustix::process::geteuid().as_raw()].contains(&peer) {
                 return Err(refused(&format!(
-                    "user {} is neither root nor the agent's user",
-                    peer.as_raw()
+                    "user {peer} is neither root nor the agent's user"
                 )));
             }
         }
@@ -147,6 +146,12 @@ fn check_cid(cid: u32) -> io::Result<()> {
             "context identifier {other} is not the host"
         ))),
     }
+}
+
+/// The user of the program at the other end of a UNIX socket. Not by rustix, for which a process that cannot be seen from here (0) is impossible.
+pub(crate) fn peer_user(connection: &OwnedFd) -> io::Result<u32> {
+    use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+    Ok(getsockopt(connection, PeerCredentials)?.uid())
 }
 
 /// Listen at a path, for root and the agent's own user (mode 0600). A socket there whose owner is gone is replaced.

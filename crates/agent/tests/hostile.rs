@@ -1,5 +1,7 @@
 //! Clients that break the rules, and the agent's limits.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
 mod common;
 
 use std::io::Write;

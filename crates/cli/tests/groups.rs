@@ -23,6 +23,9 @@ use tempfile::TempDir;
 /// Neither the user nor the group of anything.
 const SOMEBODY: u32 = 54_321;
 const OPERATORS: u32 = 54_322;
+/// Groups that rules name.
+const ALLOWED: u32 = 54_331;
+const DENIED: u32 = 54_332;
 
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -312,4 +315,136 @@ fn who_may_not_connect_is_told_which_group_may() {
         "{}",
         done.err
     );
+}
+
+/// Sends a request to a socket as a program of that user, with that primary group and these supplementary ones, and returns the answer.
+fn asks(socket: &Path, primary: u32, supplementary: &[u32], request: &str) -> String {
+    let script = r#"use Socket; use IO::Socket::UNIX;
+        $SIG{PIPE} = "IGNORE"; # The answer may be there before the request.
+        my ($path, $request) = @ARGV;
+        my $type = $path =~ /seqpacket$/ ? SOCK_SEQPACKET : SOCK_STREAM;
+        my $socket = IO::Socket::UNIX->new(Type => $type, Peer => $path) or die "connect: $!";
+        $socket->send("$request\n"); $socket->recv(my $answer, 512); print $answer;"#;
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &SOMEBODY.to_string()]);
+    command.args(["--regid", &primary.to_string()]);
+    match supplementary {
+        [] => command.arg("--clear-groups"),
+        groups => {
+            let list: Vec<String> = groups.iter().map(u32::to_string).collect();
+            command.args(["--groups", &list.join(",")])
+        }
+    };
+    command
+        .args(["perl", "-e", script])
+        .arg(socket)
+        .arg(request);
+    command.stdin(Stdio::null()).current_dir("/");
+    let outcome = finish(command);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+    outcome.out
+}
+
+/// A daemon whose host sockets take everyone, with a VM whose guest never starts. So a call that the rules allow is refused because of that.
+fn serve_rules() -> (TempDir, Daemon) {
+    let parent = passable();
+    let (file, run) = (
+        parent.path().join("ringdown.toml"),
+        parent.path().join("run"),
+    );
+    let text = format!(
+        r#"
+        [[vm]]
+        name = "web"
+        [[rule]]
+        from = "users:{DENIED}"
+        to = "web"
+        action = "deny"
+        [[rule]]
+        from = "users:{ALLOWED}"
+        to = "web"
+        action = "allow"
+        [[rule]]
+        from = "host"
+        to = "web"
+        port = 22
+        action = "deny"
+        "#
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut command = ringdown(&["serve", "--runtime-dir"]);
+    command.arg(&run).arg("--config").arg(file);
+    let daemon = Daemon::start(command, run);
+    set_permissions(&daemon.run, Permissions::from_mode(0o711)).unwrap();
+    for socket in ["web.sock", "web.sock.seqpacket", "circuit.sock"] {
+        set_permissions(daemon.run.join(socket), Permissions::from_mode(0o666)).unwrap();
+    }
+    (parent, daemon)
+}
+
+#[test]
+fn rules_about_groups_see_every_group_of_the_program_that_calls() {
+    if !is_root() {
+        return;
+    }
+    let (_parent, daemon) = serve_rules();
+    let (denied, allowed) = ("no rule allows it", "the VM is not running");
+    // More groups than there is room for at first, and the one that counts is the last.
+    let many = |last| (60_000..60_100).chain([last]).collect::<Vec<u32>>();
+    let cases = [
+        (SOMEBODY, vec![], 80, allowed),
+        (SOMEBODY, vec![], 22, denied),
+        (DENIED, vec![], 80, denied),
+        (SOMEBODY, vec![DENIED], 80, denied),
+        (SOMEBODY, many(DENIED), 80, denied),
+        (ALLOWED, vec![DENIED], 22, denied),
+        (ALLOWED, vec![], 22, allowed),
+        (SOMEBODY, vec![ALLOWED], 22, allowed),
+        (SOMEBODY, many(ALLOWED), 22, allowed),
+    ];
+    for (primary, supplementary, port, expected) in cases {
+        let requests = [
+            ("web.sock", format!("CONNECT {port}")),
+            ("web.sock.seqpacket", format!("CONNECT {port}")),
+            (
+                "circuit.sock",
+                format!("CONNECT to=web:{port} kind=bytes ring=65536"),
+            ),
+        ];
+        for (socket, request) in requests {
+            let answer = asks(&daemon.run.join(socket), primary, &supplementary, &request);
+            assert!(
+                answer.starts_with("ERR") && answer.contains(expected),
+                "{socket}, {primary}, {supplementary:?}, {port}: {answer}"
+            );
+        }
+    }
+    // As it is said before.
+    for (group, port, code) in [(DENIED, "80", 3), (ALLOWED, "22", 0)] {
+        let words = ["policy", "test", &format!("users:{group}"), "web", port];
+        let said = program::run_with(&daemon.run, &words);
+        assert_eq!(said.code, Some(code), "{}{}", said.out, said.err);
+    }
+}
+
+#[test]
+fn a_program_whose_groups_cannot_be_read_is_refused_and_hears_why() {
+    if !is_root() {
+        return;
+    }
+    let (_parent, daemon) = serve_rules();
+    let too_many: Vec<u32> = (60_000..61_100).collect();
+    let requests = [
+        ("web.sock", "CONNECT 80"),
+        ("web.sock.seqpacket", "CONNECT 80"),
+        ("circuit.sock", "CONNECT to=web:80 kind=bytes ring=65536"),
+        ("circuit.sock", "LISTEN port=80 kind=bytes ring=65536"),
+    ];
+    for (socket, request) in requests {
+        let answer = asks(&daemon.run.join(socket), SOMEBODY, &too_many, request);
+        assert!(
+            answer.starts_with("ERR") && answer.contains("expected at most 1024 groups"),
+            "{socket}: {answer}"
+        );
+    }
 }

@@ -189,7 +189,21 @@ impl Drop for VmChannels {
     }
 }
 
-/// Where the log of a VM's installation is kept.
-fn install_log(state_dir: &Path, vm: &str) -> PathBuf {
-    state_dir.join(format!("{}.install.log", vm.replace('/', ".")))
+/// Where the log of a VM's installation is kept: `web.install.log`, or `red@web.install.log` in the domain `red`. No name has an `@`, so no two
+/// VMs have one file.
+pub(crate) fn install_log(state_dir: &Path, vm: &str) -> PathBuf {
+    state_dir.join(format!("{}.install.log", vm.replace('/', "@")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_vms_have_one_install_log() {
+        let log = |vm| install_log(Path::new("/var/lib/ringdown"), vm);
+        assert_eq!(log("web"), Path::new("/var/lib/ringdown/web.install.log"));
+        assert_ne!(log("red/web"), log("red.web"));
+        assert_ne!(log("a/b.c"), log("a.b/c"));
+    }
 }

@@ -12,6 +12,7 @@ mod channel;
 mod cids;
 mod control;
 mod file;
+mod files;
 mod hosts;
 mod network;
 mod offer;
@@ -172,6 +173,8 @@ pub struct Written<T> {
 /// Everything that was configured, from the file and from the command line, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
+    /// The files that it was read from.
+    pub files: Vec<PathBuf>,
     /// The runtime directory, if one was named.
     pub runtime_dir: Option<PathBuf>,
     /// The directory where context identifiers are remembered, if one was named.
@@ -205,6 +208,7 @@ pub struct Config {
 impl Config {
     /// Adds what another source said. What `later` says about directories, the audit and the worker wins.
     pub fn extend(&mut self, later: Config) {
+        self.files.extend(later.files);
         self.runtime_dir = later.runtime_dir.or(self.runtime_dir.take());
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());

@@ -194,7 +194,7 @@ impl Control {
     /// Removes a VM by its full name or an alias: its circuits are reset, its sockets removed. Its name keeps its context identifier.
     ///
     /// # Errors
-    /// [`ControlError::Unknown`] when there is none of this name.
+    /// [`ControlError::Unknown`] when there is none of this name; others when a part of the daemon refuses. All of the VM remains then.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), ControlError> {
         let (control, name) = (self.clone(), name.to_owned());
         let task = tokio::spawn(async move {
@@ -211,13 +211,20 @@ impl Control {
             let (parts, to_close) = (control.parts.clone(), name.clone());
             let (current, planned) = (in_force.book.clone(), next.clone());
             let closed = tokio::task::spawn_blocking(move || {
-                parts.worker.remove_line(&to_close)?;
+                // What can be refused comes first, so that the VM goes whole or stays whole.
+                parts.set_policy(&current, &planned)?;
+                if let Err(error) = parts.worker.remove_line(&to_close) {
+                    if let Err(error) = parts.set_policy(&planned, &current) {
+                        tracing::error!(vm = to_close, %error, "cannot go back to the rules of before");
+                    }
+                    return Err(error.into());
+                }
                 parts.circuits.removed(&to_close);
                 parts.windows.close(&to_close);
                 let networks = NetChange::between(&current.plan, &planned.plan);
                 networks.settle(parts.net.as_ref());
                 networks.close(parts.net.as_ref());
-                parts.set_policy(&current, &planned)
+                Ok::<_, ControlError>(())
             });
             closed.await.map_err(|_| ControlError::Lost)??;
             in_force.book = next;

@@ -16,7 +16,7 @@ mod hello;
 pub mod input;
 pub mod limits;
 pub mod line;
-mod log_budget;
+pub mod log_budget;
 pub mod metrics;
 pub mod net;
 pub mod offers;

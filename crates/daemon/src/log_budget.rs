@@ -1,44 +1,171 @@
-//! How much the log is told of something that others can make happen without end.
+//! How much the log takes of what others can make happen without end: a guest, or a program of the host, must not fill the disk with it.
+//!
+//! Every line passes here ([`admits`] is asked by the subscriber of `ringdown serve`), whatever call site it comes from. Each call site has a budget of its own for each VM that it
+//! is about, and for each reason of a refusal; so no flood hides what else happens, and what an operator does is written. What is held back is counted for each VM, and the
+//! counts are written each second.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tracing::Event;
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
 
 use crate::proxy::bucket::Bucket;
 
 /// Lines at once, and seconds until as many may be written again: one each second in the long run.
-const LINES: u64 = 20;
+const LINES: u64 = 100;
 
-/// The budget of one line or channel.
-#[derive(Debug)]
-pub(crate) struct LogBudget {
-    bucket: Bucket,
-    held_back: u64,
+/// Budgets that are kept. What finds no room, although those that are full again are dropped, shares one.
+const MAX_BUDGETS: usize = 16_384;
+
+/// VMs whose lines are counted apart. Those beyond share one count.
+const MAX_COUNTS: usize = 4096;
+
+/// How often what was held back is written.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// Lines that are not held back here: the counts themselves.
+const COUNTS: &str = "log_budget";
+
+/// Lines that the audit writes here when it has no file: it has a budget and counts of its own.
+pub(crate) const AUDIT: &str = "audit";
+
+/// The log is the process's, and so is its budget.
+static BUDGET: LazyLock<LogBudget> = LazyLock::new(LogBudget::new);
+
+/// Whether the log takes this line. One that it does not take is counted.
+pub fn admits(event: &Event<'_>) -> bool {
+    if [COUNTS, AUDIT].contains(&event.metadata().target()) {
+        return true;
+    }
+    let mut about = About::default();
+    event.record(&mut about);
+    let key = (event.metadata().callsite(), about);
+    BUDGET.admits(key, Instant::now())
 }
 
-impl LogBudget {
-    pub(crate) fn new() -> LogBudget {
+/// Writes each second what was held back. With nothing held back it sleeps.
+pub(crate) async fn report() {
+    let _last = LastCounts;
+    loop {
+        BUDGET.is_held_back.notified().await;
+        sleep(WINDOW).await;
+        BUDGET.write_counts();
+    }
+}
+
+/// Writes the last counts when the daemon ends.
+struct LastCounts;
+
+impl Drop for LastCounts {
+    fn drop(&mut self) {
+        BUDGET.write_counts();
+    }
+}
+
+/// What a line is about, as far as lines are told apart by it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct About {
+    vm: String,
+    /// One of [`switch::Reason`].
+    reason: String,
+}
+
+impl Visit for About {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "vm" => self.vm = format!("{value:?}"),
+            "reason" => self.reason = format!("{value:?}"),
+            _ => {}
+        }
+    }
+}
+
+/// Budgets of type `K`: a call site, and what it is about.
+#[derive(Debug)]
+struct LogBudget<K = Identifier> {
+    state: Mutex<State<K>>,
+    is_held_back: Notify,
+}
+
+#[derive(Debug)]
+struct State<K> {
+    buckets: HashMap<(K, About), Bucket>,
+    /// Of those for which there is no room.
+    shared: Bucket,
+    /// Lines by VM; by no name those about none.
+    held_back: HashMap<String, u64>,
+}
+
+fn full() -> Bucket {
+    Bucket::new(1, Duration::from_secs(LINES))
+}
+
+impl<K: Eq + std::hash::Hash> LogBudget<K> {
+    fn new() -> LogBudget<K> {
         LogBudget {
-            bucket: Bucket::new(1, Duration::from_secs(LINES)),
-            held_back: 0,
+            state: Mutex::new(State {
+                buckets: HashMap::new(),
+                shared: full(),
+                held_back: HashMap::new(),
+            }),
+            is_held_back: Notify::new(),
         }
     }
 
-    /// Whether the log may be told. If so, it is told first of what it was not told before.
-    pub(crate) fn admits(&mut self, vm: &str) -> bool {
-        if !self.bucket.take(Instant::now()) {
-            self.held_back += 1;
-            return false;
+    fn admits(&self, key: (K, About), now: Instant) -> bool {
+        let mut state = self.state();
+        let State {
+            buckets,
+            shared,
+            held_back,
+        } = &mut *state;
+        if buckets.len() >= MAX_BUDGETS && !buckets.contains_key(&key) {
+            buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        let held_back = std::mem::take(&mut self.held_back);
-        if held_back > 0 {
-            tracing::warn!(
-                vm,
-                held_back,
-                "too much happens at a serial port to tell of all of it"
-            );
+        let has_room = buckets.len() < MAX_BUDGETS;
+        let vm = key.1.vm.clone();
+        let bucket = match buckets.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if has_room => entry.insert(full()),
+            Entry::Vacant(_) => shared,
+        };
+        if bucket.take(now) {
+            return true;
         }
-        true
+        let is_counted = held_back.len() < MAX_COUNTS || held_back.contains_key(&vm);
+        let vm = if is_counted { vm } else { String::new() };
+        *held_back.entry(vm).or_default() += 1;
+        drop(state);
+        self.is_held_back.notify_one();
+        false
+    }
+
+    fn write_counts(&self) {
+        // Taken out first: the lines that are written pass here too.
+        let held_back = std::mem::take(&mut self.state().held_back);
+        let words = "more happened than the log takes of one kind; the counters and the audit have all of it";
+        for (vm, held_back) in held_back {
+            match vm.as_str() {
+                "" => tracing::warn!(target: COUNTS, held_back, "{words}"),
+                vm => tracing::warn!(target: COUNTS, vm, held_back, "{words}"),
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<K>> {
+        // Nothing panics while it holds the lock in the middle of a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -46,15 +173,49 @@ impl LogBudget {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_flood_is_told_of_in_part_and_then_again() {
-        let mut budget = LogBudget::new();
-        let told = (0..1000).filter(|_| budget.admits("web")).count();
-        assert_eq!(told as u64, LINES);
-        assert_eq!(budget.held_back, 1000 - LINES);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(budget.admits("web"));
-        assert!(!budget.admits("web"));
-        assert_eq!(budget.held_back, 1);
+    fn about(vm: &str, reason: &str) -> About {
+        About {
+            vm: vm.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_flood_is_written_in_part_and_then_again() {
+        let budget = LogBudget::new();
+        let start = Instant::now() + WINDOW;
+        let admits = |site: u32, vm, reason, after| {
+            budget.admits((site, about(vm, reason)), start + WINDOW * after)
+        };
+        let written = (0..50_000).filter(|_| admits(1, "web", "", 0)).count();
+        assert_eq!(written as u64, LINES);
+        assert_eq!(budget.state().held_back["web"], 50_000 - LINES);
+        assert!(admits(2, "web", "", 0), "another call site");
+        assert!(admits(1, "db", "", 0), "another VM");
+        assert!(admits(1, "web", "no rule allows it", 0), "another reason");
+        assert!(admits(1, "web", "", 1));
+        assert!(!admits(1, "web", "", 1));
+        let written = (0..1000).filter(|_| admits(1, "web", "", 1000)).count();
+        assert_eq!(written as u64, LINES);
+    }
+
+    #[test]
+    fn its_tables_have_a_bound_and_what_is_full_again_is_forgotten() {
+        let budget = LogBudget::new();
+        let now = Instant::now() + WINDOW;
+        let sites = MAX_BUDGETS as u32;
+        for site in 0..sites {
+            assert!(budget.admits((site, About::default()), now));
+        }
+        let more = sites..sites + 1000;
+        let written = more.filter(|site| budget.admits((*site, About::default()), now));
+        assert_eq!(written.count() as u64, LINES, "they share one");
+        assert_eq!(budget.state().buckets.len(), MAX_BUDGETS);
+        for vm in 0..MAX_COUNTS + 10 {
+            assert!(!budget.admits((sites, about(&vm.to_string(), "")), now));
+        }
+        assert!(budget.state().held_back.len() <= MAX_COUNTS + 1);
+        assert!(budget.admits((sites, About::default()), now + 2 * WINDOW));
+        assert_eq!(budget.state().buckets.len(), 1);
     }
 }

@@ -26,6 +26,7 @@ use crate::control::{Control, ControlError, open_line};
 use crate::events::Events;
 use crate::input::check_socket_path;
 use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
+use crate::log_budget;
 use crate::net::{NetChange, NetFault, NetWorker};
 use crate::offers::{Commit, OfferError, Offers};
 use crate::policy::Rulebook;
@@ -305,6 +306,7 @@ impl Daemon {
             let secrets = Box::new(move |vm: &str, secret| worker.set_agent_secret(vm, secret));
             let readiness = Arc::new(Readiness::telling(parts.events.clone(), secrets));
             tokio::spawn(service_manager::give_signs_of_life(parts.worker.clone()));
+            tokio::spawn(log_budget::report());
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.

@@ -21,7 +21,7 @@ pub mod pool;
 mod program;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -140,6 +140,8 @@ struct Shared {
     plane: OnceLock<Arc<dyn DataPlane>>,
     runtime: OnceLock<Handle>,
     state: Mutex<State>,
+    /// Held while the board is told something and what it says is done. Taken before `state`.
+    order: Mutex<()>,
     next_ticket: AtomicU64,
     takers: Semaphore,
 }
@@ -172,6 +174,7 @@ impl Switchboard {
             plane: OnceLock::new(),
             runtime: OnceLock::new(),
             state: Mutex::default(),
+            order: Mutex::default(),
             next_ticket: AtomicU64::new(1),
             takers: Semaphore::new(MAX_TAKEN_AT_ONCE),
         });
@@ -405,11 +408,16 @@ impl Shared {
         Some(runtime.spawn_blocking(move || job(shared.pool.as_ref())))
     }
 
-    /// Tells the board, and does what it says.
+    /// Tells the board, and does what it says. Of two that do this at once, the board hears one first, and all of that is done first: what
+    /// takes a window away must not come before what gives it.
     fn apply(self: &Arc<Self>, event: impl FnOnce(&mut Board) -> Vec<Effect>) {
-        let effects = event(&mut self.state().board);
-        for effect in effects {
-            self.perform(effect);
+        // Nothing panics while it holds the lock.
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut effects = VecDeque::from(event(&mut self.state().board));
+        while let Some(effect) = effects.pop_front() {
+            if let Some(event) = self.perform(effect) {
+                effects.extend(event(&mut self.state().board));
+            }
         }
     }
 }
@@ -423,3 +431,6 @@ async fn ask<T: Send + 'static>(
     let asked = tokio::task::spawn_blocking(move || question(plane.as_ref()));
     asked.await.ok()
 }
+
+#[cfg(test)]
+mod tests;

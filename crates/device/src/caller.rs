@@ -100,6 +100,8 @@ impl fmt::Debug for CallAnswer {
 pub(crate) struct Caller {
     pub(crate) line: LineId,
     pub(crate) who: Who,
+    /// The groups that it runs with, if it is a program of the host.
+    pub(crate) groups: Vec<u32>,
     pub(crate) socket: OwnedFd,
     pub(crate) socket_type: SocketType,
     pub(crate) deadline: Time,
@@ -147,15 +149,20 @@ impl Caller {
         }
     }
 
-    /// Sends an answer after which the socket is closed. What the program has sent is taken first: left unread, it would
-    /// turn the end behind the answer into an error.
+    /// Sends an answer after which the socket is closed, if it can be told in words.
     pub(crate) fn refuse(&self, line: &str) {
-        if !self.who.speaks() {
-            return reset(&self.socket);
+        match self.who.speaks() {
+            true => refuse(&self.socket, line),
+            false => reset(&self.socket),
         }
-        take_request(&self.socket, MAX_REQUEST_LEN);
-        answer(&self.socket, line);
     }
+}
+
+/// Sends a program an answer after which its socket is closed. What it has sent is taken first: left unread, it would turn the end behind
+/// the answer into an error.
+pub(crate) fn refuse(socket: &OwnedFd, line: &str) {
+    take_request(socket, MAX_REQUEST_LEN);
+    answer(socket, line);
 }
 
 /// Has a TCP connection end with a reset when it is closed. A UNIX socket knows no such thing.

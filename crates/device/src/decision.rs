@@ -1,5 +1,6 @@
 //! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
 
+use memory::peer::Peer;
 use switch::{Address, CircuitId, Reason, RuleId, ServiceEntry};
 
 use crate::CircuitSnapshot;
@@ -70,10 +71,17 @@ pub enum DecisionCallee<'a> {
 pub struct Credentials {
     /// The user.
     pub uid: u32,
-    /// The user's primary group.
-    pub gid: u32,
-    /// The process.
+    /// The process; 0 if it cannot be seen from here, as from within a container.
     pub pid: i32,
+}
+
+impl From<&Peer> for Credentials {
+    fn from(peer: &Peer) -> Credentials {
+        Credentials {
+            uid: peer.uid,
+            pid: peer.pid,
+        }
+    }
 }
 
 /// Something that has happened to a line or a circuit.

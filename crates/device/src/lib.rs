@@ -33,7 +33,6 @@ mod nap;
 pub mod net;
 mod reactor;
 mod relay;
-mod reports;
 mod ring;
 mod socket;
 mod spin;
@@ -53,6 +52,6 @@ pub use fabric::{
     OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
 pub use line::MAX_FAULT_CHARS;
-pub use memory::peer::peer_groups;
+pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;

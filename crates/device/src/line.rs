@@ -9,7 +9,6 @@ use switch::{CircuitId, Time};
 
 use crate::fabric::{AgentSecret, Carrier};
 use crate::frontend::Frontend;
-use crate::reports::Reports;
 use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
@@ -56,8 +55,6 @@ pub(crate) struct LineIo {
     pub(crate) parked: usize,
     /// Programs that have yet to say whom they want.
     pub(crate) callers: usize,
-    /// What the log has been told about this VM's calls.
-    pub(crate) reports: Reports,
     /// When the log was last told that the guest sends too many packets without payload.
     pub(crate) rest_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
@@ -117,7 +114,6 @@ impl LineIo {
             seqpacket: false,
             parked: 0,
             callers: 0,
-            reports: Reports::default(),
             rest_reported_at: None,
             messages: Tally::default(),
             host_message_bytes: Tally::default(),

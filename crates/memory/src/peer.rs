@@ -1,50 +1,87 @@
-//! The groups of whoever is at the other end of a UNIX socket.
+//! Whose program is at the other end of a UNIX socket.
 //!
-//! The call is made here because no safe library offers it: `SO_PEERCRED` tells of the primary group only.
+//! The calls are made here because no safe library makes them: `SO_PEERGROUPS` is in none, and the process of `SO_PEERCRED` may be 0, which rustix takes for impossible.
 
 use std::io;
-use std::mem::size_of;
+use std::mem::{size_of, size_of_val};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Groups for which there is room at first. More are rare.
-const USUAL_GROUPS: usize = 64;
+/// The most supplementary groups that a program may have. Linux allows 65,536; what is kept of one that calls is to stay small.
+pub const MAX_GROUPS: usize = 1024;
 
-/// The most groups that a process has on Linux (`NGROUPS_MAX`).
-const MAX_GROUPS: usize = 65_536;
+/// The program at the other end of a UNIX socket, as it was when it connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The user that it runs as.
+    pub uid: u32,
+    /// Every group that it runs with: its primary group, then the supplementary ones. A group may be there twice.
+    pub groups: Vec<u32>,
+    /// The process; 0 if it cannot be seen from here, as from within a container.
+    pub pid: i32,
+}
 
-/// The supplementary groups that the process at the other end of a connected UNIX socket had when it connected (unix(7), `SO_PEERGROUPS`).
+/// Who is at the other end of a connected UNIX socket (unix(7), `SO_PEERCRED` and `SO_PEERGROUPS`). If this fails, the peer is to be refused: a rule that denies
+/// a user or a group would say nothing about it.
 ///
 /// # Errors
-/// What the system says, as for a socket that is no UNIX socket.
-pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
-    let mut groups: Vec<libc::gid_t> = vec![0; USUAL_GROUPS];
-    loop {
-        // At most 65,536 times four bytes.
-        let mut len = (groups.len() * size_of::<libc::gid_t>()) as libc::socklen_t;
-        // SAFETY: SO_PEERGROUPS writes at most `len` bytes, which the vector has, and the length; both outlive the call.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &mut len,
-            )
-        };
-        let found = len as usize / size_of::<libc::gid_t>();
-        if result == 0 {
-            groups.truncate(found);
-            return Ok(groups);
-        }
-        let error = io::Error::last_os_error();
-        // Too little room: the length says how much is needed. The groups are those of the moment of connecting, so this ends.
-        if error.raw_os_error() != Some(libc::ERANGE)
-            || !(groups.len() + 1..=MAX_GROUPS).contains(&found)
-        {
-            return Err(error);
-        }
-        groups.resize(found, 0);
+/// What the system says, as for a socket that is no UNIX socket, and when the program has more than [`MAX_GROUPS`] supplementary groups.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: SO_PEERCRED writes a `ucred`, of which every value is valid, and its length; both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
     }
+    let mut groups = vec![credentials.gid];
+    groups.extend(supplementary_groups(socket)?);
+    Ok(Peer {
+        uid: credentials.uid,
+        groups,
+        pid: credentials.pid,
+    })
+}
+
+fn supplementary_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: [libc::gid_t; MAX_GROUPS] = [0; MAX_GROUPS];
+    let mut len = size_of_val(&groups) as libc::socklen_t;
+    // SAFETY: SO_PEERGROUPS writes at most `len` bytes, which the array has, and the length; both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    // With too little room nothing is written but how much is needed.
+    let found = len as usize / size_of::<libc::gid_t>();
+    if let (0, Some(groups)) = (result, groups.get(..found)) {
+        return Ok(groups.to_vec());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() != Some(libc::ERANGE) {
+        return Err(error);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "expected at most {MAX_GROUPS} groups of the program that calls, found {found}: run it with fewer"
+        ),
+    ))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -55,22 +92,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_those_of_this_process() {
+    fn it_is_this_process_with_all_its_groups() {
         let (one, _other) = UnixStream::pair().unwrap();
-        let mut theirs = peer_groups(one.as_fd()).unwrap();
-        let mut own: Vec<u32> = rustix::process::getgroups()
-            .unwrap()
-            .iter()
-            .map(|group| group.as_raw())
-            .collect();
-        theirs.sort_unstable();
+        let mut found = peer(one.as_fd()).unwrap();
+        let own_gid = rustix::process::getegid().as_raw();
+        assert_eq!(found.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(found.groups[0], own_gid);
+        assert_eq!(found.pid.cast_unsigned(), std::process::id());
+        let supplementary = rustix::process::getgroups().unwrap();
+        let mut own: Vec<u32> = supplementary.iter().map(|group| group.as_raw()).collect();
+        own.push(own_gid);
+        found.groups.sort_unstable();
         own.sort_unstable();
-        assert_eq!(theirs, own);
+        assert_eq!(found.groups, own);
     }
 
     #[test]
-    fn there_are_none_of_what_is_no_unix_socket() {
+    fn what_is_no_unix_socket_has_none() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert!(peer_groups(socket.as_fd()).is_err());
+        assert!(peer(socket.as_fd()).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! The operator at work: who is meant by a call, whether it may be made, and who takes it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use wire::vsock::{HOST_CID, SocketType};
@@ -16,7 +17,7 @@ use crate::{
     RuleSet, ServiceEntry, Side, Switch, Verdict,
 };
 
-/// Users of the host, with their groups, that the switch tells apart.
+/// Users of the host, each with certain groups, that the switch tells apart at once.
 const MAX_PROGRAMS: usize = 4096;
 
 /// Whom a call is meant for.
@@ -110,7 +111,7 @@ impl Switch {
         self.directory.subject_to(&policy);
         self.listener_callees = policy.callees(&Callee::Listener);
         self.published_callers = policy.callers(&Caller::Published);
-        for program in &mut self.programs {
+        for (_, program) in &mut self.programs {
             program.callers = policy.callers(&Caller::Program {
                 uid: program.uid,
                 gids: &program.gids,
@@ -186,22 +187,40 @@ impl Switch {
         self.directory.service(id)
     }
 
-    /// The number of a user of the host with these groups, in any order. There is none when so many others are known that
-    /// they can no longer be told apart; then its call has to be refused.
+    /// The number of a user of the host with these groups, in any order. It is good for a call that is made before the next number is asked for,
+    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be told apart;
+    /// then the call has to be refused.
     pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
         let mut gids = gids.to_vec();
         gids.sort_unstable();
         gids.dedup();
-        let known = |program: &Program| program.uid == uid && program.gids == gids;
-        if let Some(index) = self.programs.iter().position(known) {
+        let is_known = |program: &Program| program.uid == uid && program.gids == gids;
+        let mut programs = self.programs.iter();
+        if let Some((index, _)) = programs.find(|(_, program)| is_known(program)) {
             return Some(ProgramId(index as u32));
+        }
+        if self.programs.len() >= MAX_PROGRAMS {
+            self.forget_programs();
         }
         if self.programs.len() >= MAX_PROGRAMS {
             return None;
         }
         let callers = self.policy.callers(&Caller::Program { uid, gids: &gids });
-        self.programs.push(Program { uid, gids, callers });
-        Some(ProgramId(self.programs.len() as u32 - 1))
+        let index = self.programs.insert(Program { uid, gids, callers });
+        Some(ProgramId(index as u32))
+    }
+
+    /// Forgets users of whom no circuit is left.
+    fn forget_programs(&mut self) {
+        let circuits = self.circuits.iter();
+        let of_circuits: HashSet<usize> = circuits
+            .filter_map(|(_, circuit)| match circuit.call.host {
+                Some(HostCaller::Program(id)) => Some(id.0 as usize),
+                Some(HostCaller::Published) | None => None,
+            })
+            .collect();
+        self.programs
+            .retain(|index, _| of_circuits.contains(&index));
     }
 
     /// The identifier by which the guest of this line can call the VM of this name, which may begin with a domain. None

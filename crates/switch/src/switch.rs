@@ -52,7 +52,7 @@ pub struct Switch {
     pub(crate) listener_callees: RuleSet,
     /// The rules that can match when somebody comes in by a published port.
     pub(crate) published_callers: RuleSet,
-    pub(crate) programs: Vec<Program>,
+    pub(crate) programs: Slab<Program>,
     /// Circuits that rest until then, as more has passed than their rule lets pass.
     pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
     pub(crate) next_rest: u64,
@@ -78,7 +78,7 @@ impl Switch {
             figures: RuleFigures::default(),
             listener_callees: RuleSet::default(),
             published_callers: RuleSet::default(),
-            programs: Vec::new(),
+            programs: Slab::new(),
             resting: BTreeSet::new(),
             next_rest: 0,
             deadlines: BTreeSet::new(),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, sendmsg};
 use wire::switchboard::Lines;
 use wire::switchboard::program::{
@@ -22,7 +22,7 @@ use wire::switchboard::program::{
 use super::{Switchboard, spawn};
 use crate::log::say;
 use crate::stream::wait;
-use crate::transport::listen_at_path_with_mode;
+use crate::transport::{listen_at_path_with_mode, peer_user};
 
 /// Every program may ask. What it then may call is decided by the host, as for its own vsock sockets.
 const SOCKET_MODE: u32 = 0o666;
@@ -244,7 +244,7 @@ fn accept(listener: &OwnedFd) -> io::Result<Program> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
     set_socket_send_buffer_size(&socket, MAX_UNREAD_LEN)?;
-    let user = socket_peercred(&socket)?.uid.as_raw();
+    let user = peer_user(&socket)?;
     Ok(Program { socket, user })
 }
 

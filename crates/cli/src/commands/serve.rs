@@ -8,8 +8,11 @@ use daemon::config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
     read_file,
 };
-use daemon::sandbox;
-use tracing_subscriber::EnvFilter;
+use daemon::{log_budget, sandbox};
+use tracing::{Event, Metadata};
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::arguments::{Sandbox, Serve};
 use crate::failure::Failure;
@@ -101,11 +104,27 @@ fn start_log(filter: Option<&str>) -> Result<(), Failure> {
             "{filter:?} says nothing about what to log: {error}; use info or debug, for instance"
         ))
     })?;
-    tracing_subscriber::fmt()
-        .with_env_filter(parsed)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
+        .with_filter(Budgeted);
+    tracing_subscriber::registry()
+        .with(parsed)
+        .with(lines)
         .init();
     Ok(())
+}
+
+/// Lets through what the daemon's budget for the log admits.
+struct Budgeted;
+
+impl<S> Filter<S> for Budgeted {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        log_budget::admits(event)
+    }
 }

@@ -5,8 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use axum::http::Method;
-use device::peer_groups;
-use rustix::net::sockopt::socket_peercred;
+use device::peer;
 
 use super::problem::{Failure, Kind};
 use crate::config::ControlGroups;
@@ -28,10 +27,19 @@ impl Role {
         let only_reads = matches!(*method, Method::GET | Method::HEAD);
         match self {
             Role::Nobody => false,
-            Role::Read => only_reads && !path.ends_with("/capture"),
+            Role::Read => only_reads && !is_capture(path),
             Role::Operate => true,
         }
     }
+}
+
+/// Whether a capture is asked for: of all lines, or of a network. There may be a VM or a network of that name, too.
+fn is_capture(path: &str) -> bool {
+    let segments: Vec<&str> = path.split('/').collect();
+    matches!(
+        segments[..],
+        ["", _, "capture"] | ["", _, "networks", _, "capture"]
+    )
 }
 
 /// The same words whatever was asked for: whoever may not know hears nothing of what there is.
@@ -81,21 +89,16 @@ impl Access {
     /// Whoever is at the other end of a connected socket.
     ///
     /// # Errors
-    /// When the system does not say who it is.
+    /// As [`peer`].
     pub fn caller(&self, socket: impl AsFd) -> io::Result<Caller> {
-        let peer = socket_peercred(&socket)?;
-        let uid = peer.uid.as_raw();
-        let is_owner = self.owners.contains(&uid);
+        let peer = peer(socket.as_fd())?;
+        let is_owner = self.owners.contains(&peer.uid);
         let role = match self.groups {
-            Some(groups) if !is_owner => {
-                let mut gids = peer_groups(socket.as_fd())?;
-                gids.push(peer.gid.as_raw());
-                role_by_groups(groups, &gids)
-            }
+            Some(groups) if !is_owner => role_by_groups(groups, &peer.groups),
             _ => Role::Operate,
         };
         Ok(Caller {
-            uid,
+            uid: peer.uid,
             is_owner,
             role,
         })
@@ -157,7 +160,14 @@ mod tests {
             }
             assert!(!may(Role::Nobody, Method::GET, path));
         }
-        for path in ["/v1/capture", "/v1/networks/lan/capture"] {
+        for path in ["/v1/vms/capture", "/v1/networks/capture"] {
+            assert!(may(Role::Read, Method::GET, path), "{path}");
+        }
+        for path in [
+            "/v1/capture",
+            "/v1/networks/lan/capture",
+            "/v1/networks/capture/capture",
+        ] {
             assert!(!may(Role::Read, Method::GET, path) && may(Role::Operate, Method::GET, path));
         }
     }

@@ -129,16 +129,16 @@ async fn serve_so_many(
                 continue;
             }
         };
-        // Whoever the system does not tell us about has no rights.
-        let caller = access.caller(&stream).ok();
-        let place = match caller {
-            Some(caller) if caller.role > Role::Nobody => users.enter(caller, most.of_user),
-            _ => Err(forbidden()),
+        let admitted = match access.caller(&stream) {
+            Ok(caller) if caller.role > Role::Nobody => users
+                .enter(caller, most.of_user)
+                .map(|place| (caller, place)),
+            Ok(_) => Err(forbidden()),
+            Err(error) => Err(Failure::new(Kind::Forbidden, error)),
         };
-        let (caller, place) = match (caller, place) {
-            (Some(caller), Ok(place)) => (caller, place),
-            (_, Ok(_)) => continue,
-            (_, Err(failure)) => {
+        let (caller, place) = match admitted {
+            Ok(admitted) => admitted,
+            Err(failure) => {
                 drop(slot);
                 turn_away(stream, failure, &turned_away);
                 continue;

@@ -61,8 +61,8 @@ impl Sink {
         let mut text = serde_json::to_string(line).unwrap_or_default();
         let Some((path, file)) = &mut self.file else {
             match notable {
-                true => tracing::info!(target: "audit", "{text}"),
-                false => tracing::debug!(target: "audit", "{text}"),
+                true => tracing::info!(target: crate::log_budget::AUDIT, "{text}"),
+                false => tracing::debug!(target: crate::log_budget::AUDIT, "{text}"),
             }
             return;
         };

@@ -15,7 +15,6 @@ use super::file::GrowingFile;
 use super::pass::{Device, End, Kept, Taker, pass};
 use crate::chardev::{Meeting, PrivateListener, connect};
 use crate::line::LineError;
-use crate::log_budget::LogBudget;
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::{self, Purpose};
 
@@ -141,21 +140,16 @@ impl Run {
 
     async fn serve(&mut self) {
         let mut backoff = Backoff::new();
-        let mut log = LogBudget::new();
         loop {
             let device = self.reach_near(&mut backoff).await;
             let (vm, channel) = (self.purpose.vm.as_str(), self.purpose.name.as_str());
-            if log.admits(vm) {
-                tracing::info!(vm, channel, "the VMM has connected");
-            }
+            tracing::info!(vm, channel, "the VMM has connected");
             self.counts.set_attached(true);
             self.counts.connections.add(1);
             self.attend(&device).await;
             self.counts.set_attached(false);
             let (vm, channel) = (self.purpose.vm.as_str(), self.purpose.name.as_str());
-            if log.admits(vm) {
-                tracing::info!(vm, channel, "the VMM has disconnected");
-            }
+            tracing::info!(vm, channel, "the VMM has disconnected");
             drop(device);
             sleep(REST).await;
         }

@@ -58,7 +58,9 @@ pub fn read_file(path: &Path) -> Result<Config, ConfigError> {
     }
     let absolute = std::path::absolute(path).map_err(unreadable)?;
     let directory = absolute.parent().unwrap_or(Path::new("/"));
-    parse_file(&text, &path.display().to_string(), directory)
+    let mut config = parse_file(&text, &path.display().to_string(), directory)?;
+    config.files.push(absolute);
+    Ok(config)
 }
 
 /// Reads a configuration from text. `title` names the file in messages; `directory` is where relative paths start.

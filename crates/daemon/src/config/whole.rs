@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::files::check_files;
 use super::{Config, ConfigError, MAX_RULES, PublishListen, Written, full_name, refuse};
 use crate::input::InputError;
 
@@ -26,6 +27,7 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
     unique(&config.publishes, |publish| {
         ("the published port", publish.name.clone())
     })?;
+    check_files(config)?;
     let mut ports = BTreeMap::new();
     for service in &config.services {
         let of = &service.value;

@@ -130,6 +130,17 @@ pub enum InputError {
         /// Who has it, in words.
         owner: String,
     },
+    /// Two things have one file.
+    #[error(
+        "the file {} belongs to {owner} already: give each a file of its own (that of a channel becomes FILE.1 when it is full)",
+        path.display()
+    )]
+    DuplicateFile {
+        /// The path.
+        path: PathBuf,
+        /// Whose it is, in words.
+        owner: String,
+    },
     /// A key that means nothing here.
     #[error(
         "unknown key {key:?}: {}the keys that may stand here are {}",

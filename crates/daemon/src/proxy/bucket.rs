@@ -38,6 +38,11 @@ impl Bucket {
         granted
     }
 
+    /// Whether it is as when it was made.
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        self.full_at <= now
+    }
+
     /// Takes tokens, and goes into debt if there are too few. Returns until when whoever took them has to wait.
     pub(crate) fn charge(&mut self, now: Instant, tokens: u64) -> Option<Instant> {
         let cost = self.cost(tokens).unwrap_or(MAX_DEBT).min(MAX_DEBT);

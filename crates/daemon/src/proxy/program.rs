@@ -15,10 +15,9 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use wire::vsock::SocketType;
 
-use super::bucket::Bucket;
 use super::datagram::{kernel_type, watch_descriptor};
 use crate::sandbox;
 use crate::sandbox::starter::{Starter, Word};
@@ -29,9 +28,6 @@ pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
 
 /// The longest line of a program's standard error that is logged in one piece, in bytes.
 const MAX_LOG_LINE_LEN: usize = 1024;
-
-/// Lines of one program that are logged in a second, and as many at once. Of those beyond it the number is logged.
-const LOG_LINES_PER_SECOND: u64 = 50;
 
 /// How many descriptors programs have on most systems, unless they ask for more.
 const USUAL_DESCRIPTORS: u64 = 1024;
@@ -363,8 +359,6 @@ async fn within(time: Duration, end: impl Future<Output = ()>) -> bool {
 struct Log<'a> {
     purpose: &'a Purpose,
     line: Vec<u8>,
-    budget: Bucket,
-    left_out: u64,
 }
 
 impl<'a> Log<'a> {
@@ -372,8 +366,6 @@ impl<'a> Log<'a> {
         Log {
             purpose,
             line: Vec::new(),
-            budget: Bucket::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
-            left_out: 0,
         }
     }
 
@@ -421,33 +413,14 @@ impl<'a> Log<'a> {
     fn write(&mut self) {
         let line = String::from_utf8_lossy(&self.line).into_owned();
         self.line.clear();
-        if !self.budget.take(Instant::now()) {
-            self.left_out += 1;
-            return;
-        }
-        self.tell_left_out();
         let vm = self.purpose.vm.as_str();
         // In quotes, with what a terminal would obey escaped: a program may repeat what a guest sent it.
         tracing::info!(name = self.purpose.name, vm, "a program says {line:?}");
-    }
-
-    fn tell_left_out(&mut self) {
-        let left_out = std::mem::take(&mut self.left_out);
-        if left_out > 0 {
-            let vm = self.purpose.vm.as_str();
-            tracing::warn!(
-                name = self.purpose.name,
-                vm,
-                left_out,
-                "left out lines of a program, which says more than the log takes"
-            );
-        }
     }
 
     fn finish(&mut self) {
         if !self.line.is_empty() {
             self.write();
         }
-        self.tell_left_out();
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Published {
 struct Open {
     publish: watch::Sender<Arc<Publish>>,
     task: AbortHandle,
+    /// Removed at once when the port is closed: by the time that the task ends, the path may be another socket's.
+    _file: Option<SocketFile>,
 }
 
 impl Drop for Open {
@@ -84,15 +86,18 @@ impl Drop for Open {
 }
 
 /// Ports that can be published: those that are not yet open listen, and nobody is accepted. Dropping it closes them.
-pub struct PreparedPublishes(Vec<(Publish, Option<Listener>)>);
+pub struct PreparedPublishes(Vec<(Publish, Option<Bound>)>);
+
+/// A listener, and the file of its socket if it has one.
+type Bound = (Listener, Option<SocketFile>);
 
 enum Listener {
     Tcp(TcpListener),
     Udp(UdpSocket),
-    Unix(UnixListener, SocketFile),
+    Unix(UnixListener),
 }
 
-/// The file of a socket, which is removed when nobody listens any more.
+/// The file of a socket, which is removed with this.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -147,7 +152,7 @@ impl Published {
                     kept.publish.send_replace(Arc::new(publish));
                     open.push(kept);
                 }
-                (None, Some(listener)) => open.push(self.open(publish, listener)),
+                (None, Some(bound)) => open.push(self.open(publish, bound)),
                 // It was open when this was prepared, and has been closed since: the caller prepares and sets without others in between.
                 (None, None) => {
                     tracing::error!(
@@ -167,7 +172,7 @@ impl Published {
             .clear();
     }
 
-    fn open(&self, publish: Publish, listener: Listener) -> Open {
+    fn open(&self, publish: Publish, (listener, file): Bound) -> Open {
         let name = publish.name.clone();
         tracing::info!(
             name,
@@ -184,7 +189,7 @@ impl Published {
         let task = self.runtime.spawn(async move {
             let result = match listener {
                 Listener::Tcp(listener) => port.serve_tcp(listener).await,
-                Listener::Unix(listener, _file) => port.serve_unix(listener).await,
+                Listener::Unix(listener) => port.serve_unix(listener).await,
                 Listener::Udp(socket) => udp::serve(port.shared, socket, port.publish).await,
             };
             if let Err(error) = result {
@@ -194,6 +199,7 @@ impl Published {
         Open {
             publish: sender,
             task: task.abort_handle(),
+            _file: file,
         }
     }
 }
@@ -207,7 +213,7 @@ fn is_same_place(one: &PublishListen, other: &PublishListen) -> bool {
     }
 }
 
-fn listen(publish: &Publish) -> Result<Listener, PublishError> {
+fn listen(publish: &Publish) -> Result<Bound, PublishError> {
     let failed = |address: &str| {
         let (name, address) = (publish.name.clone(), address.to_owned());
         |error| PublishError::Listen {
@@ -225,14 +231,14 @@ fn listen(publish: &Publish) -> Result<Listener, PublishError> {
             .and_then(TcpListener::bind)
             .and_then(|listener| {
                 listener.set_nonblocking(true)?;
-                Ok(Listener::Tcp(listener))
+                Ok((Listener::Tcp(listener), None))
             })
             .map_err(failed(address)),
         PublishListen::Udp(address) => parse(address)
             .and_then(UdpSocket::bind)
             .and_then(|socket| {
                 socket.set_nonblocking(true)?;
-                Ok(Listener::Udp(socket))
+                Ok((Listener::Udp(socket), None))
             })
             .map_err(failed(address)),
         PublishListen::Unix { path, mode } => {
@@ -252,7 +258,7 @@ fn listen(publish: &Publish) -> Result<Listener, PublishError> {
                 .map_err(failed(&address))?;
             let file = SocketFile(path.clone());
             set_mode(path, *mode);
-            Ok(Listener::Unix(listener, file))
+            Ok((Listener::Unix(listener), Some(file)))
         }
     }
 }
@@ -380,5 +386,52 @@ fn dial_guest(shared: &Shared, publish: &Publish, socket: OwnedFd, socket_type: 
             socket,
             socket_type,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switch::Policy;
+
+    use super::super::resolver::{Names, SystemResolver};
+    use super::*;
+    use crate::config::PublishedPort;
+
+    #[test]
+    fn a_port_that_is_published_again_at_once_keeps_its_socket() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let names = Names::new(Arc::new(SystemResolver::default()));
+        let policy = Arc::new(Policy::default());
+        let shared = Shared::new(policy, names, Box::new(|_| {}), Duration::ZERO);
+        let published = Published::new(Arc::new(shared), runtime.handle().clone());
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("www.sock");
+        let publish = Publish {
+            name: "www".to_owned(),
+            listen: PublishListen::Unix {
+                path: path.clone(),
+                mode: 0o600,
+            },
+            to: PublishedPort {
+                domain: switch::DEFAULT_DOMAIN.to_owned(),
+                vm: "web".to_owned(),
+                port: 80,
+            },
+            proxy_protocol: false,
+        };
+        // The runtime does nothing meanwhile, so the task of the first is still there when the second listens.
+        for publishes in [vec![publish.clone()], Vec::new(), vec![publish]] {
+            let is_published = !publishes.is_empty();
+            let prepared = published.prepare(publishes).unwrap();
+            published.set(prepared);
+            assert_eq!(path.exists(), is_published);
+        }
+        runtime.block_on(async { tokio::task::yield_now().await });
+        drop(std::os::unix::net::UnixStream::connect(&path).unwrap());
+        published.close();
+        assert!(!path.exists());
     }
 }

@@ -15,8 +15,12 @@ use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
 use super::program::Delivered;
 use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
 
+/// Something that the board is told.
+pub(super) type BoardEvent = Box<dyn FnOnce(&mut Board) -> Vec<Effect>>;
+
 impl Shared {
-    pub(super) fn perform(self: &Arc<Self>, effect: Effect) {
+    /// Does what the board says. Returns what the board is to be told of it at once.
+    pub(super) fn perform(self: &Arc<Self>, effect: Effect) -> Option<BoardEvent> {
         match effect {
             Effect::Tell { vm, words } => {
                 let mut state = self.state();
@@ -35,10 +39,10 @@ impl Shared {
                     session.is_some_and(|session| session.settle(circuit))
                 };
                 if !asked {
-                    self.apply(|board| board.settled(&vm, circuit));
+                    return Some(Box::new(move |board| board.settled(&vm, circuit)));
                 }
             }
-            Effect::Answer { ticket, answer } => self.answer(ticket, answer),
+            Effect::Answer { ticket, answer } => return self.answer(ticket, answer),
             Effect::Wait { circuit, serial } => {
                 self.later(PAIRING_TIMEOUT, move |board| board.overdue(circuit, serial))
             }
@@ -53,7 +57,7 @@ impl Shared {
                 kind,
                 max_ring,
             } => {
-                self.begin_to_take(circuit, pair, kind, max_ring);
+                return self.begin_to_take(circuit, pair, kind, max_ring);
             }
             Effect::Release {
                 uuid,
@@ -79,6 +83,7 @@ impl Shared {
                 }
             }
         }
+        None
     }
 
     fn later(
@@ -99,13 +104,15 @@ impl Shared {
         pair: Pair,
         kind: pool::Kind,
         max_ring: u64,
-    ) {
+    ) -> Option<BoardEvent> {
         let vms = match &pair {
             Pair::Host { vm, .. } => vec![vm.clone()],
             Pair::Vms { a, b } => vec![a.clone(), b.clone()],
         };
         if !self.state().begin_to_take(&vms) {
-            return self.apply(|board| board.taken(circuit, Err(NoWindow::Busy)));
+            return Some(Box::new(move |board| {
+                board.taken(circuit, Err(NoWindow::Busy))
+            }));
         }
         let shared = self.clone();
         self.spawn(async move {
@@ -127,6 +134,7 @@ impl Shared {
             }
             shared.state().end_to_take(&vms);
         });
+        None
     }
 
     /// Takes a window, with its file if a program of the host gets it.
@@ -157,7 +165,10 @@ impl Shared {
     }
 
     /// Hands a program of the host its circuit.
-    fn answer(self: &Arc<Self>, ticket: u64, outcome: Outcome) {
+    fn answer(self: &Arc<Self>, ticket: u64, outcome: Outcome) -> Option<BoardEvent> {
+        let lease_ended = move || -> Option<BoardEvent> {
+            Some(Box::new(move |board| board.lease_ended(ticket)))
+        };
         let delivery = self.state().deliveries.remove(&ticket);
         match (outcome, delivery) {
             (Outcome::Stream { from }, Some(delivery)) => {
@@ -170,7 +181,7 @@ impl Shared {
                 let file = self.state().files.remove(&(lent.uuid, lent.generation));
                 let Some((file, lease)) = file.zip(self.lease(ticket)) else {
                     // The program sees the end of its connection, and the other side a reset.
-                    return self.apply(|board| board.lease_ended(ticket));
+                    return lease_ended();
                 };
                 let answer = Answer::Circuit(Circuit {
                     side,
@@ -187,10 +198,11 @@ impl Shared {
             }
             (Outcome::Circuit { lent, .. }, None) => {
                 self.state().files.remove(&(lent.uuid, lent.generation));
-                self.apply(|board| board.lease_ended(ticket));
+                return lease_ended();
             }
             (Outcome::Stream { .. }, None) => {}
         }
+        None
     }
 
     /// Makes a lease, and watches for its end. Returns the program's end of it.

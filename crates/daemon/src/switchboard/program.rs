@@ -1,11 +1,11 @@
 //! Programs of the host that want circuits. See [`wire::switchboard::program`] for what is said.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{CallAnswer, Credentials, ProgramCall, ServiceCall};
+use device::{CallAnswer, Peer, ProgramCall, ServiceCall};
 use switch::Reason;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -98,12 +98,7 @@ fn refusal(code: ErrorCode, words: impl ToString) -> Refusal {
 }
 
 async fn converse(shared: &Arc<Shared>, mut stream: UnixStream) -> io::Result<()> {
-    let peer = stream.peer_cred()?;
-    let credentials = Credentials {
-        uid: peer.uid(),
-        gid: peer.gid(),
-        pid: peer.pid().unwrap_or(0),
-    };
+    let program = device::peer(stream.as_fd());
     let mut lines = Lines::new();
     let request = timeout(TIMEOUT, lines::next(&mut lines, &mut stream)).await?;
     let request = match request {
@@ -114,23 +109,27 @@ async fn converse(shared: &Arc<Shared>, mut stream: UnixStream) -> io::Result<()
         Ok(Some(line)) => Request::parse(&line).map_err(lines::invalid),
         Err(error) => Err(error),
     };
-    let refused = match request {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+    let refused = match (request, program) {
+        (Err(error), _) if error.kind() == io::ErrorKind::InvalidData => {
             refusal(ErrorCode::Invalid, error)
         }
-        Err(error) => return Err(error),
-        Ok(Request::Connect { to, kind, ring }) => {
-            match connect(shared, credentials, to, kind, ring).await {
+        (Err(error), _) => return Err(error),
+        (Ok(_), Err(error)) => refusal(ErrorCode::Denied, error),
+        (Ok(Request::Connect { to, kind, ring }), Ok(program)) => {
+            match connect(shared, program, to, kind, ring).await {
                 Ok(delivered) => return hand(&stream, delivered).await,
                 Err(refused) => refused,
             }
         }
-        Ok(Request::Listen {
-            port,
-            kind,
-            ring,
-            vm,
-        }) => match register(shared, credentials.uid, (port, vm), kind, ring).await {
+        (
+            Ok(Request::Listen {
+                port,
+                kind,
+                ring,
+                vm,
+            }),
+            Ok(program),
+        ) => match register(shared, program.uid, (port, vm), kind, ring).await {
             Ok(registered) => return listen(registered, &mut stream, port).await,
             Err(refused) => refused,
         },
@@ -162,7 +161,7 @@ fn pair() -> Result<(OwnedFd, OwnedFd), Refusal> {
 
 async fn connect(
     shared: &Arc<Shared>,
-    credentials: Credentials,
+    program: Peer,
     to: Place,
     kind: Kind,
     ring: u64,
@@ -187,7 +186,7 @@ async fn connect(
     let ticket = shared.ticket();
     {
         let mut state = shared.state();
-        state.board.host_dials(ticket, credentials.uid, kind, ring);
+        state.board.host_dials(ticket, program.uid, kind, ring);
         let delivery = Delivery {
             stream: theirs,
             to: permit,
@@ -196,7 +195,7 @@ async fn connect(
     }
     let (answer, answered) = oneshot::channel();
     plane.dial_program(ProgramCall {
-        credentials,
+        program,
         ticket,
         vm,
         port: to.port(),

@@ -45,6 +45,16 @@ pub(super) struct SessionHandle {
 }
 
 impl SessionHandle {
+    pub(super) fn new(
+        say: mpsc::Sender<FromDaemon>,
+        settle: mpsc::Sender<CircuitId>,
+    ) -> SessionHandle {
+        SessionHandle {
+            say: Some(say),
+            settle,
+        }
+    }
+
     /// Says something. If there is no room the session is over, and `false` is returned.
     pub(super) fn say(&mut self, words: FromDaemon) -> bool {
         match &self.say {
@@ -86,10 +96,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             // The one before is about to end, if there is one agent only; it calls again.
             return call.reply.failed(Reason::BacklogFull);
         }
-        let handle = SessionHandle {
-            say: Some(say),
-            settle,
-        };
+        let handle = SessionHandle::new(say, settle);
         state.sessions.insert(vm.clone(), handle);
         state.board.session_began(&vm);
     }

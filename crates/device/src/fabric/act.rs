@@ -112,15 +112,8 @@ impl Fabric {
                 destination_port,
                 reason,
             } => {
-                let now = self.now;
                 let Some(line) = self.line(line) else { return };
-                let Some(held_back) = line.reports.admit(now, reason) else {
-                    return;
-                };
                 let vm = line.name.as_str();
-                if held_back > 0 {
-                    tracing::warn!(vm, held_back, %reason, "too many to report each");
-                }
                 tracing::info!(vm, source_port, destination_cid, destination_port, %reason, "refused or cut short");
             }
         }

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memory::io::Gather;
-use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
 use switch::{CircuitId, Event, HostCaller, LineId, Reason, Side};
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
-use crate::Credentials;
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who};
 use crate::circuit::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
+use crate::{Credentials, Peer};
 
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
@@ -50,7 +50,7 @@ pub struct PublishedCall {
 #[derive(Debug)]
 pub struct ProgramCall {
     /// Whose program it is.
-    pub credentials: Credentials,
+    pub program: Peer,
     /// By what whoever brings it will know the call: see [`Endpoint`](super::Endpoint).
     pub ticket: u64,
     /// Whom it calls, by the full name.
@@ -78,16 +78,6 @@ const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
 /// (`net.core.wmem_max`); with less, more is stored and nothing is lost.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
-/// Whose program is at the other end. There is none when it is gone.
-fn credentials(socket: &OwnedFd) -> Option<Credentials> {
-    let peer = socket_peercred(socket).ok()?;
-    Some(Credentials {
-        uid: peer.uid.as_raw(),
-        gid: peer.gid.as_raw(),
-        pid: peer.pid.as_raw_nonzero().get(),
-    })
-}
-
 impl Fabric {
     // ---- Programs that call ----
 
@@ -114,12 +104,17 @@ impl Fabric {
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
             let deadline = self.now + CALLER_PATIENCE;
-            let Some(credentials) = credentials(&socket) else {
-                continue;
+            let program = match memory::peer::peer(socket.as_fd()) {
+                Ok(program) => program,
+                Err(error) => {
+                    crate::caller::refuse(&socket, &connect::refused(error));
+                    continue;
+                }
             };
             let caller = Caller {
                 line: id,
-                who: Who::Program(credentials),
+                who: Who::Program(Credentials::from(&program)),
+                groups: program.groups,
                 socket,
                 socket_type,
                 deadline,
@@ -219,8 +214,9 @@ impl Fabric {
     }
 
     pub(super) fn put_caller_through(&mut self, slot: u32, port: u32) {
-        let caller = &self.callers[slot as usize];
+        let caller = &mut self.callers[slot as usize];
         let (line, socket_type) = (caller.line, caller.socket_type);
+        let groups = std::mem::take(&mut caller.groups);
         let program = match caller.who {
             Who::Published(_) => Some(HostCaller::Published),
             Who::Vmm | Who::Channel { .. } => {
@@ -230,11 +226,11 @@ impl Fabric {
                     token: u64::from(slot),
                 });
             }
-            Who::Program(Credentials { uid, gid, .. })
+            Who::Program(Credentials { uid, .. })
             | Who::Represented(Represented {
-                credentials: Credentials { uid, gid, .. },
+                credentials: Credentials { uid, .. },
                 ..
-            }) => self.switch.program(uid, &[gid]).map(HostCaller::Program),
+            }) => self.switch.program(uid, &groups).map(HostCaller::Program),
         };
         let Some(caller) = program else {
             // So many users call that this one cannot be told from others: the rules cannot be asked.
@@ -258,6 +254,7 @@ impl Fabric {
         let caller = Caller {
             line,
             who: Who::Published(call.name),
+            groups: Vec::new(),
             socket: call.socket,
             socket_type: call.socket_type,
             deadline: self.now + CALLER_PATIENCE,
@@ -275,13 +272,14 @@ impl Fabric {
             return answer.give(Err(Reason::UnknownCid));
         };
         let represented = Represented {
-            credentials: call.credentials,
+            credentials: Credentials::from(&call.program),
             ticket: call.ticket,
             answer: call.answer,
         };
         let caller = Caller {
             line,
             who: Who::Represented(represented),
+            groups: call.program.groups,
             socket: call.socket,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,

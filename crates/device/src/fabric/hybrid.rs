@@ -131,6 +131,7 @@ impl Fabric {
             let caller = Caller {
                 line: id,
                 who: Who::Vmm,
+                groups: Vec::new(),
                 socket,
                 socket_type: SocketType::Stream,
                 deadline: self.now + CALLER_PATIENCE,

@@ -139,6 +139,7 @@ impl Fabric {
                 refusal: refusal.clone(),
                 cut,
             },
+            groups: Vec::new(),
             socket,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,

@@ -61,11 +61,7 @@ fn circuits_are_listed_as_they_are_asked_for() {
     let mut draining = listed();
     draining.circuit.id.index = 13;
     draining.circuit.caller = Endpoint::Program {
-        credentials: Credentials {
-            uid: 7,
-            gid: 7,
-            pid: 8,
-        },
+        credentials: Credentials { uid: 7, pid: 8 },
         ticket: None,
     };
     draining.circuit.callee = Endpoint::Listener { port: 9 };

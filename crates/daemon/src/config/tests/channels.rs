@@ -177,3 +177,59 @@ fn the_sockets_of_channels_belong_to_nobody_else() {
         assert!(found.contains(expected), "{found}");
     }
 }
+
+#[test]
+fn a_file_belongs_to_one_channel_by_whatever_path_it_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    std::fs::create_dir(root.join("logs")).unwrap();
+    std::os::unix::fs::symlink("logs", root.join("link")).unwrap();
+    std::fs::write(root.join("there"), "").unwrap();
+    std::fs::hard_link(root.join("there"), root.join("other")).unwrap();
+    std::fs::write(root.join("ringdown.toml"), "").unwrap();
+    let read = |paths: [&str; 2], more: &str| {
+        let channel = |vm, path| {
+            format!(
+                "[[vm]]\nname = \"{vm}\"\n[[vm.channel]]\nname = \"log\"\nto = \"file:{}/{path}\"\n",
+                root.display()
+            )
+        };
+        let mut config = file(&format!(
+            "{more}\n{}{}",
+            channel("a", paths[0]),
+            channel("b", paths[1])
+        ))?;
+        config.files.push(root.join("ringdown.toml"));
+        check_whole(&config)
+    };
+    let audit = format!("audit = \"{}/logs/audit\"", root.display());
+    let of_a = "belongs to the channel \"log\" of VM \"a\" already";
+    for (paths, expected) in [
+        (["logs/f", "logs/f"], of_a),
+        (["logs/f", "logs/f.1"], of_a),
+        (["logs/f.1", "logs/f"], of_a),
+        (["logs/f", "logs/../logs/f"], of_a),
+        (["logs/f", "link/f.1"], of_a),
+        (["there", "other"], of_a),
+        (["logs/f", "link/audit"], "belongs to the audit already"),
+        (
+            ["ringdown.toml", "f"],
+            "belongs to the configuration already",
+        ),
+    ] {
+        let found = read(paths, &audit).expect_err(expected).to_string();
+        assert!(found.contains(expected), "{paths:?}: {found}");
+        assert!(found.starts_with("ringdown.toml: line "), "{found}");
+    }
+    for paths in [
+        ["logs/f", "f"],
+        ["logs/f", "logs/f.2"],
+        ["logs/f", "logs/F"],
+    ] {
+        read(paths, &audit).unwrap();
+    }
+    let domains = "[[vm]]\nname = \"red.web\"\n[[vm.channel]]\ninstall-log = true\n\
+                   [[vm]]\nname = \"web\"\ndomain = \"red\"\nvhost-user = \"/a\"\nhost = \"/b\"\n\
+                   [[vm.channel]]\ninstall-log = true\nlisten = \"/c\"";
+    check_whole(&file(domains).unwrap()).unwrap();
+}

@@ -27,11 +27,7 @@ fn vm(name: &str, port: u32) -> Endpoint {
 
 fn program(ticket: Option<u64>) -> Endpoint {
     Endpoint::Program {
-        credentials: Credentials {
-            uid: 1000,
-            gid: 1000,
-            pid: 1,
-        },
+        credentials: Credentials { uid: 1000, pid: 1 },
         ticket,
     }
 }

@@ -346,17 +346,20 @@ fn users_of_the_host_are_told_apart() {
 }
 
 #[test]
-fn a_user_is_known_again_and_so_many_are_known() {
-    let mut world = World::new(Limits::default());
-    let switch = &mut world.switch;
-    let first = switch.program(1000, &[1000, 50, 50]);
+fn a_user_is_known_again_and_forgotten_once_it_has_no_circuit() {
+    let (mut world, lines) = world();
+    let first = world.switch.program(1000, &[1000, 50, 50]);
     assert!(first.is_some());
-    assert_eq!(switch.program(1000, &[50, 1000]), first);
-    assert_ne!(switch.program(1000, &[50]), first);
-    assert_ne!(switch.program(1001, &[50, 1000]), first);
-    for uid in 0..4093 {
-        assert!(switch.program(2000 + uid, &[]).is_some());
+    assert_eq!(world.switch.program(1000, &[50, 1000]), first);
+    assert_ne!(world.switch.program(1000, &[50]), first);
+    assert_ne!(world.switch.program(1001, &[50, 1000]), first);
+    world.call_as(1000, &[50, 1000]);
+    call_guest(&mut world, lines[1], 80).unwrap();
+    let switch = &mut world.switch;
+    for uid in 0..3 * 4096 {
+        assert!(switch.program(2000 + uid, &[]).is_some(), "{uid}");
+        assert!(switch.programs.len() <= 4096);
     }
-    assert_eq!(switch.program(1, &[1]), None, "one more than 4,096");
-    assert_eq!(switch.program(1000, &[50, 1000]), first, "those are known");
+    assert_eq!(switch.program(1000, &[50, 1000]), first, "of a circuit");
+    world.finish();
 }

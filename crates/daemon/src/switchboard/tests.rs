@@ -1,0 +1,50 @@
+//! What the board says is done in the order in which it says it.
+
+use wire::switchboard::Hex16;
+use wire::switchboard::link::FromDaemon;
+
+use super::*;
+
+/// Times that each of two threads tells the board something, and how much it says each time.
+const EVENTS: u64 = 200;
+const WORDS: u64 = 50;
+
+#[test]
+fn what_the_board_says_is_done_in_its_order_whoever_tells_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let windows = crate::windows::Windows::new(directory.path()).unwrap();
+    let switchboard = Switchboard::start(Arc::new(windows)).unwrap();
+    let shared = &switchboard.shared;
+    let (say, mut said) = mpsc::channel((2 * EVENTS * WORDS) as usize);
+    let (settle, _questions) = mpsc::channel(1);
+    let session = SessionHandle::new(say, settle);
+    shared.state().sessions.insert("web".to_owned(), session);
+    let next = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..EVENTS {
+                    shared.apply(|_| {
+                        // The board is locked, so this is the order in which it speaks.
+                        let first = next.fetch_add(WORDS, Ordering::Relaxed);
+                        let words = |generation| FromDaemon::Revoke {
+                            uuid: Hex16([0; 16]),
+                            generation,
+                        };
+                        let tell = |generation| Effect::Tell {
+                            vm: "web".to_owned(),
+                            words: words(generation),
+                        };
+                        (first..first + WORDS).map(tell).collect()
+                    });
+                }
+            });
+        }
+    });
+    for expected in 0..2 * EVENTS * WORDS {
+        let Ok(FromDaemon::Revoke { generation, .. }) = said.try_recv() else {
+            panic!("{expected} was not said");
+        };
+        assert_eq!(generation, expected);
+    }
+}
