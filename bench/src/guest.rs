@@ -35,7 +35,7 @@ pub use connection::{Connection, Received, State};
 pub use layout::Layout;
 pub use lifecycle::AttachError;
 pub use sockets::{ConnectError, SendError};
-pub use wait::{TimedOut, drive};
+pub use wait::{TimedOut, drive, wait_also};
 
 use self::connection::{Key, Socket};
 use self::rings::Rings;

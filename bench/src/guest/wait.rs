@@ -1,5 +1,6 @@
 //! Waiting for devices.
 
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,17 +38,30 @@ pub fn drive<T>(
         if left.is_zero() {
             return Err(TimedOut);
         }
-        wait(guests, left.min(SLICE));
+        let guests = guests.iter().map(|guest| &**guest);
+        wait(guests, None, left.min(SLICE));
     }
 }
 
-/// Waits for an interrupt of one of the guests.
-fn wait(guests: &[&mut VirtualGuest], limit: Duration) {
+/// Waits for an interrupt of one of the guests, or until this descriptor of the caller's is readable; a few milliseconds at most.
+pub fn wait_also<'a>(
+    guests: impl IntoIterator<Item = &'a VirtualGuest>,
+    descriptor: Option<BorrowedFd<'a>>,
+) {
+    wait(guests, descriptor, SLICE);
+}
+
+fn wait<'a>(
+    guests: impl IntoIterator<Item = &'a VirtualGuest>,
+    descriptor: Option<BorrowedFd<'a>>,
+    limit: Duration,
+) {
     let mut wanted: Vec<PollFd<'_>> = guests
-        .iter()
+        .into_iter()
         .flat_map(|guest| [RX, TX].map(|index| &guest.rings.calls[index]))
         .map(|call| PollFd::new(call, PollFlags::IN))
         .collect();
+    wanted.extend(descriptor.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
     let limit = Timespec {
         tv_sec: 0,
         tv_nsec: limit.subsec_nanos().into(),

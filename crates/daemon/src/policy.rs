@@ -4,6 +4,7 @@ mod answer;
 mod beyond;
 mod findings;
 mod listing;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

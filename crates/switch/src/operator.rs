@@ -433,7 +433,7 @@ impl Switch {
                 Ok((line, port, call(reached)))
             }
             // Two programs of the host need no daemon between them.
-            _ => Err(refuse(Reason::Unsupported)),
+            _ => Err(refuse(Reason::Denied)),
         }
     }
 

@@ -172,9 +172,7 @@ impl Operator {
             Verdict::Deny => Err(Reason::Denied),
             Verdict::Redirect(redirect) => match self.target(redirect, port) {
                 None => Err(Reason::NotRunning),
-                Some(CalleeId::Service(_)) if !matches!(who, Who::Guest(_)) => {
-                    Err(Reason::Unsupported)
-                }
+                Some(CalleeId::Service(_)) if !matches!(who, Who::Guest(_)) => Err(Reason::Denied),
                 Some(target) => Ok(target),
             },
         };

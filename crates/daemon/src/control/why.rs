@@ -23,29 +23,41 @@ impl Control {
         let (asked_from, asked_to) = (from.clone(), to.clone());
         let asked = tokio::task::spawn_blocking(move || {
             let policy = book.ask(&asked_from, &asked_to, port)?;
-            Ok::<_, ControlError>((policy, program_words(&asked_from)))
+            let service = book.service_called(&asked_from, &asked_to, port);
+            let service = service.map(|service| format!("service:{}", service.full_name()));
+            Ok::<_, ControlError>((policy, program_words(&asked_from), service))
         });
-        let (policy, program) = asked.await.map_err(|_| ControlError::Lost)??;
+        let (policy, program, service) = asked.await.map_err(|_| ControlError::Lost)??;
+        let dialled = service.unwrap_or_else(|| to.clone());
         // A name stands for a VM, an alias of it too; what has a colon, or is the host, for something else.
-        let (caller, callee) = (self.get(&from).await.ok(), self.get(&to).await.ok());
+        let (caller, callee) = (self.get(&from).await.ok(), self.get(&dialled).await.ok());
         let named = |vm: &Option<VmStatus>, words: &str| match vm {
             Some(vm) => vm.full_name(),
             None => words.replace("service:default/", "service:"),
         };
         let from_name = program.unwrap_or_else(|| named(&caller, &from));
-        let to_name = named(&callee, &to);
+        let to_name = named(&callee, &dialled);
         let call = Call {
             from: Some(&from_name),
             to: Some(&to_name),
             port,
         };
         let refusals = self.parts.events.refusals(call);
-        let mut hindrances: Vec<String> = [&caller, &callee]
+        // Who is redirected has nothing to do with whom it dialled.
+        let reached = match policy.redirect.as_deref() {
+            Some(to) => {
+                let (name, _) = to.rsplit_once(':').unwrap_or((to, ""));
+                self.get(name).await.ok()
+            }
+            None => callee,
+        };
+        let mut hindrances: Vec<String> = [&caller, &reached]
             .into_iter()
             .flatten()
             .filter_map(absence)
             .collect();
-        if let (Some(caller), "host") = (&caller, to.as_str()) {
+        let is_listener = dialled == "host" && policy.redirect.is_none();
+        if let (Some(caller), true) = (&caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
             let host = stem.clone();
             let silence = tokio::task::spawn_blocking(move || silence(host, port));

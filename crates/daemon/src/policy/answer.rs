@@ -51,7 +51,7 @@ pub enum AskError {
 }
 
 /// Somebody who could call.
-enum From<'a> {
+pub(super) enum From<'a> {
     Vm(&'a LineSpec),
     Program {
         uid: u32,
@@ -62,7 +62,7 @@ enum From<'a> {
 }
 
 /// Somebody who could be called.
-enum To<'a> {
+pub(super) enum To<'a> {
     Vm(&'a LineSpec),
     Service { domain: &'a str, name: &'a str },
     Listener,
@@ -76,7 +76,14 @@ impl Rulebook {
     /// # Errors
     /// [`AskError`] when there is nobody who is meant by them.
     pub fn ask(&self, from: &str, to: &str, port: u32) -> Result<PolicyAnswer, AskError> {
-        let (caller, callee) = (self.caller(from)?, self.callee(to)?);
+        let caller = self.caller(from)?;
+        let callee = match self.service_called(from, to, port) {
+            Some(service) => To::Service {
+                domain: &service.domain,
+                name: &service.name,
+            },
+            None => self.callee(to)?,
+        };
         let to_a_vm = matches!(callee, To::Vm(_));
         if !matches!(caller, From::Vm(_)) && !to_a_vm {
             return Err(AskError::NotThroughUs { to: to.to_owned() });
@@ -122,6 +129,7 @@ impl Rulebook {
         let passed_over = self.passed_over(&decision, &asked_from, &asked_to, port);
         let mut answer = self.answer(&decision, &caller, &callee);
         self.keep_own_ports(&mut answer, &decision, &caller, (&callee, port));
+        self.keep_to_ways(&mut answer, &decision, &caller, (&callee, port));
         answer.from = from.to_owned();
         answer.to = to.to_owned();
         answer.port = port;

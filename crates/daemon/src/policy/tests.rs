@@ -272,6 +272,121 @@ fn questions_about_nobody_have_no_answer() {
     }
 }
 
+#[test]
+fn what_no_rule_opens_and_none_closes() {
+    use PolicyVerdict::{Allowed, Denied, Redirected};
+    let book = book(
+        r#"
+[[vm]]
+name = "web"
+
+[[vm]]
+name = "web"
+domain = "red"
+
+[[vm]]
+name = "old"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+
+[[rule]]
+name = "home"
+from = "web"
+to = "old"
+port = 80
+redirect = "web:81"
+
+[[rule]]
+name = "away"
+from = "any"
+to = ["old", "host"]
+port = 90
+redirect = "service:registry"
+
+[[rule]]
+name = "sealed"
+from = "web"
+to = "host"
+action = "deny"
+
+[[rule]]
+name = "open"
+from = ["any", "red/web"]
+to = ["any", "red/web"]
+action = "allow"
+"#,
+    );
+    let table = [
+        ("web", "web", 80, Denied, Some("open"), "call itself"),
+        ("web", "old", 80, Denied, Some("home"), "call itself"),
+        (
+            "web",
+            "old",
+            81,
+            Allowed,
+            Some("open"),
+            "first that matches",
+        ),
+        // The daemon's own ports.
+        ("web", "host", 1005, Allowed, None, "the daemon's own"),
+        ("web", "host", 1006, Allowed, None, "the daemon's own"),
+        ("web", "host", 1007, Allowed, None, "the daemon's own"),
+        (
+            "web",
+            "host",
+            1008,
+            Denied,
+            Some("sealed"),
+            "first that matches",
+        ),
+        // A port of the host that is a service's.
+        (
+            "web",
+            "host",
+            5000,
+            Allowed,
+            Some("open"),
+            "first that matches",
+        ),
+        (
+            "web",
+            "service:registry",
+            5000,
+            Allowed,
+            Some("open"),
+            "first that matches",
+        ),
+        (
+            "red/web",
+            "service:registry",
+            5000,
+            Denied,
+            Some("open"),
+            "own domain",
+        ),
+        (
+            "web",
+            "host",
+            90,
+            Redirected,
+            Some("away"),
+            "first that matches",
+        ),
+        ("host", "old", 90, Denied, Some("away"), "call VMs only"),
+        ("user:7", "old", 90, Denied, Some("away"), "call VMs only"),
+    ];
+    for (from, to, port, verdict, rule, why) in table {
+        let answer = book.ask(from, to, port).unwrap();
+        let label = answer.rule.as_ref().map(|rule| rule.label.as_str());
+        assert_eq!((answer.verdict, label), (verdict, rule), "{answer:?}");
+        assert!(answer.why.contains(why), "{answer:?}");
+        assert_eq!(answer.redirect.is_some(), verdict == Redirected);
+    }
+}
+
 /// VMs that may call each other at every port, and what leads to ports of Ringdown's own in other ways.
 const OPEN: &str = r#"
 [[vm]]
@@ -341,7 +456,7 @@ fn a_vms_own_ports_are_for_its_host_whatever_the_rules_say() {
         ("web", "box", 1008, Allowed, Some(3)),
         ("web", "old", 80, Denied, Some(0)),
         ("web", "host", 81, Denied, Some(1)),
-        ("web", "host", 1007, Allowed, Some(3)),
+        ("web", "host", 1007, Allowed, None),
         ("host", "old", 1007, Denied, Some(0)),
         ("user:8", "old", 80, Denied, Some(0)),
         ("user:7", "box", 1007, Denied, Some(2)),

@@ -306,7 +306,7 @@ fn programs_of_the_host_are_not_put_through_to_each_other() {
     let rules = vec![redirect("host", "old", "service:registry", None)];
     let (mut world, lines) = world_of(&[("old", 3)], rules);
     world.set_services(&[(DEFAULT_DOMAIN, "registry", 5000, Answer::Never)]);
-    let refused = Err(Reason::Unsupported);
+    let refused = Err(Reason::Denied);
     assert_eq!(call_guest(&mut world, lines[0], 80), refused);
     world.finish();
 }
