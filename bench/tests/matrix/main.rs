@@ -355,6 +355,9 @@ fn judge_words(cell: &Cell, expected: Expected, said: &Said) -> Vec<String> {
     if said.verdict != verdict && !is_said_of_publishes && !is_said_of_names {
         wrong.push(format!("policy test must say {verdict:?}"));
     }
+    if said.why.is_empty() {
+        wrong.push("policy test must say why".to_owned());
+    }
     if said.allowed != (said.verdict != "denied") {
         wrong.push("why must say the same as policy test".to_owned());
     }

@@ -230,7 +230,7 @@ pub const TABLE: &[Row] = &[
         Denied(By::Whatever),
         "README.md",
         "No rule lets a VM call itself.",
-        |cell| is_itself(cell),
+        is_itself,
     ),
     // Redirections.
     row(

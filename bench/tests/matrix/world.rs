@@ -101,7 +101,7 @@ impl World {
             "--ignored",
             "--nocapture",
         ];
-        let bridge = [&exe].into_iter().map(String::clone);
+        let bridge = [exe].into_iter();
         let backends = Backends {
             tcp: servers.tcp,
             udp: servers.udp,
