@@ -81,6 +81,53 @@ pub enum End {
     Socket(OwnedFd),
 }
 
+/// Has all users reach a socket, or pass through a directory.
+fn let_everyone(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+/// The ports at which a guest with rings answers.
+fn ports_of(vm: &str) -> Vec<u32> {
+    let redirected = callees().into_iter().map(Callee::redirected_port);
+    let redirected = redirected.filter(|_| vm == DECOY);
+    PORTS
+        .map(Port::number)
+        .into_iter()
+        .chain(redirected)
+        .collect()
+}
+
+/// Starts the daemon: it, and the directory of its sockets.
+fn start_daemon(
+    policy: Policy,
+    directory: &Path,
+    servers: &Servers,
+    published: Ipv4Addr,
+) -> (Daemon, PathBuf) {
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let arguments = [
+        "--exact",
+        crate::programs::STARTED_TEST,
+        "--ignored",
+        "--nocapture",
+    ];
+    let bridge = [exe].into_iter();
+    let backends = Backends {
+        tcp: servers.tcp,
+        udp: servers.udp,
+        bridge: bridge.chain(arguments.map(str::to_owned)).collect(),
+        published,
+    };
+    let file = directory.join("ringdown.toml");
+    fs::write(&file, config::text(policy, directory, &backends)).unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_ringdown-under-test"));
+    let arguments = ["--config", file.to_str().unwrap()];
+    let daemon = Daemon::start(program, &[], &arguments).unwrap();
+    let run = daemon.control_socket().parent().unwrap().to_owned();
+    let_everyone(&run, 0o711);
+    (daemon, run)
+}
+
 impl World {
     pub fn new(policy: Policy, stage: &Stage) -> World {
         let Stage {
@@ -90,27 +137,8 @@ impl World {
             ..
         } = stage.clone();
         let directory = tempfile::tempdir().unwrap();
-        let everyone =
-            |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-        everyone(directory.path(), 0o711);
+        let_everyone(directory.path(), 0o711);
         let mut servers = Servers::start(directory.path(), &arrivals);
-        let exe = std::env::current_exe().unwrap().display().to_string();
-        let arguments = [
-            "--exact",
-            crate::programs::STARTED_TEST,
-            "--ignored",
-            "--nocapture",
-        ];
-        let bridge = [exe].into_iter();
-        let backends = Backends {
-            tcp: servers.tcp,
-            udp: servers.udp,
-            bridge: bridge.chain(arguments.map(str::to_owned)).collect(),
-            published,
-        };
-        let file = directory.path().join("ringdown.toml");
-        fs::write(&file, config::text(policy, directory.path(), &backends)).unwrap();
-        let program = Path::new(env!("CARGO_BIN_EXE_ringdown-under-test"));
         let mut hybrid = Vec::new();
         for (vm, _, line) in VMS {
             if line == Line::Hybrid {
@@ -121,10 +149,7 @@ impl World {
                 ));
             }
         }
-        let arguments = ["--config", file.to_str().unwrap()];
-        let daemon = Daemon::start(program, &[], &arguments).unwrap();
-        let run = daemon.control_socket().parent().unwrap().to_owned();
-        everyone(&run, 0o711);
+        let (daemon, run) = start_daemon(policy, directory.path(), &servers, published);
         let mut rings = BTreeMap::new();
         let mut serial = BTreeMap::new();
         for (vm, _, line) in VMS {
@@ -144,7 +169,7 @@ impl World {
                 Line::Hybrid => continue,
             }
             let host = run.join(format!("{stem}.sock"));
-            everyone(&host, 0o666);
+            let_everyone(&host, 0o666);
             let listener = run.join(format!("{stem}.sock_{LISTENER_PORT}"));
             servers.listen_for(vm, &listener, &arrivals);
             // Where calls are redirected, nobody is, unless a rule lets what is dialled have them.
@@ -156,18 +181,12 @@ impl World {
                 symlink(&listener, other).unwrap();
             }
         }
-        everyone(&run.join("circuit.sock"), 0o666);
+        let_everyone(&run.join("circuit.sock"), 0o666);
         for guest in serial.values() {
             guest.wait_until_met();
         }
         for (vm, guest) in &mut rings {
-            let mut ports: Vec<u32> = PORTS.map(Port::number).to_vec();
-            if *vm == DECOY {
-                ports.extend(callees().into_iter().map(Callee::redirected_port));
-            }
-            for port in ports {
-                guest.listen(port);
-            }
+            ports_of(vm).into_iter().for_each(|port| guest.listen(port));
         }
         let agent = Agent::start(&daemon, WINDOWED, rings.get_mut(WINDOWED).unwrap());
         let api = Api::new(&daemon.control_socket());
@@ -217,10 +236,7 @@ impl World {
     fn serve_guests(&mut self) {
         for (vm, guest) in &mut self.rings {
             guest.service();
-            let decoys = callees().into_iter().map(Callee::redirected_port);
-            let ports = PORTS.map(Port::number);
-            let decoys = decoys.filter(|_| *vm == DECOY);
-            for port in ports.into_iter().chain(decoys) {
+            for port in ports_of(vm) {
                 while let Some(connection) = guest.try_accept(port) {
                     self.arrivals.note(&format!("{vm}:{port}"));
                     let is_ordinary = port == Port::Ordinary.number();
