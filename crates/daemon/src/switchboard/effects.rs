@@ -12,7 +12,6 @@ use wire::switchboard::program::{Answer, Circuit};
 
 use super::board::{Board, Effect, Outcome};
 use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
-use super::program::Delivered;
 use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
 
 impl Shared {
@@ -161,10 +160,7 @@ impl Shared {
         let delivery = self.state().deliveries.remove(&ticket);
         match (outcome, delivery) {
             (Outcome::Stream { from }, Some(delivery)) => {
-                let answer = Answer::Stream { from };
-                delivery
-                    .to
-                    .send(Delivered::new(answer, vec![delivery.stream]));
+                delivery.send(Answer::Stream { from }, |stream| vec![stream]);
             }
             (Outcome::Circuit { lent, side, from }, Some(delivery)) => {
                 let file = self.state().files.remove(&(lent.uuid, lent.generation));
@@ -182,8 +178,7 @@ impl Shared {
                     nonce: wire::switchboard::Hex16(lent.nonce),
                     from,
                 });
-                let descriptors = vec![file, delivery.stream, lease];
-                delivery.to.send(Delivered::new(answer, descriptors));
+                delivery.send(answer, |stream| vec![file, stream, lease]);
             }
             (Outcome::Circuit { lent, .. }, None) => {
                 self.state().files.remove(&(lent.uuid, lent.generation));
