@@ -56,3 +56,4 @@ pub use line::MAX_FAULT_CHARS;
 pub use memory::peer::peer_groups;
 pub use reactor::Waker;
 pub use ring::RingCounts;
+pub use socket::set_socket_mode;

@@ -7,6 +7,7 @@
 //! - no new process, and no program: threads only (`clone3` keeps its arguments in memory, where a filter cannot look, so it is answered with
 //!   "not implemented", and the C library takes `clone`);
 //! - no memory that is both writable and executable;
+//! - no input typed into a terminal, behind which a shell may be; and no descriptor whose signals go to another process, which the kernel would then send;
 //! - sockets of those families only that Ringdown has. `AF_VSOCK` is not among them: the daemon is the other end of that.
 
 use std::collections::BTreeMap;
@@ -77,20 +78,18 @@ const WAITING: [i64; 17] = [
     libc::SYS_inotify_add_watch,
 ];
 
-/// Bytes and descriptors.
-const BYTES: [i64; 22] = [
+/// Bytes and descriptors. What is not done by `ioctl` and `fcntl` is in the table of conditions.
+const BYTES: [i64; 20] = [
     libc::SYS_close,
     libc::SYS_close_range,
     libc::SYS_copy_file_range,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_flock,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
-    libc::SYS_ioctl,
     libc::SYS_lseek,
     libc::SYS_pipe2,
     libc::SYS_pread64,
@@ -217,6 +216,25 @@ const CONTROLS: [i32; 7] = [
     libc::PR_CAPBSET_READ,
 ];
 
+/// What `ioctl` does not do: type into a terminal, in two ways, and say who gets a descriptor's signals, in two ways.
+const REFUSED_IOCTLS: [u32; 4] = [
+    libc::TIOCSTI as u32,
+    libc::TIOCLINUX as u32,
+    FIOSETOWN,
+    SIOCSPGRP,
+];
+
+/// Both are the same everywhere but on MIPS and the like, and not in all C libraries.
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
+
+/// What `fcntl` does not do: say who gets a descriptor's signals, and which signal.
+const REFUSED_FCNTLS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
+
+/// Not in all C libraries.
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+
 /// Confines this thread, and those that it starts, to the list.
 pub(super) fn confine(mode: Mode) -> Result<(), SandboxError> {
     let refused = match mode {
@@ -264,9 +282,13 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let families = FAMILIES.map(|family| when(0, SeccompCmpOp::Eq, family as u64));
     let controls = CONTROLS.map(|control| when(0, SeccompCmpOp::Eq, control as u64));
     let own_process = u64::from(std::process::id());
+    let no_ioctl = REFUSED_IOCTLS.map(|command| is_not(1, command.into()));
+    let no_fcntl = REFUSED_FCNTLS.map(|command| is_not(1, command as u64));
     Ok(BTreeMap::from([
         (libc::SYS_mmap, harmless.clone()),
         (libc::SYS_mprotect, harmless),
+        (libc::SYS_ioctl, vec![all(no_ioctl)?]),
+        (libc::SYS_fcntl, vec![all(no_fcntl)?]),
         (
             libc::SYS_clone,
             vec![when(0, SeccompCmpOp::MaskedEq(thread), thread)?],
@@ -294,8 +316,22 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
 }
 
 fn when(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)?;
-    SeccompRule::new(vec![condition])
+    all([condition(argument, is, value)])
+}
+
+/// The kernel takes commands as numbers of 32 bits, whatever is above.
+fn is_not(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+    condition(argument, SeccompCmpOp::Ne, value)
+}
+
+fn condition(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)
+}
+
+fn all<const COUNT: usize>(
+    conditions: [Result<SeccompCondition, BackendError>; COUNT],
+) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]
@@ -325,6 +361,85 @@ mod tests {
             libc::SYS_io_uring_setup,
         ];
         assert!(forbidden.iter().all(|call| !all.contains(call)));
+    }
+
+    /// What the kernel would do with a call: classic BPF, as far as filters of this kind have it.
+    fn judge(program: &BpfProgram, call: i64, arguments: [u64; 6]) -> u32 {
+        let architecture: u32 = match std::env::consts::ARCH {
+            "x86_64" => 0xc000_003e,
+            "aarch64" => 0xc000_00b7,
+            _ => 0xc000_00f3,
+        };
+        // `struct seccomp_data` (seccomp(2)): the call, the architecture, an address, the arguments.
+        let mut data = vec![call as u32, architecture, 0, 0];
+        data.extend(
+            arguments
+                .map(|value| [value as u32, (value >> 32) as u32])
+                .as_flattened(),
+        );
+        let (mut at, mut accumulator) = (0, 0);
+        loop {
+            let step = &program[at];
+            at += 1;
+            let jump = |holds: bool| usize::from(if holds { step.jt } else { step.jf });
+            match step.code {
+                0x20 => accumulator = data[step.k as usize / 4],
+                0x54 => accumulator &= step.k,
+                0x05 => at += step.k as usize,
+                0x15 => at += jump(accumulator == step.k),
+                0x25 => at += jump(accumulator > step.k),
+                0x35 => at += jump(accumulator >= step.k),
+                0x06 => return step.k,
+                code => panic!("an instruction {code:#x} that is not known here"),
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_typed_into_a_terminal_and_no_process_gets_a_signal() {
+        const ALLOWED: u32 = 0x7fff_0000;
+        let program = list(SeccompAction::KillProcess).unwrap();
+        let is_allowed =
+            |call, command: u64| judge(&program, call, [3, command, 0, 0, 0, 0]) == ALLOWED;
+        // tty_ioctl(4), ioctl_console(2), socket(7) and fcntl(2). What stands above the 32 bits that the kernel takes changes nothing.
+        for high in [0, 1 << 32] {
+            for command in [0x5412, 0x541c, 0x8901, 0x8902] {
+                assert!(
+                    !is_allowed(libc::SYS_ioctl, command | high),
+                    "ioctl {command:#x}"
+                );
+            }
+            for command in [8, 10, 15] {
+                assert!(
+                    !is_allowed(libc::SYS_fcntl, command | high),
+                    "fcntl {command}"
+                );
+            }
+        }
+        for command in [
+            libc::FIONBIO as u64,
+            libc::FIONREAD as u64,
+            libc::TCGETS as u64,
+        ] {
+            assert!(is_allowed(libc::SYS_ioctl, command), "ioctl {command:#x}");
+        }
+        for command in [libc::F_SETFL, libc::F_DUPFD_CLOEXEC, libc::F_ADD_SEALS] {
+            assert!(
+                is_allowed(libc::SYS_fcntl, command as u64),
+                "fcntl {command}"
+            );
+        }
+        for call in [
+            libc::SYS_kill,
+            libc::SYS_execve,
+            libc::SYS_pidfd_send_signal,
+        ] {
+            assert!(!is_allowed(call, 0), "{call}");
+        }
+        let signal =
+            |process| judge(&program, libc::SYS_tgkill, [process, 0, 0, 0, 0, 0]) == ALLOWED;
+        let own = u64::from(std::process::id());
+        assert!(signal(own) && !signal(own + 1));
     }
 
     #[test]
