@@ -8,6 +8,7 @@
 //!   "not implemented", and the C library takes `clone`);
 //! - no memory that is both writable and executable;
 //! - no input typed into a terminal, behind which a shell may be; and no descriptor whose signals go to another process, which the kernel would then send;
+//! - no file that runs with the rights of its owner or group, which another user of this machine could start outside the sandbox;
 //! - sockets of those families only that Ringdown has. `AF_VSOCK` is not among them: the daemon is the other end of that.
 
 use std::collections::BTreeMap;
@@ -123,12 +124,10 @@ const SOCKETS: [i64; 17] = [
     libc::SYS_splice,
 ];
 
-/// Names of files. Landlock says which files.
-const FILES: [i64; 23] = [
+/// Names of files. Landlock says which files; how modes are set and files made is in the table of conditions.
+const FILES: [i64; 19] = [
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_fstat,
@@ -138,7 +137,6 @@ const FILES: [i64; 23] = [
     libc::SYS_linkat,
     libc::SYS_mkdirat,
     libc::SYS_newfstatat,
-    libc::SYS_openat,
     libc::SYS_readlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
@@ -147,7 +145,6 @@ const FILES: [i64; 23] = [
     libc::SYS_umask,
     libc::SYS_unlinkat,
     libc::SYS_utimensat,
-    SYS_FCHMODAT2,
 ];
 
 /// `fchmodat2`, which has the same number everywhere and is not in all C libraries.
@@ -170,15 +167,13 @@ const SELF: [i64; 11] = [
 
 /// Older names of the same things, which C libraries use on this architecture.
 #[cfg(target_arch = "x86_64")]
-const OLDER: [i64; 16] = [
+const OLDER: [i64; 14] = [
     libc::SYS_access,
     libc::SYS_arch_prctl,
-    libc::SYS_chmod,
     libc::SYS_dup2,
     libc::SYS_epoll_wait,
     libc::SYS_lstat,
     libc::SYS_mkdir,
-    libc::SYS_open,
     libc::SYS_poll,
     libc::SYS_readlink,
     libc::SYS_rename,
@@ -215,6 +210,31 @@ const CONTROLS: [i32; 7] = [
     // Modules that look users up read this when they are loaded: libcap does.
     libc::PR_CAPBSET_READ,
 ];
+
+/// Calls that set a mode, each with the place of that argument; and those that may make a file, with the place of its flags, behind which the mode stands.
+#[cfg(target_arch = "x86_64")]
+const MODES: &[(i64, u8)] = &[
+    (libc::SYS_chmod, 1),
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (SYS_FCHMODAT2, 2),
+];
+#[cfg(target_arch = "x86_64")]
+const OPENS: &[(i64, u8)] = &[(libc::SYS_open, 1), (libc::SYS_openat, 2)];
+#[cfg(not(target_arch = "x86_64"))]
+const MODES: &[(i64, u8)] = &[
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (SYS_FCHMODAT2, 2),
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OPENS: &[(i64, u8)] = &[(libc::SYS_openat, 2)];
+
+/// The bits of a mode that have a file run as somebody else.
+const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
+
+/// The flags with which a file is made, the second without its part that asks for a directory.
+const CREATES: u64 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
 
 /// What `ioctl` does not do: type into a terminal, in two ways, and say who gets a descriptor's signals, in two ways.
 const REFUSED_IOCTLS: [u32; 4] = [
@@ -282,9 +302,18 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let families = FAMILIES.map(|family| when(0, SeccompCmpOp::Eq, family as u64));
     let controls = CONTROLS.map(|control| when(0, SeccompCmpOp::Eq, control as u64));
     let own_process = u64::from(std::process::id());
+    let no_set_id = |argument| when(argument, SeccompCmpOp::MaskedEq(SET_ID), 0);
+    let modes = MODES
+        .iter()
+        .map(|(call, mode)| Ok((*call, vec![no_set_id(*mode)?])));
+    let opens = OPENS.iter().map(|(call, flags)| {
+        let makes_nothing = when(*flags, SeccompCmpOp::MaskedEq(CREATES), 0)?;
+        Ok((*call, vec![makes_nothing, no_set_id(flags + 1)?]))
+    });
+    let of_files: BTreeMap<_, _> = modes.chain(opens).collect::<Result<_, BackendError>>()?;
     let no_ioctl = REFUSED_IOCTLS.map(|command| is_not(1, command.into()));
     let no_fcntl = REFUSED_FCNTLS.map(|command| is_not(1, command as u64));
-    Ok(BTreeMap::from([
+    let mut conditions = BTreeMap::from([
         (libc::SYS_mmap, harmless.clone()),
         (libc::SYS_mprotect, harmless),
         (libc::SYS_ioctl, vec![all(no_ioctl)?]),
@@ -312,7 +341,9 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
             libc::SYS_tgkill,
             vec![when(0, SeccompCmpOp::Eq, own_process)?],
         ),
-    ]))
+    ]);
+    conditions.extend(of_files);
+    Ok(conditions)
 }
 
 fn when(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
@@ -440,6 +471,48 @@ mod tests {
             |process| judge(&program, libc::SYS_tgkill, [process, 0, 0, 0, 0, 0]) == ALLOWED;
         let own = u64::from(std::process::id());
         assert!(signal(own) && !signal(own + 1));
+    }
+
+    #[test]
+    fn no_file_is_made_to_run_as_somebody_else() {
+        const ALLOWED: u32 = 0x7fff_0000;
+        const CREATE: u64 = 0o100;
+        const TEMPORARY: u64 = 0o20_000_000;
+        let program = list(SeccompAction::KillProcess).unwrap();
+        let at = |place: u8, value: u64| {
+            let mut arguments = [0; 6];
+            arguments[usize::from(place)] = value;
+            arguments
+        };
+        for (call, place) in MODES {
+            for (mode, is_allowed) in [
+                (0o755, true),
+                (0o1777, true),
+                (0o4755, false),
+                (0o2755, false),
+            ] {
+                let judged = judge(&program, *call, at(*place, mode)) == ALLOWED;
+                assert_eq!(judged, is_allowed, "call {call}, mode {mode:o}");
+            }
+        }
+        for (call, place) in OPENS {
+            for (flags, mode, is_allowed) in [
+                (CREATE, 0o600, true),
+                (CREATE, 0o4700, false),
+                (TEMPORARY, 0o600, true),
+                (TEMPORARY, 0o2700, false),
+                // Nobody says a mode, and anything may stand there.
+                (0, 0o7777, true),
+            ] {
+                let mut arguments = at(*place, flags);
+                arguments[usize::from(place + 1)] = mode;
+                let judged = judge(&program, *call, arguments) == ALLOWED;
+                assert_eq!(
+                    judged, is_allowed,
+                    "call {call}, flags {flags:o}, mode {mode:o}"
+                );
+            }
+        }
     }
 
     #[test]
