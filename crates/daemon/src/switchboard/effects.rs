@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switch::CircuitId;
+use switch::{CircuitId, CircuitState};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use wire::switchboard::program::{Answer, Circuit};
@@ -104,7 +104,7 @@ impl Shared {
             Pair::Vms { a, b } => vec![a.clone(), b.clone()],
         };
         if !self.state().begin_to_take(&vms) {
-            return self.apply(|board| board.taken(circuit, Err(NoWindow::Busy)));
+            return self.apply(|board| board.taken(circuit, Err(NoWindow::Busy), true));
         }
         let shared = self.clone();
         self.spawn(async move {
@@ -114,7 +114,11 @@ impl Shared {
             let taken = shared.with_pool(move |pool| {
                 let taken = taker.take(pool, &pair, kind, max_ring);
                 let key = taken.as_ref().ok().map(|lent| (lent.uuid, lent.generation));
-                taker.apply(|board| board.taken(circuit, taken));
+                // Whoever ends it from here on finds it among those that wait.
+                let plane = taker.plane();
+                let known = plane.and_then(|plane| plane.show_circuit(circuit));
+                let is_open = known.is_some_and(|known| known.state == CircuitState::Open);
+                taker.apply(|board| board.taken(circuit, taken, is_open));
                 // Unless a program of the host has it by now, none gets it.
                 if let Some(key) = key {
                     taker.state().files.remove(&key);
