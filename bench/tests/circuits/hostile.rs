@@ -50,6 +50,27 @@ fn an_agent_that_never_stops_talking_holds_up_no_program_of_the_host() {
 }
 
 #[test]
+fn an_agent_that_goes_unheard_leaves_its_calls_as_streams() {
+    let house = House::new("");
+    let mut guest = house.guest("db");
+    let agent = Agent::new(&house, "db", &mut guest, 1000);
+    let mut listener = house.circuits().listen(HOST_PORT).unwrap();
+    listener.set_timeout(Some(PATIENCE));
+    // More than is heard in a second.
+    let words = FromAgent::Unlisten { port: 1 }.to_string().repeat(10_000);
+    guest.send(agent.session, words.as_bytes()).unwrap();
+    announce_and_call(&agent, &mut guest, 1, 40_001);
+    wait_for("the call", &mut guest, |_| {
+        house.listed(HOST_PORT).len() == 1
+    });
+    guest.abort(agent.session);
+    let accepted =
+        std::thread::spawn(move || listener.accept().map(|circuit| circuit.is_zero_copy()));
+    let is_zero_copy = finish(accepted, &mut guest, |_| {});
+    assert!(!is_zero_copy.expect("the call arrives"));
+}
+
+#[test]
 fn a_vm_leaves_others_room_at_a_program_that_listens() {
     let house = House::new("");
     let (mut web, mut db) = (house.guest("web"), house.guest("db"));

@@ -199,7 +199,7 @@ fn failures_have_the_numbers_that_vsock_programs_expect() {
 #[test]
 fn a_program_that_has_become_another_user_gets_no_circuit_of_the_one_who_runs_it() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root can become somebody else");
+        eprintln!("skipped: only root can become another user");
         return;
     }
     let daemon = start();

@@ -73,7 +73,7 @@ pub(crate) fn listen_for(
     Ok(listener)
 }
 
-/// Sets the mode of the socket at `path`, and of nothing else: the directory may be another user's, who has put a link to something of ours there.
+/// Sets the mode of the socket at `path`, and of nothing else: where another user may write in the directory, a link may stand there.
 ///
 /// # Errors
 /// No socket stands there, or what the system says.

@@ -221,7 +221,8 @@ impl WindowFile {
         self.is_sealed
     }
 
-    /// The file, open for reading and writing, for somebody else: opened anew, since flags such as `O_APPEND` are of an opening, and would be ours too.
+    /// The file, open for reading and writing, for another process. It is opened anew: flags such as `O_APPEND` belong to an open file description, and a
+    /// copy's would be this one's.
     ///
     /// # Errors
     /// What the system reports.

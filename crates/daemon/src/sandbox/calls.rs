@@ -230,7 +230,7 @@ const MODES: &[(i64, u8)] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OPENS: &[(i64, u8)] = &[(libc::SYS_openat, 2)];
 
-/// The bits of a mode that have a file run as somebody else.
+/// The bits of a mode by which a program runs as its file's owner or group.
 const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
 
 /// The flags with which a file is made, the second without its part that asks for a directory.
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_made_to_run_as_somebody_else() {
+    fn no_file_gets_set_id_bits() {
         const ALLOWED: u32 = 0x7fff_0000;
         const CREATE: u64 = 0o100;
         const TEMPORARY: u64 = 0o20_000_000;
@@ -501,7 +501,7 @@ mod tests {
                 (CREATE, 0o4700, false),
                 (TEMPORARY, 0o600, true),
                 (TEMPORARY, 0o2700, false),
-                // Nobody says a mode, and anything may stand there.
+                // Without these flags there is no mode, and any value may be there.
                 (0, 0o7777, true),
             ] {
                 let mut arguments = at(*place, flags);

@@ -114,7 +114,7 @@ impl Shared {
             let taken = shared.with_pool(move |pool| {
                 let taken = taker.take(pool, &pair, kind, max_ring);
                 let key = taken.as_ref().ok().map(|lent| (lent.uuid, lent.generation));
-                // Whoever ends it from here on finds it among those that wait.
+                // A policy that is enforced from here on finds it among those that wait.
                 let plane = taker.plane();
                 let known = plane.and_then(|plane| plane.show_circuit(circuit));
                 let is_open = known.is_some_and(|known| known.state == CircuitState::Open);

@@ -91,7 +91,6 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             settle,
         };
         state.sessions.insert(vm.clone(), handle);
-        state.board.session_began(&vm);
     }
     let stream = datagram::pair(SocketType::Stream)
         .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
@@ -99,7 +98,6 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         Ok(pair) => pair,
         Err(error) => {
             tracing::warn!(vm, %error, "cannot answer a guest's agent");
-            shared.apply(|board| board.session_ended(&vm));
             shared.state().sessions.remove(&vm);
             return call.reply.failed(Reason::HostFailed);
         }
@@ -218,6 +216,8 @@ impl Session {
         }
         let vm = self.vm.clone();
         self.tell_pool(move |pool| pool.arrived(&vm)).await;
+        // From here on what it says is heard without delay, and may be waited for.
+        self.shared.state().board.session_began(&self.vm);
         Ok(())
     }
 

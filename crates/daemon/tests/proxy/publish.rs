@@ -98,7 +98,7 @@ fn a_unix_socket_has_its_mode_and_goes_with_its_port() {
 }
 
 #[test]
-fn a_link_in_the_place_of_a_socket_gives_nobody_the_file_behind_it() {
+fn a_link_in_place_of_a_published_socket_leaves_its_target_its_mode() {
     let stand = Stand::new();
     let directory = tempfile::tempdir().expect("a directory");
     let (path, secret) = (
@@ -112,7 +112,7 @@ fn a_link_in_the_place_of_a_socket_gives_nobody_the_file_behind_it() {
         mode: 0o666,
     };
     set(&stand, vec![publish(listen.clone())]);
-    // Who may write in the directory of a socket need not be who may read what is the daemon's.
+    // The directory may be writable for a user who may not read the daemon's files.
     std::fs::remove_file(&path).expect("it was there");
     std::os::unix::fs::symlink(&secret, &path).expect("a link");
     set(&stand, vec![publish(listen)]);

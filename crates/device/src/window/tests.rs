@@ -17,7 +17,7 @@ fn number(block: &[u8], at: usize, len: usize) -> u64 {
 }
 
 #[test]
-fn whoever_has_a_descriptor_cannot_keep_the_window_from_being_renewed() {
+fn a_holder_of_a_descriptor_cannot_keep_a_window_from_being_renewed() {
     let window = WindowFile::sealed(UUID, 16 * MIB).unwrap();
     let theirs = window.descriptor().unwrap();
     rustix::fs::fcntl_setfl(&theirs, OFlags::APPEND).unwrap();

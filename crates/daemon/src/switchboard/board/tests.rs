@@ -333,7 +333,7 @@ fn a_circuit_that_has_ended_before_its_halves_met_gets_no_window() {
     let mut board = board();
     web_dials(&mut board);
     web_dialled(&mut board);
-    // It is looked up, is there, and is ended by a policy that finds nobody here who waits for it.
+    // It was open when it was looked up.
     assert_eq!(db_accepted(&mut board), [take()]);
     assert_eq!(
         board.taken(id(0), Ok(lent()), false),
@@ -345,6 +345,17 @@ fn a_circuit_that_has_ended_before_its_halves_met_gets_no_window() {
         ]
     );
     assert_eq!(board.windowed().count(), 0);
+}
+
+#[test]
+fn a_callee_gets_a_stream_when_its_callers_agent_goes() {
+    let mut board = board();
+    web_dials(&mut board);
+    db_accepted(&mut board);
+    // Before all that it had said was heard.
+    assert_eq!(board.session_ended("web"), [stream("db", 8, "web:40001")]);
+    assert_eq!(board.settled("web", id(0)), []);
+    assert_eq!(board.waiting().count(), 0);
 }
 
 #[test]

@@ -37,7 +37,8 @@ impl Board {
         effects
     }
 
-    /// What the pool had for a circuit, and whether that is still there: it may have ended before both its halves were, when nobody looked for it here.
+    /// What the pool had for a circuit, and whether that is still open: a policy that was enforced after its halves were looked up, and before they met, did
+    /// not find it here.
     pub(crate) fn taken(
         &mut self,
         circuit: CircuitId,
