@@ -447,11 +447,7 @@ mod tests {
                 );
             }
         }
-        for command in [
-            libc::FIONBIO as u64,
-            libc::FIONREAD as u64,
-            libc::TCGETS as u64,
-        ] {
+        for command in [libc::FIONBIO, libc::FIONREAD, libc::TCGETS] {
             assert!(is_allowed(libc::SYS_ioctl, command), "ioctl {command:#x}");
         }
         for command in [libc::F_SETFL, libc::F_DUPFD_CLOEXEC, libc::F_ADD_SEALS] {
