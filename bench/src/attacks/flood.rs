@@ -4,6 +4,8 @@ use std::io::Read;
 use std::time::Instant;
 
 use memory::guest::Range;
+use wire::switchboard::Kind;
+use wire::switchboard::link::{self, FromAgent};
 use wire::vsock::{Operation, SocketType};
 
 use crate::guest::{Connection, GUEST_BASE, SendError, State, VirtualGuest, drive};
@@ -11,6 +13,9 @@ use crate::guest::{Connection, GUEST_BASE, SendError, State, VirtualGuest, drive
 use super::credit::pair;
 use super::scene::{ECHO_PORT, PATIENCE, SHY, SMALL, Scene, TERSE, assert_works};
 use super::{Attack, Group, Outcome};
+
+/// Where a program of the host listens for circuits.
+const CIRCUIT_PORT: u32 = 9000;
 
 const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
     Attack {
@@ -75,6 +80,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "calls-of-the-agents-port",
         "2,000 dials to the port where the daemon expects the agent, from an unprivileged port",
         agent_port,
+    ),
+    nothing(
+        "circuits-whose-other-half-never-comes",
+        "64 calls that the guest's agent has announced, to a program of the host that listens for circuits, from an agent that never stops \
+         talking: 16 are taken, and each of them arrives",
+        half_circuits,
     ),
     nothing(
         "control-storm",
@@ -221,6 +232,49 @@ fn agent_port(scene: &mut Scene<'_>) {
     answered.expect("each is answered");
     assert_works(&mut guest);
     scene.keep(guest);
+}
+
+fn half_circuits(scene: &mut Scene<'_>) {
+    let mut listener = scene.listen_for_circuits(CIRCUIT_PORT);
+    let mut guest = scene.attach();
+    let session = guest.dial_from(1000, 2, link::PORT, SocketType::Stream);
+    let connected = drive(&mut [&mut guest], PATIENCE, |guests| {
+        (guests[0].state(session) == State::Connected).then_some(())
+    });
+    connected.expect("the agent has a session");
+    let mut words = FromAgent::Hello {
+        version: link::VERSION,
+    }
+    .to_string();
+    let ports = 40_000..40_064;
+    words.extend(ports.clone().map(|port| {
+        let (id, kind, ring) = (port.into(), Kind::Bytes, 1 << 20);
+        FromAgent::Dial {
+            id,
+            port,
+            kind,
+            ring,
+        }
+        .to_string()
+    }));
+    guest.send(session, words.as_bytes()).expect("it is heard");
+    let calls: Vec<_> = ports
+        .map(|port| guest.dial_from(port, 2, CIRCUIT_PORT, SocketType::Stream))
+        .collect();
+    let words = FromAgent::Unlisten { port: 1 }.to_string().repeat(4096);
+    let (mut said, mut taken) = (0, Vec::new());
+    let arrived = drive(&mut [&mut guest], 6 * PATIENCE, |guests| {
+        let sent = guests[0].try_send(session, &words.as_bytes()[said..]);
+        said = (said + sent.expect("the session goes on")) % words.len();
+        taken.extend(listener.try_accept());
+        let is_answered = |call: &Connection| guests[0].state(*call) != State::Connecting;
+        (taken.len() == 16 && calls.iter().all(is_answered)).then_some(())
+    });
+    arrived.expect("a quarter of the places, and nobody holds up who has one");
+    let is_open = |call: &&Connection| guest.state(**call) == State::Connected;
+    assert_eq!(calls.iter().filter(is_open).count(), taken.len());
+    assert_works(&mut guest);
+    scene.keep((guest, listener, taken));
 }
 
 /// The storm lasts as long as it is rested from, and the bystanders do not stop for it.

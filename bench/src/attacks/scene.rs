@@ -341,6 +341,13 @@ impl Scene<'_> {
         self.daemon.host_socket(self.attacker)
     }
 
+    /// A program of the host that listens for circuits.
+    pub(super) fn listen_for_circuits(&self, port: u32) -> circuit::Listener {
+        let socket = self.daemon.control_socket().with_file_name("circuit.sock");
+        let connector = circuit::Connector::new().socket(socket);
+        connector.listen(port).expect("the port is free")
+    }
+
     /// A listener at this port, for the attacker's dials.
     pub(super) fn listen(&mut self, port: u32) -> UnixListener {
         let path = self.daemon.listener_path(self.attacker, port);

@@ -4,6 +4,7 @@
 // All of this is tests, where a failure is a panic.
 #![allow(clippy::unwrap_used)]
 
+mod hostile;
 mod traffic;
 mod world;
 

@@ -14,6 +14,7 @@ use wire::agent::{
     CONNECTION_CHANNEL, DecodeError, Decoder, ErrorReport, Frame, Hello, Invalid, negotiate,
 };
 
+use crate::jobs::logs::is_harmful;
 pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
@@ -76,18 +77,13 @@ impl From<DecodeError> for GuestError {
     }
 }
 
-/// A message from the guest as it may be shown on the host's terminal: without control characters.
+/// A text of the guest's as it may be shown on the host's terminal: without what could steer it, break its line or turn other characters around.
 pub(crate) fn printable(message: &str) -> String {
-    message
-        .chars()
-        .map(|character| {
-            if character.is_control() {
-                '\u{fffd}'
-            } else {
-                character
-            }
-        })
-        .collect()
+    let harmless = |character| match is_harmful(character) || character == '\t' {
+        true => '\u{fffd}',
+        false => character,
+    };
+    message.chars().map(harmless).collect()
 }
 
 /// A connection to the agent, and what it brought.
@@ -196,5 +192,19 @@ impl Connection {
                 Err(error) => return Err(no_answer(error)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_steer_a_terminal_is_replaced() {
+        assert_eq!(
+            printable("web\x1b[2J\r\n\u{202e}bd\u{9b}1m\t"),
+            "web�[2J���bd�1m�"
+        );
+        assert_eq!(printable("Größe-日本"), "Größe-日本");
     }
 }

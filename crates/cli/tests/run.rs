@@ -36,6 +36,7 @@ const HOST_PORT: u32 = 1 << 30;
 
 // Of linux/errno.h, as a program sees them.
 const ENOENT: &str = "2\n";
+const EACCES: &str = "13\n";
 const ENODEV: &str = "19\n";
 const ECONNRESET: &str = "104\n";
 const ETIMEDOUT: &str = "110\n";
@@ -193,6 +194,16 @@ fn failures_have_the_numbers_that_vsock_programs_expect() {
     );
     // ESOCKTNOSUPPORT, EPROTONOSUPPORT and EINVAL.
     prints(&daemon, &[], &["types"], "94 94 93 22\n");
+}
+
+#[test]
+fn a_program_that_has_become_another_user_gets_no_circuit_of_the_one_who_runs_it() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    let daemon = start();
+    prints(&daemon, &[], &["other-user", "5", "7"], EACCES);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use switch::{Address, CircuitId, Reason, RuleId, ServiceId};
+use switch::{Address, CircuitId, Reason, ServiceId};
 use wire::vsock::SocketType;
 
 /// What a guest has called.
@@ -38,8 +38,8 @@ pub struct ServiceCall {
     pub source_port: u32,
     /// The port of the service.
     pub port: u32,
-    /// The rule that allows the call, of the policy that is in force now.
-    pub rule: Option<RuleId>,
+    /// The label of the rule that allows the call. Its number is another rule's once a new policy is in force.
+    pub rule: Option<String>,
     /// The type of the guest's socket, which the socket that is given back must have too.
     pub socket_type: SocketType,
     /// How to answer.

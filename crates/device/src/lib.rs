@@ -55,3 +55,4 @@ pub use line::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;
+pub use socket::set_socket_mode;

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Gid, chownat};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -68,9 +68,26 @@ pub(crate) fn listen_for(
         give_to(gid, path)?;
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    set_socket_mode(path, mode)?;
     listen(&listener.socket, BACKLOG)?;
     Ok(listener)
+}
+
+/// Sets the mode of the socket at `path`, and of nothing else: where another user may write in the directory, a link may stand there.
+///
+/// # Errors
+/// No socket stands there, or what the system says.
+pub fn set_socket_mode(path: &Path, mode: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Socket {
+        return Err(io::Error::other(
+            "expected the socket that was made there, found something else: remove it",
+        ));
+    }
+    // A descriptor of this kind has no other way to its file's mode.
+    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
+    fs::set_permissions(file, fs::Permissions::from_mode(mode))
 }
 
 fn give_to(gid: u32, path: &Path) -> io::Result<()> {

@@ -25,7 +25,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -221,12 +221,15 @@ impl WindowFile {
         self.is_sealed
     }
 
-    /// The file, open for reading and writing.
+    /// The file, open for reading and writing, for another process. It is opened anew: flags such as `O_APPEND` belong to an open file description, and a
+    /// copy's would be this one's.
     ///
     /// # Errors
     /// What the system reports.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        Ok(self.file.try_clone()?.into())
+        let ours = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let theirs = OpenOptions::new().read(true).write(true).open(ours)?;
+        Ok(theirs.into())
     }
 }
 

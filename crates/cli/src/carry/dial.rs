@@ -25,6 +25,14 @@ pub enum DialError {
     /// The host socket takes others, and not this user.
     #[error("no permission to connect to the VM's host socket: {0}")]
     Denied(String),
+    /// The program is not of the user who runs it any more.
+    #[error(
+        "the program's user is not {own}, who runs it: start `ringdown run` as the program's user"
+    )]
+    OtherUser {
+        /// The user of this process.
+        own: u32,
+    },
     /// The daemon or the guest said no.
     #[error("refused: {0}")]
     Refused(String),

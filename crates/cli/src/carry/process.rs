@@ -73,11 +73,25 @@ impl Thread {
         flags.is_some_and(|flags| flags & u64::from(rustix::fs::OFlags::CLOEXEC.bits()) != 0)
     }
 
+    /// As which user it acts.
+    pub fn user(self) -> io::Result<u32> {
+        // The real one stands before it.
+        let uids = self.status("Uid:")?;
+        let user = uids.split_ascii_whitespace().nth(1);
+        let user = user.and_then(|user| user.parse().ok());
+        user.ok_or_else(|| io::Error::other("the process has no user"))
+    }
+
     fn process(self) -> io::Result<Pid> {
-        let status = fs::read_to_string(self.file("status"))?;
-        let number = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-        let pid = number.and_then(|number| Pid::from_raw(number.trim().parse().ok()?));
+        let pid = Pid::from_raw(self.status("Tgid:")?.trim().parse().unwrap_or(0));
         pid.ok_or_else(|| io::Error::other("the process has no number"))
+    }
+
+    /// What its status says behind a word.
+    fn status(self, word: &str) -> io::Result<String> {
+        let status = fs::read_to_string(self.file("status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(word));
+        Ok(line.unwrap_or_default().to_owned())
     }
 
     fn file(self, name: &str) -> PathBuf {
@@ -109,6 +123,14 @@ mod tests {
             assert!(memory.read_exact_at(&mut read, 0).is_err());
             assert!(memory.read_exact_at(&mut read, u64::MAX).is_err());
         }
+    }
+
+    #[test]
+    fn a_thread_has_a_process_and_a_user() {
+        let own = rustix::process::getpid();
+        assert_eq!(ourselves().process().unwrap(), own);
+        let user = rustix::process::geteuid().as_raw();
+        assert_eq!(ourselves().user().unwrap(), user);
     }
 
     #[test]

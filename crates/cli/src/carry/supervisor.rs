@@ -213,9 +213,14 @@ impl Supervisor {
         if !is_stream(&socket)? {
             return Ok(None);
         }
+        let (user, own) = (thread.user(), rustix::process::geteuid().as_raw());
         // What was read until now was this program's, and not that of one who has its number now.
         if !self.listener.is_pending(call) {
             return Err(Errno::SRCH.into());
+        }
+        // The daemon sees this process call, and a program that has given up its user's rights is not to have them by that.
+        if !user.as_ref().is_ok_and(|user| *user == own) {
+            return Err(DialError::OtherUser { own });
         }
         let (directory, deadline) = (
             &self.settings.directory,
@@ -371,7 +376,7 @@ fn errno(destination: &Destination, error: &DialError) -> Errno {
         (Destination::Vsock(_), DialError::Refused(_)) => Errno::CONNRESET,
         (Destination::Route(_), DialError::Unreachable(_)) => Errno::NOENT,
         (Destination::Route(_), DialError::Refused(_)) => Errno::CONNREFUSED,
-        (_, DialError::Denied(_)) => Errno::ACCESS,
+        (_, DialError::Denied(_) | DialError::OtherUser { .. }) => Errno::ACCESS,
         (_, DialError::TimedOut) => Errno::TIMEDOUT,
         (_, DialError::Connected) => Errno::ISCONN,
         (_, DialError::System(errno)) => *errno,

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use daemon::api::types::{CircuitEnd, CircuitInfo, CircuitsInfo, VmState, VmStatus};
 
 use super::rates::Counted;
-use super::words::clean;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::guest::printable;
 
 /// What the daemon said at one time.
 #[derive(Debug, Clone, Default)]
@@ -50,15 +50,15 @@ impl Vm {
     fn of(status: &VmStatus) -> Vm {
         let counter = |name: &str| status.counters.get(name).copied().unwrap_or_default();
         let usage = |name: &str| status.usage.get(name).copied().unwrap_or_default();
-        let all_clean = |names: &[String]| names.iter().map(|name| clean(name)).collect();
+        let all_clean = |names: &[String]| names.iter().map(|name| printable(name)).collect();
         let reason = |(name, count): (&String, &u64)| {
             let reason = name.strip_prefix("ended_")?;
-            (*count > 0).then(|| (clean(&reason.replace('_', " ")), *count))
+            (*count > 0).then(|| (printable(&reason.replace('_', " ")), *count))
         };
         let mut ended: Vec<_> = status.counters.iter().filter_map(reason).collect();
         ended.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         Vm {
-            name: clean(&status.full_name()),
+            name: printable(&status.full_name()),
             state: status.state,
             line: status.kind.to_string(),
             cid: status.cid,
@@ -73,7 +73,7 @@ impl Vm {
             agent: status
                 .agent
                 .as_ref()
-                .map(|agent| [clean(&agent.software), clean(&agent.hostname)]),
+                .map(|agent| [printable(&agent.software), printable(&agent.hostname)]),
             aliases: all_clean(&status.aliases),
             groups: all_clean(&status.groups),
         }
@@ -120,15 +120,15 @@ pub(super) struct End {
 
 impl End {
     fn of(end: &CircuitEnd) -> End {
-        let long = clean(&end.to_string());
+        let long = printable(&end.to_string());
         let short = match end {
             CircuitEnd::Program { pid, .. } => format!("host pid {pid}"),
-            CircuitEnd::Published { name } => clean(name),
-            CircuitEnd::Service { service, .. } => clean(service),
+            CircuitEnd::Published { name } => printable(name),
+            CircuitEnd::Service { service, .. } => printable(service),
             CircuitEnd::Vm { .. } | CircuitEnd::Host { .. } | CircuitEnd::Gone => long.clone(),
         };
         let vm = match end {
-            CircuitEnd::Vm { vm, .. } => Some(clean(vm)),
+            CircuitEnd::Vm { vm, .. } => Some(printable(vm)),
             _ => None,
         };
         End { short, long, vm }
@@ -138,14 +138,14 @@ impl End {
 impl Circuit {
     fn of(info: &CircuitInfo) -> Circuit {
         Circuit {
-            id: clean(&info.id),
+            id: printable(&info.id),
             from: End::of(&info.from),
             to: End::of(&info.to),
             reached: info.reached.as_ref().map(End::of),
             state: info.state.to_string(),
             kind: info.kind.to_string(),
             seqpacket: info.seqpacket,
-            rule: info.rule.as_deref().map(clean),
+            rule: info.rule.as_deref().map(printable),
             age: info.age_ms.map(Duration::from_millis),
             bytes: [info.bytes_from_caller, info.bytes_to_caller],
             queued: [info.queued_from_caller, info.queued_to_caller],

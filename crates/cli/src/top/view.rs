@@ -17,8 +17,9 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::app::{App, Subject};
-use super::words::{amount, clean, clip, rate};
+use super::words::{amount, clip, rate};
 use super::{MIN_HEIGHT, MIN_WIDTH};
+use crate::guest::printable;
 
 /// From this height on the bars are higher, in rows.
 const TALL: u16 = 36;
@@ -139,7 +140,7 @@ fn empty_table(buffer: &mut Buffer, area: Rect, app: &App, why: &str) {
         true => why.to_owned(),
         false => format!(
             "nothing here has the letters “{}” in it",
-            clean(&app.filter)
+            printable(&app.filter)
         ),
     };
     line(
@@ -154,13 +155,13 @@ fn footer(buffer: &mut Buffer, area: Rect, app: &App) {
     if app.filter_before.is_some() {
         let spans = vec![
             Span::styled("only rows with: ", theme.strong()),
-            Span::raw(clean(&app.filter)),
+            Span::raw(printable(&app.filter)),
             Span::styled("▏", theme.notice()),
         ];
         return line(buffer, area, &Line::from(spans));
     }
     if let Some(why) = &app.away {
-        let text = clip(&clean(why), usize::from(area.width));
+        let text = clip(&printable(why), usize::from(area.width));
         return line(buffer, area, &Line::styled(text, theme.warning()));
     }
     let keys = [
@@ -181,7 +182,7 @@ fn footer(buffer: &mut Buffer, area: Rect, app: &App) {
     line(buffer, area, &keys);
     if !app.filter.is_empty() {
         let room = usize::from(area.width).saturating_sub(keys.width());
-        let text = clip(&format!("/{}", clean(&app.filter)), room);
+        let text = clip(&format!("/{}", printable(&app.filter)), room);
         line_at_right(buffer, area, &Line::styled(text, theme.notice()));
     }
 }

@@ -2,22 +2,8 @@
 
 use std::time::Duration;
 
-use crate::jobs::logs::is_harmful;
-
-/// What a name has in place of a character that could steer the terminal.
-const REPLACEMENT: char = '\u{fffd}';
-
 /// The end of a name that is kept when its middle is left out: a port and its colon.
 const KEPT_TAIL: usize = 6;
-
-/// A text of another's making, without what could steer the terminal or turn other characters around.
-pub(super) fn clean(text: &str) -> String {
-    let harmless = |character| match is_harmful(character) || character == '\t' {
-        true => REPLACEMENT,
-        false => character,
-    };
-    text.chars().map(harmless).collect()
-}
 
 /// A text of `width` characters at most. What is too long loses its middle: a port stands at its end.
 pub(super) fn clip(text: &str, width: usize) -> String {
@@ -96,15 +82,6 @@ pub(super) fn bars(past: impl DoubleEndedIterator<Item = f64>, width: usize) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_could_steer_a_terminal_is_replaced() {
-        assert_eq!(
-            clean("web\x1b[2J\r\n\u{202e}bd\u{9b}1m\t"),
-            "web�[2J���bd�1m�"
-        );
-        assert_eq!(clean("Größe-日本"), "Größe-日本");
-    }
 
     #[test]
     fn what_is_too_long_keeps_its_end() {

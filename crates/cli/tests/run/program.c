@@ -104,6 +104,12 @@ static void error(char **words) {
     printf("%d\n", result ? errno : 0);
 }
 
+/* As nobody, who is not the one who has run it. */
+static void other_user(char **words) {
+    check(!setresuid(65534, 65534, 65534), "setresuid");
+    error(words);
+}
+
 /* Again and again with the same socket, which has several descriptors. */
 static void retry(char **words) {
     struct sockaddr_vm to = address(words[0], words[1]);
@@ -277,7 +283,7 @@ int main(int argc, char **argv) {
         int words;
         void (*part)(char **);
     } parts[] = {
-        {"simple", 2, simple}, {"error", 2, error}, {"retry", 2, retry}, {"polled", 2, polled}, {"forked", 2, forked},
+        {"simple", 2, simple}, {"error", 2, error}, {"other-user", 2, other_user}, {"retry", 2, retry}, {"polled", 2, polled}, {"forked", 2, forked},
         {"unix", 1, unix_path}, {"types", 0, types}, {"inet", 1, inet}, {"twice", 2, twice}, {"storm", 4, storm}, {"flipped", 3, flipped},
         {"closed", 3, closed},
     };

@@ -9,13 +9,12 @@ pub mod udp;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device::PublishedCall;
+use device::{PublishedCall, set_socket_mode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
@@ -264,8 +263,7 @@ fn listen(publish: &Publish) -> Result<Bound, PublishError> {
 }
 
 fn set_mode(path: &Path, mode: u32) {
-    let permissions = std::fs::Permissions::from_mode(mode);
-    if let Err(error) = std::fs::set_permissions(path, permissions) {
+    if let Err(error) = set_socket_mode(path, mode) {
         tracing::error!(socket = %path.display(), %error, "cannot set the mode of a published socket");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use switch::{Policy, RuleId, ServiceId};
+use switch::{Policy, ServiceId};
 use tokio::sync::watch;
 
 use super::counter::{Counter, Counters, Permit};
@@ -118,11 +118,5 @@ impl Shared {
         let offer = offered.get(&id)?;
         let permit = offer.connections.take(offer.service.max_connections);
         Some((offer.service.clone(), permit))
-    }
-
-    /// What a person finds a rule by.
-    pub(crate) fn label(&self, rule: Option<RuleId>) -> Option<String> {
-        let policy = self.policy.borrow().policy.clone();
-        Some(policy.rule(rule?)?.label.clone())
     }
 }

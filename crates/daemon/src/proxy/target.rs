@@ -45,7 +45,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
         source_port,
         port,
         service: service.name.clone(),
-        rule: shared.label(rule),
+        rule,
     };
     let Some(permit) = permit else {
         tracing::warn!(

@@ -7,6 +7,8 @@
 //! - no new process, and no program: threads only (`clone3` keeps its arguments in memory, where a filter cannot look, so it is answered with
 //!   "not implemented", and the C library takes `clone`);
 //! - no memory that is both writable and executable;
+//! - no input typed into a terminal, behind which a shell may be; and no descriptor whose signals go to another process, which the kernel would then send;
+//! - no file that runs with the rights of its owner or group, which another user of this machine could start outside the sandbox;
 //! - sockets of those families only that Ringdown has. `AF_VSOCK` is not among them: the daemon is the other end of that.
 
 use std::collections::BTreeMap;
@@ -77,20 +79,18 @@ const WAITING: [i64; 17] = [
     libc::SYS_inotify_add_watch,
 ];
 
-/// Bytes and descriptors.
-const BYTES: [i64; 22] = [
+/// Bytes and descriptors. What is not done by `ioctl` and `fcntl` is in the table of conditions.
+const BYTES: [i64; 20] = [
     libc::SYS_close,
     libc::SYS_close_range,
     libc::SYS_copy_file_range,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_flock,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
-    libc::SYS_ioctl,
     libc::SYS_lseek,
     libc::SYS_pipe2,
     libc::SYS_pread64,
@@ -124,12 +124,10 @@ const SOCKETS: [i64; 17] = [
     libc::SYS_splice,
 ];
 
-/// Names of files. Landlock says which files.
-const FILES: [i64; 23] = [
+/// Names of files. Landlock says which files; how modes are set and files made is in the table of conditions.
+const FILES: [i64; 19] = [
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_fstat,
@@ -139,7 +137,6 @@ const FILES: [i64; 23] = [
     libc::SYS_linkat,
     libc::SYS_mkdirat,
     libc::SYS_newfstatat,
-    libc::SYS_openat,
     libc::SYS_readlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
@@ -148,7 +145,6 @@ const FILES: [i64; 23] = [
     libc::SYS_umask,
     libc::SYS_unlinkat,
     libc::SYS_utimensat,
-    SYS_FCHMODAT2,
 ];
 
 /// `fchmodat2`, which has the same number everywhere and is not in all C libraries.
@@ -171,15 +167,13 @@ const SELF: [i64; 11] = [
 
 /// Older names of the same things, which C libraries use on this architecture.
 #[cfg(target_arch = "x86_64")]
-const OLDER: [i64; 16] = [
+const OLDER: [i64; 14] = [
     libc::SYS_access,
     libc::SYS_arch_prctl,
-    libc::SYS_chmod,
     libc::SYS_dup2,
     libc::SYS_epoll_wait,
     libc::SYS_lstat,
     libc::SYS_mkdir,
-    libc::SYS_open,
     libc::SYS_poll,
     libc::SYS_readlink,
     libc::SYS_rename,
@@ -216,6 +210,50 @@ const CONTROLS: [i32; 7] = [
     // Modules that look users up read this when they are loaded: libcap does.
     libc::PR_CAPBSET_READ,
 ];
+
+/// Calls that set a mode, each with the place of that argument; and those that may make a file, with the place of its flags, behind which the mode stands.
+#[cfg(target_arch = "x86_64")]
+const MODES: &[(i64, u8)] = &[
+    (libc::SYS_chmod, 1),
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (SYS_FCHMODAT2, 2),
+];
+#[cfg(target_arch = "x86_64")]
+const OPENS: &[(i64, u8)] = &[(libc::SYS_open, 1), (libc::SYS_openat, 2)];
+#[cfg(not(target_arch = "x86_64"))]
+const MODES: &[(i64, u8)] = &[
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (SYS_FCHMODAT2, 2),
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OPENS: &[(i64, u8)] = &[(libc::SYS_openat, 2)];
+
+/// The bits of a mode by which a program runs as its file's owner or group.
+const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
+
+/// The flags with which a file is made, the second without its part that asks for a directory.
+const CREATES: u64 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+
+/// What `ioctl` does not do: type into a terminal, in two ways, and say who gets a descriptor's signals, in two ways.
+const REFUSED_IOCTLS: [u32; 4] = [
+    libc::TIOCSTI as u32,
+    libc::TIOCLINUX as u32,
+    FIOSETOWN,
+    SIOCSPGRP,
+];
+
+/// Both are the same everywhere but on MIPS and the like, and not in all C libraries.
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
+
+/// What `fcntl` does not do: say who gets a descriptor's signals, and which signal.
+const REFUSED_FCNTLS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
+
+/// Not in all C libraries.
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
 
 /// Confines this thread, and those that it starts, to the list.
 pub(super) fn confine(mode: Mode) -> Result<(), SandboxError> {
@@ -264,9 +302,22 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let families = FAMILIES.map(|family| when(0, SeccompCmpOp::Eq, family as u64));
     let controls = CONTROLS.map(|control| when(0, SeccompCmpOp::Eq, control as u64));
     let own_process = u64::from(std::process::id());
-    Ok(BTreeMap::from([
+    let no_set_id = |argument| when(argument, SeccompCmpOp::MaskedEq(SET_ID), 0);
+    let modes = MODES
+        .iter()
+        .map(|(call, mode)| Ok((*call, vec![no_set_id(*mode)?])));
+    let opens = OPENS.iter().map(|(call, flags)| {
+        let makes_nothing = when(*flags, SeccompCmpOp::MaskedEq(CREATES), 0)?;
+        Ok((*call, vec![makes_nothing, no_set_id(flags + 1)?]))
+    });
+    let of_files: BTreeMap<_, _> = modes.chain(opens).collect::<Result<_, BackendError>>()?;
+    let no_ioctl = REFUSED_IOCTLS.map(|command| is_not(1, command.into()));
+    let no_fcntl = REFUSED_FCNTLS.map(|command| is_not(1, command as u64));
+    let mut conditions = BTreeMap::from([
         (libc::SYS_mmap, harmless.clone()),
         (libc::SYS_mprotect, harmless),
+        (libc::SYS_ioctl, vec![all(no_ioctl)?]),
+        (libc::SYS_fcntl, vec![all(no_fcntl)?]),
         (
             libc::SYS_clone,
             vec![when(0, SeccompCmpOp::MaskedEq(thread), thread)?],
@@ -290,12 +341,28 @@ fn conditions() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
             libc::SYS_tgkill,
             vec![when(0, SeccompCmpOp::Eq, own_process)?],
         ),
-    ]))
+    ]);
+    conditions.extend(of_files);
+    Ok(conditions)
 }
 
 fn when(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)?;
-    SeccompRule::new(vec![condition])
+    all([condition(argument, is, value)])
+}
+
+/// The kernel takes commands as numbers of 32 bits, whatever is above.
+fn is_not(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+    condition(argument, SeccompCmpOp::Ne, value)
+}
+
+fn condition(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)
+}
+
+fn all<const COUNT: usize>(
+    conditions: [Result<SeccompCondition, BackendError>; COUNT],
+) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]
@@ -325,6 +392,123 @@ mod tests {
             libc::SYS_io_uring_setup,
         ];
         assert!(forbidden.iter().all(|call| !all.contains(call)));
+    }
+
+    /// What the kernel would do with a call: classic BPF, as far as filters of this kind have it.
+    fn judge(program: &BpfProgram, call: i64, arguments: [u64; 6]) -> u32 {
+        let architecture: u32 = match std::env::consts::ARCH {
+            "x86_64" => 0xc000_003e,
+            "aarch64" => 0xc000_00b7,
+            _ => 0xc000_00f3,
+        };
+        // `struct seccomp_data` (seccomp(2)): the call, the architecture, an address, the arguments.
+        let mut data = vec![call as u32, architecture, 0, 0];
+        data.extend(
+            arguments
+                .map(|value| [value as u32, (value >> 32) as u32])
+                .as_flattened(),
+        );
+        let (mut at, mut accumulator) = (0, 0);
+        loop {
+            let step = &program[at];
+            at += 1;
+            let jump = |holds: bool| usize::from(if holds { step.jt } else { step.jf });
+            match step.code {
+                0x20 => accumulator = data[step.k as usize / 4],
+                0x54 => accumulator &= step.k,
+                0x05 => at += step.k as usize,
+                0x15 => at += jump(accumulator == step.k),
+                0x25 => at += jump(accumulator > step.k),
+                0x35 => at += jump(accumulator >= step.k),
+                0x06 => return step.k,
+                code => panic!("an instruction {code:#x} that is not known here"),
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_typed_into_a_terminal_and_no_process_gets_a_signal() {
+        const ALLOWED: u32 = 0x7fff_0000;
+        let program = list(SeccompAction::KillProcess).unwrap();
+        let is_allowed =
+            |call, command: u64| judge(&program, call, [3, command, 0, 0, 0, 0]) == ALLOWED;
+        // tty_ioctl(4), ioctl_console(2), socket(7) and fcntl(2). What stands above the 32 bits that the kernel takes changes nothing.
+        for high in [0, 1 << 32] {
+            for command in [0x5412, 0x541c, 0x8901, 0x8902] {
+                assert!(
+                    !is_allowed(libc::SYS_ioctl, command | high),
+                    "ioctl {command:#x}"
+                );
+            }
+            for command in [8, 10, 15] {
+                assert!(
+                    !is_allowed(libc::SYS_fcntl, command | high),
+                    "fcntl {command}"
+                );
+            }
+        }
+        for command in [libc::FIONBIO, libc::FIONREAD, libc::TCGETS] {
+            assert!(is_allowed(libc::SYS_ioctl, command), "ioctl {command:#x}");
+        }
+        for command in [libc::F_SETFL, libc::F_DUPFD_CLOEXEC, libc::F_ADD_SEALS] {
+            assert!(
+                is_allowed(libc::SYS_fcntl, command as u64),
+                "fcntl {command}"
+            );
+        }
+        for call in [
+            libc::SYS_kill,
+            libc::SYS_execve,
+            libc::SYS_pidfd_send_signal,
+        ] {
+            assert!(!is_allowed(call, 0), "{call}");
+        }
+        let signal =
+            |process| judge(&program, libc::SYS_tgkill, [process, 0, 0, 0, 0, 0]) == ALLOWED;
+        let own = u64::from(std::process::id());
+        assert!(signal(own) && !signal(own + 1));
+    }
+
+    #[test]
+    fn no_file_gets_set_id_bits() {
+        const ALLOWED: u32 = 0x7fff_0000;
+        const CREATE: u64 = 0o100;
+        const TEMPORARY: u64 = 0o20_000_000;
+        let program = list(SeccompAction::KillProcess).unwrap();
+        let at = |place: u8, value: u64| {
+            let mut arguments = [0; 6];
+            arguments[usize::from(place)] = value;
+            arguments
+        };
+        for (call, place) in MODES {
+            for (mode, is_allowed) in [
+                (0o755, true),
+                (0o1777, true),
+                (0o4755, false),
+                (0o2755, false),
+            ] {
+                let judged = judge(&program, *call, at(*place, mode)) == ALLOWED;
+                assert_eq!(judged, is_allowed, "call {call}, mode {mode:o}");
+            }
+        }
+        for (call, place) in OPENS {
+            for (flags, mode, is_allowed) in [
+                (CREATE, 0o600, true),
+                (CREATE, 0o4700, false),
+                (TEMPORARY, 0o600, true),
+                (TEMPORARY, 0o2700, false),
+                // Without these flags there is no mode, and any value may be there.
+                (0, 0o7777, true),
+            ] {
+                let mut arguments = at(*place, flags);
+                arguments[usize::from(place + 1)] = mode;
+                let judged = judge(&program, *call, arguments) == ALLOWED;
+                assert_eq!(
+                    judged, is_allowed,
+                    "call {call}, flags {flags:o}, mode {mode:o}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod window;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use device::{CircuitSnapshot, Endpoint};
-use switch::{CircuitId, CircuitState, Side};
+use switch::{CircuitId, CircuitState, Side, full_name};
 use wire::switchboard::link::FromDaemon;
 use wire::switchboard::{Kind, Place, Side as Half};
 
@@ -245,6 +245,20 @@ impl Board {
             .collect();
         for id in concerned {
             self.half_lost(id, |asker| asker.is_of(vm), &mut effects);
+        }
+        // Nothing is said any more about calls of this VM that others have taken.
+        let is_of_caller = |waiting: &Waiting| {
+            let caller = &waiting.halves[Side::Caller.index()];
+            let is_its_own = matches!(&waiting.snapshot.caller, Endpoint::Vm { domain, name, .. } if full_name(domain, name) == vm);
+            caller.is_none() && is_its_own
+        };
+        let unheard = self
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| is_of_caller(waiting));
+        let unheard: Vec<CircuitId> = unheard.map(|(id, _)| *id).collect();
+        for id in unheard {
+            self.half_lost(id, |_| false, &mut effects);
         }
         for windowed in self.windowed.values_mut() {
             for holder in &mut windowed.holders {

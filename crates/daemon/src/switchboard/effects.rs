@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switch::CircuitId;
+use switch::{CircuitId, CircuitState};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use wire::switchboard::program::{Answer, Circuit};
 
 use super::board::{Board, Effect, Outcome};
 use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
-use super::program::Delivered;
 use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
 
 /// Something that the board is told.
@@ -111,7 +110,7 @@ impl Shared {
         };
         if !self.state().begin_to_take(&vms) {
             return Some(Box::new(move |board| {
-                board.taken(circuit, Err(NoWindow::Busy))
+                board.taken(circuit, Err(NoWindow::Busy), true)
             }));
         }
         let shared = self.clone();
@@ -122,7 +121,11 @@ impl Shared {
             let taken = shared.with_pool(move |pool| {
                 let taken = taker.take(pool, &pair, kind, max_ring);
                 let key = taken.as_ref().ok().map(|lent| (lent.uuid, lent.generation));
-                taker.apply(|board| board.taken(circuit, taken));
+                // A policy that is enforced from here on finds it among those that wait.
+                let plane = taker.plane();
+                let known = plane.and_then(|plane| plane.show_circuit(circuit));
+                let is_open = known.is_some_and(|known| known.state == CircuitState::Open);
+                taker.apply(|board| board.taken(circuit, taken, is_open));
                 // Unless a program of the host has it by now, none gets it.
                 if let Some(key) = key {
                     taker.state().files.remove(&key);
@@ -172,10 +175,7 @@ impl Shared {
         let delivery = self.state().deliveries.remove(&ticket);
         match (outcome, delivery) {
             (Outcome::Stream { from }, Some(delivery)) => {
-                let answer = Answer::Stream { from };
-                delivery
-                    .to
-                    .send(Delivered::new(answer, vec![delivery.stream]));
+                delivery.send(Answer::Stream { from }, |stream| vec![stream]);
             }
             (Outcome::Circuit { lent, side, from }, Some(delivery)) => {
                 let file = self.state().files.remove(&(lent.uuid, lent.generation));
@@ -193,8 +193,7 @@ impl Shared {
                     nonce: wire::switchboard::Hex16(lent.nonce),
                     from,
                 });
-                let descriptors = vec![file, delivery.stream, lease];
-                delivery.to.send(Delivered::new(answer, descriptors));
+                delivery.send(answer, |stream| vec![file, stream, lease]);
             }
             (Outcome::Circuit { lent, .. }, None) => {
                 self.state().files.remove(&(lent.uuid, lent.generation));

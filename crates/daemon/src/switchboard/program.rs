@@ -1,5 +1,6 @@
 //! Programs of the host that want circuits. See [`wire::switchboard::program`] for what is said.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use device::{CallAnswer, Peer, ProgramCall, ServiceCall};
 use switch::Reason;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 use wire::switchboard::program::{Answer, ErrorCode, Request};
 use wire::switchboard::{Kind, Lines, Place};
@@ -22,6 +23,9 @@ pub const MAX_PROGRAMS: usize = 1024;
 
 /// Calls that wait for one program that listens. Further ones are refused.
 const MAX_BACKLOG: usize = 64;
+
+/// Of those, such of one VM, so that it keeps no others out by calls whose other half never comes.
+const MAX_BACKLOG_OF_VM: usize = 16;
 
 /// How long a program may take for its request, and to read what it is told.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,21 +44,38 @@ const SURPLUS: &str = "expected one request and nothing behind it";
 
 /// A connection to a program that is being decided about.
 pub(super) struct Delivery {
-    pub(super) stream: OwnedFd,
-    pub(super) to: mpsc::OwnedPermit<Delivered>,
+    stream: OwnedFd,
+    to: mpsc::OwnedPermit<Delivered>,
+    /// Of a guest's call: its place among those of its VM.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Delivery {
+    /// Hands the connection to the program, with what belongs to it.
+    pub(super) fn send(self, answer: Answer, with: impl FnOnce(OwnedFd) -> Vec<OwnedFd>) {
+        self.to.send(Delivered {
+            descriptors: with(self.stream),
+            _place: self.place,
+            ..Delivered::new(answer)
+        });
+    }
 }
 
 /// What is handed to a program.
-pub(super) struct Delivered {
+struct Delivered {
     answer: Answer,
     descriptors: Vec<OwnedFd>,
+    /// Taken until the program has it.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Delivered {
-    pub(super) fn new(answer: Answer, descriptors: Vec<OwnedFd>) -> Delivered {
+    /// Words alone.
+    fn new(answer: Answer) -> Delivered {
         Delivered {
             answer,
-            descriptors,
+            descriptors: Vec::new(),
+            _place: None,
         }
     }
 }
@@ -65,6 +86,19 @@ pub(super) struct Listener {
     kind: Kind,
     ring: u64,
     calls: mpsc::Sender<Delivered>,
+    /// By the full name of the VM, as long as calls of it wait.
+    places: HashMap<String, Arc<Semaphore>>,
+}
+
+impl Listener {
+    /// A place for a call of this VM, if it has one left.
+    fn place_of(&mut self, vm: &str) -> Option<OwnedSemaphorePermit> {
+        self.places
+            .retain(|_, places| places.available_permits() < MAX_BACKLOG_OF_VM);
+        let new = || Arc::new(Semaphore::new(MAX_BACKLOG_OF_VM));
+        let places = self.places.entry(vm.to_owned()).or_insert_with(new);
+        places.clone().try_acquire_owned().ok()
+    }
 }
 
 /// Serves programs for as long as the thread lasts.
@@ -135,11 +169,7 @@ async fn converse(shared: &Arc<Shared>, mut stream: UnixStream) -> io::Result<()
         },
     };
     let (code, text) = refused;
-    hand(
-        &stream,
-        Delivered::new(Answer::error(code, text), Vec::new()),
-    )
-    .await
+    hand(&stream, Delivered::new(Answer::error(code, text))).await
 }
 
 async fn hand(stream: &UnixStream, delivered: Delivered) -> io::Result<()> {
@@ -190,6 +220,7 @@ async fn connect(
         let delivery = Delivery {
             stream: theirs,
             to: permit,
+            place: None,
         };
         state.deliveries.insert(ticket, delivery);
     }
@@ -318,6 +349,7 @@ async fn register(
             kind,
             ring,
             calls: sender,
+            places: HashMap::new(),
         };
         state.listeners.insert(key.clone(), listener);
     }
@@ -334,7 +366,7 @@ async fn register(
 /// Hands a program its callers, until it closes its socket.
 async fn listen(mut registered: Registered, stream: &mut UnixStream, port: u32) -> io::Result<()> {
     let listening = Answer::Listening { port };
-    hand(stream, Delivered::new(listening, Vec::new())).await?;
+    hand(stream, Delivered::new(listening)).await?;
     let mut byte = [0];
     loop {
         tokio::select! {
@@ -347,7 +379,7 @@ async fn listen(mut registered: Registered, stream: &mut UnixStream, port: u32) 
                     return Ok(());
                 }
                 let answer = Answer::error(ErrorCode::Invalid, SURPLUS);
-                return hand(stream, Delivered::new(answer, Vec::new())).await;
+                return hand(stream, Delivered::new(answer)).await;
             }
         }
     }
@@ -362,12 +394,16 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
     let ticket = shared.ticket();
     let (ours, uid, wish) = {
         let mut state = shared.state();
-        let for_vm = state.listeners.get(&(call.port, Some(vm)));
-        let Some(listener) = for_vm.or_else(|| state.listeners.get(&(call.port, None))) else {
+        let mut keys = [Some(vm.clone()), None]
+            .map(|of| (call.port, of))
+            .into_iter();
+        let key = keys.find(|key| state.listeners.contains_key(key));
+        let Some(listener) = key.and_then(|key| state.listeners.get_mut(&key)) else {
             // It has gone since.
             return call.reply.failed(Reason::NoListener);
         };
-        let Ok(permit) = listener.calls.clone().try_reserve_owned() else {
+        let permit = listener.calls.clone().try_reserve_owned();
+        let (Ok(permit), place @ Some(_)) = (permit, listener.place_of(&vm)) else {
             return call.reply.failed(Reason::BacklogFull);
         };
         let (uid, wish) = (listener.uid, (listener.kind, listener.ring));
@@ -377,6 +413,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         let delivery = Delivery {
             stream: theirs,
             to: permit,
+            place,
         };
         state.deliveries.insert(ticket, delivery);
         (ours, uid, wish)

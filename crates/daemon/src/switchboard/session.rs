@@ -1,11 +1,11 @@
 //! The sessions of agents: what the agent of a VM says about circuits, and what it is told.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use device::ServiceCall;
-use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -98,7 +98,6 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         }
         let handle = SessionHandle::new(say, settle);
         state.sessions.insert(vm.clone(), handle);
-        state.board.session_began(&vm);
     }
     let stream = datagram::pair(SocketType::Stream)
         .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
@@ -106,7 +105,6 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         Ok(pair) => pair,
         Err(error) => {
             tracing::warn!(vm, %error, "cannot answer a guest's agent");
-            shared.apply(|board| board.session_ended(&vm));
             shared.state().sessions.remove(&vm);
             return call.reply.failed(Reason::HostFailed);
         }
@@ -121,6 +119,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             lines: Lines::new(),
             reader,
             questions,
+            read: 0,
             devices: 0,
         };
         let writing = tokio::spawn(write(writer, said));
@@ -158,6 +157,8 @@ struct Session {
     lines: Lines,
     reader: OwnedReadHalf,
     questions: mpsc::Receiver<CircuitId>,
+    /// Bytes that were read.
+    read: u64,
     devices: u32,
 }
 
@@ -169,7 +170,7 @@ impl Session {
         }
         let mut budget = Bucket::new(LINES_PER_SECOND, Duration::from_secs(1));
         // No more than there are circuits that wait.
-        let mut asked = Vec::new();
+        let mut asked: VecDeque<(u64, CircuitId)> = VecDeque::new();
         loop {
             while let Some(line) = self.lines.next_line().map_err(lines::invalid)? {
                 let words = FromAgent::parse(line).map_err(lines::invalid)?;
@@ -178,10 +179,9 @@ impl Session {
                 }
                 self.hear(words).await?;
             }
-            if !asked.is_empty() && self.has_heard_all() {
-                for circuit in asked.drain(..) {
-                    self.shared.apply(|board| board.settled(&self.vm, circuit));
-                }
+            let heard = asked.partition_point(|(said, _)| *said <= self.read);
+            for (_, circuit) in asked.drain(..heard) {
+                self.shared.apply(|board| board.settled(&self.vm, circuit));
             }
             tokio::select! {
                 read = self.reader.read(self.lines.space()) => match read? {
@@ -189,18 +189,22 @@ impl Session {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                     0 => return Ok(()),
-                    read => self.lines.filled(read),
+                    read => {
+                        self.read += read as u64;
+                        self.lines.filled(read);
+                    }
                 },
-                Some(circuit) = self.questions.recv() => asked.push(circuit),
+                Some(circuit) = self.questions.recv() => asked.push_back((self.said(), circuit)),
             }
         }
     }
 
-    /// Whether nothing is left to be read. The socket itself is asked: the runtime may not have looked at it since the question came up.
-    fn has_heard_all(&self) -> bool {
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    /// How much the agent has said until now, read or not. What it says from here on holds up no circuit that was asked about. The socket itself is
+    /// asked: the runtime may not have looked at it since the question came up.
+    fn said(&self) -> u64 {
         let socket: &UnixStream = self.reader.as_ref();
-        !matches!(recv(socket, &mut [0; 1], flags), Ok((1.., _)))
+        // Without an answer there is nothing to wait for.
+        self.read + rustix::io::ioctl_fionread(socket).unwrap_or(0)
     }
 
     async fn greet(&mut self, line: &[u8]) -> io::Result<()> {
@@ -219,6 +223,8 @@ impl Session {
         }
         let vm = self.vm.clone();
         self.tell_pool(move |pool| pool.arrived(&vm)).await;
+        // From here on what it says is heard without delay, and may be waited for.
+        self.shared.state().board.session_began(&self.vm);
         Ok(())
     }
 

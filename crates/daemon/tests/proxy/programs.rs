@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use daemon::config::ServiceTarget;
 use device::Called;
 use rustix::net::{RecvFlags, SendFlags};
-use switch::{Policy, Reason, RuleId};
+use switch::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -27,8 +27,7 @@ fn a_programs_input_and_output_are_the_circuit() {
 
 #[test]
 fn a_program_knows_who_calls_and_little_else() {
-    let policy = Policy::new(vec![allow(to_loopback())]);
-    let stand = Stand::with(policy, std::sync::Arc::new(Script::default()));
+    let stand = Stand::new();
     let id = stand.offer(service(ServiceTarget::Command(vec![
         "/usr/bin/env".to_owned(),
     ])));
@@ -39,7 +38,7 @@ fn a_program_knows_who_calls_and_little_else() {
             &caller,
             Called::Service(id),
             SocketType::Stream,
-            Some(RuleId(0)),
+            Some("the rule"),
         )
         .expect("started");
     let guest: std::os::unix::net::UnixStream = blocking(connected.socket);

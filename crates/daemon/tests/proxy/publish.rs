@@ -98,6 +98,29 @@ fn a_unix_socket_has_its_mode_and_goes_with_its_port() {
 }
 
 #[test]
+fn a_link_in_place_of_a_published_socket_leaves_its_target_its_mode() {
+    let stand = Stand::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (path, secret) = (
+        directory.path().join("web.sock"),
+        directory.path().join("secret"),
+    );
+    std::fs::write(&secret, "private").expect("a file");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    let listen = PublishListen::Unix {
+        path: path.clone(),
+        mode: 0o666,
+    };
+    set(&stand, vec![publish(listen.clone())]);
+    // The directory may be writable for a user who may not read the daemon's files.
+    std::fs::remove_file(&path).expect("it was there");
+    std::os::unix::fs::symlink(&secret, &path).expect("a link");
+    set(&stand, vec![publish(listen)]);
+    let mode = secret.metadata().expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
 fn a_reload_keeps_what_listens_and_changes_where_it_leads() {
     let stand = Stand::new();
     let address = free_address();

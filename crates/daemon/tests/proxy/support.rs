@@ -15,7 +15,7 @@ use daemon::proxy::{Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use switch::{
     Address, CalleePattern, CallerPattern, CircuitId, NamePattern, Network, Policy, Reason, Rule,
-    RuleId, RuleLimits, ServiceId, Verdict,
+    RuleLimits, ServiceId, Verdict,
 };
 use wire::vsock::SocketType;
 
@@ -161,7 +161,7 @@ impl Stand {
         vm: &Address,
         called: Called,
         socket_type: SocketType,
-        rule: Option<RuleId>,
+        rule: Option<&str>,
     ) -> Result<Connected, Reason> {
         let (answer, answered) = channel();
         (self.dialer)(ServiceCall {
@@ -173,7 +173,7 @@ impl Stand {
             vm: vm.clone(),
             source_port: SOURCE_PORT,
             port: 5000,
-            rule,
+            rule: rule.map(str::to_owned),
             socket_type,
             reply: Reply::new(move |result| {
                 // Whoever asked is waiting.

@@ -137,6 +137,9 @@ impl Fabric {
             .address(call.line)
             .cloned()
             .unwrap_or_else(|| Address::new("", 0));
+        let policy = self.switch.policy();
+        let rule = call.rule.and_then(|rule| policy.rule(rule));
+        let rule = rule.map(|rule| rule.label.clone());
         let reply = self.reply_to(call.circuit);
         let call = ServiceCall {
             called,
@@ -144,7 +147,7 @@ impl Fabric {
             vm,
             source_port: call.source_port,
             port: call.port,
-            rule: call.rule,
+            rule,
             socket_type: call.socket_type,
             reply,
         };

@@ -17,6 +17,14 @@ fn number(block: &[u8], at: usize, len: usize) -> u64 {
 }
 
 #[test]
+fn a_holder_of_a_descriptor_cannot_keep_a_window_from_being_renewed() {
+    let window = WindowFile::sealed(UUID, 16 * MIB).unwrap();
+    let theirs = window.descriptor().unwrap();
+    rustix::fs::fcntl_setfl(&theirs, OFlags::APPEND).unwrap();
+    window.renew().unwrap();
+}
+
+#[test]
 fn the_info_block_says_what_the_kernel_checks() {
     let window = WindowFile::sealed(UUID, 16 * MIB).unwrap();
     let block = bytes(&window, 4096, 4096);

@@ -48,6 +48,10 @@ impl House {
             let Called::Service(id) = call.called else {
                 return call.reply.failed(Reason::NoListener);
             };
+            // As it is called by whoever reads the policy.
+            if call.rule.as_deref() != Some("rule") {
+                return call.reply.failed(Reason::Denied);
+            }
             let Ok(stream) = TcpStream::connect(services[&id]) else {
                 return call.reply.failed(Reason::NoListener);
             };

@@ -130,7 +130,7 @@ fn windowed(board: &mut Board) {
     web_dials(board);
     web_dialled(board);
     assert_eq!(db_accepted(board), [take()]);
-    let handed = board.taken(id(0), Ok(lent()));
+    let handed = board.taken(id(0), Ok(lent()), true);
     assert_eq!(handed.len(), 2, "{handed:?}");
 }
 
@@ -173,7 +173,7 @@ fn both_halves_get_the_window_in_whichever_order_they_come() {
             words,
         };
         assert_eq!(
-            board.taken(id(0), Ok(lent())),
+            board.taken(id(0), Ok(lent()), true),
             [
                 tell("web", words(1, Half::First, "db:5432")),
                 tell("db", words(8, Half::Second, "web:40001")),
@@ -269,7 +269,7 @@ fn without_a_window_both_get_streams() {
     web_dialled(&mut board);
     db_accepted(&mut board);
     assert_eq!(
-        board.taken(id(0), Err(NoWindow::Busy)),
+        board.taken(id(0), Err(NoWindow::Busy), true),
         [stream("web", 1, "db:5432"), stream("db", 8, "web:40001")]
     );
     assert_eq!(board.counts.no_window, 1);
@@ -320,8 +320,38 @@ fn a_half_that_is_claimed_twice_is_believed_once() {
     let found = Some((web_to_db(), Side::Callee));
     let again = board.accepted("db", accepted(9, (3, 40_001)), found);
     assert_eq!(again, [stream("db", 9, "web:40001")]);
-    board.taken(id(0), Ok(lent()));
+    board.taken(id(0), Ok(lent()), true);
     assert_eq!(board.counts.zero_copy, 1);
+}
+
+#[test]
+fn a_circuit_that_has_ended_before_its_halves_met_gets_no_window() {
+    let mut board = board();
+    web_dials(&mut board);
+    web_dialled(&mut board);
+    // It was open when it was looked up.
+    assert_eq!(db_accepted(&mut board), [take()]);
+    assert_eq!(
+        board.taken(id(0), Ok(lent()), false),
+        [
+            released(Party::Vm("web".to_owned())),
+            released(Party::Vm("db".to_owned())),
+            stream("web", 1, "db:5432"),
+            stream("db", 8, "web:40001"),
+        ]
+    );
+    assert_eq!(board.windowed().count(), 0);
+}
+
+#[test]
+fn a_callee_gets_a_stream_when_its_callers_agent_goes() {
+    let mut board = board();
+    web_dials(&mut board);
+    db_accepted(&mut board);
+    // Before all that it had said was heard.
+    assert_eq!(board.session_ended("web"), [stream("db", 8, "web:40001")]);
+    assert_eq!(board.settled("web", id(0)), []);
+    assert_eq!(board.waiting().count(), 0);
 }
 
 #[test]
@@ -338,7 +368,7 @@ fn a_half_whose_agent_goes_leaves_the_other_with_a_stream() {
     db_accepted(&mut board);
     assert_eq!(board.session_ended("db"), [], "a window is being taken");
     assert_eq!(
-        board.taken(id(0), Ok(lent())),
+        board.taken(id(0), Ok(lent()), true),
         [
             released(Party::Vm("web".to_owned())),
             released(Party::Vm("db".to_owned())),
@@ -399,7 +429,7 @@ fn a_circuit_that_ends_while_its_window_is_taken_does_not_get_it() {
     web_dialled(&mut board);
     db_accepted(&mut board);
     assert_eq!(board.revoke(id(0)), []);
-    let effects = board.taken(id(0), Ok(lent()));
+    let effects = board.taken(id(0), Ok(lent()), true);
     assert_eq!(effects[0], released(Party::Vm("web".to_owned())));
     assert_eq!(board.windowed().count(), 0);
 }
@@ -456,7 +486,7 @@ fn a_host_program_that_calls_meets_the_guest_that_accepts_in_either_order() {
             assert!(matches!(accept(&mut board)[..], [Effect::Wait { .. }]));
             assert_eq!(board.host_dialled(5, to(), Some(call.clone())), [taking]);
         }
-        let effects = board.taken(id(1), Ok(lent()));
+        let effects = board.taken(id(1), Ok(lent()), true);
         let answer = Effect::Answer {
             ticket: 5,
             answer: Outcome::Circuit {
@@ -514,7 +544,7 @@ fn a_host_program_that_listens_meets_the_guest_that_calls() {
         matches!(&effects[..], [Effect::Take { pair: Pair::Host { vm, uid: 1000 }, .. }] if vm == "web"),
         "{effects:?}"
     );
-    let effects = board.taken(id(2), Ok(lent()));
+    let effects = board.taken(id(2), Ok(lent()), true);
     let told = &effects[0];
     assert!(
         matches!(told, Effect::Tell { words: FromDaemon::Circuit(circuit), .. } if circuit.peer.to_string() == "host:5432"),
@@ -598,6 +628,6 @@ fn so_many_circuits_may_wait_and_no_more() {
     web_dials(&mut board);
     assert!(matches!(web_dialled(&mut board)[..], [Effect::Wait { .. }]));
     db_accepted(&mut board);
-    board.taken(id(0), Ok(lent()));
+    board.taken(id(0), Ok(lent()), true);
     assert!(board.waits.is_empty());
 }

@@ -37,8 +37,14 @@ impl Board {
         effects
     }
 
-    /// What the pool had for a circuit.
-    pub(crate) fn taken(&mut self, circuit: CircuitId, taken: Result<Lent, NoWindow>) -> Effects {
+    /// What the pool had for a circuit, and whether that is still open: a policy that was enforced after its halves were looked up, and before they met, did
+    /// not find it here.
+    pub(crate) fn taken(
+        &mut self,
+        circuit: CircuitId,
+        taken: Result<Lent, NoWindow>,
+        is_open: bool,
+    ) -> Effects {
         let mut effects = Effects::new();
         let lent = match taken {
             Ok(lent) => lent,
@@ -60,7 +66,7 @@ impl Board {
             return effects;
         };
         let (first, second) = match halves {
-            [Some(first), Some(second)] if !is_ended => (first, second),
+            [Some(first), Some(second)] if is_open && !is_ended => (first, second),
             halves => {
                 // Nobody has seen it, so both have let go of it. The parties are those of the circuit, also of one whose program has gone.
                 for by in parties(&snapshot) {
