@@ -69,11 +69,9 @@ impl Opened {
             return Ok((len, None));
         }
         // SAFETY: behind the header are as many bytes as a `tpacket_auxdata` has, which is plain numbers.
-        let auxiliary: libc::tpacket_auxdata = unsafe {
-            libc::CMSG_DATA(first)
-                .cast::<libc::tpacket_auxdata>()
-                .read_unaligned()
-        };
+        let behind = unsafe { libc::CMSG_DATA(first) }.cast::<libc::tpacket_auxdata>();
+        // SAFETY: as above; they need not be aligned.
+        let auxiliary = unsafe { behind.read_unaligned() };
         Ok((len, tag(&auxiliary)))
     }
 }
