@@ -220,7 +220,8 @@ fn a_guest_that_has_asked_keeps_its_address() {
 /// A question that an honest host would not answer has been heard by none (RFC 4861, section 7.1.1).
 #[test]
 fn a_question_that_nobody_answers_proves_nothing() {
-    let changes: [(&str, fn(&mut Vec<u8>)); 9] = [
+    type Change = fn(&mut Vec<u8>);
+    let changes: [(&str, Change); 9] = [
         ("hop limit", |frame| frame[21] = 254),
         ("checksum", |frame| frame[56] ^= 1),
         ("code", |frame| frame[55] = 1),
