@@ -1,9 +1,12 @@
 //! Frames of a guest: what a switch makes of them, and what a receiver does.
 
 use std::net::Ipv4Addr;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
-use switch::bridge::{Bridge, BridgeLimits, Ipv6Guard, PortConfig, PortId, Tagging, Verdict};
+use switch::bridge::{
+    Bridge, BridgeLimits, Ipv6Guard, PortConfig, PortId, Tagging, Verdict, Vlan, VlanId,
+};
 use wire::ethernet::{Head, Layer3, MacAddress, Neighbour, SNAPSHOT_LEN, Transport};
 use wire::net_header::{Finish, NET_HEADER_LEN, NetHeader, Offload, Offloads};
 use wire::offload::{complete_checksum, segment};
@@ -34,6 +37,7 @@ pub fn frame(input: &[u8]) {
     );
     let finished = finish(&frame, &offload);
     classify(snapshot, &frame, &offload, &finished);
+    leave(&frame);
 }
 
 fn some_header(dice: &mut Dice<'_>) -> NetHeader {
@@ -59,7 +63,14 @@ fn some_frame(dice: &mut Dice<'_>) -> Vec<u8> {
     ]);
     let mut frame = [&to.0[..], &ATTACKER.0].concat();
     for _ in 0..dice.below(3) {
-        let tag = dice.pick(&[[0x81, 0, 0, 0], [0x81, 0, 0, 1], [0x88, 0xa8, 0, 0]]);
+        let tag = dice.pick(&[
+            [0x81, 0, 0, 0],
+            [0x81, 0, 0, 1],
+            [0x81, 0, 0, 20],
+            [0x88, 0xa8, 0, 0],
+            [0x88, 0xa8, 0, 20],
+            [0x91, 0, 0, 20],
+        ]);
         frame.extend(tag);
     }
     if dice.one_in(8) {
@@ -149,6 +160,7 @@ fn finish(frame: &[u8], offload: &Offload) -> Vec<Vec<u8>> {
             let count = segment(&mut copy, offload, |piece| {
                 assert!(piece.len() <= longest, "no longer than was said");
                 finished.push(piece.to_vec());
+                ControlFlow::Continue(())
             });
             assert_eq!(count, Ok(finished.len()), "it was checked");
             let header_len = offload
@@ -260,8 +272,49 @@ fn classify(snapshot: &[u8], frame: &[u8], offload: &Offload, finished: &[Vec<u8
             Tagging::Strip => drop(arrived.drain(12..16)),
             Tagging::Insert(_) | Tagging::Replace(_) => panic!("a tag for a guest that has none"),
         }
-        Receiver { frame: &arrived }.read();
+        Receiver {
+            frame: &arrived,
+            is_guarded: true,
+        }
+        .read();
     }
+}
+
+/// What a guest with tags sends out of an uplink that is in one VLAN: it has no tag there, and is no server's.
+fn leave(frame: &[u8]) {
+    let mut bridge = Bridge::new(BridgeLimits::default(), 1);
+    let vlan = |number| VlanId::new(number).expect("a VLAN");
+    let trunk = PortConfig {
+        vlan: Vlan::Trunk {
+            native: Some(vlan(1)),
+            allowed: [vlan(1), vlan(20)].into_iter().collect(),
+        },
+        ..PortConfig::guest(ATTACKER)
+    };
+    let from = bridge.add_port(trunk).expect("there is room");
+    let uplink = bridge
+        .add_port(PortConfig::uplink())
+        .expect("there is room");
+    let snapshot = &frame[..frame.len().min(SNAPSHOT_LEN)];
+    let now = Duration::from_secs(1);
+    let tagging = match bridge.classify(now, from, snapshot, frame.len(), frame.len()) {
+        Verdict::Drop(_) => return,
+        Verdict::Port(..) => panic!("nobody was learned"),
+        Verdict::Flood => only_port(&bridge, uplink),
+    };
+    let mut left = frame.to_vec();
+    match tagging {
+        Tagging::Keep => {}
+        Tagging::Strip => drop(left.drain(12..16)),
+        Tagging::Insert(_) | Tagging::Replace(_) => panic!("a tag where there is one VLAN"),
+    }
+    let receiver = Receiver {
+        frame: &left,
+        is_guarded: false,
+    };
+    let tags = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
+    assert!(receiver.word(12).is_none_or(|kind| !tags.contains(&kind)));
+    receiver.read();
 }
 
 fn only_port(bridge: &Bridge, expected: PortId) -> Tagging {
@@ -274,6 +327,8 @@ fn only_port(bridge: &Bridge, expected: PortId) -> Tagging {
 /// A guest that looks through whatever any system looks through, and finds in it what filters are to keep away.
 struct Receiver<'a> {
     frame: &'a [u8],
+    /// The sender may use its own addresses only.
+    is_guarded: bool,
 }
 
 impl Receiver<'_> {
@@ -291,7 +346,12 @@ impl Receiver<'_> {
                 Some(0x8100 | 0x88a8) if self.word(at + 2).is_some_and(|tag| tag & 0xfff <= 1) => {
                     at += 4
                 }
-                Some(0..0x600) if self.frame.get(at + 2..at + 5) == Some(&[0xaa, 0xaa, 3]) => {
+                Some(0..0x600)
+                    if self
+                        .frame
+                        .get(at + 2)
+                        .is_some_and(|dsap| dsap & 0xfe == 0xaa) =>
+                {
                     at += 8
                 }
                 Some(0x800) => return self.ipv4(at + 2),
@@ -309,7 +369,7 @@ impl Receiver<'_> {
         if packet[..6] == [0, 1, 8, 0, 6, 4] {
             assert_eq!(packet[8..14], ATTACKER.0, "ARP in its own name");
             assert!(
-                packet[14..18] == OWN_IPV4 || packet[14..18] == [0; 4],
+                !self.is_guarded || packet[14..18] == OWN_IPV4 || packet[14..18] == [0; 4],
                 "and for its own address"
             );
         }
@@ -321,13 +381,15 @@ impl Receiver<'_> {
         };
         let unset = fixed[12..16] == [0; 4];
         assert!(
-            fixed[0] >> 4 != 4 || unset || fixed[12..16] == OWN_IPV4,
+            !self.is_guarded || fixed[0] >> 4 != 4 || unset || fixed[12..16] == OWN_IPV4,
             "its own address"
         );
         let header_len = usize::from(fixed[0] & 15) * 4;
         let first = self.word(at + 6).is_some_and(|place| place & 0x1fff == 0);
         if first && fixed[9] == 17 {
             assert_ne!(self.word(at + header_len), Some(67), "no DHCP server");
+            let to = self.word(at + header_len + 2);
+            assert_ne!(to, Some(68), "nothing for a DHCP client");
         }
     }
 
@@ -359,12 +421,13 @@ impl Receiver<'_> {
             let kind = self.frame.get(at);
             assert!(!matches!(kind, Some(134 | 137)), "no router");
             let target = self.frame.get(at + 8..at + 24);
-            if let (Some(136), Some(target)) = (kind, target) {
+            if let (true, Some(136), Some(target)) = (self.is_guarded, kind, target) {
                 assert_eq!(target[..2], [0xfe, 0x80], "an address of the network");
             }
         }
         if protocol == 17 {
             assert_ne!(self.word(at), Some(547), "no DHCPv6 server");
+            assert_ne!(self.word(at + 2), Some(546), "nothing for a DHCPv6 client");
         }
     }
 }

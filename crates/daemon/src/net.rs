@@ -10,7 +10,7 @@ mod worker;
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -80,6 +80,8 @@ pub struct UplinkSpec {
     pub device: UplinkDevice,
     /// The VLANs that go out of it.
     pub vlan: Vlan,
+    /// Addresses of hosts behind it, beside the gateway's, that no guest may use.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// What an uplink is on the host.

@@ -20,6 +20,72 @@ pub struct Opened {
     pub header_len: usize,
     /// Segments of UDP may be left to the host, and come from it.
     pub udp_segments: bool,
+    /// Frames come without their outermost VLAN tag, which comes beside them.
+    tags_beside: bool,
+}
+
+/// A VLAN tag that the system has taken off a frame, as it stood behind the addresses.
+pub type Tag = [u8; 4];
+
+impl Opened {
+    /// Reads a frame with its virtio header, and says how long both are. The system takes the outermost tag off what comes to a packet
+    /// socket (`packet(7)`, `PACKET_AUXDATA`): it comes beside the frame, and the header says where things are without it.
+    ///
+    /// # Errors
+    /// What the system reports, such as that there is nothing (`WouldBlock`).
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<Tag>)> {
+        if !self.tags_beside {
+            let len = rustix::io::read(&self.descriptor, buffer)?;
+            return Ok((len, None));
+        }
+        let mut piece = libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        };
+        // Room for one `tpacket_auxdata` with its header, aligned as a header has to be.
+        let mut control = [0_u64; 8];
+        // SAFETY: a `msghdr` is pointers and numbers: zeros are a value of it.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = mem::size_of_val(&control) as _;
+        // SAFETY: the message names the buffer and the control room with their lengths; both are borrowed for writing and outlive the call.
+        let len = unsafe { libc::recvmsg(self.descriptor.as_raw_fd(), &raw mut message, 0) };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the system has filled in the control room and its length.
+        let first = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        if first.is_null() {
+            return Ok((len, None));
+        }
+        // SAFETY: it is not null, so the room holds a whole header there.
+        let header = unsafe { first.read_unaligned() };
+        // SAFETY: this computes a length and touches nothing.
+        let needed = unsafe { libc::CMSG_LEN(mem::size_of::<libc::tpacket_auxdata>() as u32) };
+        let is_auxdata = header.cmsg_level == libc::SOL_PACKET
+            && header.cmsg_type == libc::PACKET_AUXDATA
+            && header.cmsg_len as usize >= needed as usize;
+        if !is_auxdata {
+            return Ok((len, None));
+        }
+        // SAFETY: behind the header are as many bytes as a `tpacket_auxdata` has, which is plain numbers.
+        let behind = unsafe { libc::CMSG_DATA(first) }.cast::<libc::tpacket_auxdata>();
+        // SAFETY: as above; they need not be aligned.
+        let auxiliary = unsafe { behind.read_unaligned() };
+        Ok((len, tag(&auxiliary)))
+    }
+}
+
+fn tag(auxiliary: &libc::tpacket_auxdata) -> Option<Tag> {
+    if auxiliary.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
+        return None;
+    }
+    let kind = match auxiliary.tp_status & libc::TP_STATUS_VLAN_TPID_VALID {
+        0 => libc::ETH_P_8021Q as u16,
+        _ => auxiliary.tp_vlan_tpid,
+    };
+    let ([a, b], [c, d]) = (kind.to_be_bytes(), auxiliary.tp_vlan_tci.to_be_bytes());
+    Some([a, b, c, d])
 }
 
 /// Opens the tap device of this name, which is made if it is not there and then lives as long as the descriptor.
@@ -64,6 +130,7 @@ pub fn open_tap(name: &str) -> io::Result<Opened> {
         descriptor,
         header_len: 12,
         udp_segments,
+        tags_beside: false,
     })
 }
 
@@ -90,7 +157,11 @@ pub fn open_packet_socket(interface: &str) -> io::Result<Opened> {
     if index == 0 {
         return Err(io::Error::from(io::ErrorKind::NotFound));
     }
-    for option in [libc::PACKET_VNET_HDR, libc::PACKET_IGNORE_OUTGOING] {
+    for option in [
+        libc::PACKET_VNET_HDR,
+        libc::PACKET_AUXDATA,
+        libc::PACKET_IGNORE_OUTGOING,
+    ] {
         let one: libc::c_int = 1;
         set_option(&descriptor, option, &one)?;
     }
@@ -123,6 +194,7 @@ pub fn open_packet_socket(interface: &str) -> io::Result<Opened> {
         descriptor,
         header_len: 10,
         udp_segments: false,
+        tags_beside: true,
     })
 }
 

@@ -7,7 +7,7 @@
 //!
 //! A network knows an address in one of two ways. It was *assigned* by the operator: then it is one port's alone, in every VLAN, from the moment
 //! the port is added. Or it was *learned* from frames, where the operator allows that (uplinks, above all): then it is the port's
-//! that used it first, until it falls silent or its port goes (`owners.rs`). No port can take what is another's, and no port's
+//! that used it first, until it falls silent or its port goes (`owners.rs`; `outside.rs` for those in use behind uplinks). No port can take what is another's, and no port's
 //! addresses cost another port room: all bounds are reserved when a port is added.
 //!
 //! [`classify`](Bridge::classify) asks in this order: may the port send at all; is the frame well-formed and not too long; is its source the port's; in
@@ -22,6 +22,7 @@
 mod assignment;
 mod config;
 mod filter;
+mod outside;
 mod owners;
 mod port;
 mod refusal;
@@ -37,7 +38,7 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use slab::Slab;
-use wire::ethernet::{HEADER_LEN, Head, MacAddress, TAG_LEN, TagControl};
+use wire::ethernet::{HEADER_LEN, Head, Ipv4, MacAddress, TAG_LEN, TagControl};
 
 use crate::Time;
 use filter::Arrival;
@@ -345,6 +346,7 @@ impl Bridge {
             head,
             snapshot,
             frame_len,
+            frames: frames_of(frame_len, segment_len),
         };
         if learns && !self.may_learn(&arrival) {
             return Err(Refusal::SourceTaken);
@@ -358,7 +360,9 @@ impl Bridge {
                 true => Storm::Broadcast,
                 false => Storm::Multicast,
             };
-            return self.flood(&arrival, storm);
+            let verdict = self.flood(&arrival, storm)?;
+            self.note_question(&arrival);
+            return Ok(verdict);
         }
         match self.find(&arrival) {
             Some(to) => self.forward(&arrival, to),
@@ -381,10 +385,13 @@ impl Bridge {
         }
         let key = learned_key(arrival.vlan, mac);
         let owner = self.learned.owner(arrival.now, key);
-        owner.is_none_or(|(owner, _)| {
-            let kinds = (self.gates[usize::from(owner.0)].place.kind, arrival.kind);
-            owner == arrival.from || kinds == (PortKind::Uplink, PortKind::Uplink)
-        })
+        owner.is_none_or(|owner| self.is_same_side(arrival, owner.port))
+    }
+
+    /// Whether a port is where the frame came from, or both are uplinks, between which addresses move.
+    fn is_same_side(&self, arrival: &Arrival<'_>, port: PortId) -> bool {
+        let kinds = (self.gates[usize::from(port.0)].place.kind, arrival.kind);
+        port == arrival.from || kinds == (PortKind::Uplink, PortKind::Uplink)
     }
 
     /// Learns a frame's source, which may be.
@@ -402,7 +409,7 @@ impl Bridge {
             return Some(*port);
         }
         let key = learned_key(arrival.vlan, mac);
-        self.learned.owner(arrival.now, key).map(|(port, _)| port)
+        self.learned.owner(arrival.now, key).map(|owner| owner.port)
     }
 
     /// Sends a frame to one port, if it may go there.
@@ -428,7 +435,7 @@ impl Bridge {
     fn flood(&mut self, arrival: &Arrival<'_>, storm: Storm) -> Result<Verdict, Refusal> {
         self.flooded.clear();
         let from = usize::from(arrival.from.0);
-        self.ports[from].take(arrival.now, storm)?;
+        self.ports[from].take(arrival.now, storm, arrival.frames)?;
         let source = self.gates[from].place;
         for (number, gate) in self.gates.iter_mut().enumerate() {
             let known = storm == Storm::Unknown && gate.mac != 0;
@@ -450,12 +457,24 @@ impl Bridge {
     }
 }
 
+/// How many frames one is, about, of which none is to be longer than `segment_len`: headers are repeated before each, of which
+/// these are the shortest.
+fn frames_of(frame_len: usize, segment_len: usize) -> u32 {
+    const SHORTEST: usize = HEADER_LEN + Ipv4::HEADER_LEN + 8;
+    if frame_len <= segment_len {
+        return 1;
+    }
+    let payload = frame_len.saturating_sub(SHORTEST);
+    // Frames are of 64 KiB at most.
+    payload.div_ceil(segment_len.saturating_sub(SHORTEST).max(1)) as u32
+}
+
 /// What happens to a frame's tag before it goes to a port, unless that is not in its VLAN.
 #[inline]
 fn tagging(ports: &Slab<Port>, to: PortId, gate: &Gate, arrival: &Arrival<'_>) -> Option<Tagging> {
     let Head { tag, ethertype, .. } = arrival.head;
     match (gate.access, tag) {
-        (Some(vlan), _) if vlan != arrival.vlan => None,
+        (Some(vlan), _) if vlan != arrival.vlan || ethertype.is_tag() => None,
         (Some(_), None) => Some(Tagging::Keep),
         (Some(_), Some(_)) => Some(Tagging::Strip),
         (None, _) => {

@@ -29,6 +29,17 @@ impl Bucket {
         }
     }
 
+    /// Takes so many tokens at once, or none.
+    #[must_use]
+    pub(crate) fn take_many(&mut self, now: Time, count: u32) -> bool {
+        let taken = self
+            .interval
+            .map(|interval| self.full_at.max(now) + interval * count)
+            .filter(|full_at| *full_at <= now + self.depth);
+        self.full_at = taken.unwrap_or(self.full_at);
+        taken.is_some()
+    }
+
     /// Takes a token, if there is one.
     #[must_use]
     pub(crate) fn take(&mut self, now: Time) -> bool {

@@ -53,9 +53,12 @@ impl EtherType {
         self.0 < 0x0600
     }
 
-    /// Whether another tag follows that receivers look behind.
+    /// Whether another tag follows that receivers look behind: those of 802.1Q and 802.1ad, and what switches from before 802.1ad use for it.
     pub fn is_tag(self) -> bool {
-        matches!(self, EtherType::VLAN | EtherType::PROVIDER_VLAN)
+        matches!(
+            self,
+            EtherType::VLAN | EtherType::PROVIDER_VLAN | EtherType(0x9100 | 0x9200 | 0x9300)
+        )
     }
 }
 
@@ -136,7 +139,8 @@ impl Head {
                 None => Layer3::Malformed,
             },
             length if length.is_length() => Layer3::Length {
-                snap: bytes.starts_with(&[0xaa, 0xaa, 0x03]),
+                // Of an access point the last bit says only that it is a group; Linux does not look at what follows it.
+                snap: matches!(bytes, [0xaa | 0xab, ..] | [_, 0xaa | 0xab, ..]),
             },
             _ => Layer3::Other,
         }
@@ -152,7 +156,7 @@ pub enum Layer3 {
     Ipv4(Ipv4),
     /// IPv6.
     Ipv6(Ipv6),
-    /// Another tag, the one behind the outermost 802.1Q tag, or an 802.1ad tag.
+    /// Another tag: the one behind the outermost 802.1Q tag, or one of another kind.
     Tagged(TagControl),
     /// An 802.3 frame with a length.
     Length {

@@ -18,6 +18,9 @@ pub const NET_HEADER_LEN: usize = 12;
 /// The most segments that one frame may ask to be cut into: 64 KiB at 48 bytes each, which is the smallest segment that Linux's TCP makes.
 pub const MAX_SEGMENTS: usize = 1366;
 
+/// The same for UDP: as many as Linux makes of one datagram's memory.
+pub const MAX_UDP_SEGMENTS: usize = 128;
+
 /// The longest headers that are repeated before each segment, in bytes: Ethernet with a tag, IPv6, extensions and TCP with room to spare.
 pub const MAX_SEGMENT_HEADER_LEN: usize = 256;
 
@@ -191,8 +194,13 @@ impl NetHeader {
             });
         }
         let segments = payload_len.div_ceil(usize::from(self.gso_size));
-        if segments > MAX_SEGMENTS {
-            return Err(NetHeaderError::TooManySegments { segments });
+        let max = if is_tcp {
+            MAX_SEGMENTS
+        } else {
+            MAX_UDP_SEGMENTS
+        };
+        if segments > max {
+            return Err(NetHeaderError::TooManySegments { segments, max });
         }
         match u16::try_from(header_len) {
             Ok(len) if header_len <= MAX_SEGMENT_HEADER_LEN => Ok(Segmentation {
@@ -493,10 +501,12 @@ pub enum NetHeaderError {
         /// How much there is, in bytes.
         payload_len: usize,
     },
-    /// More segments than [`MAX_SEGMENTS`].
-    #[error("a frame would become {segments} segments, more than {MAX_SEGMENTS}")]
+    /// More segments than [`MAX_SEGMENTS`], or [`MAX_UDP_SEGMENTS`].
+    #[error("a frame would become {segments} segments, more than {max}")]
     TooManySegments {
         /// How many.
         segments: usize,
+        /// How many there may be.
+        max: usize,
     },
 }

@@ -3,6 +3,8 @@
 //! Both work on a private copy of a whole frame. [`segment`] needs no second one: a segment's headers are written over the payload before
 //! it, which was handed out already, so that each segment lies there in one piece.
 
+use core::ops::ControlFlow;
+
 use thiserror::Error;
 
 use crate::ethernet::{Ipv6, Transport};
@@ -34,15 +36,15 @@ pub fn complete_checksum(frame: &mut [u8], checksum: Checksum) -> Result<(), Wro
     Ok(())
 }
 
-/// Cuts a frame into segments with complete headers and checksums, hands each to `each` in their order and says how many there were.
-/// The frame is used up.
+/// Cuts a frame into segments with complete headers and checksums, hands each to `each` in their order until that wants no more, and says how
+/// many that were. The frame is used up.
 ///
 /// All fields that have to differ do: lengths, IPv4 identification and checksum, TCP sequence numbers; FIN and PSH are in the last segment
 /// only, CWR in the first only. Checksums continue from the sender's sum of the pseudo-header, as in [`complete_checksum`].
 pub fn segment(
     frame: &mut [u8],
     offload: &Offload,
-    mut each: impl FnMut(&[u8]),
+    mut each: impl FnMut(&[u8]) -> ControlFlow<()>,
 ) -> Result<usize, WrongFrame> {
     let plan = Plan::new(frame, offload).ok_or(WrongFrame)?;
     let mut headers = [0; MAX_SEGMENT_HEADER_LEN];
@@ -54,7 +56,9 @@ pub fn segment(
         let piece = &mut frame[from..to];
         piece[..plan.header_len].copy_from_slice(headers);
         plan.finish(piece, index);
-        each(piece);
+        if each(piece).is_break() {
+            return Ok(index + 1);
+        }
     }
     Ok(plan.count)
 }
@@ -159,7 +163,7 @@ fn put16(bytes: &mut [u8], offset: usize, value: usize) {
 
 /// The sum that Internet checksums are made of, not folded yet. It is the same in either byte order, as long as the result is written in the
 /// order in which it was read (RFC 1071, section 2B), so no byte is turned around here.
-fn sum_of(bytes: &[u8]) -> u64 {
+pub(crate) fn sum_of(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
     let mut total = 0;
     for word in &mut words {
@@ -172,11 +176,11 @@ fn sum_of(bytes: &[u8]) -> u64 {
 }
 
 /// A length as it adds to such a sum.
-fn length_sum(len: usize) -> u64 {
+pub(crate) fn length_sum(len: usize) -> u64 {
     u64::from((len as u16).to_be())
 }
 
-fn fold(mut sum: u64) -> u16 {
+pub(crate) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

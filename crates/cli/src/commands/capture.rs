@@ -1,9 +1,9 @@
 //! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to whoever reads standard output.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use wire::pcapng::{BlockKind, BlockReader, blocks};
@@ -182,14 +182,29 @@ impl Ring {
     }
 }
 
-/// A file to write to. What guests say to each other is not for everybody who has an account here.
+/// A file to write to. What guests say to each other is not for everybody who has an account here: one that is there already is made private,
+/// and must not be another user's, who could read it whatever its mode says.
 fn private(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
+    let file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(path)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(file);
+    }
+    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != own {
+        let words =
+            format!("it belongs to user {owner}, not to {own}: remove it, or name another file");
+        return Err(io::Error::new(ErrorKind::PermissionDenied, words));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 impl Output {

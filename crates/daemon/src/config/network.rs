@@ -1,8 +1,9 @@
 //! `[[network]]`.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
+use switch::bridge::PortConfig;
 use switch::{DEFAULT_DOMAIN, full_name};
 use toml::de::DeValue;
 
@@ -47,7 +48,18 @@ const NETWORK_KEYS: [&str; 13] = [
     "uplink",
 ];
 
-const UPLINK_KEYS: [&str; 6] = ["tap", "interface", "gateway", "vlan", "trunk", "native"];
+const UPLINK_KEYS: [&str; 7] = [
+    "tap",
+    "interface",
+    "gateway",
+    "addresses",
+    "vlan",
+    "trunk",
+    "native",
+];
+
+/// The most addresses behind an uplink that can be said: a port's, without the gateway.
+const MAX_UPLINK_ADDRESSES: usize = PortConfig::ADDRESSES_MAX;
 
 /// Addresses as a person asked for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -223,7 +235,7 @@ impl Source<'_> {
             let expected = "a table, as in { tap = \"rd0\" } or { interface = \"eth1\" }";
             return Err(self.wrong_type("uplink", expected, value));
         };
-        let (mut devices, mut gateway) = (Vec::new(), None);
+        let (mut devices, mut gateway, mut addresses) = (Vec::new(), None, Vec::new());
         let (mut vlan, mut trunk, mut native) = (None, None, None);
         for (key, value) in table.iter() {
             match key.get_ref().as_ref() {
@@ -236,6 +248,7 @@ impl Source<'_> {
                     let text = self.string("gateway", value)?;
                     gateway = Some(self.refuse(value.span(), parse_ipv4(text))?);
                 }
+                "addresses" => addresses = self.addresses(value)?,
                 "vlan" => vlan = Some(self.vlan("vlan", value)?),
                 "trunk" => trunk = Some(self.vlans(value)?),
                 "native" => native = Some(self.vlan("native", value)?),
@@ -251,7 +264,31 @@ impl Source<'_> {
         let device = devices.pop().filter(|_| devices.is_empty());
         let device = self.refuse(value.span(), device.ok_or(one))?;
         let vlan = self.refuse(value.span(), vlan_of(vlan, trunk, native))?;
-        Ok((UplinkSpec { device, vlan }, gateway))
+        let uplink = UplinkSpec {
+            device,
+            vlan,
+            addresses,
+        };
+        Ok((uplink, gateway))
+    }
+
+    /// Addresses of hosts, each of which is written once.
+    fn addresses(&self, value: &Value<'_>) -> Result<Vec<IpAddr>, ConfigError> {
+        let mut addresses = Vec::new();
+        for element in self.elements("addresses", value, false)? {
+            let text = self.string("addresses", element)?;
+            let address = self.refuse(element.span(), parse_host(text))?;
+            if addresses.contains(&address) {
+                let (what, name) = ("an address behind the uplink", text.to_owned());
+                return self.refuse(element.span(), Err(InputError::Duplicate { what, name }));
+            }
+            addresses.push(address);
+        }
+        if addresses.len() > MAX_UPLINK_ADDRESSES {
+            let (what, limit) = ("addresses behind the uplink", MAX_UPLINK_ADDRESSES);
+            return self.refuse(value.span(), Err(InputError::TooMany { what, limit }));
+        }
+        Ok(addresses)
     }
 
     fn interface(&self, key: &'static str, value: &Value<'_>) -> Result<String, ConfigError> {
@@ -350,6 +387,22 @@ pub(super) fn is_label(text: &str) -> bool {
 pub(super) fn parse_ipv4(text: &str) -> Result<Ipv4Addr, InputError> {
     text.parse()
         .map_err(|_| malformed("an IPv4 address", text, "write it like \"10.1.2.3\""))
+}
+
+/// An address that one host may have.
+fn parse_host(text: &str) -> Result<IpAddr, InputError> {
+    let is_hosts = |address: &IpAddr| {
+        let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+        !(address.is_unspecified() || address.is_multicast() || address.is_loopback() || broadcast)
+    };
+    let address = text.parse().ok().filter(is_hosts);
+    address.ok_or_else(|| {
+        malformed(
+            "the address of a host",
+            text,
+            "write it like \"10.1.2.3\" or \"fe80::1\"",
+        )
+    })
 }
 
 fn parse_pool(text: &str) -> Result<RangeInclusive<Ipv4Addr>, InputError> {

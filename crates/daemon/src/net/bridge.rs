@@ -1,6 +1,6 @@
 //! What the switch is told about ports, of what their operator said.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use switch::bridge::{
     BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortCounters, PortKind, Refusal, Vlan,
@@ -26,16 +26,22 @@ impl NetworkSpec {
         let ipv6 = station.ipv6.map(|subnet| subnet.own);
         PortConfig {
             ipv4: station.ipv4.map(|subnet| subnet.own),
-            ipv6: ipv6.into_iter().chain([link_local(station.mac)]).collect(),
+            addresses: ipv6
+                .into_iter()
+                .chain([link_local(station.mac)])
+                .map(IpAddr::V6)
+                .collect(),
             ..PortConfig::station(station.mac)
         }
     }
 
-    /// The port of its uplink, if it has one.
+    /// The port of its uplink, if it has one. The gateway and what else is known to be behind it are no guest's.
     pub fn uplink_port(&self) -> Option<PortConfig> {
         let uplink = self.uplink.as_ref()?;
         Some(PortConfig {
             vlan: uplink.vlan.clone(),
+            ipv4: self.station.gateway,
+            addresses: uplink.addresses.clone(),
             ..PortConfig::uplink()
         })
     }
@@ -55,21 +61,18 @@ impl PortSpec {
                 ..PortConfig::learning_guest()
             };
         }
-        let own = network.station.ipv6;
-        let prefix = match network.uplink {
-            None => own.map(|subnet| Ipv6Prefix {
-                address: subnet.own,
-                len: 64,
-            }),
-            // Routers behind it may advertise others.
-            Some(_) => Some(Ipv6Prefix {
-                address: Ipv6Addr::UNSPECIFIED,
-                len: 0,
-            }),
-        };
+        let own = network.station.ipv6.map(|subnet| Ipv6Prefix {
+            address: subnet.own,
+            len: 64,
+        });
+        // Routers behind an uplink may advertise others.
+        let others = network.uplink.as_ref().map(|_| Ipv6Prefix {
+            address: Ipv6Addr::UNSPECIFIED,
+            len: 0,
+        });
         let has_one_vlan = matches!(self.vlan, Vlan::Access(_));
         let guard = Ipv6Guard {
-            prefixes: prefix.into_iter().collect(),
+            prefixes: own.into_iter().chain(others).collect(),
             ..Ipv6Guard::default()
         };
         PortConfig {
@@ -150,9 +153,10 @@ mod tests {
         network.uplink = Some(crate::net::UplinkSpec {
             device: crate::net::UplinkDevice::Tap("rd0".to_owned()),
             vlan: Vlan::default(),
+            addresses: vec![outside.into()],
         });
         assert!(may_use(&network, port.ipv6.unwrap()) && may_use(&network, outside));
-        assert!(network.uplink_port().is_some());
+        assert_eq!(network.uplink_port().unwrap().addresses, [outside]);
     }
 
     /// The switch takes all ports of a plan, and a frame from one VM to another goes there.

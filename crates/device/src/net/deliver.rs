@@ -1,5 +1,7 @@
 //! Frames on their way into a guest's buffers.
 
+use std::ops::ControlFlow;
+
 use memory::guest::{self, GuestMemory, MemoryError, Range, total_len};
 use memory::queue::{Chain, Queue, QueueError};
 use thiserror::Error;
@@ -16,6 +18,9 @@ use crate::ring::Ring;
 
 /// The most buffers that one frame may lie across. The longest frame takes 43 of the smallest ones that Linux posts, which are of 1,536 bytes.
 pub(super) const MAX_MERGED: usize = 64;
+
+/// Beyond so many pieces of memory no more buffers are taken for a frame. A driver's buffer is in one piece, or in a piece for each page.
+const MAX_PIECES: usize = 1024;
 
 /// Where the number of buffers is in the virtio header, in bytes (virtio 1.2, section 5.1.6).
 const BUFFERS: std::ops::Range<usize> = 10..12;
@@ -75,6 +80,9 @@ pub(super) enum Undelivered {
     /// There are no buffers for it.
     #[error("the guest has too few buffers posted")]
     NoBuffers,
+    /// As many buffers as one frame may take do not hold this one.
+    #[error("the guest's buffers are too small for a frame")]
+    SmallBuffers,
     /// The guest breaks the rules of its ring.
     #[error(transparent)]
     Queue(#[from] QueueError),
@@ -116,7 +124,7 @@ impl NetFabric {
         port.prefetch(index, 0, AHEAD);
         let mut failure = None;
         let mut watch = self.captures.watch(port.network, number, &port.vm);
-        for routed in list {
+        for (place, routed) in list.iter().enumerate() {
             let mut retagged;
             let Batch { frames, chains, .. } = &mut self.batch;
             let mut frame = &mut frames[routed.frame];
@@ -130,6 +138,12 @@ impl NetFabric {
             match give(port, index, frame, &rest, &mut self.scratch, watch) {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
+                // To look at so many buffers again for each frame would be at its neighbours' cost.
+                Err(Undelivered::SmallBuffers) => {
+                    let left = list.len() - place;
+                    port.counters.dropped_without_buffers += left as u64;
+                    break;
+                }
                 // The sender is at fault, and nobody else has to do with it.
                 Err(Undelivered::Frame(_)) => self.batch.spoiled += 1,
                 Err(error) => {
@@ -228,8 +242,10 @@ pub(super) fn finish_and_give(
             let mut outcome = Ok(());
             offload::segment(whole, offload, |segment| {
                 // Segments behind one that is lost would only be acknowledged twice.
-                if outcome.is_ok() {
-                    outcome = place(segment);
+                outcome = place(segment);
+                match outcome {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
                 }
             })?;
             outcome
@@ -332,16 +348,25 @@ fn take_buffers(
     most: usize,
     chains: &mut Vec<Chain>,
 ) -> Result<usize, Undelivered> {
-    let (mut count, mut room) = (0, 0);
+    let (mut count, mut room, mut pieces) = (0, 0, 0);
     while room < len {
         if chains.len() == count {
             chains.push(Chain::default());
         }
-        if count == most || !queue.pop(&mut chains[count])? {
+        if count == most || pieces > MAX_PIECES {
+            queue.rewind(count as u16);
+            return Err(match most {
+                // Of others a smaller frame may fit.
+                1 => Undelivered::NoBuffers,
+                _ => Undelivered::SmallBuffers,
+            });
+        }
+        if !queue.pop(&mut chains[count])? {
             queue.rewind(count as u16);
             return Err(Undelivered::NoBuffers);
         }
         room += total_len(&chains[count].writable);
+        pieces += chains[count].writable.len() + chains[count].readable.len();
         count += 1;
     }
     Ok(count)

@@ -107,6 +107,7 @@ impl Batch {
             };
             // It fails only if the guest's memory is gone, which is met again when the chain is copied.
             if memory.read(&chain.readable, 0, frame.receive(len)).is_err() {
+                frame.receive(0);
                 counters.malformed_headers += 1;
                 continue;
             }

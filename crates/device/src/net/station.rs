@@ -4,9 +4,13 @@ use station::{Host, Station, StationConfig};
 use switch::bridge::{PortConfig, PortId};
 use wire::net_header::Offloads;
 
-use super::deliver::{Source, finish_and_give, gather};
+use super::deliver::{Source, Undelivered, finish_and_give, gather};
 use super::uplink::Room;
 use super::{Behind, NetError, NetFabric};
+
+/// So many segments of one frame are shown to a station. Its TCP has room for a question of 2 KiB, which is two segments; each one more would cost
+/// its sender nothing and all networks the time of a frame.
+const MAX_ASKED_SEGMENTS: usize = 8;
 
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {
@@ -72,9 +76,15 @@ impl NetFabric {
             // What cannot be read, or contradicts its own headers, asks nothing.
             if gather(&frame, &rest, &mut whole).is_ok() {
                 let finish = frame.offload().finish_for(Offloads::NONE);
+                let mut pieces = 0;
                 let _ = finish_and_give(finish, &frame.offload(), &mut whole, |frame| {
                     known.station.receive(now, frame);
-                    Ok(())
+                    pieces += 1;
+                    match pieces < MAX_ASKED_SEGMENTS {
+                        true => Ok(()),
+                        // It has room for no more.
+                        false => Err(Undelivered::NoBuffers),
+                    }
                 });
             }
         }

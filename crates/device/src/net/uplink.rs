@@ -7,7 +7,7 @@ use memory::ethernet::{Opened, open_packet_socket, open_tap};
 use memory::io::Gather;
 use rustix::io::Errno;
 use switch::bridge::{PortConfig, PortId};
-use wire::ethernet::HEADER_LEN;
+use wire::ethernet::{HEADER_LEN, TAG_LEN, TAG_OFFSET};
 use wire::net_header::{Finish, NET_HEADER_LEN, NetHeader, Offload, Offloads};
 
 use super::deliver::{Rest, Source, finish_and_give, gather};
@@ -57,6 +57,8 @@ pub(super) struct Room {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Length of the tag that the system had taken off the frame.
+    tag_len: u16,
 }
 
 impl Room {
@@ -66,6 +68,7 @@ impl Room {
             bytes: vec![0; NET_HEADER_LEN + MAX_FRAME_LEN].into(),
             start: 0,
             end: 0,
+            tag_len: 0,
         }
     }
 
@@ -74,6 +77,7 @@ impl Room {
         Room {
             start: 0,
             end: frame.len(),
+            tag_len: 0,
             bytes: frame.into(),
         }
     }
@@ -111,13 +115,24 @@ impl Uplink {
     fn take(&mut self) -> io::Result<usize> {
         let mut count = 0;
         while let Some(room) = self.rooms.get_mut(count) {
-            let len = match rustix::io::read(&self.opened.descriptor, &mut room.bytes[..]) {
-                Ok(len) => len,
-                Err(Errno::INTR) => continue,
-                // Nothing more; or the interface has been set down, which a packet socket says once.
-                Err(Errno::AGAIN | Errno::NETDOWN) => break,
-                Err(error) => return Err(error.into()),
+            let most = room.bytes.len() - TAG_LEN;
+            let (mut len, tag) = match self.opened.read(&mut room.bytes[..most]) {
+                Ok(read) => read,
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::INTR) => continue,
+                    // Nothing more; or the interface has been set down, which a packet socket says once.
+                    Some(Errno::AGAIN | Errno::NETDOWN) => break,
+                    _ => return Err(error),
+                },
             };
+            room.tag_len = 0;
+            if let Some(tag) = tag.filter(|_| len >= self.opened.header_len + HEADER_LEN) {
+                let at = self.opened.header_len + TAG_OFFSET;
+                room.bytes.copy_within(at..len, at + TAG_LEN);
+                room.bytes[at..at + TAG_LEN].copy_from_slice(&tag);
+                room.tag_len = TAG_LEN as u16;
+                len += TAG_LEN;
+            }
             (room.start, room.end) = (self.opened.header_len, len);
             if len >= self.opened.header_len + HEADER_LEN {
                 count += 1;
@@ -133,7 +148,11 @@ impl Uplink {
         let mut header = [0; NET_HEADER_LEN];
         let len = self.opened.header_len;
         header[..len].copy_from_slice(&self.rooms[index].bytes[..len]);
-        NetHeader::decode(&header)
+        let mut header = NetHeader::decode(&header);
+        // Where the checksum begins was said of the frame without its tag.
+        let tag_len = self.rooms[index].tag_len;
+        header.checksum_start = header.checksum_start.saturating_add(tag_len);
+        header
     }
 
     /// Gives the host a frame, as far as it has room: `head` and what comes behind.

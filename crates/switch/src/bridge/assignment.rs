@@ -24,7 +24,7 @@ impl Bridge {
                 return Err(AddPortError::MacTaken { mac, port: *port });
             }
         }
-        if let Some(vlan) = config.vlan.untagged() {
+        if let Some(vlan) = config.home() {
             for address in addresses(config) {
                 if let Some(port) = self.assigned.get(&(vlan, address)).filter(other) {
                     let port = *port;
@@ -55,7 +55,7 @@ impl Bridge {
             self.bindings
                 .forget_keys(|(_, address)| made_of(*address) == Some(mac));
         }
-        if let Some(vlan) = config.vlan.untagged() {
+        if let Some(vlan) = config.home() {
             for address in addresses(config) {
                 self.assigned.insert((vlan, address), id);
                 if let IpAddr::V6(address) = address {
@@ -77,7 +77,7 @@ impl Bridge {
         if let Some(mac) = config.mac {
             self.stations.remove(&mac.to_u64());
         }
-        if let Some(vlan) = config.vlan.untagged() {
+        if let Some(vlan) = config.home() {
             for address in addresses(config) {
                 self.assigned.remove(&(vlan, address));
             }
@@ -87,8 +87,8 @@ impl Bridge {
 
 /// The IP addresses that are assigned to a port.
 fn addresses(config: &PortConfig) -> impl Iterator<Item = IpAddr> + '_ {
-    let ipv6 = config.ipv6.iter().copied().map(IpAddr::V6);
-    config.ipv4.map(IpAddr::V4).into_iter().chain(ipv6)
+    let ipv4 = config.ipv4.map(IpAddr::V4);
+    ipv4.into_iter().chain(config.addresses.iter().copied())
 }
 
 fn check_numbers(config: &PortConfig) -> Result<(), AddPortError> {
@@ -96,7 +96,11 @@ fn check_numbers(config: &PortConfig) -> Result<(), AddPortError> {
         true => Err(AddPortError::TooMany { what, count, max }),
         false => Ok(()),
     };
-    at_most("IPv6 addresses", config.ipv6.len(), PortConfig::IPV6_MAX)?;
+    at_most(
+        "addresses",
+        config.addresses.len(),
+        PortConfig::ADDRESSES_MAX,
+    )?;
     if let Some(guard) = &config.ipv6_guard {
         let count = guard.prefixes.len();
         at_most("IPv6 prefixes", count, Ipv6Guard::PREFIXES_MAX)?;

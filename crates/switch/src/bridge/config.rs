@@ -1,12 +1,12 @@
 //! What an operator says about a network and its ports.
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use thiserror::Error;
 use wire::ethernet::MacAddress;
 
-use super::{PortId, Vlan};
+use super::{PortId, Vlan, VlanId};
 
 /// Limits of one network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,17 +63,19 @@ pub struct PortConfig {
     pub isolated: bool,
     /// Its IPv4 address: a guest may use no other, and nobody else may use it in the VLAN of this port's frames without a tag.
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 addresses that nobody else may use in that VLAN, up to [`PortConfig::IPV6_MAX`].
-    pub ipv6: Vec<Ipv6Addr>,
-    /// Which further IPv6 addresses a guest may use; without one, any that are not another port's.
+    /// Further addresses that nobody else may use in that VLAN, up to [`PortConfig::ADDRESSES_MAX`]. Those behind an uplink that also is in
+    /// [`VlanId::DEFAULT`] are addresses there.
+    pub addresses: Vec<IpAddr>,
+    /// Which further IPv6 addresses a guest may use; without one, any that are not another port's. Of an uplink, how many are
+    /// kept for the hosts behind it that use them.
     pub ipv6_guard: Option<Ipv6Guard>,
     /// How much it may send.
     pub rates: Rates,
 }
 
 impl PortConfig {
-    /// The most IPv6 addresses of its own.
-    pub const IPV6_MAX: usize = 16;
+    /// The most further addresses of its own.
+    pub const ADDRESSES_MAX: usize = 16;
 
     /// A guest with this address.
     pub fn guest(mac: MacAddress) -> PortConfig {
@@ -84,7 +86,7 @@ impl PortConfig {
             vlan: Vlan::default(),
             isolated: false,
             ipv4: None,
-            ipv6: Vec::new(),
+            addresses: Vec::new(),
             ipv6_guard: None,
             rates: Rates::guest(),
         }
@@ -104,6 +106,10 @@ impl PortConfig {
         PortConfig {
             kind: PortKind::Uplink,
             learned_max: 8192,
+            ipv6_guard: Some(Ipv6Guard {
+                addresses_max: 8192,
+                ..Ipv6Guard::default()
+            }),
             rates: Rates::uplink(),
             ..PortConfig::learning_guest()
         }
@@ -127,6 +133,14 @@ impl PortConfig {
         u32::from(self.macs_max()) + u32::from(bindings)
     }
 
+    /// The VLAN in which its addresses are its own.
+    pub(super) fn home(&self) -> Option<VlanId> {
+        match self.kind {
+            PortKind::Uplink if self.vlan.contains(VlanId::DEFAULT) => Some(VlanId::DEFAULT),
+            _ => self.vlan.untagged(),
+        }
+    }
+
     pub(super) fn macs_max(&self) -> u16 {
         match self.mac {
             None => self.learned_max,
@@ -138,7 +152,8 @@ impl PortConfig {
 /// Which IPv6 addresses a guest may use: link-local ones and those of some prefixes, each for whoever was first to use it (in the spirit of RFC 6620).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ipv6Guard {
-    /// The network's prefixes, up to [`Ipv6Guard::PREFIXES_MAX`].
+    /// The network's prefixes, up to [`Ipv6Guard::PREFIXES_MAX`]. One of length 0 stands for those that routers behind uplinks advertise,
+    /// whichever they are.
     pub prefixes: Vec<Ipv6Prefix>,
     /// How many addresses a guest may hold at a time. One more, and it gives up the one it has not used for longest.
     pub addresses_max: u16,
@@ -257,7 +272,7 @@ pub enum AddPortError {
     InvalidMac(MacAddress),
     /// An address that no host can have.
     #[error("{0} is no address of one host")]
-    InvalidAddress(core::net::IpAddr),
+    InvalidAddress(IpAddr),
     /// Another port has it.
     #[error("{mac} is the address of another port already")]
     MacTaken {
@@ -270,7 +285,7 @@ pub enum AddPortError {
     #[error("{address} is the address of another port in this VLAN already")]
     AddressTaken {
         /// The address.
-        address: core::net::IpAddr,
+        address: IpAddr,
         /// Who has it.
         port: PortId,
     },

@@ -3,7 +3,7 @@
 //! Three questions about every frame that a guest sends. Does it say who it is not, in ARP, IPv4, IPv6 or neighbour discovery? Does it
 //! play a part that is not a guest's, a DHCP server or a router? And could it be hiding either, behind a tag, an extension header or a fragment?
 //! What cannot be seen is refused (in the spirit of RFC 7113 and RFC 6980; receivers that look further than filters are what
-//! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port here, a station nothing.
+//! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port here (`outside.rs`), a station nothing.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -14,16 +14,17 @@ use wire::ethernet::{
 };
 
 use super::owners::Claim;
-use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId};
+use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId, learned_key};
 use crate::Time;
 
 pub(super) const DHCP_SERVER: u16 = 67;
-const DHCP_CLIENT: u16 = 68;
+pub(super) const DHCP_CLIENT: u16 = 68;
 const DHCPV6_SERVER: u16 = 547;
+const DHCPV6_CLIENT: u16 = 546;
 
 /// For so long somebody who asks for an address that another has just taken is not heard: the two would both give it up (RFC 4862,
 /// section 5.4.3), so that one guest could keep another from ever having an address. Later it is heard, so that the one who has it can answer.
-const TENTATIVE: Duration = Duration::from_secs(3);
+pub(super) const TENTATIVE: Duration = Duration::from_secs(3);
 
 /// A frame, and where it came from.
 #[derive(Clone, Copy)]
@@ -37,6 +38,8 @@ pub(super) struct Arrival<'a> {
     pub(super) head: Head,
     pub(super) snapshot: &'a [u8],
     pub(super) frame_len: usize,
+    /// How many frames it is to become.
+    pub(super) frames: u32,
 }
 
 impl Arrival<'_> {
@@ -49,26 +52,25 @@ impl Bridge {
     /// Whether a frame passes the filters of the port it came from.
     #[inline]
     pub(super) fn filter(&mut self, arrival: &Arrival<'_>) -> Result<(), Refusal> {
-        match arrival.kind {
-            PortKind::Station => return Ok(()),
-            PortKind::Uplink if self.assigned.is_empty() && self.bindings.is_empty() => {
-                return Ok(());
-            }
-            PortKind::Uplink | PortKind::Guest => {}
+        if arrival.kind == PortKind::Station {
+            return Ok(());
         }
         match arrival.head.layer3(arrival.snapshot, arrival.frame_len) {
             Layer3::Ipv4(ip) => self.filter_ipv4(arrival, &ip),
-            Layer3::Ipv6(ip) => self.filter_ipv6(arrival, &ip),
+            Layer3::Ipv6(ip) if arrival.is_guest() => self.filter_ipv6(arrival, &ip),
+            Layer3::Ipv6(ip) => self.filter_outside(arrival, &ip),
             Layer3::Arp(arp) => self.filter_arp(arrival, &arp),
             Layer3::Other => Ok(()),
+            // A receiver looks behind a tag for a priority alone.
+            Layer3::Tagged(inner) if inner.vlan() == 0 => Err(Refusal::Wrapped),
             _ if !arrival.is_guest() => Ok(()),
             Layer3::Malformed => Err(Refusal::Malformed),
             Layer3::Length { snap: false } => Ok(()),
             Layer3::Length { snap: true } => Err(Refusal::Wrapped),
-            // On a trunk, a VLAN inside a VLAN is the guest's own affair. But behind a tag for a priority alone a receiver looks further.
-            Layer3::Tagged(inner) => match self.ports[arrival.from.0.into()].config.vlan {
-                Vlan::Trunk { .. } if inner.vlan() != 0 => Ok(()),
-                _ => Err(Refusal::Wrapped),
+            // On a trunk, a VLAN inside a VLAN is the guest's own affair: it leaves at trunks only, and keeps its outer tag there.
+            Layer3::Tagged(_) => match self.ports[arrival.from.0.into()].config.vlan {
+                Vlan::Trunk { .. } => Ok(()),
+                Vlan::Access(_) => Err(Refusal::Wrapped),
             },
         }
     }
@@ -88,7 +90,7 @@ impl Bridge {
     #[inline]
     fn filter_ipv4(&self, arrival: &Arrival<'_>, ip: &Ipv4) -> Result<(), Refusal> {
         if arrival.is_guest() {
-            check_transport(ip.transport, DHCP_SERVER)?;
+            check_transport(ip.transport, (DHCP_SERVER, DHCP_CLIENT))?;
         }
         if self.may_use_ipv4(arrival, ip.source) {
             return Ok(());
@@ -119,7 +121,7 @@ impl Bridge {
     }
 
     /// Whether an address was assigned to no other port.
-    fn is_free(&self, arrival: &Arrival<'_>, address: IpAddr) -> bool {
+    pub(super) fn is_free(&self, arrival: &Arrival<'_>, address: IpAddr) -> bool {
         if self.assigned.is_empty() {
             return true;
         }
@@ -128,16 +130,14 @@ impl Bridge {
     }
 
     fn filter_ipv6(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
-        if arrival.is_guest() {
-            check_transport(ip.transport, DHCPV6_SERVER)?;
-        }
+        check_transport(ip.transport, (DHCPV6_SERVER, DHCPV6_CLIENT))?;
         let kind = match ip.transport {
             Transport::Icmpv6 { kind, .. } => Some(kind),
             _ => None,
         };
         if ip.source.is_unspecified() {
             // Before it has an address, a host asks whether anybody has it, for routers, and says which groups it is in.
-            if arrival.is_guest() && !matches!(kind, Some(131 | 132 | 133 | 135 | 143)) {
+            if !matches!(kind, Some(131 | 132 | 133 | 135 | 143)) {
                 return Err(Refusal::Ipv6Source);
             }
         } else {
@@ -150,19 +150,12 @@ impl Bridge {
     }
 
     fn filter_neighbour(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
-        let guest = arrival.is_guest();
         let message = Neighbour::parse(&arrival.head, ip, arrival.snapshot);
-        let Some(neighbour) = message
-            .filter(|neighbour| !guest || (neighbour.complete && ip.fragment == Fragment::Whole))
-        else {
-            return if guest {
-                Err(Refusal::HiddenHeaders)
-            } else {
-                Ok(())
-            };
-        };
+        let neighbour = message
+            .filter(|neighbour| neighbour.complete && ip.fragment == Fragment::Whole)
+            .ok_or(Refusal::HiddenHeaders)?;
         let other = |address: MacAddress| address != arrival.head.source;
-        if guest && neighbour.link_layer.is_some_and(other) {
+        if neighbour.link_layer.is_some_and(other) {
             return Err(Refusal::NeighbourAddress);
         }
         match (neighbour.message, neighbour.target) {
@@ -177,8 +170,8 @@ impl Bridge {
     /// A port asks whether anybody has an address, as it wants it itself.
     fn ask_for_ipv6(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
         let taken = self.bindings.owner(arrival.now, (arrival.vlan, target));
-        match taken.filter(|(port, _)| *port != arrival.from) {
-            Some((_, since)) if arrival.now.saturating_sub(since) < TENTATIVE => {
+        match taken.filter(|owner| owner.port != arrival.from) {
+            Some(owner) if arrival.now.saturating_sub(owner.since) < TENTATIVE => {
                 Err(Refusal::Ipv6Taken)
             }
             Some(_) => Ok(()),
@@ -195,14 +188,15 @@ impl Bridge {
         }
         let key = (arrival.vlan, address);
         let config = &self.ports[arrival.from.0.into()].config;
-        let Some(guard) = config.ipv6_guard.as_ref().filter(|_| arrival.is_guest()) else {
-            let owner = self.bindings.owner(arrival.now, key);
-            return match owner {
-                Some((owner, _)) if owner != arrival.from => Err(Refusal::Ipv6Taken),
-                _ => Ok(()),
+        let Some(guard) = &config.ipv6_guard else {
+            let is_taken = self.bindings.owner(arrival.now, key).is_some()
+                || self.is_made_of_another(arrival, address);
+            return match is_taken {
+                true => Err(Refusal::Ipv6Taken),
+                false => Ok(()),
             };
         };
-        if config.ipv6.contains(&address) {
+        if config.addresses.contains(&IpAddr::V6(address)) {
             return Ok(());
         }
         if address.is_multicast() || address.is_loopback() {
@@ -215,7 +209,7 @@ impl Bridge {
         }
         // An address that a host would make of another port's MAC address is that port's, also before it has started.
         let max = guard.addresses_max;
-        if self.is_made_of_another(arrival.from, address) {
+        if self.is_made_of_another(arrival, address) {
             return Err(Refusal::Ipv6Taken);
         }
         match self.bindings.claim(arrival.now, key, arrival.from, max) {
@@ -224,9 +218,18 @@ impl Bridge {
         }
     }
 
-    fn is_made_of_another(&self, from: PortId, address: Ipv6Addr) -> bool {
-        let owner = made_of(address).and_then(|mac| self.stations.get(&mac.to_u64()));
-        owner.is_some_and(|owner| *owner != from)
+    /// Whether a host would make the address of a MAC address that is another port's, or known to be behind one.
+    pub(super) fn is_made_of_another(&self, arrival: &Arrival<'_>, address: Ipv6Addr) -> bool {
+        let Some(mac) = made_of(address) else {
+            return false;
+        };
+        let learned = || {
+            let key = learned_key(arrival.vlan, mac);
+            Some(self.learned.owner(arrival.now, key)?.port)
+        };
+        let assigned = self.stations.get(&mac.to_u64()).copied();
+        let owner = assigned.or_else(learned);
+        owner.is_some_and(|owner| !self.is_same_side(arrival, owner))
     }
 }
 
@@ -238,9 +241,13 @@ pub(super) fn made_of(address: Ipv6Addr) -> Option<MacAddress> {
 
 /// Refuses what a filter would have to see and cannot, servers' answers, and what only routers say.
 #[inline]
-fn check_transport(transport: Transport, server: u16) -> Result<(), Refusal> {
+fn check_transport(transport: Transport, (server, client): (u16, u16)) -> Result<(), Refusal> {
     match transport {
-        Transport::Udp { source_port, .. } if source_port == server => Err(Refusal::RogueDhcp),
+        // A client takes an answer from any port (RFC 2131, section 4.1; RFC 8415, section 7.2).
+        Transport::Udp {
+            source_port,
+            destination_port,
+        } if source_port == server || destination_port == client => Err(Refusal::RogueDhcp),
         Transport::Icmpv6 {
             kind: 134 | 137, ..
         } => Err(Refusal::RogueRouter),

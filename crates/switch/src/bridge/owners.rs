@@ -41,6 +41,9 @@ struct Slot<K> {
     port: PortId,
     since: Time,
     seen: Time,
+    /// Until when it is the port's also if it is not seen.
+    kept: Time,
+    asked: Option<Time>,
     older: u32,
     newer: u32,
 }
@@ -67,6 +70,15 @@ pub(super) enum Claim {
     Taken,
 }
 
+/// Who has an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) port: PortId,
+    pub(super) since: Time,
+    /// When those behind uplinks were first asked whether one of them has it.
+    pub(super) asked: Option<Time>,
+}
+
 /// An address in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Owned<K> {
@@ -86,10 +98,6 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     /// How many addresses a port has, of those also that are too old.
     #[cfg(test)]
     pub(super) fn count(&self, port: PortId) -> u32 {
@@ -98,17 +106,46 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             .map_or(0, |list| list.count)
     }
 
-    /// Who has an address, and since when.
+    /// Who has an address.
     #[inline]
-    pub(super) fn owner(&self, now: Time, key: K) -> Option<(PortId, Time)> {
+    pub(super) fn owner(&self, now: Time, key: K) -> Option<Owner> {
         let slot = &self.slots[*self.by_key.get(&key)? as usize];
-        (now.saturating_sub(slot.seen) < self.ageing).then_some((slot.port, slot.since))
+        self.is_held(now, slot).then_some(Owner {
+            port: slot.port,
+            since: slot.since,
+            asked: slot.asked,
+        })
+    }
+
+    #[inline]
+    fn is_held(&self, now: Time, slot: &Slot<K>) -> bool {
+        now.saturating_sub(slot.seen) < self.ageing || now < slot.kept
+    }
+
+    /// An address that is `port`'s stays so until then, also if it is not seen.
+    pub(super) fn keep(&mut self, key: K, port: PortId, until: Time) {
+        if let Some(slot) = self.slot_of(key, port) {
+            slot.kept = until;
+        }
+    }
+
+    /// Those behind uplinks are asked whether one of them has an address that is `port`'s.
+    pub(super) fn ask(&mut self, now: Time, key: K, port: PortId) {
+        if let Some(slot) = self.slot_of(key, port) {
+            slot.asked.get_or_insert(now);
+        }
+    }
+
+    fn slot_of(&mut self, key: K, port: PortId) -> Option<&mut Slot<K>> {
+        let index = self.by_key.get(&key)?;
+        let slot = self.slots.get_mut(*index as usize)?;
+        (slot.port == port).then_some(slot)
     }
 
     /// `port` wants an address, and may have up to `max`, at least one.
     pub(super) fn claim(&mut self, now: Time, key: K, port: PortId, max: u16) -> Claim {
         match self.owner(now, key) {
-            Some((owner, _)) if owner != port => Claim::Taken,
+            Some(owner) if owner.port != port => Claim::Taken,
             _ => {
                 self.take(now, key, port, max);
                 Claim::Own
@@ -122,17 +159,18 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         let Some(index) = self.by_key.get(&key).copied() else {
             return self.insert(now, key, port, max);
         };
-        let slot = &mut self.slots[index as usize];
+        let slot = &self.slots[index as usize];
         if slot.port != port {
             self.remove(index);
             return self.insert(now, key, port, max);
         }
-        let silent = now.saturating_sub(slot.seen);
-        if silent < self.coarse {
+        if now.saturating_sub(slot.seen) < self.coarse {
             return;
         }
-        if silent >= self.ageing {
-            slot.since = now;
+        let is_held = self.is_held(now, slot);
+        let slot = &mut self.slots[index as usize];
+        if !is_held {
+            (slot.since, slot.asked) = (now, None);
         }
         slot.seen = now;
         self.unlink(index);
@@ -154,6 +192,8 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             port,
             since: now,
             seen: now,
+            kept: Time::ZERO,
+            asked: None,
             older: NONE,
             newer: NONE,
         }) as u32;
@@ -184,12 +224,13 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     /// All addresses that are not too old, in no order.
     pub(super) fn iter(&self, now: Time) -> impl Iterator<Item = Owned<K>> + '_ {
-        let owned = self.slots.iter().map(move |(_, slot)| Owned {
+        let slots = self.slots.iter().map(|(_, slot)| slot);
+        let held = slots.filter(move |slot| self.is_held(now, slot));
+        held.map(move |slot| Owned {
             key: slot.key,
             port: slot.port,
             age: now.saturating_sub(slot.seen),
-        });
-        owned.filter(|owned| owned.age < self.ageing)
+        })
     }
 
     fn remove(&mut self, index: u32) {

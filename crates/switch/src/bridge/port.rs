@@ -214,8 +214,9 @@ impl Port {
         }
     }
 
-    pub(super) fn take(&mut self, now: Time, storm: Storm) -> Result<(), Refusal> {
-        match self.storms[storm as usize].take(now) {
+    /// Takes from the budget for what goes to many ports: a frame that is to be cut counts as often as there will be frames of it.
+    pub(super) fn take(&mut self, now: Time, storm: Storm, frames: u32) -> Result<(), Refusal> {
+        match self.storms[storm as usize].take_many(now, frames) {
             true => Ok(()),
             false => Err(storm.refusal()),
         }

@@ -12,7 +12,7 @@ use core::net::Ipv4Addr;
 use wire::ethernet::{EtherType, HEADER_LEN, Ipv4, protocol};
 
 use super::port::{Gate, reaches};
-use super::{Bridge, PortId, PortKind, Tagging, Verdict};
+use super::{Bridge, PortId, PortKind, Tagging, Verdict, filter};
 
 /// Ethernet, IPv4 without options, and of a TCP header as much as has its length.
 const NEEDED: usize = HEADER_LEN + Ipv4::HEADER_LEN + 13;
@@ -69,7 +69,9 @@ impl Bridge {
         );
         let readable = match header[ip + 9] {
             protocol::UDP => {
-                total_len >= Ipv4::HEADER_LEN + 8 && word(layer4) != super::filter::DHCP_SERVER
+                total_len >= Ipv4::HEADER_LEN + 8
+                    && word(layer4) != filter::DHCP_SERVER
+                    && word(layer4 + 2) != filter::DHCP_CLIENT
             }
             protocol::TCP => {
                 let tcp_len = usize::from(header[layer4 + 12] >> 4) * 4;

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod filters;
+mod outside;
 mod rates;
 mod shortcut;
 mod simulation;

@@ -147,8 +147,8 @@ impl Vlan {
 
     /// What happens to the tag of a frame of `vlan` that leaves here, unless it may not.
     ///
-    /// `tag` is the one it came with; `nested` says that there is another one inside. That one must never come to be the outermost on a trunk: it would
-    /// carry the frame into whatever VLAN its sender has chosen.
+    /// `tag` is the one it came with; `nested` says that there is another one inside. That one must never come to be the outermost: it would
+    /// carry the frame into whatever VLAN its sender has chosen, and filters have not looked behind it.
     #[inline]
     pub(super) fn tagging(
         &self,
@@ -161,7 +161,7 @@ impl Vlan {
             Some(_) => Tagging::Strip,
         };
         match self {
-            Vlan::Access(own) => (*own == vlan).then_some(untag),
+            Vlan::Access(own) => (*own == vlan && !nested).then_some(untag),
             Vlan::Trunk { native, .. } if *native == Some(vlan) => (!nested).then_some(untag),
             Vlan::Trunk { allowed, .. } => allowed.contains(vlan).then(|| match tag {
                 None => Tagging::Insert(TagControl(vlan.get())),

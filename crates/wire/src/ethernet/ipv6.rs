@@ -14,6 +14,8 @@ pub struct Ipv6 {
     pub source: Ipv6Addr,
     /// Whom it is for.
     pub destination: Ipv6Addr,
+    /// How many routers it may still pass.
+    pub hop_limit: u8,
     /// What it carries behind the extensions that could be read, by its number.
     pub next_header: u8,
     /// Length of the header with these extensions, in bytes.
@@ -42,6 +44,7 @@ impl Ipv6 {
         let mut ip = Ipv6 {
             source: address(fixed, 8),
             destination: address(fixed, 24),
+            hop_limit: fixed[7],
             next_header: fixed[6],
             header_len: Ipv6::HEADER_LEN,
             total_len,

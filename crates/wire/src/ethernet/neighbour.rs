@@ -2,7 +2,9 @@
 
 use std::net::Ipv6Addr;
 
-use super::{Head, Ipv6, MacAddress, Transport};
+use super::protocol;
+use super::{Fragment, Head, Ipv6, MacAddress, Transport, be16};
+use crate::offload::{fold, length_sum, sum_of};
 
 /// Which message it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +12,10 @@ pub enum NeighbourMessage {
     /// A host asks for routers.
     RouterSolicitation,
     /// A router says that it is one.
-    RouterAdvertisement,
+    RouterAdvertisement {
+        /// For how long, in seconds; 0 if it no longer is.
+        lifetime: u16,
+    },
     /// Somebody asks who has the target, or whether anybody has.
     Solicitation,
     /// The sender says that it has the target.
@@ -50,7 +55,12 @@ impl Neighbour {
         let end = head.layer3 + ip.total_len;
         let (message, options) = match kind {
             133 => (NeighbourMessage::RouterSolicitation, 8),
-            134 => (NeighbourMessage::RouterAdvertisement, 16),
+            134 => (
+                NeighbourMessage::RouterAdvertisement {
+                    lifetime: be16(snapshot, start + 6)?,
+                },
+                16,
+            ),
             135 => (NeighbourMessage::Solicitation, 24),
             136 => (NeighbourMessage::Advertisement, 24),
             137 => (NeighbourMessage::Redirect, 40),
@@ -72,6 +82,33 @@ impl Neighbour {
         };
         neighbour.read_options(visible, start + options, end);
         Some(neighbour)
+    }
+
+    /// The address in question, if this is duplicate address detection that each host with that address hears and answers
+    /// (RFC 4861, section 7.1.1; RFC 4862, section 5.4.3): sent to its group, with nothing that would have it thrown away.
+    pub fn question(head: &Head, ip: &Ipv6, snapshot: &[u8]) -> Option<Ipv6Addr> {
+        let neighbour = Neighbour::parse(head, ip, snapshot)?;
+        let target = neighbour.target?;
+        let [.., a, b, c] = target.octets();
+        let group = Ipv6Addr::from_bits(
+            0xff02 << 112 | 0x01_ff00_0000 | u128::from(u32::from_be_bytes([0, a, b, c])),
+        );
+        let is_asked = neighbour.message == NeighbourMessage::Solicitation
+            && neighbour.complete
+            && neighbour.link_layer.is_none()
+            && ip.source.is_unspecified()
+            && ip.destination == group
+            && head.destination == MacAddress([0x33, 0x33, 0xff, a, b, c])
+            && matches!(ip.transport, Transport::Icmpv6 { code: 0, .. })
+            && ip.header_len == Ipv6::HEADER_LEN
+            && ip.fragment == Fragment::Whole
+            && ip.hop_limit == 255;
+        let message = snapshot.get(head.layer3 + ip.header_len..head.layer3 + ip.total_len)?;
+        let addresses = snapshot.get(head.layer3 + 8..head.layer3 + Ipv6::HEADER_LEN)?;
+        let pseudo_header =
+            sum_of(addresses) + length_sum(message.len()) + length_sum(protocol::ICMPV6.into());
+        let is_intact = fold(sum_of(message) + pseudo_header) == u16::MAX;
+        (is_asked && is_intact).then_some(target)
     }
 
     fn read_options(&mut self, visible: &[u8], mut at: usize, end: usize) {

@@ -292,6 +292,15 @@ fn segments_have_payload_and_a_bound() {
         let result = check(tso(size), &tcp4(len), Offloads::ALL);
         assert_eq!(result.is_ok(), right, "{len} by {size}: {result:?}");
     }
+    for (len, right) in [(MAX_UDP_SEGMENTS, true), (MAX_UDP_SEGMENTS + 1, false)] {
+        let cut = NetHeader {
+            gso_type: GSO_UDP,
+            gso_size: 1,
+            ..checksum_at(LAYER4, 6)
+        };
+        let result = check(cut, &udp4(len), Offloads::ALL);
+        assert_eq!(result.is_ok(), right, "{len}: {result:?}");
+    }
     let without = NetHeader {
         flags: 0,
         ..tso(50)

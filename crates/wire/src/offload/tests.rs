@@ -1,3 +1,5 @@
+use core::ops::ControlFlow;
+
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpHeader, TransportSlice, UdpHeader};
 use proptest::prelude::*;
 
@@ -252,6 +254,7 @@ proptest! {
             assert!(piece.len() <= offload.longest_segment_len(usize::MAX));
             payload.extend(payload_of(&sent, piece, index, count, size.into()));
             index += 1;
+            ControlFlow::Continue(())
         });
         prop_assert_eq!(done, Ok(count));
         prop_assert_eq!(index, count);
@@ -266,7 +269,7 @@ proptest! {
         let fits = sent.is_tcp == other.is_tcp && sent.is_ipv6 == other.is_ipv6 && header_len(&sent) == header_len(&other);
         let mut frame = other.unfinished();
         let before = frame.clone();
-        let done = segment(&mut frame, &offload, |_| {});
+        let done = segment(&mut frame, &offload, |_| ControlFlow::Continue(()));
         prop_assert_eq!(done.is_ok(), fits);
         prop_assert!(fits || frame == before);
     }
@@ -296,8 +299,26 @@ fn the_longest_frame_is_cut() {
     let done = segment(&mut sent.unfinished(), &sent.offload(1448), |piece| {
         payload_of(&sent, piece, count, 46, 1448);
         count += 1;
+        ControlFlow::Continue(())
     });
     assert_eq!((done, count), (Ok(46), 46));
+}
+
+#[test]
+fn who_takes_no_more_is_given_no_more() {
+    let sent = Sent {
+        len: 65_535 - 20 - 32,
+        ..small()
+    };
+    let mut count = 0;
+    let done = segment(&mut sent.unfinished(), &sent.offload(1448), |_| {
+        count += 1;
+        match count {
+            3 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    assert_eq!((done, count), (Ok(3), 3));
 }
 
 #[test]
@@ -305,7 +326,8 @@ fn one_segment_is_the_frame_itself() {
     let sent = small();
     let mut seen = Vec::new();
     segment(&mut sent.unfinished(), &sent.offload(100), |piece| {
-        seen.push(piece.to_vec())
+        seen.push(piece.to_vec());
+        ControlFlow::Continue(())
     })
     .unwrap();
     assert_eq!(seen, [sent.whole()]);

@@ -55,6 +55,45 @@ fn read(path: &Path) -> (usize, Vec<u8>) {
     (interfaces, packets)
 }
 
+/// A file that was there with another mode is as private as a new one.
+#[test]
+fn only_its_owner_may_read_a_capture() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.pcapng");
+    let file = |number: u64| directory.path().join(format!("web.{number}.pcapng"));
+    fs::write(file(1), "of another day").unwrap();
+    fs::set_permissions(file(1), Permissions::from_mode(0o666)).unwrap();
+    let mut out = Output::open(&options(&name, 2, 1024)).unwrap();
+    let mut begin = Vec::new();
+    pcapng::section(&mut begin, "ringdown 0");
+    pcapng::interface(&mut begin, Link::Vsock, "web", 96);
+    assert!(out.write(&begin).unwrap().is_continue());
+    for number in 0..8 {
+        let packet = packet(number, 0, 200);
+        assert!(out.write(&packet).unwrap().is_continue());
+    }
+    for number in 1..=2 {
+        let mode = fs::metadata(file(number)).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600, "{number}");
+    }
+}
+
+/// Another user's file, which was laid where a capture is expected, is not written.
+#[test]
+fn a_capture_is_not_written_to_another_users_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.1.pcapng");
+    fs::write(&name, "laid here").unwrap();
+    if std::os::unix::fs::chown(&name, Some(65534), None).is_err() {
+        println!("skipped: this user may not give a file away");
+        return;
+    }
+    let opened = Output::open(&options(&directory.path().join("web.pcapng"), 2, 1024));
+    let failure = opened.err().unwrap().to_string();
+    assert!(failure.contains("belongs to user 65534"), "{failure}");
+    assert_eq!(fs::read(&name).unwrap(), b"laid here");
+}
+
 #[test]
 fn files_are_written_in_turn_and_each_is_whole() {
     let directory = tempfile::tempdir().unwrap();

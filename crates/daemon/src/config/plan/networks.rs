@@ -1,6 +1,7 @@
 //! Networks: names, addresses and uplinks that belong to nobody else.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use super::Plan;
 use super::ports::{Occupied, taken};
@@ -9,7 +10,7 @@ use crate::config::network::AddressRequest;
 use crate::config::pattern::malformed;
 use crate::config::{Config, ConfigError, NetworkRequest, check_dns_domain, refuse};
 use crate::input::InputError;
-use crate::net::{Ipv4Subnet, Moderation, NetworkSpec, StationSpec, UplinkDevice};
+use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, NetworkSpec, StationSpec, UplinkDevice};
 
 /// A network, and what its ports are unless they say otherwise.
 #[derive(Debug, Clone)]
@@ -103,6 +104,7 @@ impl Plan {
                 return Err(taken(format!("the address {}", subnet.own), vm));
             }
         }
+        check_outside(request, ipv4, ipv6)?;
         check_gateway_and_pool(request, ipv4)?;
         let dns_domain = match &request.dns_domain {
             Some(domain) => domain.clone(),
@@ -166,7 +168,10 @@ impl Plan {
         if let Some(before) = self.network(&spec.full_name()) {
             let fixed = [
                 ("mtu", before.mtu == spec.mtu),
-                ("uplink", before.uplink == spec.uplink),
+                (
+                    "uplink",
+                    before.uplink == spec.uplink && before.station.gateway == spec.station.gateway,
+                ),
             ];
             if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
                 let network = spec.full_name();
@@ -180,6 +185,35 @@ impl Plan {
 fn interface(device: &UplinkDevice) -> &str {
     match device {
         UplinkDevice::Tap(name) | UplinkDevice::Interface(name) => name,
+    }
+}
+
+/// Refuses addresses behind the uplink that are the network's own, the gateway's once more, or in the pool.
+fn check_outside(
+    request: &NetworkRequest,
+    ipv4: Option<Ipv4Subnet>,
+    ipv6: Option<Ipv6Subnet>,
+) -> Result<(), InputError> {
+    let own = [
+        ipv4.map(|subnet| IpAddr::V4(subnet.own)),
+        ipv6.map(|subnet| IpAddr::V6(subnet.own)),
+        request.gateway.map(IpAddr::V4),
+    ];
+    let is_given = |address: &&IpAddr| match address {
+        IpAddr::V4(address) => {
+            let pool = request.pool.as_ref();
+            pool.is_some_and(|pool| pool.contains(address))
+        }
+        IpAddr::V6(_) => false,
+    };
+    let mut outside = request.uplink.iter().flat_map(|uplink| &uplink.addresses);
+    match outside.find(|address| own.contains(&Some(**address)) || is_given(address)) {
+        Some(address) => Err(malformed(
+            "an address behind this network's uplink",
+            &address.to_string(),
+            "it is the network's own, its gateway's or in its pool: leave it out",
+        )),
+        None => Ok(()),
     }
 }
 

@@ -4,7 +4,7 @@
 //! whenever anything changes; what is remembered keeps the result the same for those that did not change.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use wire::ethernet::MacAddress;
@@ -233,7 +233,7 @@ impl Plan {
                 .filter(|number| is_assignable(network, *number));
             let Some(number) = number else {
                 let remedy = format!(
-                    "the network {:?} is {}/{}, itself {}; choose another of it that is neither its gateway's nor in its pool",
+                    "the network {:?} is {}/{}, itself {}; choose another of it that is neither behind its uplink nor in its pool",
                     port.network,
                     subnet.base(),
                     subnet.prefix_len,
@@ -467,9 +467,12 @@ fn is_assignable(network: &NetworkSpec, number: u32) -> bool {
     let Some(subnet) = station.ipv4 else {
         return true;
     };
+    let outside = network.uplink.iter().flat_map(|uplink| &uplink.addresses);
+    let outside: Vec<IpAddr> = outside.copied().collect();
     subnet.host(number).is_some_and(|address| {
         address != subnet.own
             && station.gateway != Some(address)
+            && !outside.contains(&IpAddr::V4(address))
             && !station
                 .pool
                 .as_ref()

@@ -1,6 +1,6 @@
 //! `[[network]]`, `networks`, `[[vm.net]]` and `--net`, and what is planned of them.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use switch::bridge::{Rates, Vlan, VlanId};
@@ -60,7 +60,7 @@ fn a_network_is_read_with_its_defaults() {
         pool = "192.168.7.200-192.168.7.250"
         isolated = true
         moderation = "50us"
-        uplink = { interface = "eth1", gateway = "192.168.7.1", trunk = [10, 20], native = 1 }
+        uplink = { interface = "eth1", gateway = "192.168.7.1", addresses = ["192.168.7.53", "fe80::1"], trunk = [10, 20], native = 1 }
         "#;
     let found = network(text).unwrap();
     let last = |last| Ipv4Addr::new(192, 168, 7, last);
@@ -86,6 +86,10 @@ fn a_network_is_read_with_its_defaults() {
     assert_eq!(found.gateway, Some(last(1)));
     let uplink = found.uplink.unwrap();
     assert_eq!(uplink.device, UplinkDevice::Interface("eth1".to_owned()));
+    assert_eq!(
+        uplink.addresses,
+        [IpAddr::V4(last(53)), "fe80::1".parse().unwrap()]
+    );
     let Vlan::Trunk { native, allowed } = uplink.vlan else {
         panic!("{:?}", uplink.vlan);
     };
@@ -134,6 +138,14 @@ fn what_no_network_can_be_is_refused_with_its_place() {
         (
             "uplink = { tap = \"sixteen-letters-\" }",
             "1 to 15 characters",
+        ),
+        (
+            "uplink = { tap = \"a\", addresses = [\"fe80::1\", \"fe80::1\"] }",
+            "an address behind the uplink",
+        ),
+        (
+            "uplink = { tap = \"a\", addresses = [\"ff02::1\"] }",
+            "is not the address of a host",
         ),
         (
             "uplink = { tap = \"a\", gatway = \"b\" }",
@@ -433,6 +445,14 @@ fn what_collides_is_refused_at_its_place() {
         (
             network(
                 "lan",
+                "ipv4 = \"10.1.2.0/24\"\nuplink = { tap = \"x\", addresses = [\"10.1.2.1\"] }",
+            ),
+            "line 1",
+            "an address behind this network's uplink",
+        ),
+        (
+            network(
+                "lan",
                 "ipv4 = \"10.1.2.0/24\"\npool = \"10.1.2.1-10.1.2.9\"",
             ),
             "line 1",
@@ -532,7 +552,7 @@ fn what_was_asked_for_wins_over_what_is_made() {
         name = "lan"
         ipv4 = "10.1.2.0/29"
         pool = "10.1.2.5-10.1.2.6"
-        uplink = { tap = "rd0", gateway = "10.1.2.3" }
+        uplink = { tap = "rd0", addresses = ["10.1.2.3"] }
         [[vm]]
         name = "a"
         networks = ["lan"]
@@ -543,7 +563,7 @@ fn what_was_asked_for_wins_over_what_is_made() {
         ipv4 = "10.1.2.2"
         "#;
     let plan = planned(text).unwrap();
-    // 1 is the network itself, 2 was asked for, 3 is the gateway, 5 and 6 are the pool.
+    // 1 is the network itself, 2 was asked for, 3 is behind the uplink, 5 and 6 are the pool.
     assert_eq!(
         (ipv4(&plan, "a"), ipv4(&plan, "b")),
         ("10.1.2.4".to_owned(), "10.1.2.2".to_owned())

@@ -377,6 +377,32 @@ fn rings_that_make_no_sense_cost_their_own_port() {
     }
 }
 
+/// So many buffers that hold next to nothing are not looked at again for each frame.
+#[test]
+fn buffers_that_hold_next_to_nothing_cost_their_own_frames_only() {
+    for kind in Driver::of_each_kind() {
+        for buffer in [vec![1], vec![1; 4]] {
+            let mut street = Street::with(Driver {
+                buffer,
+                ring_size: 256,
+                ..kind.clone()
+            });
+            for _ in 0..20 {
+                let lost = frame(street.liar.mac, street.web.mac, 1400);
+                street.web.enqueue(NetHeader::default(), &lost);
+            }
+            street.web.kick();
+            street.others_go_on();
+            let counters = street.house.counters(&street.liar);
+            assert_eq!(
+                (counters.dropped_without_buffers, counters.frames_to_guest),
+                (20, 0)
+            );
+            assert!(street.house.runs(&street.liar));
+        }
+    }
+}
+
 #[test]
 fn what_was_sent_before_the_lie_arrives() {
     let mut street = Street::new();

@@ -9,6 +9,7 @@ use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
 
 use super::house::{Driver, Guest, House, LAN, done};
+use super::packets::Packet;
 
 const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 1, 0]);
 const OWN: [u8; 4] = [10, 0, 0, 250];
@@ -114,6 +115,24 @@ fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
     }
     assert!(given.iter().all(|address| (100..110).contains(&address[3])));
     assert_ne!(given[0], given[1]);
+}
+
+/// One frame is one question, or two: not as many as it can be cut into.
+#[test]
+fn a_frame_in_a_thousand_segments_is_no_thousand_questions() {
+    let mut house = house();
+    let (mut web, db) = (house.guest(1), house.guest(2));
+    let mut packet = Packet::tcp4(&web, &db, 1300);
+    packet.frame[..6].copy_from_slice(&OWN_MAC.0);
+    let header = packet.to_be_cut(1);
+    web.send_with(header, &packet.frame);
+    house.settle();
+    let station = house.fabric.networks().remove(0).station.unwrap();
+    assert!(
+        (1..=8).contains(&station.counters.frames_received),
+        "{:?}",
+        station.counters
+    );
 }
 
 #[test]

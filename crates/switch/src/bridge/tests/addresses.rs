@@ -271,7 +271,7 @@ fn assigned_addresses_are_one_ports() {
     let mut world = World::new();
     let first = PortConfig {
         ipv4: Some(ipv4(1)),
-        ipv6: vec![ipv6(1)],
+        addresses: vec![ipv6(1).into()],
         ..PortConfig::guest(mac(1))
     };
     world.add(first.clone());
@@ -303,7 +303,7 @@ fn assigned_addresses_are_one_ports() {
         assert_eq!(error, Err(AddPortError::InvalidAddress(address.into())));
     }
     let many = |count| PortConfig {
-        ipv6: (0..count).map(|number| ipv6(100 + number)).collect(),
+        addresses: (0..count).map(|number| ipv6(100 + number).into()).collect(),
         ..PortConfig::guest(mac(3))
     };
     assert!(matches!(

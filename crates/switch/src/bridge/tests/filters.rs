@@ -82,7 +82,7 @@ fn ipv4_comes_from_the_senders_own_address() {
         (A, udp4(BROADCAST, mac(1), none, (68, 67)), None),
         (
             A,
-            udp4(BROADCAST, mac(1), none, (68, 68)),
+            udp4(BROADCAST, mac(1), none, (68, 69)),
             Some(Refusal::Ipv4Source),
         ),
         (
@@ -144,6 +144,86 @@ fn only_uplinks_and_stations_are_dhcp_servers() {
     check(&mut world, A, &version_six, Some(Refusal::RogueDhcp));
     let asks = ipv6_packet(group(), mac(1), ipv6(1), 17, &udp((546, 547)));
     check(&mut world, A, &asks, None);
+}
+
+/// A client takes what comes to its port (RFC 2131, 4.1; RFC 8415, 7.2), whatever port it comes from.
+#[test]
+fn an_answer_of_a_dhcp_server_is_known_by_the_clients_port() {
+    let mut world = world();
+    let rogue = Some(Refusal::RogueDhcp);
+    for port in [0, 5, 68, 546, 65535] {
+        let offer = |from: u8, to| udp4(to, mac(from), ipv4(from), (port, 68));
+        check(&mut world, A, &offer(1, mac(2)), rogue);
+        check(&mut world, A, &offer(1, BROADCAST), rogue);
+        check(&mut world, C, &offer(3, mac(2)), rogue);
+        check(&mut world, UPLINK, &offer(99, mac(2)), None);
+        let version_six = ipv6_packet(mac(2), mac(1), ipv6(1), 17, &udp((port, 546)));
+        check(&mut world, A, &version_six, rogue);
+    }
+    // In fragments, behind options, behind a tag for priority.
+    let first = ipv4_part(mac(2), mac(1), ipv4(1), 0x2000, 17, &udp((5, 68)));
+    check(&mut world, A, &first, rogue);
+    let mut with_options = udp4(mac(2), mac(1), ipv4(1), (5, 68));
+    with_options[14] = 0x46;
+    with_options[17] += 4;
+    with_options.splice(34..34, [1; 4]);
+    check(&mut world, A, &with_options, rogue);
+    let offer = udp4(mac(2), mac(1), ipv4(1), (5, 68));
+    check(&mut world, A, &tagged(offer, 0xe000), rogue);
+    // Behind extension headers and in fragments of IPv6.
+    let behind = |header: [u8; 8]| [&header[..], &udp((5, 546))].concat();
+    let options = ipv6_packet(
+        mac(2),
+        mac(1),
+        ipv6(1),
+        60,
+        &behind([17, 0, 1, 4, 0, 0, 0, 0]),
+    );
+    check(&mut world, A, &options, rogue);
+    let fragment = ipv6_packet(
+        mac(2),
+        mac(1),
+        ipv6(1),
+        44,
+        &behind([17, 0, 0, 1, 0, 0, 0, 7]),
+    );
+    check(&mut world, A, &fragment, rogue);
+}
+
+/// Some receivers look behind any header of LLC for a SNAP access point (RFC 1042), whatever its other bytes say.
+#[test]
+fn snap_is_known_by_its_access_point() {
+    let mut world = world();
+    for llc in [
+        [0xaa, 0xaa, 3],
+        [0xaa, 0xab, 3],
+        [0xab, 0xaa, 3],
+        [0xaa, 0xaa, 0x13],
+    ] {
+        let packet = [&llc[..], &[0, 0, 0, 8, 0], &[0; 40]].concat();
+        let snap = frame(mac(2), mac(1), packet.len() as u16, &packet);
+        check(&mut world, A, &snap, Some(Refusal::Wrapped));
+    }
+}
+
+/// Systems take ARP of IEEE 802 hardware as Ethernet's.
+#[test]
+fn arp_of_other_lengths_and_kinds_is_refused() {
+    let mut world = world();
+    let honest = arp(BROADCAST, mac(1), (mac(1), ipv4(1)), ipv4(9));
+    for (at, value) in [
+        (15, 6),
+        (15, 0),
+        (16, 0x86),
+        (18, 8),
+        (18, 0),
+        (19, 16),
+        (19, 0),
+    ] {
+        let mut other = honest.clone();
+        other[at] = value;
+        check(&mut world, A, &other, Some(Refusal::Malformed));
+    }
 }
 
 #[test]
@@ -264,7 +344,7 @@ fn a_guest_keeps_to_its_prefixes() {
     let assigned: Ipv6Addr = "fd00:2::5".parse().unwrap();
     world.add(PortConfig {
         ipv6_guard: Some(guard),
-        ipv6: vec![assigned],
+        addresses: vec![assigned.into()],
         ..PortConfig::guest(mac(1))
     });
     world.add(PortConfig::guest(mac(2)));

@@ -16,6 +16,25 @@ fn taken(world: &mut World, from: PortId, frame: &[u8], refusal: Refusal) -> u32
     panic!("it never ends");
 }
 
+/// Of a large frame to a group each receiver may have to be given every segment.
+#[test]
+fn a_frame_that_is_to_be_cut_is_a_storm_of_its_segments() {
+    for (to, rate) in [(BROADCAST, 1000), (group(), 2000), (mac(99), 1000)] {
+        let mut world = World::guests(1);
+        world.add(PortConfig::learning_guest());
+        let head = udp4(to, mac(1), ipv4(1), (5, 5));
+        let mut passed = 0;
+        while let Verdict::Flood | Verdict::Port(..) =
+            world
+                .bridge
+                .classify(world.now, A, &head, 42 + 100 * 1000, 42 + 1000)
+        {
+            passed += 100;
+        }
+        assert_eq!(passed, rate, "{to}");
+    }
+}
+
 #[test]
 fn storms_end_at_their_rate_and_leave_the_rest_alone() {
     let mut world = World::new();

@@ -194,9 +194,47 @@ fn an_inner_tag_never_becomes_the_outer_one_on_a_trunk() {
         world.send(B, &double(4, 2, 10)),
         Verdict::Port(strict, Tagging::Keep)
     );
+    // At an access port it would come out as a frame of whatever VLAN its sender has chosen.
     assert_eq!(
-        world.send(B, &double(1, 2, 10)),
-        Verdict::Port(A, Tagging::Strip)
+        world.refusal(B, &double(1, 2, 10)),
+        Some(Refusal::DestinationVlan)
+    );
+}
+
+/// A port in one VLAN emits no tag of any kind: the switch or host behind it would take it for its own.
+#[test]
+fn nothing_with_a_tag_leaves_at_an_access_port() {
+    let mut world = World::new();
+    world.add(trunk(1, Some(10), &[10, 20]));
+    world.add(access(2, 10));
+    let uplink = world.add(PortConfig {
+        vlan: Vlan::Access(vlan(10)),
+        ..PortConfig::uplink()
+    });
+    let _ = world.send(uplink, &plain(BROADCAST, mac(99)));
+    // Also those of providers, and what older switches take for one.
+    for kind in [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300_u16] {
+        let inner = |to| {
+            let mut frame = tagged(plain(to, mac(1)), 20);
+            frame[12..14].copy_from_slice(&kind.to_be_bytes());
+            frame
+        };
+        for to in [mac(2), mac(99), BROADCAST] {
+            let double = tagged(inner(to), 10);
+            assert_eq!(world.receivers(A, &double), [], "{kind:x} inside {to}");
+            if kind != 0x8100 {
+                assert_eq!(world.receivers(A, &inner(to)), [], "{kind:x} {to}");
+            }
+        }
+        let mut from_outside = tagged(plain(mac(2), mac(99)), 20);
+        from_outside[12..14].copy_from_slice(&kind.to_be_bytes());
+        assert_eq!(world.receivers(uplink, &from_outside), [], "{kind:x}");
+    }
+    // A priority alone is taken off.
+    let priority = tagged(plain(mac(99), mac(2)), 0xe000);
+    assert_eq!(
+        world.send(B, &priority),
+        Verdict::Port(uplink, Tagging::Strip)
     );
 }
 
@@ -209,4 +247,11 @@ fn a_tag_inside_that_says_nothing_hides_nothing() {
     assert_eq!(world.refusal(A, &inner(0)), Some(Refusal::Wrapped));
     assert_eq!(world.refusal(A, &inner(0xe000)), Some(Refusal::Wrapped));
     assert_eq!(world.refusal(A, &inner(5)), None);
+    // Nor from outside, where it would hide the use of a guest's address.
+    let uplink = world.add(PortConfig {
+        kind: PortKind::Uplink,
+        ..trunk(3, None, &[10])
+    });
+    let outside = tagged(tagged(plain(mac(1), mac(3)), 0xe000), 10);
+    assert_eq!(world.refusal(uplink, &outside), Some(Refusal::Wrapped));
 }
