@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::Guest;
+use e2e::{CommandSpec, Guest};
 
 use super::{PATIENCE, Scene, said, scene_alone};
 
@@ -14,12 +14,18 @@ fn rounds() -> usize {
 /// How long a freeze may take to end: the time of the longest, and a slow guest's patience.
 const ENDS: Duration = Duration::from_secs(120);
 
+/// How long all of it may take.
+const WRITERS_END: Duration = Duration::from_secs(2 * 3600);
+
 /// A file system, another in a file of it, and who writes to both without pause, and syncs.
 const LOAD: &str = "modprobe loop; head -c 50331648 /dev/zero > /tmp/outer; mke2fs -F /tmp/outer > /dev/null 2>&1; mkdir -p /mnt/outer && \
     mount -t ext4 -o loop /tmp/outer /mnt/outer && head -c 16777216 /dev/zero > /mnt/outer/inner; mke2fs -F /mnt/outer/inner > /dev/null 2>&1; \
     mkdir -p /mnt/inner && mount -t ext4 -o loop /mnt/outer/inner /mnt/inner && touch /tmp/loaded";
 const WRITE: &str = "for place in /mnt/outer /mnt/inner /mnt/inner; do while [ -e /tmp/loaded ]; do \
     dd if=/dev/zero of=$place/load.$$ bs=64k count=32 conv=fsync 2> /dev/null; rm $place/load.$$; done & done; wait";
+
+/// Kills the process that holds what is frozen, if there is one. The agent starts it by the kernel's link `exe`.
+const KILL: &str = "for file in $(grep -lx exe /proc/[0-9]*/comm 2> /dev/null); do process=${file#/proc/}; kill -9 ${process%/comm}; done; true";
 
 #[test]
 fn nothing_stays_frozen_under_load() {
@@ -34,7 +40,8 @@ fn nothing_stays_frozen_under_load() {
 
 fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
     guest.shell(LOAD).unwrap();
-    let writers = guest.start(WRITE).unwrap();
+    let writers = CommandSpec::new(WRITE).deadline(WRITERS_END);
+    let writers = guest.start_spec(writers).unwrap();
     let name = guest.name();
     let run = |arguments: &[&str]| scene.daemon.run(arguments).unwrap();
     let mut frozen = 0;
@@ -53,20 +60,17 @@ fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
             1 => freeze("1s"),
             // The process that holds it is killed.
             2 => {
-                let done = freeze("60s");
-                let _ = guest.run("pkill -KILL -f hold-frozen").unwrap();
+                let done = freeze("3600s");
+                guest.shell(KILL).unwrap();
                 done
             }
             // It is killed while it freezes, or before or after.
             3 => std::thread::scope(|scope| {
-                let freezing = scope.spawn(|| freeze("60s"));
-                let kill = format!(
-                    "usleep {}; pkill -KILL -f hold-frozen",
-                    round * 7919 % 400_000
-                );
-                let _ = guest.run(&kill).unwrap();
+                let freezing = scope.spawn(|| freeze("3600s"));
+                let delay = round * 7919 % 400_000;
+                guest.shell(&format!("usleep {delay}; {KILL}")).unwrap();
                 let done = freezing.join().unwrap();
-                let _ = guest.run("pkill -KILL -f hold-frozen").unwrap();
+                guest.shell(KILL).unwrap();
                 done
             }),
             // Somebody thaws meanwhile.
@@ -80,7 +84,7 @@ fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
         };
         frozen += usize::from(done.status.success());
         let write = format!(
-            "[ ! -e /run/ringdown-freeze/list ] && echo {round} > /mnt/outer/round && echo {round} > /mnt/inner/round && sync"
+            "[ ! -e /run/ringdown-freeze/list ] && echo {round} > /mnt/outer/round && echo {round} > /mnt/inner/round"
         );
         guest
             .wait_until(&write, ENDS)
