@@ -147,15 +147,22 @@ if [ "$(id -u)" != 0 ] && [ -z "${{DESTDIR:-}}" ]; then
     [ -n "$as_root" ] || {{ echo 'root is needed in the guest: log in as root, or install sudo' >&2; exit 1; }}
 fi
 root=${{DESTDIR:-}}
+work=$(mktemp -d)
 new=
-trap '[ -z "$new" ] || $as_root rm -f "$new"' EXIT
+trap 'rm -rf "$work"; [ -z "$new" ] || $as_root rm -f "$new"' EXIT
 trap 'exit 1' HUP INT TERM
-# Write what comes beside the file that it is to replace. Not in /tmp, where nothing may be run on some guests.
+cat >"$work/agent"
+arrived=$(wc -c <"$work/agent")
+if [ "$arrived" -ne {len} ]; then
+    echo "of the agent's {len} bytes only $arrived arrived" >&2
+    exit 1
+fi
+# Put a file beside the one that it is to replace.
 bring() {{
-    $as_root mkdir -p "$(dirname "$1")"
-    new=$1.new.$$
+    $as_root mkdir -p "$(dirname "$3")"
+    new=$3.new.$$
     $as_root rm -f "$new"
-    $as_root sh -c 'set -C; cat >"$1"' sh "$new"
+    $as_root cp "$1" "$new"
     $as_root chmod "$2" "$new"
 }}
 replace() {{
@@ -163,29 +170,27 @@ replace() {{
     new=
 }}
 agent=$root/usr/local/sbin/ringdown-agent
-bring "$agent" 0755
-arrived=$(wc -c <"$new")
-if [ "$arrived" -ne {len} ]; then
-    echo "of the agent's {len} bytes only $arrived arrived" >&2
-    exit 1
-fi
+bring "$work/agent" 0755 "$agent"
+# There and not in the other directory, where on some guests nothing may be run.
 $as_root "$new" --version >&2 || {{ echo 'this agent does not run on this guest: is it built for its processor?' >&2; exit 1; }}
 replace "$agent"
 systemd=/run/systemd/system
 [ -z "$root" ] || systemd=$root/etc/systemd/system
 if [ -d "$systemd" ]; then
-    unit=$root/etc/systemd/system/ringdown-agent.service
-    bring "$unit" 0644 <<'{END_OF_FILE}'
+cat >"$work/unit" <<'{END_OF_FILE}'
 {SYSTEMD_UNIT}{END_OF_FILE}
+    unit=$root/etc/systemd/system/ringdown-agent.service
+    bring "$work/unit" 0644 "$unit"
     replace "$unit"
     [ -z "$root" ] || exit 0
     $as_root systemctl daemon-reload
     $as_root systemctl enable ringdown-agent
     $as_root systemctl restart ringdown-agent
 elif [ -x "$root/sbin/openrc-run" ]; then
-    script=$root/etc/init.d/ringdown-agent
-    bring "$script" 0755 <<'{END_OF_FILE}'
+cat >"$work/script" <<'{END_OF_FILE}'
 {OPENRC_SCRIPT}{END_OF_FILE}
+    script=$root/etc/init.d/ringdown-agent
+    bring "$work/script" 0755 "$script"
     replace "$script"
     [ -z "$root" ] || exit 0
     $as_root rc-update add ringdown-agent default
