@@ -8,6 +8,8 @@ mod channels;
 mod files;
 #[path = "jobs/forward.rs"]
 mod forward;
+#[path = "jobs/frozen.rs"]
+mod frozen;
 #[path = "jobs/logs.rs"]
 mod logs;
 #[path = "jobs/machine.rs"]

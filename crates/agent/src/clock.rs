@@ -1,6 +1,7 @@
 //! The guest's clock: what it says, who keeps it right, and setting it.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, Timespec};
@@ -17,6 +18,12 @@ const TIMESYNC_MARK: &str = "/run/systemd/timesync/synchronized";
 
 /// Programs that keep the clock right.
 const KEEPERS: [&str; 5] = ["chronyd", "ntpd", "openntpd", "ntpd-rs", "ptp4l"];
+
+/// The capability to set the clock, as a bit of what `/proc` shows.
+const CAP_SYS_TIME: u64 = 1 << 25;
+
+/// The bit of a file's mode that makes it run as its owner.
+const SETUID: u32 = 0o4000;
 
 /// How long `timedatectl` may take.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -71,12 +78,28 @@ fn keeper_among_processes(proc: &Path) -> Option<String> {
         let name = entry.file_name();
         name.as_encoded_bytes().iter().all(u8::is_ascii_digit)
     });
-    numbered
-        .filter_map(|entry| std::fs::read_to_string(entry.path().join("comm")).ok())
-        .find_map(|name| {
-            let keeper = KEEPERS.into_iter().find(|keeper| *keeper == name.trim())?;
-            Some(keeper.to_owned())
-        })
+    let ours = user_namespace(&proc.join("self"));
+    numbered.map(|entry| entry.path()).find_map(|process| {
+        let name = std::fs::read_to_string(process.join("comm")).ok()?;
+        let keeper = KEEPERS.into_iter().find(|keeper| *keeper == name.trim())?;
+        let is_real = ours.is_some() && user_namespace(&process) == ours && may_set_clock(&process);
+        is_real.then(|| keeper.to_owned())
+    })
+}
+
+fn user_namespace(process: &Path) -> Option<PathBuf> {
+    std::fs::read_link(process.join("ns/user")).ok()
+}
+
+/// Whether a process of our user namespace can set the clock, and got its name from one that could, too. Any user can give a process the name of
+/// a time service, have every capability in a user namespace, and run a setuid program by a link of any name.
+fn may_set_clock(process: &Path) -> bool {
+    let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let program = std::fs::metadata(process.join("exe"));
+    effective.is_some_and(|mask| mask & CAP_SYS_TIME != 0)
+        && program.is_ok_and(|program| program.mode() & SETUID == 0)
 }
 
 /// Set the clock by what the host said in its hello, unless the configuration or the guest's own time service stands against it. The
@@ -118,6 +141,8 @@ fn needed_step(ours_ns: i64, host_ns: i64, elapsed: Duration, threshold: Duratio
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -139,20 +164,37 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_is_known_by_its_name() {
+    fn a_keeper_has_its_name_and_may_set_the_clock() {
         let proc = tempfile::tempdir().unwrap();
-        let process = |number: &str, name: &str| {
-            let directory = proc.path().join(number);
-            std::fs::create_dir(&directory).unwrap();
-            std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+        let program = |name: &str, mode| {
+            let path = proc.path().join(name);
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            path
         };
-        process("1", "init");
-        process("self", "chronyd");
+        let (ordinary, setuid) = (program("busybox", 0o755), program("su", 0o4755));
+        let process = |number: &str, name: &str, mask: &str, namespace: &str, exe: &Path| {
+            let directory = proc.path().join(number);
+            std::fs::create_dir_all(directory.join("ns")).unwrap();
+            std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+            let status = format!("Name:\t{name}\nUid:\t100\t100\t100\t100\nCapEff:\t{mask}\n");
+            std::fs::write(directory.join("status"), status).unwrap();
+            std::os::unix::fs::symlink(namespace, directory.join("ns/user")).unwrap();
+            std::os::unix::fs::symlink(exe, directory.join("exe")).unwrap();
+        };
+        let (own, other) = ("user:[1]", "user:[2]");
+        let (all, time, none) = ("000001ffffffffff", "0000000002000000", "0000000000000000");
+        process("self", "chronyd", all, own, &ordinary);
+        process("1", "init", all, own, &ordinary);
+        // What any user can have.
+        process("60", "chronyd", none, own, &ordinary);
+        process("61", "chronyd", "00000001fdffffff", own, &ordinary);
+        process("62", "chronyd", all, other, &ordinary);
+        process("63", "chronyd", all, own, &setuid);
         assert_eq!(keeper_among_processes(proc.path()), None);
-        process("77", "chronyd");
-        assert_eq!(
-            keeper_among_processes(proc.path()),
-            Some("chronyd".to_owned())
-        );
+        // chronyd gives up all capabilities but that to set the clock.
+        process("77", "chronyd", time, own, &ordinary);
+        let keeper = keeper_among_processes(proc.path());
+        assert_eq!(keeper, Some("chronyd".to_owned()));
     }
 }

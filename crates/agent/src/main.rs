@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         return launch::run(arguments.collect());
     }
     if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
-        return freezer::guard(arguments);
+        return freezer::run(arguments);
     }
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);

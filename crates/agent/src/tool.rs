@@ -35,6 +35,7 @@ pub(crate) fn find(search_path: &OsStr, name: &str) -> Option<PathBuf> {
 pub(crate) struct Tool<'a> {
     command: Command,
     input: &'a [u8],
+    stdin: Option<OwnedFd>,
     max_output: usize,
     leaves_child: bool,
 }
@@ -65,6 +66,7 @@ impl<'a> Tool<'a> {
         Tool {
             command,
             input: &[],
+            stdin: None,
             max_output: 64 * 1024,
             leaves_child: false,
         }
@@ -94,6 +96,12 @@ impl<'a> Tool<'a> {
         self
     }
 
+    /// Its standard input, in the place of an input.
+    pub(crate) fn stdin(mut self, stdin: OwnedFd) -> Self {
+        self.stdin = Some(stdin);
+        self
+    }
+
     pub(crate) fn max_output(mut self, len: usize) -> Self {
         self.max_output = len;
         self
@@ -110,10 +118,10 @@ impl<'a> Tool<'a> {
     /// # Errors
     /// It cannot be started; `TimedOut` when it had to be killed at the deadline.
     pub(crate) fn run(mut self, deadline: Instant) -> io::Result<Output> {
-        let input = if self.input.is_empty() {
-            Stdio::null()
-        } else {
-            Stdio::piped()
+        let input = match self.stdin.take() {
+            Some(stdin) => stdin.into(),
+            None if self.input.is_empty() => Stdio::null(),
+            None => Stdio::piped(),
         };
         let mut child = Killed(
             self.command

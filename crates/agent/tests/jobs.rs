@@ -1,13 +1,10 @@
-//! The everyday jobs of the agent's binary: its configuration, hosts that break the rules, and the process that thaws by itself.
+//! The everyday jobs of the agent's binary: its configuration and hosts that break the rules.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use common::{Agent, command, wait_until};
 use wire::agent::job::{Answer, Ask, FileLog, LogSource, Logs};
@@ -95,73 +92,4 @@ fn a_text_for_the_clipboard_is_as_long_as_announced() {
         bytes: b"four",
     });
     assert_eq!(client.expect_error().kind, ErrorKind::Protocol);
-}
-
-/// A guard over this list, once it has said that it is there. Ends with the test.
-struct Guard(Child);
-
-impl Guard {
-    fn start(directory: &Path, timeout: Duration) -> Option<Guard> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ringdown-agent"))
-            .args(["thaw-later", &timeout.as_millis().to_string()])
-            .args([directory.join("list"), directory.join("fsfreeze")])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = std::io::Read::read(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-        let guard = Guard(child);
-        (said == 1).then_some(guard)
-    }
-
-    fn wait(&mut self) {
-        wait_until("the guard ends", || self.0.try_wait().unwrap().is_some());
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn frozen() -> tempfile::TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    std::fs::write(
-        path.join("fsfreeze"),
-        "#!/bin/sh\necho \"$*\" >> $(dirname $0)/log\n",
-    )
-    .unwrap();
-    std::fs::set_permissions(
-        path.join("fsfreeze"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
-    std::fs::write(path.join("list"), "/deep er\0/\0").unwrap();
-    directory
-}
-
-#[test]
-fn the_guard_thaws_when_its_time_is_over() {
-    let directory = frozen();
-    let path = directory.path();
-    let mut guard = Guard::start(path, Duration::from_millis(1)).unwrap();
-    guard.wait();
-    let log = std::fs::read_to_string(path.join("log")).unwrap();
-    assert_eq!(log, "--unfreeze /\n--unfreeze /deep er\n");
-    assert!(!path.join("list").exists());
-}
-
-#[test]
-fn there_is_one_guard_and_it_ends_when_somebody_else_has_thawed() {
-    let directory = frozen();
-    let path = directory.path();
-    let mut guard = Guard::start(path, Duration::from_secs(3600)).unwrap();
-    assert!(Guard::start(path, Duration::ZERO).is_none(), "two guards");
-    std::fs::remove_file(path.join("list")).unwrap();
-    guard.wait();
-    assert!(!path.join("log").exists(), "it thawed what was thawed");
 }

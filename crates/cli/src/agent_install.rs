@@ -5,7 +5,7 @@
 //! and that the binary runs in this guest, is checked before anything is replaced.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -95,16 +95,24 @@ impl Install {
             path: self.binary.clone(),
             source,
         };
-        let bytes = std::fs::read(&self.binary).map_err(unreadable)?;
-        if !bytes.starts_with(b"\x7fELF") {
+        // One descriptor, so that what is sent is what was looked at.
+        let mut input = File::open(&self.binary).map_err(unreadable)?;
+        let mut magic = Vec::new();
+        input
+            .by_ref()
+            .take(4)
+            .read_to_end(&mut magic)
+            .map_err(unreadable)?;
+        if magic != b"\x7fELF" {
             return Err(InstallError::NoProgram(self.binary.clone()));
         }
-        let input = File::open(&self.binary).map_err(unreadable)?;
+        input.rewind().map_err(unreadable)?;
+        let len = input.metadata().map_err(unreadable)?.len();
         let status = Command::new(&self.ssh)
             .args(&self.ssh_arguments)
             // What looks like an option is a destination all the same.
             .args(["--", &self.destination])
-            .arg(script(bytes.len()))
+            .arg(as_command(&script(len)))
             .stdin(Stdio::from(input))
             .status()
             .map_err(|source| InstallError::Ssh {
@@ -122,8 +130,13 @@ impl Install {
     }
 }
 
+/// A command that has a POSIX shell run the script: the login shell, which ssh gives its command to, may be none.
+fn as_command(script: &str) -> String {
+    format!("exec sh -c '{}'", script.replace('\'', "'\\''"))
+}
+
 /// What the guest's shell is to do. `DESTDIR` installs below another root and starts nothing, as for packages.
-fn script(len: usize) -> String {
+fn script(len: u64) -> String {
     format!(
         r#"set -eu
 as_root=
@@ -135,28 +148,40 @@ if [ "$(id -u)" != 0 ] && [ -z "${{DESTDIR:-}}" ]; then
 fi
 root=${{DESTDIR:-}}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+new=
+trap 'rm -rf "$work"; [ -z "$new" ] || $as_root rm -f "$new"' EXIT
+trap 'exit 1' HUP INT TERM
 cat >"$work/agent"
 arrived=$(wc -c <"$work/agent")
 if [ "$arrived" -ne {len} ]; then
     echo "of the agent's {len} bytes only $arrived arrived" >&2
     exit 1
 fi
-chmod 0755 "$work/agent"
-"$work/agent" --version >&2 || {{ echo 'this agent does not run on this guest: is it built for its processor?' >&2; exit 1; }}
-put() {{
+# Put a file beside the one that it is to replace.
+bring() {{
     $as_root mkdir -p "$(dirname "$3")"
-    $as_root cp "$1" "$3.new"
-    $as_root chmod "$2" "$3.new"
-    $as_root mv -f "$3.new" "$3"
+    new=$3.new.$$
+    $as_root rm -f "$new"
+    $as_root cp "$1" "$new"
+    $as_root chmod "$2" "$new"
 }}
-put "$work/agent" 0755 "$root/usr/local/sbin/ringdown-agent"
+replace() {{
+    $as_root mv -f "$new" "$1"
+    new=
+}}
+agent=$root/usr/local/sbin/ringdown-agent
+bring "$work/agent" 0755 "$agent"
+# There and not in the other directory, where on some guests nothing may be run.
+$as_root "$new" --version >&2 || {{ echo 'this agent does not run on this guest: is it built for its processor?' >&2; exit 1; }}
+replace "$agent"
 systemd=/run/systemd/system
 [ -z "$root" ] || systemd=$root/etc/systemd/system
 if [ -d "$systemd" ]; then
 cat >"$work/unit" <<'{END_OF_FILE}'
 {SYSTEMD_UNIT}{END_OF_FILE}
-    put "$work/unit" 0644 "$root/etc/systemd/system/ringdown-agent.service"
+    unit=$root/etc/systemd/system/ringdown-agent.service
+    bring "$work/unit" 0644 "$unit"
+    replace "$unit"
     [ -z "$root" ] || exit 0
     $as_root systemctl daemon-reload
     $as_root systemctl enable ringdown-agent
@@ -164,7 +189,9 @@ cat >"$work/unit" <<'{END_OF_FILE}'
 elif [ -x "$root/sbin/openrc-run" ]; then
 cat >"$work/script" <<'{END_OF_FILE}'
 {OPENRC_SCRIPT}{END_OF_FILE}
-    put "$work/script" 0755 "$root/etc/init.d/ringdown-agent"
+    script=$root/etc/init.d/ringdown-agent
+    bring "$work/script" 0755 "$script"
+    replace "$script"
     [ -z "$root" ] || exit 0
     $as_root rc-update add ringdown-agent default
     $as_root rc-service ringdown-agent restart

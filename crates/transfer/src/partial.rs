@@ -4,11 +4,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps,
-    UTIME_OMIT,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
 };
 use rustix::io::Errno;
-use wire::agent::transfer::{File, MAX_CHUNK_LEN, Metadata, Options};
+use wire::agent::transfer::{File, Metadata, Options};
 
 use crate::error::Stop;
 use crate::file;
@@ -51,8 +50,6 @@ pub(crate) struct Partial {
     metadata: Metadata,
     /// Behind the last byte that was written.
     end: u64,
-    /// How much was reserved beyond that.
-    reserved: u64,
 }
 
 impl Partial {
@@ -81,7 +78,6 @@ impl Partial {
             name,
             metadata: begun.metadata,
             end: 0,
-            reserved: 0,
         };
         if begun.asks {
             let there = file::size(&rustix::fs::fstat(&partial.file)?);
@@ -91,29 +87,7 @@ impl Partial {
                 rustix::fs::ftruncate(&partial.file, 0)?;
             }
         }
-        let dense = begun
-            .size
-            .filter(|size| !begun.sparse && *size > MAX_CHUNK_LEN as u64);
-        if let Some(size) = dense {
-            if let Err(trouble) = partial.reserve(size) {
-                partial.remove(directory);
-                return Err(trouble);
-            }
-        }
         Ok(partial)
-    }
-
-    /// Has the file system set the whole of the file aside, without changing its size.
-    fn reserve(&mut self, size: u64) -> Result<(), Trouble> {
-        match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, size) {
-            Ok(()) => {
-                self.reserved = size;
-                Ok(())
-            }
-            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => Err(error.into()),
-            // It cannot do that, and will say by itself when it is full.
-            Err(_) => Ok(()),
-        }
     }
 
     /// How much is there.
@@ -146,7 +120,7 @@ impl Partial {
         options: &Options,
         busy: impl FnMut() -> Result<(), Stop>,
     ) -> Result<Result<(), Trouble>, Stop> {
-        let sized = if self.end == size && self.reserved <= size {
+        let sized = if self.end == size {
             Ok(())
         } else {
             rustix::fs::ftruncate(&self.file, size)

@@ -24,6 +24,9 @@ const TELL_EVERY: u64 = 128;
 /// How much more than was announced may come, in bytes: files grow while they are copied.
 const GROWTH: u64 = 64 * 1024 * 1024;
 
+/// How many more entries than were announced may come: directories grow, too.
+const MORE_ENTRIES: u64 = 4096;
+
 /// What to receive, and how.
 #[derive(Debug)]
 pub struct Receive<'a> {
@@ -46,6 +49,10 @@ pub struct Arrived {
     pub position: Option<Position>,
     totals: Option<Totals>,
     bytes: u64,
+    /// How many entries have begun, ended or been skipped.
+    entries: u64,
+    /// How many zeros were written to a stream in the place of holes.
+    zeros: u64,
     /// What has been written of the content of a stream: its identity, and how much.
     stream: Option<(u64, u64)>,
 }
@@ -87,6 +94,11 @@ pub fn receive(
     let result = receiver.run();
     let left = receiver.leave(&result);
     (result, left)
+}
+
+/// What may come of what was announced.
+fn grown(announced: u64, more: u64) -> u64 {
+    announced.saturating_add(announced / 8).saturating_add(more)
 }
 
 /// A directory that was entered.
@@ -151,7 +163,10 @@ impl Receiver<'_> {
                     target,
                 } => self.make_symlink(name, &metadata, &target)?,
                 Message::Remove { name } => self.remove(&name)?,
-                Message::Skipped { path, reason } => self.observer.failed(&path, &reason),
+                Message::Skipped { path, reason } => {
+                    self.count_announced()?;
+                    self.observer.failed(&path, &reason);
+                }
                 Message::End => return self.finish(),
                 Message::Cancel => return Err(Stop::Cancelled),
                 _ => {
@@ -215,7 +230,29 @@ impl Receiver<'_> {
                 format!("more than {MAX_ENTRIES} files and directories came, which is the limit"),
             ));
         }
+        self.count_announced()
+    }
+
+    /// Whether a sender that was asked for something sends about as many entries as it announced.
+    fn count_announced(&mut self) -> Result<(), Stop> {
+        self.arrived.entries += 1;
+        let Some(totals) = self.announced() else {
+            return Ok(());
+        };
+        let most = grown(totals.entries, MORE_ENTRIES);
+        // Each directory is left, too.
+        if self.arrived.entries > most.saturating_mul(2) {
+            return Err(Stop::protocol(format!(
+                "it announced {} files and directories and sends more than {most}",
+                totals.entries
+            )));
+        }
         Ok(())
+    }
+
+    fn announced(&self) -> Option<Totals> {
+        let totals = self.arrived.totals;
+        totals.filter(|_| self.request.expected.is_some())
     }
 
     fn is_between_files(&self) -> bool {

@@ -10,8 +10,12 @@ use crate::session::{Options, Stop};
 
 pub(super) fn freeze(host: &mut Host<'_>, options: &Options, timeout_ms: u32) -> Result<(), Stop> {
     let timeout = Duration::from_millis(timeout_ms.into());
-    let frozen = Freezer::new(options).freeze(timeout).map_err(unavailable)?;
-    host.answer(Answer::FileSystems(frozen))
+    let freezer = Freezer::new(options);
+    let frozen = freezer.freeze(timeout).map_err(unavailable)?;
+    host.answer(Answer::FileSystems(frozen)).inspect_err(|_| {
+        // A host that does not know of it does not thaw it. If that fails, its owner goes on.
+        let _ = freezer.thaw();
+    })
 }
 
 pub(super) fn thaw(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {

@@ -93,7 +93,148 @@ fn what_is_no_agent_or_does_not_run_replaces_nothing() {
     assert!(matches!(error, InstallError::Failed { .. }), "{error}");
     let error = install("/nowhere/ssh", "/bin/true").run().unwrap_err();
     assert!(matches!(error, InstallError::Ssh { .. }), "{error}");
-    assert!(!directory.path().join("root/usr").exists());
+    let place = directory.path().join("root/usr/local/sbin");
+    assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
+}
+
+#[test]
+fn what_arrives_in_part_replaces_nothing_and_is_removed() {
+    let (directory, ssh) = guest();
+    let agent = directory.path().join("root/usr/local/sbin/ringdown-agent");
+    install(&ssh, "/bin/true").run().unwrap();
+    let whole = std::fs::read_to_string(&ssh).unwrap();
+    std::fs::write(
+        &ssh,
+        whole
+            .replace("DESTDIR=", "head -c 1000 | DESTDIR=")
+            .replace("exec ", ""),
+    )
+    .unwrap();
+    // Longer than a pipe, so that its end is never reached.
+    let error = install(&ssh, "/bin/bash").run().unwrap_err();
+    assert!(matches!(error, InstallError::Failed { .. }), "{error}");
+    assert_eq!(
+        std::fs::read(&agent).unwrap(),
+        std::fs::read("/bin/true").unwrap()
+    );
+    assert_eq!(
+        std::fs::read_dir(agent.parent().unwrap()).unwrap().count(),
+        1
+    );
+}
+
+/// A name that can be foreseen may be a link that somebody has put there.
+#[test]
+fn links_beside_the_agent_are_not_written_through() {
+    let (directory, ssh) = guest();
+    let place = directory.path().join("root/usr/local/sbin");
+    std::fs::create_dir_all(&place).unwrap();
+    let victim = directory.path().join("victim");
+    std::fs::write(&victim, "as it was").unwrap();
+    for name in ["ringdown-agent", "ringdown-agent.new"] {
+        std::os::unix::fs::symlink(&victim, place.join(name)).unwrap();
+    }
+    install(&ssh, "/bin/true").run().unwrap();
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "as it was");
+    assert!(
+        place
+            .join("ringdown-agent")
+            .symlink_metadata()
+            .unwrap()
+            .is_file()
+    );
+}
+
+#[test]
+fn a_login_shell_that_is_none_of_posix_only_starts_one() {
+    let command = as_command("echo 'it'\\''s' \"$0\"\nfalse");
+    assert!(command.starts_with("exec sh -c '"), "{command}");
+    let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert_eq!(output.stdout, b"it's sh\n");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+const CLOUD_INIT: &str = include_str!("../../../../packaging/cloud-init/ringdown-agent.yaml");
+
+/// The words of the only item of `runcmd`, which is a list with a block at its end.
+fn cloud_init_item() -> Vec<String> {
+    let (_, items) = CLOUD_INIT.split_once("\nruncmd:\n").unwrap();
+    let (words, block) = items.split_once("    - |\n").unwrap();
+    let words = words.strip_prefix("  - - ").unwrap().lines();
+    let mut words: Vec<String> = words
+        .map(|word| word.trim_start_matches("    - ").to_owned())
+        .collect();
+    let lines = block
+        .lines()
+        .map(|line| line.strip_prefix("      ").unwrap().to_owned() + "\n");
+    words.push(lines.collect());
+    words
+}
+
+/// What cloud-init makes of `runcmd`, as its `shellify` does: each item is a line, the words of a list in single quotes.
+fn shellify(item: &[String]) -> String {
+    let words: Vec<String> = item
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+        .collect();
+    format!("#!/bin/sh\n{}\n", words.join(" "))
+}
+
+#[test]
+fn cloud_init_installs_what_has_the_right_checksum_and_nothing_else() {
+    let zeros = "0".repeat(64);
+    for is_right in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let program = |name: &str, text: &str| {
+            std::fs::write(path.join(name), format!("#!/bin/sh\n{text}\n")).unwrap();
+            std::fs::set_permissions(path.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        program("curl", "[ $# = 3 ] && echo fetched > \"$2\"");
+        program(
+            "systemctl",
+            &format!("echo \"$*\" >> {}/started", path.display()),
+        );
+        std::fs::create_dir(path.join("sbin")).unwrap();
+        let output = Command::new("sh")
+            .args(["-c", "echo fetched | sha256sum"])
+            .output()
+            .unwrap();
+        let sum = String::from_utf8(output.stdout).unwrap()[..64].to_owned();
+        let sum = if is_right { &sum } else { &zeros };
+        let script = shellify(&cloud_init_item())
+            .replace("/usr/local/sbin", &path.join("sbin").display().to_string())
+            .replace(&zeros, sum);
+        std::fs::write(path.join("runcmd"), script).unwrap();
+        let status = Command::new("sh")
+            .arg(path.join("runcmd"))
+            .env("PATH", format!("{}:/usr/bin:/bin", path.display()))
+            .status()
+            .unwrap();
+        assert_eq!(status.success(), is_right);
+        assert_eq!(path.join("started").exists(), is_right);
+        let files: Vec<_> = std::fs::read_dir(path.join("sbin"))
+            .unwrap()
+            .map(|file| file.unwrap().file_name())
+            .collect();
+        assert_eq!(
+            files,
+            if is_right {
+                vec!["ringdown-agent"]
+            } else {
+                vec![]
+            }
+        );
+    }
+}
+
+#[test]
+fn cloud_init_writes_the_same_unit() {
+    let unit = SYSTEMD_UNIT.lines().filter(|line| !line.starts_with('#'));
+    let unit: String = unit
+        .map(|line| format!("{}\n", format!("      {line}").trim_end()))
+        .collect();
+    assert!(CLOUD_INIT.contains(&format!("    content: |\n{unit}")));
 }
 
 #[test]

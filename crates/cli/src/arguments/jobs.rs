@@ -149,7 +149,8 @@ pub struct Suspend {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 All that was written before is on the guest's disks, and nothing is written until `ringdown thaw`, or until the time is over: the guest thaws
-by itself then, whatever has become of this host or of the agent. Programs in the guest that write wait meanwhile.")]
+by itself then, whatever has become of this host or of the agent. Programs in the guest that write wait meanwhile. The time begins before the first
+file system is frozen: if freezing takes longer, everything is thawed and this fails.")]
 pub struct Freeze {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,

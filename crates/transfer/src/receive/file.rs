@@ -8,7 +8,7 @@ use wire::agent::transfer::{File, MAX_FILE_LEN, Message};
 use xxhash_rust::xxh64::xxh64;
 
 use super::place::IN_NOTHING;
-use super::{GROWTH, Receiver};
+use super::{GROWTH, Receiver, grown};
 use crate::destination::{Target, human};
 use crate::error::Stop;
 use crate::file::CHANGED;
@@ -28,6 +28,7 @@ pub(super) enum Current {
     Stream {
         name: Vec<u8>,
         identity: u64,
+        said: Said,
         /// How much of it is written.
         end: u64,
         bytes: u64,
@@ -39,12 +40,54 @@ pub(super) enum Current {
 pub(super) struct Arriving {
     pub(super) partial: Partial,
     name: Vec<u8>,
-    /// Its size, as far as it was said.
-    size: Option<u64>,
-    /// What it may not exceed.
-    limit: u64,
+    said: Said,
     /// How much has come on this connection.
     bytes: u64,
+}
+
+/// How long a file may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Said {
+    /// Its size, as far as it was said.
+    size: Option<u64>,
+    /// Whether it may have holes, or end before that.
+    sparse: bool,
+    /// What it may not exceed.
+    limit: u64,
+}
+
+impl Said {
+    /// Whether bytes may end there; in words, whether it is too long.
+    fn check_chunk(&self, end: u64) -> Result<Result<(), String>, Stop> {
+        if end > self.size.unwrap_or(MAX_FILE_LEN) {
+            return Err(Stop::protocol("a chunk ends behind the end of its file"));
+        }
+        if end > self.limit {
+            let limit = human(self.limit);
+            return Ok(Err(format!(
+                "it is longer than {limit}, which is the limit"
+            )));
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether this is where the file may end, of which there are bytes up to `end`; in words, whether something is missing.
+    fn check_end(&self, end: u64, size: u64, changed: bool) -> Result<Result<(), String>, Stop> {
+        if size < end || size > self.size.unwrap_or(self.limit) {
+            return Err(Stop::protocol("the end of a file is not where it can be"));
+        }
+        // What the kernel makes up, as in /sys, may be shorter than it says, and takes no room where it is.
+        let missing = self
+            .size
+            .filter(|said| size < *said && !changed && !self.sparse);
+        Ok(missing.map_or(Ok(()), |said| {
+            Err(format!(
+                "it ends after {} of the {} that were said to come",
+                human(size),
+                human(said)
+            ))
+        }))
+    }
 }
 
 impl Receiver<'_> {
@@ -56,19 +99,22 @@ impl Receiver<'_> {
         }
         let name = self.admit(begun.name.clone())?;
         let asks = begun.asks;
-        let (identity, size) = (begun.identity, begun.size);
+        let mut said = Said {
+            size: begun.size,
+            sparse: begun.sparse,
+            limit: self.options.max_size.unwrap_or(MAX_FILE_LEN),
+        };
         let there = match self.request.target {
-            Target::Stream(_) => self.begin_stream(name.clone(), identity)?,
+            Target::Stream(_) => self.begin_stream(name.clone(), begun.identity, said)?,
             Target::Place(place) => {
-                let limit = place.size_limit(self.options.max_size);
-                match self.open_partial(begun, &name, limit) {
+                said.limit = place.size_limit(self.options.max_size);
+                match self.open_partial(begun, &name, said.limit) {
                     Ok(partial) => {
                         let there = partial.end();
                         self.current = Current::File(Arriving {
                             partial,
                             name: name.clone(),
-                            size,
-                            limit,
+                            said,
                             bytes: 0,
                         });
                         there
@@ -115,7 +161,14 @@ impl Receiver<'_> {
         )
     }
 
-    fn begin_stream(&mut self, name: Vec<u8>, identity: u64) -> Result<u64, Stop> {
+    fn begin_stream(&mut self, name: Vec<u8>, identity: u64, said: Said) -> Result<u64, Stop> {
+        if let Some(size) = said.size.filter(|size| *size > said.limit) {
+            return Err(too_long(&format!(
+                "it says that its size is {}, which is more than {}, the largest size that was allowed",
+                human(size),
+                human(said.limit)
+            )));
+        }
         let end = match self.arrived.stream {
             None => 0,
             Some((known, end)) if known == identity => end,
@@ -130,6 +183,7 @@ impl Receiver<'_> {
         self.current = Current::Stream {
             name,
             identity,
+            said,
             end,
             bytes: 0,
         };
@@ -181,25 +235,7 @@ impl Receiver<'_> {
         let written = match &mut self.current {
             Current::Nothing | Current::Discarded { .. } => Ok(()),
             Current::File(file) => file.write(offset, bytes)?,
-            Current::Stream {
-                identity,
-                end,
-                bytes: count,
-                ..
-            } => {
-                if offset < *end {
-                    return Err(Stop::protocol("a chunk begins before the end of the last"));
-                }
-                let Target::Stream(stream) = self.request.target else {
-                    return Err(Stop::protocol("a stream has no end"));
-                };
-                write_zeros(stream.as_fd(), offset - *end)?;
-                write_all(stream.as_fd(), bytes)?;
-                *end = offset + bytes.len() as u64;
-                *count += bytes.len() as u64;
-                self.arrived.stream = Some((*identity, *end));
-                Ok(())
-            }
+            Current::Stream { .. } => return self.write_stream(offset, bytes),
         };
         match written {
             Ok(()) => Ok(()),
@@ -207,20 +243,68 @@ impl Receiver<'_> {
         }
     }
 
-    /// Whether what a sender that was asked for something sends is still about what it announced.
-    fn check_announced(&mut self, more: u64) -> Result<(), Stop> {
-        self.arrived.bytes = self.arrived.bytes.saturating_add(more);
-        let Some(totals) = self
-            .arrived
-            .totals
-            .filter(|_| self.request.expected.is_some())
-        else {
+    fn write_stream(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Stop> {
+        let Current::Stream { end, said, .. } = &self.current else {
             return Ok(());
         };
-        let most = totals
-            .apparent_bytes
-            .saturating_add(totals.apparent_bytes / 8)
-            .saturating_add(GROWTH);
+        if offset < *end {
+            return Err(Stop::protocol("a chunk begins before the end of the last"));
+        }
+        let behind = offset.saturating_add(bytes.len() as u64);
+        said.check_chunk(behind)?.map_err(|why| too_long(&why))?;
+        let hole = offset - *end;
+        let stream = self.fill(hole)?;
+        write_all(stream, bytes)?;
+        if let Current::Stream {
+            identity,
+            end,
+            bytes: count,
+            ..
+        } = &mut self.current
+        {
+            *end = behind;
+            *count += bytes.len() as u64;
+            self.arrived.stream = Some((*identity, *end));
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to the stream, where they take as much room as any bytes: no more than came, unless a limit was given, which holds for all.
+    fn fill(&mut self, hole: u64) -> Result<BorrowedFd<'_>, Stop> {
+        let Target::Stream(stream) = self.request.target else {
+            return Err(Stop::protocol("a stream has no end"));
+        };
+        let zeros = self.arrived.zeros.saturating_add(hole);
+        let most = self.arrived.bytes.saturating_add(GROWTH);
+        if self.options.max_size.is_none() && zeros > most {
+            return Err(too_long(&format!(
+                "it has holes of {}, which would be written as zeros, and only {} of content: --max-size allows it",
+                human(zeros),
+                human(self.arrived.bytes)
+            )));
+        }
+        self.arrived.zeros = zeros;
+        write_zeros(stream.as_fd(), hole)?;
+        Ok(stream.as_fd())
+    }
+
+    /// Whether what came is within what was allowed, and about what was announced by a sender that was asked for something.
+    fn check_announced(&mut self, more: u64) -> Result<(), Stop> {
+        self.arrived.bytes = self.arrived.bytes.saturating_add(more);
+        if let Some(limit) = self
+            .options
+            .max_size
+            .filter(|limit| self.arrived.bytes > *limit)
+        {
+            return Err(too_long(&format!(
+                "more than {} came, the largest size that was allowed for all files together",
+                human(limit)
+            )));
+        }
+        let Some(totals) = self.announced() else {
+            return Ok(());
+        };
+        let most = grown(totals.apparent_bytes, GROWTH);
         if self.arrived.bytes > most {
             return Err(Stop::protocol(format!(
                 "it announced {} and sends more than {}",
@@ -249,11 +333,15 @@ impl Receiver<'_> {
                 self.place_file(size, digest, changed)
             }
             Current::Stream {
-                name, end, bytes, ..
+                name,
+                said,
+                end,
+                bytes,
+                ..
             } => {
-                if let (true, Target::Stream(stream)) = (size >= end, self.request.target) {
-                    write_zeros(stream.as_fd(), size - end)?;
-                }
+                let ends = said.check_end(end, size, changed)?;
+                ends.map_err(|why| Stop::failed(ErrorKind::Unavailable, why))?;
+                self.fill(size - end)?;
                 self.complain_if_changed(&name, changed);
                 self.arrive(Some(&name), Some(Arrival::File { bytes }), true);
                 Ok(())
@@ -266,7 +354,11 @@ impl Receiver<'_> {
         let Current::File(file) = &self.current else {
             return Ok(());
         };
-        file.check_size(size)?;
+        let ends = file.said.check_end(file.partial.end(), size, changed)?;
+        if let Err(why) = ends {
+            self.give_up(Trouble::Entry(why))?;
+            return self.end_file(size, None, changed);
+        }
         let directory = match (self.levels.last(), self.request.target) {
             (Some(level), _) => level.directory.as_fd(),
             (None, Target::Place(place)) => place.directory.as_fd(),
@@ -349,25 +441,16 @@ impl Arriving {
             return Err(Stop::protocol("a chunk begins before the end of the last"));
         }
         let end = offset.saturating_add(bytes.len() as u64);
-        if end > self.size.unwrap_or(MAX_FILE_LEN) {
-            return Err(Stop::protocol("a chunk ends behind the end of its file"));
-        }
-        if end > self.limit {
-            return Ok(Err(Trouble::Entry(format!(
-                "it is longer than {}, which is the limit",
-                human(self.limit)
-            ))));
+        if let Err(why) = self.said.check_chunk(end)? {
+            return Ok(Err(Trouble::Entry(why)));
         }
         self.bytes += bytes.len() as u64;
         Ok(self.partial.write(offset, bytes))
     }
+}
 
-    fn check_size(&self, size: u64) -> Result<(), Stop> {
-        if size < self.partial.end() || size > self.size.unwrap_or(self.limit) {
-            return Err(Stop::protocol("the end of a file is not where it can be"));
-        }
-        Ok(())
-    }
+fn too_long(why: &str) -> Stop {
+    Stop::failed(ErrorKind::Unavailable, why)
 }
 
 fn write_zeros(stream: BorrowedFd<'_>, mut count: u64) -> Result<(), Stop> {

@@ -82,6 +82,16 @@ fn receive_from(
     options: Options,
     expected: Option<&[&str]>,
 ) -> (Result<(), Stop>, Notes) {
+    let target = Target::Place(Destination::open(jail, 1, options.sync.is_some(), None).unwrap());
+    receive_into(&target, bytes, options, expected)
+}
+
+fn receive_into(
+    target: &Target,
+    bytes: Vec<u8>,
+    options: Options,
+    expected: Option<&[&str]>,
+) -> (Result<(), Stop>, Notes) {
     let (mut one, other) = UnixStream::pair().unwrap();
     let hostile = thread::spawn(move || {
         let mut answers = Vec::new();
@@ -91,9 +101,8 @@ fn receive_from(
         let _ = one.shutdown(std::net::Shutdown::Write);
         let _ = reading.join().unwrap();
     });
-    let target = Target::Place(Destination::open(jail, 1, options.sync.is_some(), None).unwrap());
     let request = Receive {
-        target: &target,
+        target,
         id: ID,
         options,
         expected: expected.map(|names| names.iter().map(|name| name.as_bytes().to_vec()).collect()),
@@ -282,6 +291,182 @@ fn a_header_of_a_tebibyte_is_refused_and_nothing_is_allocated() {
     if notes.failed.is_empty() {
         assert!(fs::metadata(jail.join("huge")).unwrap().blocks() < 4096);
     }
+}
+
+/// What a hostile sender makes come out of a pipe, up to a limit at which the reader leaves.
+fn receive_piped(bytes: Vec<u8>, options: Options) -> (Result<(), Stop>, u64) {
+    const READER_LEAVES: u64 = 1 << 30;
+    let (reader, writer) = std::io::pipe().unwrap();
+    let reading = thread::spawn(move || {
+        std::io::copy(&mut reader.take(READER_LEAVES), &mut std::io::sink()).unwrap()
+    });
+    let target = Target::Stream(writer.into());
+    let (result, _) = receive_into(&target, bytes, options, Some(&["huge"]));
+    drop(target);
+    (result, reading.join().unwrap())
+}
+
+#[test]
+fn a_stream_gets_no_more_zeros_than_bytes_that_came() {
+    const MIB: u64 = 1 << 20;
+    let size = 1 << 40;
+    let words = |size, more: &[Vec<u8>]| {
+        let begun = [announce(), file_of("huge", Some(size))].concat();
+        [begun, more.concat(), raw(&Message::End)].concat()
+    };
+    let holes: [&[Vec<u8>]; 3] = [
+        &[end_of(size)],
+        &[chunk(size - 4, b"evil"), end_of(size)],
+        &[
+            chunk(512 * MIB, b"evil"),
+            chunk(1024 * MIB, b"evil"),
+            end_of(size),
+        ],
+    ];
+    for hole in holes {
+        let (result, written) = receive_piped(words(size, hole), options());
+        let words = result.unwrap_err().to_string();
+        assert!(words.contains("--max-size"), "{words}");
+        assert!(written <= 65 * MIB, "{written} bytes for {words}");
+    }
+    // What was allowed comes, and no more.
+    let limited = |max_size| Options {
+        max_size: Some(max_size),
+        ..options()
+    };
+    let (result, written) =
+        receive_piped(words(100 * MIB, &[end_of(100 * MIB)]), limited(100 * MIB));
+    result.unwrap();
+    assert_eq!(written, 100 * MIB);
+    let one_more: [(u64, &[Vec<u8>]); 2] = [
+        (100 * MIB + 1, &[end_of(100 * MIB + 1)]),
+        (100 * MIB, &[chunk(100 * MIB, b"e"), end_of(100 * MIB)]),
+    ];
+    for (size, hole) in one_more {
+        let (result, written) = receive_piped(words(size, hole), limited(100 * MIB));
+        assert!(result.is_err());
+        assert_eq!(written, 0);
+    }
+    let unsaid = [announce(), file_of("huge", None), chunk(101 * MIB, b"e")].concat();
+    assert_eq!(receive_piped(unsaid, limited(100 * MIB)).1, 0);
+}
+
+#[test]
+fn a_size_that_is_only_said_takes_no_room() {
+    let (_root, jail, _) = place();
+    let dense = raw(&Message::File(File {
+        name: b"large".to_vec(),
+        metadata: metadata(0o644),
+        size: Some(64 << 20),
+        sparse: false,
+        identity: 1,
+        asks: false,
+    }));
+    let words = [
+        announce(),
+        dense.clone(),
+        chunk(0, b"few"),
+        raw(&Message::Cancel),
+    ];
+    struct Watch(PathBuf, u64);
+    impl Observer for Watch {
+        fn passed(&mut self, _: u64) {
+            let there = fs::read_dir(&self.0).unwrap();
+            self.1 = there
+                .map(|entry| entry.unwrap().metadata().unwrap().blocks())
+                .sum();
+        }
+    }
+    let (mut one, other) = UnixStream::pair().unwrap();
+    one.write_all(&words.concat()).unwrap();
+    let target = Target::Place(Destination::open(&jail, 1, false, None).unwrap());
+    let request = Receive {
+        target: &target,
+        id: ID,
+        options: options(),
+        expected: Some(vec![b"large".to_vec()]),
+        resumed: false,
+    };
+    let mut watch = Watch(jail.clone(), 0);
+    let (result, _) = receive(
+        &mut channel(other),
+        &request,
+        &mut Arrived::default(),
+        &mut watch,
+    );
+    assert!(result.is_err());
+    assert!(watch.1 * 512 < 1 << 20, "{} blocks were reserved", watch.1);
+
+    // Nor does a file count whose size was said and that ends before, without having changed.
+    let short = [
+        announce(),
+        dense,
+        chunk(0, b"few"),
+        end_of(3),
+        raw(&Message::End),
+    ];
+    let (result, notes) = receive_from(short.concat(), &jail, options(), Some(&["large"]));
+    result.unwrap();
+    assert!(notes.failed[0].1.contains("64.0 MiB"), "{:?}", notes.failed);
+    assert_eq!(snapshot(&jail).len(), 0);
+}
+
+#[test]
+fn more_than_was_allowed_or_announced_ends_the_transfer() {
+    let files = |count: usize| -> Vec<String> { (0..count).map(|n| format!("{n:05}")).collect() };
+    let words = |totals: Totals, names: &[String]| {
+        let all = names.iter().flat_map(|name| file(name));
+        let begun = [raw(&Message::Announce(totals)), directory("tree")].concat();
+        begun
+            .into_iter()
+            .chain(all)
+            .chain(raw(&Message::Leave))
+            .chain(raw(&Message::End))
+            .collect()
+    };
+    let recursive = Options {
+        recursive: true,
+        ..options()
+    };
+    let allowed = Options {
+        max_size: Some(40),
+        ..recursive
+    };
+    let (_root, jail, _) = place();
+    let (result, _) = receive_from(
+        words(Totals::default(), &files(11)),
+        &jail,
+        allowed,
+        Some(&["tree"]),
+    );
+    let said = result.unwrap_err().to_string();
+    assert!(said.contains("40 bytes"), "{said}");
+    assert_eq!(snapshot(&jail.join("tree")).len(), 10);
+
+    let announced = Totals {
+        entries: 2,
+        ..Totals::default()
+    };
+    let (result, _) = receive_from(
+        words(announced, &files(20_000)),
+        &jail,
+        recursive,
+        Some(&["tree"]),
+    );
+    let said = result.unwrap_err().to_string();
+    assert!(said.contains("announced 2"), "{said}");
+
+    let skipped = raw(&Message::Skipped {
+        path: b"x".to_vec(),
+        reason: "why".to_owned(),
+    });
+    let flood = [
+        raw(&Message::Announce(announced)),
+        skipped.repeat(20_000),
+        raw(&Message::End),
+    ];
+    let (result, notes) = receive_from(flood.concat(), &jail, recursive, Some(&["tree"]));
+    assert!(result.is_err() && notes.failed.len() < 10_000);
 }
 
 /// Who asks for one thing does not get another beside it.
