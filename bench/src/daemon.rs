@@ -20,6 +20,7 @@ pub struct Daemon {
     child: Child,
     program: PathBuf,
     directory: TempDir,
+    is_killed: bool,
 }
 
 impl Daemon {
@@ -66,6 +67,7 @@ impl Daemon {
             child,
             program: program.to_owned(),
             directory,
+            is_killed: false,
         };
         match ready.recv_timeout(PATIENCE) {
             Ok(()) => Ok(daemon),
@@ -220,6 +222,26 @@ impl Daemon {
         format!("/proc/{}/{name}", self.child.id())
     }
 
+    /// Stops it where it is, or lets it go on.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn pause(&self, pauses: bool) -> io::Result<()> {
+        let signal = if pauses { Signal::STOP } else { Signal::CONT };
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        Ok(kill_process(pid.ok_or(io::ErrorKind::NotFound)?, signal)?)
+    }
+
+    /// Kills it, and waits until it is gone.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.is_killed = true;
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+
     /// Sends SIGTERM and waits for the end. Returns whether it was a clean one.
     pub fn stop(&mut self) -> bool {
         if let Ok(Some(status)) = self.child.try_wait() {
@@ -244,7 +266,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let clean = self.stop();
+        let clean = self.is_killed || self.stop();
         if !clean {
             // It may have ended by itself, badly.
             let _ = self.child.kill();

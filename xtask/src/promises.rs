@@ -19,7 +19,7 @@ use crate::suites::{self, Suite};
 use page::{Piece, pieces};
 
 /// Pages of which every promise has to be held by a test.
-const PAGES: [&str; 4] = ["threat-model", "service", "services", "network"];
+const PAGES: [&str; 5] = ["threat-model", "service", "services", "network", "cuts"];
 
 /// What an entry's test begins with when it is a row of the table of attacks, and when it is all rows of a group.
 const ATTACK: &str = "attack ";

@@ -95,10 +95,13 @@ impl Running {
         self.signal(Signal::HUP);
         // A stopped process handles the signal only when it goes on.
         self.signal(Signal::CONT);
-        // The kernel hangs up the whole session of a terminal whose controlling side closes.
-        (self.stdin, self.stdout, self.stderr, self.terminal) = (None, None, None, None);
+        // A pipe of input stays open until the command is gone: its end would look like the end of what the host had to say. The kernel hangs up
+        // the whole session of a terminal whose controlling side closes.
+        let input = self.stdin.take().filter(|_| self.terminal.is_none());
+        (self.stdout, self.stderr, self.terminal) = (None, None, None);
         let _ = wait(&self.ended, PollFlags::IN, deadline);
         self.kill();
+        drop(input);
     }
 
     fn kill(&mut self) {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::pump::{carry, reset_on_close};
+use crate::pump::{carry, end_on_close, reset_on_close};
 use crate::transport;
 
 /// The most connections at a time. Each has a thread and two buffers of [`crate::pump::BUFFER_LEN`] bytes.
@@ -143,11 +143,10 @@ fn connect(client: TcpStream, dial: &impl Fn() -> io::Result<OwnedFd>) -> io::Re
     let _ = client.set_nodelay(true);
     let client = OwnedFd::from(client);
     rustix::io::ioctl_fionbio(&client, true)?;
-    let carried = dial().and_then(|host| carry(&client, &host));
-    if carried.is_err() {
-        reset_on_close(&client);
-    }
-    carried
+    reset_on_close(&client);
+    dial().and_then(|host| carry(&client, &host))?;
+    end_on_close(&client);
+    Ok(())
 }
 
 /// Places for connections.

@@ -4,10 +4,10 @@
 //! place among [`MAX_CONNECTIONS`] instead of one among the operations, so that a busy forward does not keep commands out. A place to listen
 //! is an operation like any other: it ends with the host's connection, and with it everybody who still waits there.
 
+mod frames;
 mod listeners;
 mod place;
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use wire::agent::forward::{Key, MAX_CONNECTIONS, Message, Place};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
-use crate::pump::{carry, reset_on_close};
+use crate::pump::{end_on_close, reset_on_close};
 use crate::session::{Options, Stop};
 use crate::share::Share;
 use crate::stream::send_all;
@@ -36,7 +36,7 @@ pub struct Forwarding {
 /// its own.
 pub(crate) fn run(
     host: &OwnedFd,
-    mut decoder: Decoder,
+    decoder: Decoder,
     options: &Options,
     request: Message,
     place: Option<Share>,
@@ -67,20 +67,11 @@ pub(crate) fn run(
             return Err(refusal(ErrorKind::Protocol, message));
         }
     };
+    reset_on_close(&program);
     say(host, Message::Connected)?;
-    let early = decoder.take_raw(usize::MAX).to_vec();
-    drop(decoder);
-    let carried = send_early(&program, &early).and_then(|()| carry(host, &program));
-    carried.map_err(|error| {
-        reset_on_close(host);
-        reset_on_close(&program);
-        Stop::HostGone(error)
-    })
-}
-
-/// What the host sent behind its request, without waiting for the answer.
-fn send_early(program: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    send_all(program, bytes, Instant::now() + SAY_TIMEOUT)
+    frames::carry(host, &program, decoder).map_err(Stop::HostGone)?;
+    end_on_close(&program);
+    Ok(())
 }
 
 fn dial(to: &Place) -> Result<OwnedFd, Stop> {

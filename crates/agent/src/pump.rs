@@ -11,9 +11,15 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 /// What is on its way in one direction is at most this, in bytes.
 pub(crate) const BUFFER_LEN: usize = 64 * 1024;
 
-/// Lets the close of a socket be a reset, where the system knows resets: nobody is to take what it got for all there was.
+/// Lets the close of a socket be a reset, where the system knows resets, also when this process is killed: nobody is to take what it got for all
+/// there was.
 pub(crate) fn reset_on_close(socket: &OwnedFd) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// Everything has passed: the close of a socket is no reset.
+pub(crate) fn end_on_close(socket: &OwnedFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, None);
 }
 
 /// Carries bytes both ways between two non-blocking sockets until both directions have ended, each for itself.
@@ -47,14 +53,22 @@ fn wait(sockets: &[&OwnedFd; 2], directions: &[Direction; 2]) -> io::Result<()> 
             wanted.push(PollFd::new(*socket, flags));
         }
     }
+    wait_for(&mut wanted)
+}
+
+/// Waits until one of these can go on.
+///
+/// # Errors
+/// One of them has failed.
+pub(crate) fn wait_for(wanted: &mut [PollFd<'_>]) -> io::Result<()> {
     loop {
-        match poll(&mut wanted, None) {
+        match poll(wanted, None) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(_) => break,
         }
     }
-    for polled in &wanted {
+    for polled in &*wanted {
         if polled.revents().contains(PollFlags::ERR) {
             let error = rustix::net::sockopt::socket_error(polled)?;
             return Err(error.err().unwrap_or(Errno::CONNRESET).into());

@@ -324,7 +324,7 @@ fn nobody_is_served_before_the_host_has_answered() {
 #[test]
 fn over_vsock_the_host_says_whether_callers_prove_themselves() {
     let callers = Arc::new(Callers::over_vsock());
-    let mut host = answered(&callers, &[CALLERS_KNOWN]);
+    let host = answered(&callers, &[CALLERS_KNOWN]);
     call(&callers).greet();
     host.stream.shutdown(std::net::Shutdown::Both).unwrap();
 

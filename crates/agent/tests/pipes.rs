@@ -201,6 +201,31 @@ fn a_client_that_leaves_takes_the_process_group_with_it() {
 }
 
 #[test]
+fn a_client_that_leaves_in_the_middle_shows_no_end_of_input() {
+    let agent = Agent::start();
+    let directory = tempfile::tempdir().unwrap();
+    for (index, trap) in ["", "trap '' HUP;"].into_iter().enumerate() {
+        let file = directory.path().join(index.to_string());
+        let script = format!(
+            "{trap} echo ready; cat >/dev/null; echo all of it > {}",
+            file.display()
+        );
+        let mut client = agent.request(shell(&script));
+        let pid = client.expect_started();
+        client.grant(Stream::Stdout, 4096);
+        client.wait_for_output("ready\n");
+        let bytes = b"half of it";
+        client.send(&Frame::Data {
+            stream: Stream::Stdin,
+            bytes,
+        });
+        drop(client);
+        wait_until(&script, || !is_running(pid));
+        assert!(!file.exists(), "{script}");
+    }
+}
+
+#[test]
 fn a_client_that_leaves_after_the_exit_leaves_the_background_alone() {
     let agent = Agent::start();
     let mut client = agent.exec(shell("sleep 1000 >/dev/null 2>&1 & echo $!"));

@@ -5,9 +5,10 @@
 //! passes is said in [`wire::agent::forward`].
 //!
 //! The end of one direction is passed on and the other goes on. A connection that breaks on one side is reset on the other, where the system
-//! knows resets. When the agent, the daemon or the guest go away and come back, new connections work again, and the agent is asked to
+//! knows resets, also when the agent, the VM, the daemon or this process is killed. When the agent, the daemon or the guest go away and come back, new connections work again, and the agent is asked to
 //! listen again; connections that were open are gone, as their programs see.
 
+mod frames;
 mod places;
 mod specification;
 mod stream;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 use wire::agent::forward::{MAX_CONNECTIONS, Message, Place};
@@ -27,9 +28,6 @@ use crate::guest::{Connection, GuestError};
 use places::Listener;
 pub use specification::{Direction, Forward};
 use stream::LocalStream;
-
-/// The bytes of one connection on their way in each direction.
-const BUFFER_LEN: usize = 64 * 1024;
 
 /// The wait before the agent is asked again to listen.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -132,28 +130,15 @@ impl<G: Guest> Shared<G> {
         mut program: LocalStream,
         request: Message,
     ) -> Result<(), String> {
-        let carried = async {
-            let (mut connection, answer) = self.ask(request, Duration::ZERO).await?;
-            if answer != Message::Connected {
-                return Err("the guest's agent broke the protocol: it did not connect".to_owned());
-            }
-            let early = connection.decoder.take_raw(usize::MAX).to_vec();
-            let mut guest = into_async(connection.stream).map_err(|error| error.to_string())?;
-            let carried = async {
-                program.write_all(&early).await?;
-                copy_bidirectional_with_sizes(&mut program, &mut guest, BUFFER_LEN, BUFFER_LEN)
-                    .await
-            };
-            match carried.await {
-                Ok(_) => Ok(()),
-                Err(error) => Err(format!("a connection broke: {error}")),
-            }
-        };
-        let result = carried.await;
-        if result.is_err() {
-            program.reset_on_close();
+        let (connection, answer) = self.ask(request, Duration::ZERO).await?;
+        if answer != Message::Connected {
+            return Err("the guest's agent broke the protocol: it did not connect".to_owned());
         }
-        result
+        let guest = into_async(connection.stream).map_err(|error| error.to_string())?;
+        let carried = frames::carry(&mut program, guest, connection.decoder).await;
+        carried.map_err(|error| format!("a connection broke: {error}"))?;
+        program.end_on_close();
+        Ok(())
     }
 }
 

@@ -95,10 +95,7 @@ fn dial(handle: &Weak<Handle>, port: u32, reply: Reply) {
     };
     let cut = carried.cut.clone();
     let answered = move |answer: Result<(), Refusal>| match answer {
-        Ok(()) => reply.put_through(Connected {
-            cut: Some(cut),
-            ..Connected::new(ours, None)
-        }),
+        Ok(()) => reply.put_through(Connected::with_cut(ours, cut)),
         Err(refusal) => reply.failed(reason(&refusal)),
     };
     handle.dial(port, carried, Box::new(answered));

@@ -12,7 +12,7 @@ use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
 use crate::Credentials;
-use crate::dialer::Cut;
+use crate::dialer::{Cut, mark};
 
 /// Who it is that calls.
 #[derive(Debug, Clone)]
@@ -29,8 +29,6 @@ pub(crate) enum Who {
     Channel {
         /// Why it was refused, for whoever has brought the call.
         refusal: Arc<OnceLock<Reason>>,
-        /// Whether an end of the channel is one.
-        cut: Cut,
     },
 }
 
@@ -43,7 +41,7 @@ impl Who {
     /// Takes note of a refusal, if it can be told otherwise than in words on the socket.
     pub(crate) fn refused(&self, reason: Reason) {
         match self {
-            Who::Channel { refusal, .. } => {
+            Who::Channel { refusal } => {
                 // The first reason is the one that counts.
                 let _ = refusal.set(reason);
             }
@@ -107,6 +105,8 @@ pub(crate) struct Caller {
     pub(crate) deadline: Time,
     /// How much of what is in the socket is the request, in bytes, once it is whole.
     pub(crate) request_len: usize,
+    /// Whether an end of the socket is one, if it can be told.
+    pub(crate) cut: Option<Cut>,
 }
 
 /// How far a caller has come.
@@ -153,7 +153,7 @@ impl Caller {
     pub(crate) fn refuse(&self, line: &str) {
         match self.who.speaks() {
             true => refuse(&self.socket, line),
-            false => reset(&self.socket),
+            false => mark(self.cut.as_ref()),
         }
     }
 }
@@ -165,10 +165,16 @@ pub(crate) fn refuse(socket: &OwnedFd, line: &str) {
     answer(socket, line);
 }
 
-/// Has a TCP connection end with a reset when it is closed. A UNIX socket knows no such thing.
-pub(crate) fn reset(socket: &OwnedFd) {
+/// Has a TCP connection end with a reset when it is closed, and when this process is killed, until it is known to have ended. A UNIX socket
+/// knows no such thing.
+pub(crate) fn reset_on_close(socket: &OwnedFd) {
     // It fails only for a socket that is no TCP connection any more.
     let _ = set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// Everything has passed: its close is no reset.
+pub(crate) fn end_on_close(socket: &OwnedFd) {
+    let _ = set_socket_linger(socket, None);
 }
 
 /// Takes up to `len` bytes of a request out of the socket.

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::net::sockopt::socket_error;
 use rustix::net::{RecvFlags, recv};
 use switch::{CircuitId, Side};
 use wire::agent::Secret;
@@ -52,6 +53,8 @@ pub(crate) struct HostSocket {
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
     pub(crate) request_len: usize,
+    /// Its close is a reset until it is known to have ended: see [`reset_on_close`](crate::caller::reset_on_close).
+    pub(crate) resets: bool,
     /// What is to last as long as the socket.
     pub(crate) hold: Option<Hold>,
     /// Whether an end of the socket is one, if it can be told.
@@ -108,16 +111,26 @@ impl CircuitIo {
     }
 }
 
+/// What there is behind a request of this length, in a socket whose program has said that no more comes, or not yet.
+pub(crate) fn behind_request(socket: &OwnedFd, len: usize, ending: bool) -> BehindRequest {
+    let mut bytes = [0; MAX_REQUEST_LEN + 1];
+    let wanted = &mut bytes[..=len.min(MAX_REQUEST_LEN)];
+    match recv(socket, wanted, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((seen, _)) if seen > len => BehindRequest::Data,
+        _ if ending => BehindRequest::End,
+        _ => BehindRequest::Nothing,
+    }
+}
+
+/// Whether the end behind a request is a reset: the request that is in the socket still keeps a read from saying so.
+pub(crate) fn is_broken(socket: &OwnedFd) -> bool {
+    !matches!(socket_error(socket), Ok(Ok(())))
+}
+
 impl HostSocket {
     /// What there is behind the request.
     pub(crate) fn behind_request(&self) -> BehindRequest {
-        let mut bytes = [0; MAX_REQUEST_LEN + 1];
-        let wanted = &mut bytes[..=self.request_len.min(MAX_REQUEST_LEN)];
-        match recv(&self.socket, wanted, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((seen, _)) if seen > self.request_len => BehindRequest::Data,
-            _ if self.ending => BehindRequest::End,
-            _ => BehindRequest::Nothing,
-        }
+        behind_request(&self.socket, self.request_len, self.ending)
     }
 
     /// Takes what is left of the request out of the socket.
@@ -137,6 +150,7 @@ impl HostSocket {
             unanswered,
             short_of_room: false,
             request_len: 0,
+            resets: false,
             hold: None,
             cut: None,
         }

@@ -63,6 +63,11 @@ pub struct Connected {
     pub hold: Option<Hold>,
     /// For whoever shares it: whether an end of the socket is one.
     pub cut: Option<Cut>,
+    /// How many bytes are in a stream socket that are not for the guest. They stay there as long as nothing else comes, so that the other
+    /// side can be shown a reset.
+    pub unread: usize,
+    /// Its close is a reset until it is known to have ended.
+    pub(crate) resets: bool,
 }
 
 /// Whether a socket was closed before its time, which a UNIX socket has no way to say. Both of its sides have it, and set it before they
@@ -76,6 +81,16 @@ impl Connected {
             socket,
             hold,
             cut: None,
+            unread: 0,
+            resets: false,
+        }
+    }
+
+    /// A socket that one process shares with itself.
+    pub fn with_cut(socket: OwnedFd, cut: Cut) -> Connected {
+        Connected {
+            cut: Some(cut),
+            ..Connected::new(socket, None)
         }
     }
 }

@@ -7,6 +7,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use switch::Side;
 
+use crate::caller::{end_on_close, take_request};
+use crate::circuit::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
 use crate::reactor::EventFlags;
 
@@ -39,6 +41,10 @@ struct Leg {
     over: bool,
     /// Whether an end of the socket is one, if it can be told.
     cut: Option<Cut>,
+    /// Bytes in the socket that are not for the other, and stay there as long as nothing else comes: see [`HostSocket::request_len`].
+    unread: usize,
+    /// No more comes from it.
+    ending: bool,
 }
 
 /// How a look at one direction has ended.
@@ -53,8 +59,8 @@ pub(crate) enum Step {
 }
 
 impl Relay {
-    pub(crate) fn new(caller: OwnedFd, cut: Option<Cut>, callee: Connected) -> Relay {
-        let leg = |socket, cut| Leg {
+    pub(crate) fn new(caller: HostSocket, callee: Connected) -> Relay {
+        let leg = |socket, cut, unread, ending| Leg {
             socket,
             readable: true,
             writable: true,
@@ -62,9 +68,14 @@ impl Relay {
             taken: 0,
             over: false,
             cut,
+            unread,
+            ending,
         };
         Relay {
-            legs: [leg(caller, cut), leg(callee.socket, callee.cut)],
+            legs: [
+                leg(caller.socket, caller.cut, caller.request_len, caller.ending),
+                leg(callee.socket, callee.cut, callee.unread, false),
+            ],
             _hold: callee.hold,
             scheduled: false,
             resting: false,
@@ -79,6 +90,16 @@ impl Relay {
     pub(crate) fn mark_cut(&self) {
         for leg in &self.legs {
             mark(leg.cut.as_ref());
+        }
+    }
+
+    /// Closes both, of which everything has passed: no reset, which would overtake what a TCP peer has yet to receive.
+    pub(crate) fn close(self) {
+        for leg in &self.legs {
+            if leg.unread > 0 {
+                take_request(&leg.socket, leg.unread);
+            }
+            end_on_close(&leg.socket);
         }
     }
 
@@ -101,6 +122,7 @@ impl Relay {
     pub(crate) fn happened(&mut self, side: Side, flags: EventFlags) {
         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         let leg = &mut self.legs[side.index()];
+        leg.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         leg.readable |= hung_up || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
         leg.writable |= hung_up || flags.contains(EventFlags::OUT);
         if flags.contains(EventFlags::HUP) {
@@ -137,15 +159,15 @@ impl Relay {
         if !sender.readable {
             return Step::Waits;
         }
-        let len = match recv(&sender.socket, &mut *room, RecvFlags::DONTWAIT) {
-            Ok((0, _)) if is_cut(sender.cut.as_ref()) => return Step::Broken,
-            Ok((0, _)) => {
+        let len = match sender.receive(room) {
+            Ok(0) if is_cut(sender.cut.as_ref()) => return Step::Broken,
+            Ok(0) => {
                 sender.over = true;
                 // It fails only when the receiver is gone, and then nobody waits for the end.
                 let _ = shutdown(&receiver.socket, Shutdown::Write);
                 return Step::Waits;
             }
-            Ok((len, _)) => len,
+            Ok(len) => len,
             Err(Errno::INTR) => return Step::Took(0),
             Err(Errno::AGAIN) => {
                 sender.readable = false;
@@ -183,6 +205,21 @@ impl Relay {
             Side::Caller => [caller, callee],
             Side::Callee => [callee, caller],
         }
+    }
+}
+
+impl Leg {
+    /// What has come behind that which is not for the other.
+    fn receive(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
+        if self.unread > 0 {
+            match behind_request(&self.socket, self.unread, self.ending) {
+                BehindRequest::Data => take_request(&self.socket, std::mem::take(&mut self.unread)),
+                BehindRequest::End if is_broken(&self.socket) => return Err(Errno::CONNRESET),
+                BehindRequest::End => return Ok(0),
+                BehindRequest::Nothing => return Err(Errno::AGAIN),
+            }
+        }
+        Ok(recv(&self.socket, room, RecvFlags::DONTWAIT)?.0)
     }
 }
 

@@ -73,8 +73,9 @@ pub const CAPABILITY_EXEC: &str = "exec";
 /// The capability of taking part in benchmarks ([`bench`]).
 pub const CAPABILITY_BENCH: &str = "bench";
 
-/// The capability of carrying connections ([`forward`]).
-pub const CAPABILITY_FORWARD: &str = "forward";
+/// The capability of carrying connections ([`forward`]). Agents that offered `forward` carried them without frames, so that a connection that was
+/// cut could look complete.
+pub const CAPABILITY_FORWARD: &str = "forward-frames";
 /// The capability of receiving and sending files ([`transfer`]).
 pub const CAPABILITY_TRANSFER: &str = "transfer";
 

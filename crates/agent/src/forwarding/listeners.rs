@@ -58,7 +58,6 @@ impl Listeners {
             return false;
         };
         if callers.len() >= MAX_WAITING {
-            reset_on_close(&caller.socket);
             return false;
         }
         callers.push_back(caller);
@@ -70,9 +69,7 @@ impl Listeners {
         let mut waiting = self.lock();
         let callers = waiting.get_mut(key)?;
         while callers.front().is_some_and(|caller| caller.deadline <= now) {
-            if let Some(caller) = callers.pop_front() {
-                reset_on_close(&caller.socket);
-            }
+            callers.pop_front();
         }
         callers.front().map(|caller| caller.deadline)
     }
@@ -103,11 +100,7 @@ impl<'a> Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        let callers = self.listeners.lock().remove(&self.key);
-        callers
-            .iter()
-            .flatten()
-            .for_each(|caller| reset_on_close(&caller.socket));
+        self.listeners.lock().remove(&self.key);
     }
 }
 
@@ -134,7 +127,7 @@ pub(super) fn listen(
         {
             match frame {
                 Frame::Forward(Message::Leave { number }) => {
-                    listeners.take(&key, number).iter().for_each(reset_on_close);
+                    listeners.take(&key, number);
                 }
                 _ => {
                     let message = "a frame that has no place while the agent listens";
@@ -164,6 +157,7 @@ pub(super) fn listen(
         }
         match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
+                reset_on_close(&socket);
                 let deadline = Instant::now() + PATIENCE;
                 let caller = Caller {
                     number,

@@ -5,7 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
-use wire::agent::{CONNECTION_CHANNEL, Hello};
+use rustix::event::{PollFd, PollFlags, poll};
+use wire::agent::{CONNECTION_CHANNEL, Hello, Stream};
 
 use super::*;
 use crate::session::serve;
@@ -66,10 +67,43 @@ impl Host {
 
     /// The bytes up to their end.
     fn rest(mut self) -> Vec<u8> {
-        let mut bytes = self.decoder.take_raw(usize::MAX).to_vec();
-        self.stream.read_to_end(&mut bytes).unwrap();
-        bytes
+        let mut all = Vec::new();
+        loop {
+            self.receive();
+            match self.decoder.next_frame() {
+                Ok(Some((
+                    _,
+                    Frame::Data {
+                        stream: Stream::Stdout,
+                        bytes,
+                    },
+                ))) => all.extend(bytes),
+                Ok(Some((_, Frame::EndOfStream(Stream::Stdout)))) => return all,
+                other => panic!("{other:?}"),
+            }
+        }
     }
+}
+
+/// Bytes towards the guest, in frames.
+fn data(bytes: &[u8]) -> Vec<u8> {
+    let mut frames = Vec::new();
+    for bytes in bytes.chunks(50_000) {
+        let data = Frame::Data {
+            stream: Stream::Stdin,
+            bytes,
+        };
+        data.encode(OPERATION_CHANNEL, &mut frames).unwrap();
+    }
+    frames
+}
+
+/// The same, and their end.
+fn all(bytes: &[u8]) -> Vec<u8> {
+    let mut frames = data(bytes);
+    let end = Frame::EndOfStream(Stream::Stdin);
+    end.encode(OPERATION_CHANNEL, &mut frames).unwrap();
+    frames
 }
 
 fn loopback(port: u16) -> Place {
@@ -103,11 +137,8 @@ fn a_program_of_the_guest_is_reached_and_each_direction_ends_for_itself() {
         // Not waiting for the answer: what follows the request belongs to the program.
         let question: Vec<u8> = (0..1_000_000_u32).map(|number| number as u8).collect();
         let mut writer = host.stream.try_clone().unwrap();
-        let sent = question.clone();
-        let writing = thread::spawn(move || {
-            writer.write_all(&sent).unwrap();
-            writer.shutdown(Shutdown::Write).unwrap();
-        });
+        let sent = all(&question);
+        let writing = thread::spawn(move || writer.write_all(&sent).unwrap());
         assert_eq!(host.answer(), Ok(Message::Connected));
         let mut answer = host.rest();
         writing.join().unwrap();
@@ -163,8 +194,7 @@ fn a_caller_in_the_guest_is_taken_once_or_left() {
     assert_eq!(taken.answer(), Ok(Message::Connected));
     caller.write_all(b"to the host").unwrap();
     caller.shutdown(Shutdown::Write).unwrap();
-    taken.stream.write_all(b"to the guest").unwrap();
-    taken.stream.shutdown(Shutdown::Write).unwrap();
+    taken.stream.write_all(&all(b"to the guest")).unwrap();
     assert_eq!(taken.rest(), b"to the host");
     let mut answer = Vec::new();
     caller.read_to_end(&mut answer).unwrap();
@@ -189,6 +219,57 @@ fn a_caller_in_the_guest_is_taken_once_or_left() {
     while TcpStream::connect(("127.0.0.1", port)).is_ok() {
         thread::yield_now();
     }
+}
+
+/// A connection of the host ends without a word, or inside a frame, or breaks the protocol: the program's is reset. So is the host's when the
+/// program's is.
+#[test]
+fn what_is_cut_has_no_end() {
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let reach = || {
+        let mut host = Host::ask(&Options::new(), Message::Dial(loopback(port)));
+        assert_eq!(host.answer(), Ok(Message::Connected));
+        (host, tcp.accept().unwrap().0)
+    };
+    let unexpected = Frame::Started { pid: 1 }
+        .to_bytes(OPERATION_CHANNEL)
+        .unwrap();
+    for last in [Vec::new(), all(b"cut")[..4].to_vec(), unexpected] {
+        let (mut host, mut program) = reach();
+        host.stream.write_all(&data(b"half of it")).unwrap();
+        program.read_exact(&mut [0; 10]).unwrap();
+        host.stream.write_all(&last).unwrap();
+        host.stream.shutdown(Shutdown::Write).unwrap();
+        let error = program.read(&mut [0]).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "{last:?}"
+        );
+    }
+    // A host that has said all, and is gone before the program answers.
+    let (mut host, mut program) = reach();
+    host.stream.write_all(&all(b"question")).unwrap();
+    program.read_to_end(&mut Vec::new()).unwrap();
+    drop(host);
+    let mut broken = [PollFd::new(&program, PollFlags::empty())];
+    assert_eq!(poll(&mut broken, None), Ok(1));
+
+    let (mut host, mut program) = reach();
+    program.write_all(b"half of it").unwrap();
+    host.receive();
+    assert!(matches!(
+        host.decoder.next_frame(),
+        Ok(Some((_, Frame::Data { .. })))
+    ));
+    rustix::net::sockopt::set_socket_linger(&program, Some(Duration::ZERO)).unwrap();
+    drop(program);
+    assert_eq!(
+        host.stream.read(&mut [0]).unwrap(),
+        0,
+        "without the end of the data"
+    );
 }
 
 #[test]

@@ -28,6 +28,8 @@ impl LocalStream {
     pub(super) fn tcp(stream: TcpStream) -> LocalStream {
         // What comes was put together by the program that sent it: Nagle's wait would only add to the line's.
         let _ = stream.set_nodelay(true);
+        // Until all has passed its close is a reset, also when this process is killed: the program is not to take what it got for all there was.
+        let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         LocalStream::Tcp(stream)
     }
 
@@ -48,10 +50,10 @@ impl LocalStream {
         }
     }
 
-    /// Let the close be a reset, where the system knows resets: the program is not to take what it got for all there was.
-    pub(super) fn reset_on_close(&self) {
+    /// All has passed: its close is no reset.
+    pub(super) fn end_on_close(&self) {
         if let LocalStream::Tcp(stream) = self {
-            let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+            let _ = rustix::net::sockopt::set_socket_linger(stream, None);
         }
     }
 }

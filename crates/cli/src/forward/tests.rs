@@ -150,6 +150,30 @@ fn over_tcp_a_port_can_be_chosen_and_a_program_that_is_not_there_is_a_reset() {
     }
 }
 
+/// The source is a program behind the agent; the agent, its VM or the daemon is gone in the middle.
+#[test]
+fn a_connection_that_is_cut_has_no_end() {
+    let house = House::new();
+    let source = UnixListener::bind(house.path("source")).unwrap();
+    for direction in [Direction::ToGuest, Direction::ToHost] {
+        let text = format!("0:{}", house.path("source"));
+        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut told);
+        let address = said.split(' ').nth(1).unwrap().to_owned();
+        let mut receiver = std::net::TcpStream::connect(&address).unwrap();
+        let (mut sender, _) = source.accept().unwrap();
+        sender.write_all(b"half of it").unwrap();
+        receiver.read_exact(&mut [0; 10]).unwrap();
+        house.cut();
+        let error = receiver.read(&mut [0]).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            io::ErrorKind::ConnectionReset,
+            "{direction:?}"
+        );
+    }
+}
+
 #[test]
 fn a_place_in_the_guest_is_listened_at_again_after_a_cut() {
     let house = House::new();

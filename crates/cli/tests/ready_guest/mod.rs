@@ -1,5 +1,7 @@
 //! A guest of a fake daemon, whose agent is the real one.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -9,10 +11,21 @@ use wire::agent::PORT;
 
 /// Has the agent answer behind the host socket of this VM, and announce itself: it is there for as long as its call, which is returned, is.
 pub fn announce(daemon: &FakeDaemon, vm: &str, options: Options) -> UnixStream {
+    announce_with(daemon, vm, options, |_| ())
+}
+
+/// The same, and shows each connection to the agent.
+pub fn announce_with(
+    daemon: &FakeDaemon,
+    vm: &str,
+    options: Options,
+    show: impl Fn(&UnixStream) + Send + 'static,
+) -> UnixStream {
     let (listener, agent) = (daemon.worker().host_listener(vm), options.clone());
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (mut stream, agent) = (stream.unwrap(), agent.clone());
+            show(&stream);
             std::thread::spawn(move || {
                 let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
                 let is_asked = stream.read_exact(&mut line).is_ok();

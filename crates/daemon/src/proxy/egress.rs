@@ -16,24 +16,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Hold, Reply};
+use device::{Connected, Hold, Reply};
 use switch::{Address, Policy, Reason, RuleId};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use wire::destination::{Destination, Host};
-use wire::vsock::SocketType;
 
 use self::decide::Said;
 pub(crate) use self::decide::View;
 use self::error::EgressError;
 use self::handshake::Asked;
 use super::counter::Permit;
-use super::relay::{Socket, relay};
+use super::relay::{CircuitEnd, Socket, relay};
 use super::resolver::LookupError;
 use super::rules::{RuleLimit, Share};
 use super::shared::{InForce, Shared, count};
-use super::{datagram, tcp};
+use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::config::Service;
 
@@ -63,9 +62,7 @@ pub(crate) fn answer(
         );
         return Err((Reason::BacklogFull, reply));
     };
-    let stream = datagram::pair(SocketType::Stream)
-        .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
-    let (stream, theirs) = match stream {
+    let (end, theirs, cut) = match CircuitEnd::pair() {
         Ok(pair) => pair,
         Err(error) => {
             tracing::warn!(%error, "cannot answer a call to egress");
@@ -79,10 +76,10 @@ pub(crate) fn answer(
         source_port,
     };
     tokio::spawn(async move {
-        guest.serve(stream).await;
+        guest.serve(end).await;
         drop((own, permit));
     });
-    reply.connected(theirs, None);
+    reply.put_through(Connected::with_cut(theirs, cut));
     Ok(())
 }
 
@@ -103,13 +100,14 @@ struct Reached {
 }
 
 impl Guest {
-    async fn serve(&self, mut stream: UnixStream) {
-        let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake::listen(&mut stream)).await;
+    async fn serve(&self, mut end: CircuitEnd) {
+        let asked = handshake::listen(&mut end.stream);
+        let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
         let asked = match asked {
             Ok(Ok(asked)) => asked,
             Ok(Err(error)) => {
                 tracing::debug!(vm = self.vm.full_name(), %error, "a guest asked egress for nothing sensible");
-                return handshake::hang_up(stream).await;
+                return handshake::hang_up(end.ended()).await;
             }
             Err(_) => {
                 tracing::debug!(
@@ -124,12 +122,12 @@ impl Guest {
         let reached = self.reach(&in_force.policy, &asked.destination).await;
         self.record(&in_force.policy, &asked.destination, &reached);
         match reached {
-            Ok(reached) => self.carry(stream, asked, reached, in_force).await,
+            Ok(reached) => self.carry(end, asked, reached, in_force).await,
             Err(error) => {
                 let answer = asked.dialect.refuse(&error);
                 // A guest that has hung up does not want to know.
-                let _ = stream.write_all(&answer).await;
-                handshake::hang_up(stream).await;
+                let _ = end.stream.write_all(&answer).await;
+                handshake::hang_up(end.ended()).await;
             }
         }
     }
@@ -175,6 +173,7 @@ impl Guest {
         let server = tcp::connect(&addresses, self.service.connect_timeout).await;
         let failed = |reason| EgressError::from_reason(reason, rule);
         let server = server.map_err(failed)?;
+        server.begin();
         // The very socket knows whom it has reached.
         let address = server.peer_addr().map_err(|_| failed(Reason::HostFailed))?;
         let from = server
@@ -184,7 +183,6 @@ impl Guest {
             policy,
             view.connection(address.ip(), from.ip(), name, to.port),
         ) {
-            server.reset();
             return Err(error.about(address.ip()));
         }
         Ok(Reached {
@@ -202,7 +200,7 @@ impl Guest {
     }
 
     /// Answers the guest and carries bytes until both ends have ended, or a new policy ends it.
-    async fn carry(&self, mut stream: UnixStream, asked: Asked, reached: Reached, since: InForce) {
+    async fn carry(&self, mut end: CircuitEnd, asked: Asked, reached: Reached, since: InForce) {
         let Reached {
             mut server,
             address,
@@ -213,21 +211,20 @@ impl Guest {
         let _ = rustix::net::sockopt::set_socket_keepalive(&server, true);
         let (answer, first) = asked.dialect.accept(&asked.early);
         let started = async {
-            stream.write_all(&answer).await?;
+            end.stream.write_all(&answer).await?;
             server.write_all(&first).await
         };
         if started.await.is_err() {
-            return server.reset();
+            return;
         }
         let name = match &asked.destination.host {
             Host::Name(name) => Some(name.as_str()),
             Host::Address(_) => None,
         };
         tokio::select! {
-            () = relay(&mut stream, &mut server, &share) => {}
+            () = relay(&mut end, &mut server, &share) => {}
             () = self.forbidden(address, name, since.enforced) => {
                 tracing::info!(vm = self.vm.full_name(), to = %asked.destination, "ended a connection that the new policy does not allow");
-                server.reset();
             }
         }
     }

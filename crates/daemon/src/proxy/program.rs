@@ -32,6 +32,10 @@ const MAX_LOG_LINE_LEN: usize = 1024;
 /// How many descriptors programs have on most systems, unless they ask for more.
 const USUAL_DESCRIPTORS: u64 = 1024;
 
+/// What is in the guest's end of a stream before the program's first word, and is not for the guest: as long as it is there unread, the program
+/// sees a circuit that is cut as an error, and not as the end of its input.
+pub(crate) const UNREAD: &[u8] = b"\0";
+
 /// Variables of the daemon's own environment that a program gets.
 pub(crate) const INHERITED: [&str; 2] = ["PATH", "LANG"];
 
@@ -110,7 +114,7 @@ impl Drop for Leader {
 /// What [`start`] gives: the guest's end of the circuit, and the program.
 pub(crate) type Started = (OwnedFd, Program);
 
-/// Starts a program for a call.
+/// Starts a program for a call. `unread` is in the guest's end before anything that the program says.
 ///
 /// # Errors
 /// That the program is not there, or that the system has no room for it.
@@ -118,12 +122,13 @@ pub(crate) async fn start(
     words: &[String],
     purpose: &Purpose,
     socket_type: SocketType,
+    unread: &'static [u8],
 ) -> Result<Started, Reason> {
     let words = words.to_vec();
     let environment = purpose.environment.clone();
     // Starting a program waits for its file to be read.
     let spawned =
-        tokio::task::spawn_blocking(move || spawn(&words, environment, socket_type)).await;
+        tokio::task::spawn_blocking(move || spawn(&words, environment, socket_type, unread)).await;
     let result = match spawned {
         Ok(Ok(spawned)) => watch(spawned),
         Ok(Err(error)) => Err(error),
@@ -162,6 +167,7 @@ fn spawn(
     words: &[String],
     environment: Vec<(&'static str, String)>,
     socket_type: SocketType,
+    unread: &[u8],
 ) -> io::Result<Spawned> {
     // The program's end blocks, as programs expect.
     let (guest, own) = rustix::net::socketpair(
@@ -171,6 +177,9 @@ fn spawn(
         None,
     )?;
     rustix::io::ioctl_fionbio(&guest, true)?;
+    if !unread.is_empty() {
+        rustix::net::send(&own, unread, SendFlags::NOSIGNAL)?;
+    }
     let circuit = watch_without_holding(&own)?;
 
     let (leader, ended, errors) = match sandbox::in_force().map(sandbox::Sandbox::starter) {

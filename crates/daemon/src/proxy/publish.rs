@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device::{PublishedCall, set_socket_mode};
+use device::{Cut, PublishedCall, set_socket_mode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
@@ -23,9 +23,8 @@ use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
 use super::counter::Counter;
-use super::datagram;
 use super::identity::{Transport, published_header};
-use super::relay::{Socket, relay};
+use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
 use super::shared::{Shared, count};
 use crate::config::{Publish, PublishListen};
@@ -326,10 +325,10 @@ impl Port {
 
     /// Has the data plane carry it.
     fn dial(&self, publish: &Publish, socket: OwnedFd) {
-        dial_guest(&self.shared, publish, socket, SocketType::Stream);
+        dial_guest(&self.shared, publish, socket, SocketType::Stream, None);
     }
 
-    /// Carries it here, behind a header. When the guest refuses, the header stays unread in its socket, which makes its end a reset.
+    /// Carries it here, behind a header.
     fn carry<S: Socket + Send + 'static>(
         &self,
         publish: Arc<Publish>,
@@ -339,23 +338,22 @@ impl Port {
         for<'a> S::Reader<'a>: Send,
         for<'a> S::Writer<'a>: Send,
     {
+        client.begin();
         let Some(permit) = self.carried.take(MAX_CARRIED) else {
             tracing::warn!(
                 name = publish.name,
                 limit = MAX_CARRIED,
                 "a published port carries as many connections as it may"
             );
-            return client.reset();
+            return;
         };
-        let pair = datagram::pair(SocketType::Stream)
-            .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
-        let Ok((mut guest, theirs)) = pair else {
-            return client.reset();
+        let Ok((mut guest, theirs, cut)) = CircuitEnd::pair() else {
+            return;
         };
         let shared = self.shared.clone();
         tokio::spawn(async move {
-            if guest.write_all(&header).await.is_ok() {
-                dial_guest(&shared, &publish, theirs, SocketType::Stream);
+            if guest.stream.write_all(&header).await.is_ok() {
+                dial_guest(&shared, &publish, theirs, SocketType::Stream, Some(cut));
                 relay(&mut client, &mut guest, &Share::default()).await;
             }
             drop(permit);
@@ -373,7 +371,13 @@ async fn rest(error: io::Error) {
 }
 
 /// Calls the guest of a published port.
-fn dial_guest(shared: &Shared, publish: &Publish, socket: OwnedFd, socket_type: SocketType) {
+fn dial_guest(
+    shared: &Shared,
+    publish: &Publish,
+    socket: OwnedFd,
+    socket_type: SocketType,
+    cut: Option<Cut>,
+) {
     // Before there is a data plane the socket is closed, as when the guest refuses.
     if let Some(exchange) = shared.exchange.get() {
         count(&shared.counts.published);
@@ -383,6 +387,7 @@ fn dial_guest(shared: &Shared, publish: &Publish, socket: OwnedFd, socket_type: 
             port: publish.to.port,
             socket,
             socket_type,
+            cut,
         });
     }
 }

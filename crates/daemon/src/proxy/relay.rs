@@ -1,14 +1,21 @@
 //! Carrying bytes between two sockets, each direction by itself: the end of one is passed on and leaves the other open.
+//!
+//! A socket is cut when it is closed, unless everything has passed: whatever goes wrong, and however this ends, neither side takes what it has
+//! got for everything.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use device::Cut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf as TcpReadHalf, WriteHalf as TcpWriteHalf};
 use tokio::net::unix::{ReadHalf as UnixReadHalf, WriteHalf as UnixWriteHalf};
 use tokio::net::{TcpStream, UnixStream};
+use wire::vsock::SocketType;
 
+use super::datagram;
 use super::rules::Share;
 
 /// A stream socket of the host.
@@ -23,8 +30,16 @@ pub(crate) trait Socket {
     /// Its two directions.
     fn directions(&mut self) -> (Self::Reader<'_>, Self::Writer<'_>);
 
-    /// Makes its end a reset where it knows such a thing, so that the other end does not take what it has got for everything.
-    fn reset(&self);
+    /// What says whether an end of it is one, where the socket cannot.
+    fn cut(&self) -> Option<Cut> {
+        None
+    }
+
+    /// From here on its close is a reset, where it knows such a thing, also when this process is killed.
+    fn begin(&self) {}
+
+    /// Everything has passed: its close is an end.
+    fn end(&mut self) {}
 }
 
 impl Socket for TcpStream {
@@ -35,12 +50,17 @@ impl Socket for TcpStream {
         self.split()
     }
 
-    fn reset(&self) {
+    fn begin(&self) {
         // It fails only for what is no TCP socket.
         let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), Some(Duration::ZERO));
     }
+
+    fn end(&mut self) {
+        let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), None);
+    }
 }
 
+/// A UNIX socket is reset when it is closed with something unread in it, and not otherwise: it can only be closed.
 impl Socket for UnixStream {
     type Reader<'a> = UnixReadHalf<'a>;
     type Writer<'a> = UnixWriteHalf<'a>;
@@ -48,30 +68,84 @@ impl Socket for UnixStream {
     fn directions(&mut self) -> (UnixReadHalf<'_>, UnixWriteHalf<'_>) {
         self.split()
     }
-
-    /// A UNIX socket is reset when it is closed with something unread in it, and not otherwise: all that is left is to close both
-    /// directions, which is what follows.
-    fn reset(&self) {}
 }
 
-/// Carries bytes until both directions have ended. When one breaks, both are cut, as a reset. The sockets are to be closed then.
+/// The daemon's end of a circuit whose bytes it carries itself.
+pub(crate) struct CircuitEnd {
+    // Dropped first: it says that the circuit is cut before the socket is closed.
+    guard: CutOnDrop,
+    pub(crate) stream: UnixStream,
+}
+
+/// Cuts a circuit when it is dropped.
+struct CutOnDrop(Option<Cut>);
+
+impl Drop for CutOnDrop {
+    fn drop(&mut self) {
+        if let Some(cut) = &self.0 {
+            cut.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl CircuitEnd {
+    /// Both ends: the daemon's, and the data plane's with what says whether an end of it is one.
+    ///
+    /// # Errors
+    /// That the system has no room.
+    pub(crate) fn pair() -> io::Result<(CircuitEnd, OwnedFd, Cut)> {
+        let (ours, theirs) = datagram::pair(SocketType::Stream)?;
+        let stream = UnixStream::from_std(ours.into())?;
+        let cut = Cut::default();
+        let guard = CutOnDrop(Some(cut.clone()));
+        Ok((CircuitEnd { guard, stream }, theirs, cut))
+    }
+
+    /// Nothing more is to pass, and nothing is missing: its close is an end.
+    pub(crate) fn ended(mut self) -> UnixStream {
+        self.end();
+        self.stream
+    }
+}
+
+impl Socket for CircuitEnd {
+    type Reader<'a> = UnixReadHalf<'a>;
+    type Writer<'a> = UnixWriteHalf<'a>;
+
+    fn directions(&mut self) -> (UnixReadHalf<'_>, UnixWriteHalf<'_>) {
+        self.stream.split()
+    }
+
+    fn cut(&self) -> Option<Cut> {
+        self.guard.0.clone()
+    }
+
+    fn end(&mut self) {
+        self.guard.0 = None;
+    }
+}
+
+/// Carries bytes until both directions have ended; the close of the sockets is an end then. When one breaks, or when this is dropped before, both
+/// are cut.
 pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share: &Share) {
+    let cuts = [one.cut(), other.cut()];
     let result = {
         let (mut from_one, mut to_one) = one.directions();
         let (mut from_other, mut to_other) = other.directions();
         tokio::try_join!(
-            carry(&mut from_one, &mut to_other, share),
-            carry(&mut from_other, &mut to_one, share),
+            carry(&mut from_one, cuts[0].as_ref(), &mut to_other, share),
+            carry(&mut from_other, cuts[1].as_ref(), &mut to_one, share),
         )
     };
-    if result.is_err() {
-        one.reset();
-        other.reset();
+    if result.is_ok() {
+        one.end();
+        other.end();
     }
 }
 
 async fn carry(
     from: &mut (impl AsyncRead + Unpin),
+    cut: Option<&Cut>,
     to: &mut (impl AsyncWrite + Unpin),
     share: &Share,
 ) -> io::Result<()> {
@@ -79,6 +153,9 @@ async fn carry(
     loop {
         let len = from.read(&mut buffer).await?;
         if len == 0 {
+            if cut.is_some_and(|cut| cut.load(Ordering::Acquire)) {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
             return match to.shutdown().await {
                 // It has ended by itself, as it was to.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),

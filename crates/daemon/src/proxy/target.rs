@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Called, Hold, Reply, ServiceCall};
+use device::{Called, Connected, Hold, Reply, ServiceCall};
 use switch::Reason;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
@@ -205,7 +205,11 @@ async fn command(
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let purpose = call.identity.purpose();
-    let started = program::start(words, &purpose, call.socket_type).await;
+    let unread = match call.socket_type {
+        SocketType::Stream => program::UNREAD,
+        SocketType::SeqPacket => &[],
+    };
+    let started = program::start(words, &purpose, call.socket_type, unread).await;
     let (guest, program) = match started {
         Ok(started) => started,
         Err(reason) => return Err((reason, reply)),
@@ -218,6 +222,8 @@ async fn command(
         drop(call.permit);
         shared.programs.send_modify(|running| *running -= 1);
     });
-    reply.connected(guest, None);
+    let mut connected = Connected::new(guest, None);
+    connected.unread = unread.len();
+    reply.put_through(connected);
     Ok(())
 }

@@ -52,6 +52,8 @@ fn a_guest_is_told_who_is_who() {
         read_some(&stream, 39),
         b"OK web default 3\nOK 4\nOK web default 3\n"
     );
+    // Half a request is none, though a whole one begins with the same words.
+    write(&stream, b"RESOLVE d");
     stream
         .shutdown(std::net::Shutdown::Write)
         .expect("half-closed");

@@ -3,10 +3,13 @@
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use daemon::audit::{AuditCallee, AuditDecision};
 use daemon::config::ServiceTarget;
+use device::Called;
 use switch::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
+use wire::vsock::SocketType;
 
 use crate::support::*;
 
@@ -517,23 +520,40 @@ fn an_enforced_policy_ends_what_it_does_not_allow() {
 }
 
 #[test]
-fn a_reset_of_the_server_ends_the_guests_side_and_the_other_way_round() {
+fn a_connection_that_breaks_on_one_side_is_broken_on_the_other() {
     let (listener, address) = tcp_listener();
     let egress = Egress::new(vec![allow(to_loopback())]);
-    let (guest, _) = egress.socks("127.0.0.1", address.port());
-    let server = accept(&listener);
+    let reach = || {
+        let called = Called::Service(egress.id);
+        let connected = egress.stand.call(called, SocketType::Stream);
+        let connected = connected.expect("put through");
+        let guest: UnixStream = blocking(connected.socket);
+        let request = socks_request("127.0.0.1", address.port());
+        write(&guest, &[&[5, 1, 0][..], &request].concat());
+        assert_eq!(read_some(&guest, 12)[3], 0);
+        let cut = connected.cut.expect("what says how it ends");
+        (guest, cut, accept(&listener))
+    };
+    let (guest, cut, server) = reach();
+    write(&server, b"half of");
+    assert_eq!(read_some(&guest, 7), b"half of");
     rustix::net::sockopt::set_socket_linger(&server, Some(std::time::Duration::ZERO))
         .expect("an option");
     drop(server);
     assert_eq!(read_all(&guest), b"");
-    until("the guest cannot send any more", || {
-        std::io::Write::write(&mut &guest, b"x").is_err()
-    });
+    assert!(cut.load(Ordering::Acquire), "the data plane is told");
 
-    let (guest, _) = egress.socks("127.0.0.1", address.port());
-    let server = accept(&listener);
+    let (guest, cut, server) = reach();
+    write(&guest, b"half of");
+    assert_eq!(read_some(&server, 7), b"half of");
+    cut.store(true, Ordering::Release);
     drop(guest);
-    // First the end, then, since nobody takes what the server says, a reset.
+    let end = std::io::Read::read(&mut &server, &mut [0]).expect_err("no end");
+    assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
+
+    // A guest that has said all and closes: first the end, then, since nobody takes what the server says, a reset.
+    let (guest, _, server) = reach();
+    drop(guest);
     assert_eq!(read_all(&server), b"");
     until("the server cannot send any more", || {
         std::io::Write::write(&mut &server, b"x").is_err()

@@ -324,6 +324,25 @@ fn datagrams_in_a_stream_have_their_length_before_them() {
 }
 
 #[test]
+fn half_a_datagram_is_none() {
+    let stand = Stand::new();
+    let (server, target) = udp_server();
+    let id = stand.offer(service(target));
+    let (guest, _hold) = stand.stream(id).expect("put through");
+    write(&guest, b"\0\x05whole\0\x09half");
+    let mut buffer = [0; 64];
+    let (len, _) = server.recv_from(&mut buffer).expect("a datagram");
+    assert_eq!(&buffer[..len], b"whole");
+    guest
+        .shutdown(std::net::Shutdown::Write)
+        .expect("half-closed");
+    assert_eq!(read_all(&guest), b"", "the session is over");
+    server.set_nonblocking(true).expect("an option");
+    let error = server.recv_from(&mut buffer).expect_err("no datagram");
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn a_udp_server_that_is_not_there_ends_the_session() {
     let stand = Stand::new();
     let (server, target) = udp_server();

@@ -188,7 +188,9 @@ fn a_connection_that_is_cut_does_not_look_like_one_that_has_ended() {
     guest.wait_until_met();
     let error = client.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    house.wait_for_state("old", "booted");
+    house.wait_for("old", "another session", |vm| {
+        vm["counters"]["serial_sessions"] == 2 && vm["state"] == "booted"
+    });
     // The client is gone in the middle.
     let resets = || house.vm("old")["counters"]["serial_reset_channels"].as_u64();
     let before = resets();

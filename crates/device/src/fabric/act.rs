@@ -7,7 +7,7 @@ use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::dial::HostCall;
-use crate::caller::{Who, answer, reset};
+use crate::caller::{Who, answer, end_on_close};
 use crate::circuit::CircuitIo;
 use crate::dialer::mark;
 
@@ -81,10 +81,7 @@ impl Fabric {
                     who.refused(reason);
                 }
                 match circuit.host.take() {
-                    Some(host) if !speaks => {
-                        mark(host.cut.as_ref());
-                        reset(&host.socket);
-                    }
+                    Some(host) if !speaks => mark(host.cut.as_ref()),
                     Some(mut host) => {
                         host.take_request();
                         answer(&host.socket, &connect::refused(reason));
@@ -162,7 +159,7 @@ impl Fabric {
     }
 
     /// Closes the host program's socket. When the circuit was cut short, a request that is still in the socket stays
-    /// unread, so that the program sees an error and not the end of the data.
+    /// unread, so that the program sees an error and not the end of the data, as a TCP peer does that is reset.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.retain(|redial| redial.circuit != id);
         let Some(circuit) = self.circuit(id) else {
@@ -172,18 +169,19 @@ impl Fabric {
         if let Some(answered_by) = circuit.answered_by.take() {
             mark(answered_by.cut.as_ref());
         }
-        if let Some(relay) = circuit.relay.take().filter(|_| cut_short) {
-            relay.mark_cut();
-            for side in [Side::Caller, Side::Callee] {
-                reset(relay.socket(side));
-            }
+        match circuit.relay.take() {
+            Some(relay) if cut_short => relay.mark_cut(),
+            Some(relay) => relay.close(),
+            None => {}
         }
         match circuit.host.take() {
-            Some(host) if cut_short => {
-                mark(host.cut.as_ref());
-                reset(&host.socket);
+            Some(host) if cut_short => mark(host.cut.as_ref()),
+            Some(mut host) => {
+                host.take_request();
+                if host.resets {
+                    end_on_close(&host.socket);
+                }
             }
-            Some(mut host) => host.take_request(),
             None => {}
         }
     }

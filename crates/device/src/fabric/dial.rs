@@ -7,6 +7,7 @@ use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::host::SOCKET_EVENTS;
+use crate::caller::reset_on_close;
 use crate::circuit::HostSocket;
 use crate::dialer::{Called, Connected, Reply, ServiceCall};
 use crate::reactor::Token;
@@ -172,7 +173,11 @@ impl Fabric {
     pub(super) fn take_dialled(&mut self) {
         while let Ok((circuit, result)) = self.dialled.try_recv() {
             match result {
-                Ok(connected) => self.host_reached(circuit, connected),
+                Ok(mut connected) => {
+                    reset_on_close(&connected.socket);
+                    connected.resets = true;
+                    self.host_reached(circuit, connected);
+                }
                 Err(reason) => self.tell(Event::HostDialed {
                     circuit,
                     result: Err(reason),
@@ -248,6 +253,8 @@ impl Fabric {
         let mut host = HostSocket::new(connected.socket, false);
         host.hold = connected.hold;
         host.cut = connected.cut;
+        host.request_len = connected.unread;
+        host.resets = connected.resets;
         circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()

@@ -13,8 +13,9 @@ use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
-use crate::caller::{CallAnswer, Caller, Progress, Represented, Who};
+use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
 use crate::circuit::{BehindRequest, HostSocket};
+use crate::dialer::{Cut, mark};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 use crate::{Credentials, Peer};
@@ -44,6 +45,8 @@ pub struct PublishedCall {
     pub socket: OwnedFd,
     /// The type of socket to call the guest with.
     pub socket_type: SocketType,
+    /// For whoever shares the connection: whether an end of it is one.
+    pub cut: Option<Cut>,
 }
 
 /// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
@@ -119,6 +122,7 @@ impl Fabric {
                 socket_type,
                 deadline,
                 request_len: 0,
+                cut: None,
             };
             if let Some(slot) = self.add_caller(caller) {
                 self.caller_ready(slot);
@@ -248,8 +252,9 @@ impl Fabric {
     /// Puts somebody who has come in by a published port through to a port of a guest. `socket` is connected and does not block; it
     /// becomes the circuit's end. When the call is refused, it is closed, with a reset if it is TCP.
     pub fn dial_guest(&mut self, call: PublishedCall) {
+        reset_on_close(&call.socket);
         let Some(line) = self.line_named(&call.vm) else {
-            return crate::caller::reset(&call.socket);
+            return mark(call.cut.as_ref());
         };
         let caller = Caller {
             line,
@@ -259,6 +264,7 @@ impl Fabric {
             socket_type: call.socket_type,
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,
+            cut: call.cut,
         };
         if let Some(slot) = self.add_caller(caller) {
             self.put_caller_through(slot, call.port);
@@ -284,6 +290,7 @@ impl Fabric {
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,
             request_len: call.said,
+            cut: None,
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, call.port),
@@ -301,9 +308,8 @@ impl Fabric {
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
         let mut host = HostSocket::new(caller.socket, true);
         host.request_len = caller.request_len;
-        if let Who::Channel { cut, .. } = &caller.who {
-            host.cut = Some(cut.clone());
-        }
+        host.resets = matches!(caller.who, Who::Published(_));
+        host.cut = caller.cut;
         if !circuit.is_stream() {
             // Messages cannot be looked at beyond the first.
             host.take_request();

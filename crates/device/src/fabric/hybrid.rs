@@ -12,7 +12,7 @@ use wire::vsock::SocketType;
 
 use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
 use super::{Fabric, OpenLineError};
-use crate::caller::{Caller, Who, answer, take_request};
+use crate::caller::{Caller, Who, answer};
 use crate::dialer::Connected;
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
@@ -136,6 +136,7 @@ impl Fabric {
                 socket_type: SocketType::Stream,
                 deadline: self.now + CALLER_PATIENCE,
                 request_len: 0,
+                cut: None,
             };
             if let Some(slot) = self.add_caller(caller) {
                 self.put_caller_through(slot, port);
@@ -198,20 +199,14 @@ impl Fabric {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        let joins = circuit.who.is_some();
         let Some(socket) = circuit.ringing.take() else {
             return;
         };
         self.reactor.remove(&socket);
-        if joins {
-            take_request(&socket, answer_len);
-        }
-        self.host_reached(id, Connected::new(socket, None));
-        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
-            return;
+        let connected = Connected {
+            unread: answer_len,
+            ..Connected::new(socket, None)
         };
-        if !joins {
-            host.request_len = answer_len;
-        }
+        self.host_reached(id, connected);
     }
 }

@@ -7,6 +7,7 @@ use super::Fabric;
 use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
 use crate::caller::{Who, answer};
+use crate::dialer::mark;
 use crate::reactor::{EventFlags, Token};
 use crate::relay::{PIECE_BYTES, Relay, Step};
 
@@ -21,11 +22,11 @@ impl Fabric {
         };
         let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
         let sockets = circuit.host.take().zip(circuit.answered_by.take());
-        let Some((mut caller, callee)) = sockets else {
+        let Some((caller, callee)) = sockets else {
             return self.break_relay(id, Reason::HostFailed);
         };
-        caller.take_request();
         if speaks && !answer(&caller.socket, &connect::accepted(port)) {
+            mark(callee.cut.as_ref());
             return self.break_relay(id, Reason::HostFailed);
         }
         let circuit = self.circuit(id);
@@ -41,7 +42,7 @@ impl Fabric {
                     .add(&callee.socket, token(Side::Callee), SOCKET_EVENTS)
             });
         if let Some(circuit) = self.circuit(id) {
-            circuit.relay = Some(Box::new(Relay::new(caller.socket, caller.cut, callee)));
+            circuit.relay = Some(Box::new(Relay::new(caller, callee)));
         }
         match watched {
             Ok(()) => self.schedule_relay(id),
@@ -117,8 +118,7 @@ impl Fabric {
         }
         self.message_room = room;
         if !broken && relay.is_over() {
-            // Closed as it is: a reset would overtake what a TCP peer has yet to receive.
-            drop(relay);
+            relay.close();
             return self.tell(Event::RelayEnded { circuit: id });
         }
         let full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));

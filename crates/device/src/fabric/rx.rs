@@ -11,7 +11,7 @@ use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
-use crate::circuit::BehindRequest;
+use crate::circuit::{BehindRequest, is_broken};
 use crate::dialer::is_cut;
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
@@ -259,6 +259,13 @@ impl Fabric {
             BehindRequest::Data => {
                 host.take_request();
                 true
+            }
+            BehindRequest::End if is_broken(&host.socket) => {
+                self.tell(Event::Kill {
+                    circuit: id,
+                    reason: Reason::PeerReset,
+                });
+                false
             }
             BehindRequest::End => {
                 self.tell(Event::HostFinished { circuit: id });

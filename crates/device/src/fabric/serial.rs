@@ -137,13 +137,13 @@ impl Fabric {
             line: id,
             who: Who::Channel {
                 refusal: refusal.clone(),
-                cut,
             },
             groups: Vec::new(),
             socket,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,
+            cut: Some(cut),
         };
         let slot = self.add_caller(caller).ok_or(Reason::HalfOpenLimit)?;
         self.put_caller_through(slot, port);

@@ -493,6 +493,13 @@ impl Fabric {
                 reason: Reason::MessageTooLong,
             });
         }
+        if error.raw_os_error() != Some(rustix::io::Errno::PIPE.raw_os_error()) {
+            // The system says so once: what is read after it would be an end.
+            return self.tell(Event::Kill {
+                circuit: id,
+                reason: Reason::PeerReset,
+            });
+        }
         // The program takes no more. What was kept for it has nowhere to go.
         for side in [Side::Caller, Side::Callee] {
             self.discard(id, side);

@@ -12,7 +12,7 @@ fn pair() -> (OwnedFd, UnixStream) {
 }
 
 fn join(caller: OwnedFd, socket: OwnedFd) -> Relay {
-    Relay::new(caller, None, Connected::new(socket, None))
+    Relay::new(HostSocket::new(caller, false), Connected::new(socket, None))
 }
 
 fn joined() -> (Relay, UnixStream, UnixStream) {

@@ -199,6 +199,7 @@ impl House {
             port,
             socket: OwnedFd::from(socket),
             socket_type: SocketType::Stream,
+            cut: None,
         };
         self.ask(move |fabric| fabric.dial_guest(call));
         client

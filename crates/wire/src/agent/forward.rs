@@ -8,7 +8,7 @@
 //! host                                agent
 //!   Dial(where) ──────────────────►   connects
 //!         ◄────────────────────────── Connected               (or Error: nothing is connected)
-//!   bytes ◄───────────────────────► bytes
+//!   Data, EndOfStream ◄───────────► Data, EndOfStream
 //! ```
 //!
 //! *Towards the host*, one connection stands for the place where the agent listens, for as long as it is open, and each caller gets
@@ -22,11 +22,12 @@
 //!
 //!   Take(key, number) ────────────►                           on another connection
 //!         ◄────────────────────────── Connected
-//!   bytes ◄───────────────────────► bytes
+//!   Data, EndOfStream ◄───────────► Data, EndOfStream
 //! ```
 //!
-//! Behind [`Message::Connected`] there are no frames any more: the bytes are those of the two programs, each direction with an end of its
-//! own, as on any stream socket.
+//! Behind [`Message::Connected`] the bytes of the two programs pass as [`Stdin`](super::Stream::Stdin) towards the guest and
+//! [`Stdout`](super::Stream::Stdout) towards the host, each direction with an end of its own. There is no credit: the connection's own holds the
+//! sender back. A connection that ends before both ends were said was cut, and so are those of the programs.
 
 use std::fmt;
 
@@ -112,7 +113,7 @@ pub enum Message {
         /// Which one.
         number: u32,
     },
-    /// Agent to host: from here on the connection is that of the two programs.
+    /// Agent to host: from here on the bytes of the two programs pass.
     Connected,
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::*;
@@ -55,7 +56,8 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
 /// Serves a guest that says this piece by piece, with this long before each; gives what it heard, and how long it took.
 fn served(policy: Policy, said: &[&str], pause: Duration) -> (String, Duration) {
     paused(async {
-        let (ours, mut theirs) = UnixStream::pair().expect("two sockets");
+        let (ours, theirs, _) = CircuitEnd::pair().expect("two sockets");
+        let mut theirs = UnixStream::from_std(theirs.into()).expect("a socket");
         let guest = guest(policy);
         let start = Instant::now();
         let speak = async move {

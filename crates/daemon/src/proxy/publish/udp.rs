@@ -162,7 +162,7 @@ impl Session {
     ) -> io::Result<Ended> {
         let (ours, theirs) = datagram::pair(socket_type)?;
         let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
-        dial_guest(&self.shared, &self.publish, theirs, socket_type);
+        dial_guest(&self.shared, &self.publish, theirs, socket_type, None);
         let last = Last::default();
         let answered = AtomicBool::new(false);
         let mut kept = Vec::new();
