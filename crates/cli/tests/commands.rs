@@ -678,7 +678,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
     for (attached, state) in [(false, "no VMM is attached"), (true, "a VMM is attached")] {
         daemon.worker().set_state("web", attached, false);
         let finding = found("web");
-        assert_eq!(finding["gravity"], "error", "{finding}");
+        assert_eq!(finding["severity"], "error", "{finding}");
         let text = finding["found"].as_str().unwrap();
         assert!(text.contains(state) && text.contains(fault), "{text}");
         let remedy = finding["remedy"].as_str().unwrap();
@@ -697,7 +697,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
     assert!(why.contains(fault), "{why}");
     // Another that was never there.
     let waiting = found("db");
-    assert_eq!(waiting["gravity"], "warning", "{waiting}");
+    assert_eq!(waiting["severity"], "warning", "{waiting}");
     let remedy = waiting["remedy"].as_str().unwrap();
     assert!(remedy.contains("restart of the daemon"), "{remedy}");
 }

@@ -33,7 +33,7 @@ pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
             let count = book.plan.lines().count();
             findings.push(Finding::fine(
                 ABOUT,
-                format!("it can be meant, with {}", vms(count)),
+                format!("valid, with {}", vms(count)),
             ));
             findings.extend(book.report().findings.into_iter().map(|found| {
                 Finding::warning(
