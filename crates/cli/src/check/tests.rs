@@ -52,7 +52,10 @@ fn the_machine_is_judged_by_what_it_has() {
         machine::descriptors(Some(16 * 1024 - 1)).severity,
         Severity::Warning
     );
-    assert_eq!(machine::descriptors(Some(16 * 1024)).severity, Severity::Fine);
+    assert_eq!(
+        machine::descriptors(Some(16 * 1024)).severity,
+        Severity::Fine
+    );
     assert_eq!(machine::descriptors(None).severity, Severity::Fine);
     assert_eq!(machine::files_confined(false).severity, Severity::Warning);
     let actions = Some("kill_process kill_thread allow".to_owned());

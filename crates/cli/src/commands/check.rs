@@ -17,7 +17,9 @@ pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
         true => print_json(&findings)?,
         false => print(&words(&findings))?,
     }
-    let has_errors = findings.iter().any(|found| found.severity == Severity::Error);
+    let has_errors = findings
+        .iter()
+        .any(|found| found.severity == Severity::Error);
     Ok(if has_errors { FAILURE } else { 0 })
 }
 
