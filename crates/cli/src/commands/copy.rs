@@ -196,7 +196,7 @@ fn run(
     client.wait_ready(name, Duration::from_secs(common.wait))?;
     let cancelled = interruption()?;
     let reach = |timeout: Duration| {
-        let ready = client.wait_ready(name, timeout);
+        let ready = client.await_ready(name, timeout);
         ready
             .map(|vm| vm.host)
             .map_err(|failure| failure.to_string())
