@@ -13,51 +13,22 @@ use agent::server::Server;
 use agent::transport::Endpoint;
 use wire::directory::Request as Question;
 
-const HELP: &str = "\
-ringdown-agent: lets the host run commands in this guest, and tells it when the guest is ready
-
-Usage: ringdown-agent [--listen ENDPOINT]... [--config FILE]
-       ringdown-agent forward --listen ADDRESS:PORT --to-host PORT
-       ringdown-agent resolve NAME | service NAME | whoami
-
-  --listen vsock       listen on vsock port 1007 for the host and tell it when ready
-  --listen serial[:NAME]
-                       the same over a virtio-serial port [default name: org.ringdown.agent.0], for a guest without vsock.
-                       Without --listen: vsock and serial, whichever is there or comes
-  --listen unix:PATH   listen on a UNIX socket (mode 0600) for root and the agent's own user; nothing is dialled.
-                       For trying a client out.
-  --listen serial-socket:PATH
-                       a UNIX socket to connect to in the place of a virtio-serial port, for trying things out
-  --config FILE        what the host may do: methods that are switched off, and whether the clock follows the host's
-                       [default: /etc/ringdown/agent.toml, if it is there]
-  --version            print the version
-  --help               print this text
-
-  forward              carry what connects to a TCP address of this guest to a vsock port of the host, such as
-                       that of an egress service: then https_proxy=http://ADDRESS:PORT is a way out
-  resolve NAME         ask the host for the CID of a VM that this guest may call: db, or blue/db of another domain
-  service NAME         ask the host for the CID and the port of a service that this guest may call
-  whoami               ask the host for this guest's name, domain and CID
-
-Where there is only the serial port, the agent has it alone. It takes calls of other programs to the host at the UNIX socket
-/run/ringdown/host.sock, for root and its own user: CONNECT PORT and a line feed, answered OK or ERR. forward, resolve, service and
-whoami use it by themselves. The variable RINGDOWN_HOST_SOCKET names another place for it, for both; empty, there is none.
-
-Programs of the guest get circuits at the UNIX socket /run/ringdown/circuit.sock, zero-copy ones where the host has given
-the guest windows of memory; any user may ask. The variable RINGDOWN_CIRCUIT_SOCKET names another place; empty, there is none.
-
-Commands run as the user that runs the agent. It stays in the foreground and logs to standard error;
-start it from systemd, an inittab, or /init. Exit codes: 2 usage, 1 it cannot listen, or the host does not tell.
-";
+/// Also the text of its manual page.
+const HELP: &str = include_str!("help.txt");
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
+    let mut arguments = std::env::args_os().skip(1).peekable();
     let first = arguments.next();
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
     }
     if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
         return freezer::run(arguments);
+    }
+    let asks_for_help = |argument: &OsString| argument == "--help" || argument == "-h";
+    if arguments.peek().is_some_and(asks_for_help) {
+        print!("{HELP}");
+        return ExitCode::SUCCESS;
     }
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);

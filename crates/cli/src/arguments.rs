@@ -49,7 +49,7 @@ use crate::qemu::Memory;
     disable_help_subcommand = true
 )]
 pub struct Arguments {
-    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; commands take the latter also where no daemon serves the former]
+    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; where the first has no daemon, commands try the last]
     #[arg(long, value_name = "DIR", global = true)]
     pub runtime_dir: Option<PathBuf>,
     /// What to do.
@@ -315,7 +315,7 @@ the installer of Fedora and its kin, writes its log there by itself.
 
 On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
 
-Exit codes: 0 shown, or nobody reads it any more; 1 it could not be shown; 2 the words were wrong.")]
+Exit codes: 0 shown, or nobody reads it any more; 1 it could not be shown; 2 the command line is wrong.")]
 pub struct InstallLogArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -348,7 +348,7 @@ pub struct VmmArguments {
 #[command(after_help = "\
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
 executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
-be reached by this user, 2 if the words were wrong: then nothing was started.")]
+be reached by this user, 2 if the command line is wrong: nothing was started then.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -386,7 +386,7 @@ with --port too.
 Without --direction and --ping, throughput each way and round trips are measured, 3 s each. Ctrl-C ends the measurement and shows what there
 is so far; a second one ends at once.
 
-Exit codes: 0 measured; 1 it could not be measured, or bytes were wrong; 2 the words were wrong; 130 ended by a signal.")]
+Exit codes: 0 measured; 1 it could not be measured, or bytes were wrong; 2 the command line is wrong; 130 ended by a signal.")]
 pub struct Bench {
     /// Name of the VM
     #[arg(value_name = "VM")]
@@ -446,7 +446,7 @@ fn streams(text: &str) -> Result<usize, String> {
 #[command(after_help = "\
 Permissions are those of the user who asks: for the service, ask as its user, as in `sudo -u ringdown ringdown check`.
 
-Exit codes: 0 nothing is wrong, though there may be warnings; 1 something does not work; 2 the words were wrong.")]
+Exit codes: 0 nothing is wrong, though there may be warnings; 1 something does not work; 2 the command line is wrong.")]
 pub struct Check {
     /// Look at this configuration file too
     #[arg(long, value_name = "FILE")]

@@ -13,7 +13,7 @@ use crate::client::{Client, found_runtime_dir};
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Gravity {
+pub enum Severity {
     /// As it should be.
     Fine,
     /// It works, with less than there could be.
@@ -28,7 +28,7 @@ pub struct Finding {
     /// What it is about, in a word or two.
     pub about: &'static str,
     /// How bad it is.
-    pub gravity: Gravity,
+    pub severity: Severity,
     /// What was found.
     pub found: String,
     /// What to do; none where all is fine.
@@ -40,7 +40,7 @@ impl Finding {
     fn fine(about: &'static str, found: impl Into<String>) -> Finding {
         Finding {
             about,
-            gravity: Gravity::Fine,
+            severity: Severity::Fine,
             found: found.into(),
             remedy: None,
         }
@@ -52,7 +52,7 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Finding {
         Finding {
-            gravity: Gravity::Warning,
+            severity: Severity::Warning,
             remedy: Some(remedy.into()),
             ..Finding::fine(about, found)
         }
@@ -60,7 +60,7 @@ impl Finding {
 
     fn error(about: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
         Finding {
-            gravity: Gravity::Error,
+            severity: Severity::Error,
             ..Finding::warning(about, found, remedy)
         }
     }

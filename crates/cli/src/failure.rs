@@ -12,7 +12,7 @@ use crate::guest::GuestError;
 /// The exit code when what was asked for failed.
 pub const FAILURE: u8 = 1;
 
-/// The exit code when the words were wrong.
+/// The exit code when the command line is wrong.
 pub const USAGE: u8 = 2;
 
 /// The exit code of a program that SIGPIPE has ended, as a shell tells it: 128 and its number. Rust's programs ignore the signal, and see an error.
@@ -56,7 +56,7 @@ impl Failure {
         self.message.is_empty()
     }
 
-    /// The words were wrong.
+    /// The command line is wrong.
     pub fn usage(message: impl fmt::Display) -> Failure {
         Failure {
             code: USAGE,

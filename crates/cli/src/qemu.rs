@@ -81,6 +81,9 @@ pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
     }
     if vm.vhost_user.is_some() || !vm.nets.is_empty() {
         arguments.extend(shared(memory));
+    } else if vm.windows.is_none() {
+        // Without it QEMU gives the guest 128 MiB, too little for many an initramfs.
+        arguments.extend(["-m".to_owned(), memory.to_string()]);
     }
     if let Some(vhost_user) = &vm.vhost_user {
         arguments.extend(vsock(vhost_user));
@@ -240,7 +243,8 @@ mod tests {
         let line = shell_line(&arguments(&vm, &memory("256M")));
         assert_eq!(
             line,
-            "-device virtio-serial-pci,id=ringdown \\\n\
+            "-m 256M \\\n\
+             -device virtio-serial-pci,id=ringdown \\\n\
              -chardev socket,id=ringdown0,path=/r/a,,b.serial,reconnect=1 \\\n\
              -device virtserialport,bus=ringdown.0,chardev=ringdown0,name=org.ringdown.agent.0 \\\n\
              -chardev socket,id=ringdown1,path=/r/l,server=on,wait=off \\\n\

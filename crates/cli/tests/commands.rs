@@ -596,6 +596,13 @@ fn exec_says_how_far_the_vm_has_come() {
         1,
         "VM \"web\" did not become ready within 0 s: no VMM is attached",
     );
+    let mut command = ringdown(&["exec", "web", "--wait", "3", "--runtime-dir"]);
+    command.arg(daemon.runtime_dir()).args(["--", "true"]);
+    assert_refused(
+        &finish(command),
+        1,
+        "waiting up to 3 s for VM \"web\": no VMM is attached to its socket\n",
+    );
     daemon.worker().set_state("web", true, false);
     assert_refused(
         &exec("web"),
@@ -648,7 +655,9 @@ fn exec_waits_for_the_agent_and_ends_with_the_commands_code() {
     });
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "in a b /");
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "err\n");
+    // On a busy machine it says before that it waits.
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.ends_with("err\n"), "{errors}");
     assert_eq!(output.status.code(), Some(7));
 }
 
@@ -681,7 +690,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
     for (attached, state) in [(false, "no VMM is attached"), (true, "a VMM is attached")] {
         daemon.worker().set_state("web", attached, false);
         let finding = found("web");
-        assert_eq!(finding["gravity"], "error", "{finding}");
+        assert_eq!(finding["severity"], "error", "{finding}");
         let text = finding["found"].as_str().unwrap();
         assert!(text.contains(state) && text.contains(fault), "{text}");
         let remedy = finding["remedy"].as_str().unwrap();
@@ -700,7 +709,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
     assert!(why.contains(fault), "{why}");
     // Another that was never there.
     let waiting = found("db");
-    assert_eq!(waiting["gravity"], "warning", "{waiting}");
+    assert_eq!(waiting["severity"], "warning", "{waiting}");
     let remedy = waiting["remedy"].as_str().unwrap();
     assert!(remedy.contains("restart of the daemon"), "{remedy}");
 }

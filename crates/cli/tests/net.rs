@@ -101,7 +101,7 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
         "{shown}"
     );
     assert!(
-        shown.ends_with("refused of web: other source 3\n"),
+        shown.ends_with("refused from web: other source 3\n"),
         "{shown}"
     );
     let macs = said(&daemon, &["net", "macs", "lan"]);

@@ -103,7 +103,7 @@ fn a_check_finds_what_cannot_be_meant_and_its_exit_code_says_so() {
     };
     let sound = check(HOUSE);
     assert_eq!(sound.code, Some(0), "{}", sound.err);
-    assert_eq!(sound.out, "looked at 2 rules: nothing found\n");
+    assert_eq!(sound.out, "checked 2 rules: nothing found\n");
     let covered = format!(
         "{HOUSE}[[rule]]\nfrom = \"web\"\nto = \"red/db\"\nport = 22\naction = \"allow\"\n"
     );
@@ -120,7 +120,7 @@ fn a_check_finds_what_cannot_be_meant_and_its_exit_code_says_so() {
         found.out
     );
     assert!(
-        found.out.ends_with("looked at 3 rules: 1 finding\n"),
+        found.out.ends_with("checked 3 rules: 1 finding\n"),
         "{}",
         found.out
     );

@@ -213,7 +213,7 @@ impl fmt::Display for PortOwner {
         formatter.write_str(match self {
             PortOwner::Vm(name) => name,
             PortOwner::Uplink => "(uplink)",
-            PortOwner::Station => "(station)",
+            PortOwner::Station => "(network)",
         })
     }
 }

@@ -106,7 +106,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Whether the words were wrong rather than the machine: an exit code of 2 rather than 1.
+    /// Whether the command line or the file is wrong rather than the machine: an exit code of 2 rather than 1.
     pub fn is_usage(&self) -> bool {
         matches!(self, ServeError::Config(ConfigError::Input { .. }))
     }

@@ -51,7 +51,7 @@ pub enum Reason {
     #[error("the service did not answer in time")]
     ServiceTimedOut,
     /// The VM is known, but no guest driver is running there.
-    #[error("the VM is not running, or nothing in its guest has started on its line")]
+    #[error("the VM is not running, or its guest has not started the driver of its line")]
     NotRunning,
     /// The guest's driver does not offer this type of socket.
     #[error("the guest does not offer this socket type")]

@@ -17,7 +17,7 @@ colon begins with ./ or /. `-` is standard input or standard output.
 
 When the connection breaks, it goes on by itself where it was, for as long as --retry says. docs/cp.md says what is kept and what is safe.
 
-Exit codes: 0 everything is in place; 1 something is not, and standard error says what; 2 the words were wrong; 130 interrupted.")]
+Exit codes: 0 everything is in place; 1 something is not, and standard error says what; 2 the command line is wrong; 130 interrupted.")]
 pub struct CopyArguments {
     /// What to copy, and where to: the last is the destination
     #[arg(required = true, num_args = 2.., value_name = "SRC… DST")]
@@ -40,7 +40,7 @@ if its parent is there.
 
 When the connection breaks, it goes on by itself where it was, for as long as --retry says. docs/cp.md says what is kept and what is safe.
 
-Exit codes: 0 both are equal now; 1 something is not, and standard error says what; 2 the words were wrong; 130 interrupted.")]
+Exit codes: 0 both are equal now; 1 something is not, and standard error says what; 2 the command line is wrong; 130 interrupted.")]
 pub struct SyncArguments {
     /// The directory whose content is to be had
     #[arg(value_name = "SRC")]
@@ -64,7 +64,7 @@ pub struct Common {
     /// Give files the time of now and the mode of new files, instead of those of the source
     #[arg(long)]
     pub no_preserve: bool,
-    /// Keep times and modes, which is done anyhow
+    /// Keep times and modes: the default; accepted since cp has this option
     #[arg(short, long, conflicts_with = "no_preserve")]
     pub preserve: bool,
     /// Keep users and groups, by their numbers, and the bits of modes that give rights (setuid, setgid); the receiving side has to be root

@@ -38,7 +38,7 @@ paused, its agent or this host's daemon was restarted, or the guest was rebooted
 
 On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
 
-Exit codes: 0 the log ended, or nobody reads it any more; 1 it did not, for the reason given; 2 the words were wrong.")]
+Exit codes: 0 the log ended, or nobody reads it any more; 1 it did not, for the reason given; 2 the command line is wrong.")]
 pub struct LogsArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -100,7 +100,7 @@ its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its a
 counts as off.
 
 With --all, VMs whose agent is not ready are left alone, and said to be. Exit codes: 0 done, or off already; 1 not within the time, or refused,
-for the reason given; 2 the words were wrong.")]
+for the reason given; 2 the command line is wrong.")]
 pub struct Shutdown {
     /// Name of the VM, or DOMAIN/NAME
     #[arg(required_unless_present = "all")]

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 pub enum PolicyCommand {
     /// Say what becomes of a call, and which rule decides
     Test(PolicyTest),
-    /// Look for rules that can never match, and for names of nobody
+    /// Look for rules that can never match, and for names that do not exist
     Check(PolicyCheck),
 }
 
@@ -19,7 +19,7 @@ pub enum PolicyCommand {
 FROM is a VM, host (a program of the host, or a published port), user:NAME or users:GROUP. TO is a VM, service:NAME, host (the socket that a
 program of the host has made for the VM), address:10.1.2.3 or name:deb.debian.org. A VM or service of another domain is DOMAIN/NAME.
 
-Exit codes: 0 allowed or redirected; 3 denied; 1 there is no answer; 2 the words were wrong.")]
+Exit codes: 0 allowed or redirected; 3 denied; 1 there is no answer; 2 the command line is wrong.")]
 pub struct PolicyTest {
     /// Who calls
     pub from: String,

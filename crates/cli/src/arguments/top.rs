@@ -13,7 +13,7 @@ the order round; / shows only rows with some letters; Space holds still; ? shows
 
 It needs a terminal of 80 by 24 characters. Without colours if NO_COLOR is set. While the daemon is away it waits for it.
 
-Exit codes: 0 left, or printed; 1 there is no daemon, or no terminal; 2 the words were wrong.")]
+Exit codes: 0 left, or printed; 1 there is no daemon, or no terminal; 2 the command line is wrong.")]
 pub struct TopArguments {
     /// Time between two looks, 100ms to 1h
     #[arg(long, value_name = "TIME", default_value = "1s")]

@@ -31,10 +31,7 @@ pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
     match Rulebook::new(plan, &config) {
         Ok(book) => {
             let count = book.plan.lines().count();
-            findings.push(Finding::fine(
-                ABOUT,
-                format!("it can be meant, with {}", vms(count)),
-            ));
+            findings.push(Finding::fine(ABOUT, format!("valid, with {}", vms(count))));
             findings.extend(book.report().findings.into_iter().map(|found| {
                 Finding::warning(
                     "policy",

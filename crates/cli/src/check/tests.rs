@@ -3,9 +3,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-fn gravities(findings: &[Finding], about: &str) -> Vec<Gravity> {
+fn gravities(findings: &[Finding], about: &str) -> Vec<Severity> {
     let about = findings.iter().filter(|finding| finding.about == about);
-    about.map(|finding| finding.gravity).collect()
+    about.map(|finding| finding.severity).collect()
 }
 
 #[test]
@@ -16,7 +16,7 @@ fn whatever_is_not_fine_has_a_remedy() {
         let has_remedy = finding.remedy.is_some_and(|remedy| !remedy.is_empty());
         assert_eq!(
             has_remedy,
-            finding.gravity != Gravity::Fine,
+            finding.severity != Severity::Fine,
             "{}",
             finding.found
         );
@@ -29,18 +29,18 @@ fn the_machine_is_judged_by_what_it_has() {
     let device = directory.path().join("kvm");
     let bare = "model name\t: hypervisor\nflags\t\t: fpu vmx hypervisors\n";
     let nested = "flags\t\t: fpu vmx hypervisor lahf_lm\n";
-    let gravity = |cpuinfo| machine::acceleration(&device, cpuinfo).gravity;
-    assert_eq!(gravity(bare), Gravity::Warning);
+    let severity = |cpuinfo| machine::acceleration(&device, cpuinfo).severity;
+    assert_eq!(severity(bare), Severity::Warning);
     std::fs::write(&device, "").unwrap();
-    assert_eq!(gravity(bare), Gravity::Fine);
-    assert_eq!(gravity(""), Gravity::Fine);
-    assert_eq!(gravity(nested), Gravity::Warning);
+    assert_eq!(severity(bare), Severity::Fine);
+    assert_eq!(severity(""), Severity::Fine);
+    assert_eq!(severity(nested), Severity::Warning);
     let remedy = machine::acceleration(&device, nested).remedy.unwrap();
     assert!(remedy.contains("-accel tcg"), "{remedy}");
 
     assert_eq!(
-        machine::vmms(directory.path().as_os_str()).gravity,
-        Gravity::Warning
+        machine::vmms(directory.path().as_os_str()).severity,
+        Severity::Warning
     );
     let program = directory.path().join("firecracker");
     std::fs::write(&program, "").unwrap();
@@ -49,15 +49,18 @@ fn the_machine_is_judged_by_what_it_has() {
     assert_eq!(machine::vmms(&path.unwrap()).found, "firecracker");
 
     assert_eq!(
-        machine::descriptors(Some(16 * 1024 - 1)).gravity,
-        Gravity::Warning
+        machine::descriptors(Some(16 * 1024 - 1)).severity,
+        Severity::Warning
     );
-    assert_eq!(machine::descriptors(Some(16 * 1024)).gravity, Gravity::Fine);
-    assert_eq!(machine::descriptors(None).gravity, Gravity::Fine);
-    assert_eq!(machine::files_confined(false).gravity, Gravity::Warning);
+    assert_eq!(
+        machine::descriptors(Some(16 * 1024)).severity,
+        Severity::Fine
+    );
+    assert_eq!(machine::descriptors(None).severity, Severity::Fine);
+    assert_eq!(machine::files_confined(false).severity, Severity::Warning);
     let actions = Some("kill_process kill_thread allow".to_owned());
-    assert_eq!(machine::calls_confined(actions).gravity, Gravity::Fine);
-    assert_eq!(machine::calls_confined(None).gravity, Gravity::Error);
+    assert_eq!(machine::calls_confined(actions).severity, Severity::Fine);
+    assert_eq!(machine::calls_confined(None).severity, Severity::Error);
 }
 
 #[test]
@@ -74,15 +77,15 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
     let (findings, _) = configuration::look(&file);
     assert_eq!(
         gravities(&findings, "configuration"),
-        [Gravity::Error, Gravity::Fine]
+        [Severity::Error, Severity::Fine]
     );
-    assert_eq!(gravities(&findings, "permissions"), [Gravity::Error]);
-    assert_eq!(gravities(&findings, "services"), [Gravity::Error]);
-    assert!(gravities(&findings, "policy").contains(&Gravity::Warning));
+    assert_eq!(gravities(&findings, "permissions"), [Severity::Error]);
+    assert_eq!(gravities(&findings, "services"), [Severity::Error]);
+    assert!(gravities(&findings, "policy").contains(&Severity::Warning));
 
     std::fs::write(&file, "[[vm]]\nnam = \"web\"\n").unwrap();
     let (findings, _) = configuration::look(&file);
-    assert_eq!(gravities(&findings, "configuration"), [Gravity::Error]);
+    assert_eq!(gravities(&findings, "configuration"), [Severity::Error]);
     assert!(
         findings[0].found.contains("line 2"),
         "{}",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{print, print_json};
 use crate::arguments::Check;
-use crate::check::{Finding, Gravity, everything};
+use crate::check::{Finding, Severity, everything};
 use crate::failure::{FAILURE, Failure};
 
 /// Looks at everything, and returns the exit code.
@@ -17,17 +17,19 @@ pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
         true => print_json(&findings)?,
         false => print(&words(&findings))?,
     }
-    let has_errors = findings.iter().any(|found| found.gravity == Gravity::Error);
+    let has_errors = findings
+        .iter()
+        .any(|found| found.severity == Severity::Error);
     Ok(if has_errors { FAILURE } else { 0 })
 }
 
 fn words(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
-        let word = match finding.gravity {
-            Gravity::Fine => "fine",
-            Gravity::Warning => "warning",
-            Gravity::Error => "ERROR",
+        let word = match finding.severity {
+            Severity::Fine => "fine",
+            Severity::Warning => "warning",
+            Severity::Error => "ERROR",
         };
         text.push_str(&format!(
             "{word:<8}{:<16}{}\n",

@@ -24,7 +24,7 @@ const KEEP_LONGER_S: u64 = 60;
 /// Copies, and returns the exit code.
 ///
 /// # Errors
-/// [`Failure`] when the words were wrong, or the transfer did not come to its end.
+/// [`Failure`] when the command line is wrong, or the transfer did not come to its end.
 pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
     let mut places: Vec<Place> = options.places.into_iter().map(Place::parse).collect();
     let Some(destination) = places.pop() else {
@@ -44,7 +44,7 @@ pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
 /// Makes one directory equal to another, and returns the exit code.
 ///
 /// # Errors
-/// [`Failure`] when the words were wrong, or the transfer did not come to its end.
+/// [`Failure`] when the command line is wrong, or the transfer did not come to its end.
 pub fn sync(client: &Client, options: SyncArguments) -> Result<u8, Failure> {
     let mut how = wire_options(&options.common);
     how.recursive = true;
@@ -196,7 +196,7 @@ fn run(
     client.wait_ready(name, Duration::from_secs(common.wait))?;
     let cancelled = interruption()?;
     let reach = |timeout: Duration| {
-        let ready = client.wait_ready(name, timeout);
+        let ready = client.await_ready(name, timeout);
         ready
             .map(|vm| vm.host)
             .map_err(|failure| failure.to_string())

@@ -1,11 +1,8 @@
 //! `ringdown exec`: waits until the guest is ready, then runs the command through the VM's host socket.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
-
-use daemon::api::types::VmState;
 
 use crate::arguments::Exec;
 use crate::client::Client;
@@ -22,7 +19,6 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         .iter()
         .map(|text| variable(text))
         .collect::<Result<_, _>>()?;
-    tell_that_it_waits(client, &options)?;
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     let exec_options = ExecOptions {
         command: options.command,
@@ -31,22 +27,6 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         terminal: options.tty,
     };
     exec::run(&vm.host, exec_options).map_err(|error| Failure::with_code(error.exit_code(), error))
-}
-
-/// Tells a person, and no script, why nothing happens yet.
-fn tell_that_it_waits(client: &Client, options: &Exec) -> Result<(), Failure> {
-    if options.wait > 0 && io::stderr().is_terminal() {
-        let vm = client.show(&options.name)?;
-        if vm.state != VmState::Ready {
-            eprintln!(
-                "waiting up to {} s for VM {:?}: {}",
-                options.wait,
-                vm.full_name(),
-                vm.state.meaning()
-            );
-        }
-    }
-    Ok(())
 }
 
 fn variable(text: &OsStr) -> Result<(OsString, OsString), Failure> {

@@ -24,7 +24,7 @@ struct Vm {
 
 impl Guest for Vm {
     fn host_socket(&self, timeout: Duration) -> Result<PathBuf, String> {
-        let ready = self.client.wait_ready(&self.name, timeout);
+        let ready = self.client.await_ready(&self.name, timeout);
         ready
             .map(|vm| vm.host)
             .map_err(|failure| failure.to_string())

@@ -17,6 +17,12 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 /// Where pages come from, as they say at their foot.
 const SOURCE: &str = concat!("ringdown ", env!("CARGO_PKG_VERSION"));
 
+/// What the guest's binary says of itself.
+const AGENT: &str = include_str!("../../../agent/src/help.txt");
+
+/// A group of commands, `ringdown agent`, whose page would have the name of the guest's binary.
+const AGENT_GROUP: &str = "ringdown-agent";
+
 /// Every key of the configuration.
 const CONFIGURATION: &str = include_str!("../../../../docs/ringdown.toml");
 
@@ -56,6 +62,7 @@ fn write_pages(directory: &Path) -> std::io::Result<()> {
     let mut root = crate::command().disable_help_subcommand(true);
     root.build();
     write_page(root, &commands)?;
+    fs::write(commands.join("ringdown-agent.1"), agent_page())?;
     fs::write(files.join("ringdown.toml.5"), configuration_page())
 }
 
@@ -66,6 +73,9 @@ fn write_page(mut command: Command, directory: &Path) -> std::io::Result<()> {
     {
         write_page(below.clone(), directory)?;
     }
+    if command.get_display_name() == Some(AGENT_GROUP) {
+        return Ok(());
+    }
     // As the help has it, with the values and what may be repeated.
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim().to_owned();
@@ -74,6 +84,32 @@ fn write_page(mut command: Command, directory: &Path) -> std::io::Result<()> {
         .manual("Ringdown")
         .generate_to(directory)?;
     Ok(())
+}
+
+/// The guest's binary, by its help.
+fn agent_page() -> String {
+    let mut page = Roff::new();
+    page.control("TH", ["ringdown-agent", "1", "", SOURCE, "Ringdown"]);
+    page.control("SH", ["NAME"]);
+    page.text([roman("ringdown-agent - the agent of Ringdown in a guest")]);
+    page.control("SH", ["SYNOPSIS"]);
+    page.text([bold("ringdown-agent"), roman(" [OPTIONS] [COMMAND]")]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.control("nf", []);
+    for line in AGENT.lines() {
+        page.text([roman(line)]);
+    }
+    page.control("fi", []);
+    page.control("SH", ["SEE ALSO"]);
+    page.text([
+        bold("ringdown-agent-install"),
+        roman("(1), which copies it into a guest; "),
+        bold("ringdown-exec"),
+        roman("(1), "),
+        bold("ringdown-forward"),
+        roman("(1)"),
+    ]);
+    page.render()
 }
 
 /// What the daemon's file may have, by an example that has everything.
@@ -140,6 +176,9 @@ mod tests {
             let text = fs::read_to_string(directory.path().join("man1").join(&page)).unwrap();
             assert!(text.contains(".SH SYNOPSIS"), "{page}");
         }
+        let agent = fs::read_to_string(directory.path().join("man1/ringdown-agent.1")).unwrap();
+        assert!(agent.contains("whoami") && !agent.contains("SUBCOMMANDS"), "{agent}");
+        assert!(directory.path().join("man1/ringdown-agent-install.1").exists());
         let exec = fs::read_to_string(directory.path().join("man1/ringdown-exec.1")).unwrap();
         assert!(exec.contains("<COMMAND>..."), "{exec}");
         let file = fs::read_to_string(directory.path().join("man5/ringdown.toml.5")).unwrap();

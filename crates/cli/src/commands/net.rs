@@ -134,7 +134,7 @@ fn network_in_words(details: &NetworkDetails) -> String {
             .collect();
         if !reasons.is_empty() {
             let owner = owner(port.kind, port.vm.as_ref());
-            text.push_str(&format!("refused of {owner}: {}\n", reasons.join(", ")));
+            text.push_str(&format!("refused from {owner}: {}\n", reasons.join(", ")));
         }
     }
     text
@@ -274,8 +274,8 @@ mod tests {
              \n\
              PORT       MAC                IPV4       VLAN  LINK  VMM      RECEIVED  SENT  REFUSED  DROPPED  INTERRUPTS  KICKS\n\
              web        02:00:00:01:00:03  10.64.0.3  1     up    running  7         5     2        -        3 (2)       -\n\
-             (station)  02:00:00:01:00:00  10.64.0.1  -     up    -        -         -     -        -        -           -\n\
-             refused of web: other source 2\n"
+             (network)  02:00:00:01:00:00  10.64.0.1  -     up    -        -         -     -        -        -           -\n\
+             refused from web: other source 2\n"
         );
     }
 

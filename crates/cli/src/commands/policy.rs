@@ -103,7 +103,7 @@ fn findings(report: &PolicyReport) -> String {
         text.push_str(&format!("{}: {}\n", finding.place, finding.message));
     }
     text.push_str(&format!(
-        "looked at {}: {}\n",
+        "checked {}: {}\n",
         count(report.rules, "rule"),
         match report.findings.len() {
             0 => "nothing found".to_owned(),

@@ -198,7 +198,7 @@ impl fmt::Display for PortKind {
         formatter.pad(match self {
             PortKind::Vm => "vm",
             PortKind::Uplink => "(uplink)",
-            PortKind::Station => "(station)",
+            PortKind::Station => "(network)",
         })
     }
 }

@@ -89,7 +89,7 @@ pub fn observer(events: Events) -> Observer {
             }
             details.reason = Some(match reason {
                 Some(reason) => reason.to_string(),
-                None => "both ends had said all they had to say".to_owned(),
+                None => "closed by both ends".to_owned(),
             });
             events.tell(EventKind::CircuitEnded, details);
         }

@@ -1,4 +1,4 @@
-//! What a rulebook says that can hardly be meant: rules that never match, names of nobody, groups without members.
+//! What a rulebook says that can hardly be meant: rules that never match, names that do not exist, groups without members.
 
 use std::collections::BTreeSet;
 
