@@ -177,8 +177,16 @@ mod tests {
             assert!(text.contains(".SH SYNOPSIS"), "{page}");
         }
         let agent = fs::read_to_string(directory.path().join("man1/ringdown-agent.1")).unwrap();
-        assert!(agent.contains("whoami") && !agent.contains("SUBCOMMANDS"), "{agent}");
-        assert!(directory.path().join("man1/ringdown-agent-install.1").exists());
+        assert!(
+            agent.contains("whoami") && !agent.contains("SUBCOMMANDS"),
+            "{agent}"
+        );
+        assert!(
+            directory
+                .path()
+                .join("man1/ringdown-agent-install.1")
+                .exists()
+        );
         let exec = fs::read_to_string(directory.path().join("man1/ringdown-exec.1")).unwrap();
         assert!(exec.contains("<COMMAND>..."), "{exec}");
         let file = fs::read_to_string(directory.path().join("man5/ringdown.toml.5")).unwrap();
