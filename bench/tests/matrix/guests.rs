@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, Stream};
 
-use crate::servers::{Arrivals, answer_lines, read_line, spawn};
+use crate::agents;
+use crate::servers::{Arrivals, read_line, spawn};
 use crate::world::PATIENCE;
 
 /// A VMM with a vsock device of its own. In its guest every port answers.
@@ -34,10 +35,9 @@ impl HybridVmm {
             return;
         };
         let port = line.strip_prefix("CONNECT ").unwrap_or("?").to_owned();
-        let who = format!("{vm}:{port}");
-        arrivals.note(&who);
+        arrivals.note(&format!("{vm}:{port}"));
         if stream.write_all(b"OK 1073741824\n").is_ok() {
-            answer_lines(stream, &who);
+            agents::answer(vm, &port, stream);
         }
     }
 }
@@ -89,9 +89,9 @@ impl Port for GuestPort {
 
     fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
         let (ours, carried) = UnixStream::pair().unwrap();
-        let who = format!("{}:{port}", self.vm);
-        self.arrivals.note(&who);
-        spawn(move || answer_lines(ours, &who));
+        let (vm, port) = (self.vm, port.to_string());
+        self.arrivals.note(&format!("{vm}:{port}"));
+        spawn(move || agents::answer(vm, &port, ours));
         Ok(carried.into())
     }
 

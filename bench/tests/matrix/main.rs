@@ -5,6 +5,7 @@
 // All of this is tests, where a failure is a panic.
 #![allow(clippy::unwrap_used)]
 
+mod agents;
 mod ask;
 mod calls;
 mod config;

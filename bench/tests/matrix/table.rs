@@ -179,17 +179,6 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         NotOffered,
-        "docs/threat-model.md",
-        "**Programs of the host that connect to PATH reach the guest without the daemon.** The socket is the VMM's, and no rule about `host` or users is asked.",
-        |cell| {
-            !is_guest(cell)
-                && !is_published(cell)
-                && cell.way == Way::Cid
-                && matches!(cell.callee, Callee::Guest(Line::Hybrid, ..))
-        },
-    ),
-    row(
-        NotOffered,
         "README.md",
         "SEQPACKET programs use `web.sock.seqpacket` and SEQPACKET listeners at `web.sock_<port>`.",
         // What is dialled is a listener for streams.

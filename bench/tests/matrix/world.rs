@@ -5,6 +5,7 @@ use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use tempfile::TempDir;
 use wire::vsock::SocketType;
 
+use crate::agents;
 use crate::ask::Api;
 use crate::config::{self, Backends, VMS, WINDOWED, hybrid_socket};
 use crate::guests::{HybridVmm, SerialGuest};
@@ -47,6 +49,7 @@ pub struct World {
     pub rings: BTreeMap<&'static str, VirtualGuest>,
     pub serial: BTreeMap<&'static str, SerialGuest>,
     _hybrid: Vec<HybridVmm>,
+    _announced: Vec<UnixStream>,
     /// What guests with rings have been asked and not answered.
     asked: Vec<Asked>,
     /// The agent of the guest that has windows, and whether calls that come now want one.
@@ -128,6 +131,41 @@ fn start_daemon(
     (daemon, run)
 }
 
+/// Has the agents of guests without rings call in, and waits until the daemon takes them for ready.
+fn announce(
+    directory: &Path,
+    serial: &BTreeMap<&'static str, SerialGuest>,
+    api: &mut Api,
+) -> Vec<UnixStream> {
+    let mut announced = Vec::new();
+    for (vm, _, line) in VMS {
+        let host = match line {
+            Line::Rings => continue,
+            Line::Hybrid => {
+                let path = hybrid_socket(directory, vm);
+                UnixStream::connect(format!("{}_{}", path.display(), wire::agent::PORT)).unwrap()
+            }
+            Line::Serial => {
+                let (socket, answer) = serial[vm].dial(wire::agent::PORT);
+                answer.recv().unwrap().unwrap();
+                // Other sockets of the link's do not block.
+                let socket = UnixStream::from(socket);
+                socket.set_nonblocking(false).unwrap();
+                socket
+            }
+        };
+        announced.push(agents::announce(vm, host));
+    }
+    for (vm, _, line) in VMS {
+        if line != Line::Rings {
+            let name = vm.replace('/', "%2F");
+            let (status, answer) = api.get(&format!("/v1/vms/{name}?wait=ready&timeout_ms=30000"));
+            assert_eq!(status, 200, "{answer}");
+        }
+    }
+    announced
+}
+
 impl World {
     pub fn new(policy: Policy, stage: &Stage) -> World {
         let Stage {
@@ -166,10 +204,13 @@ impl World {
                         SerialGuest::connect(&run.join(format!("{stem}.serial")), vm, &arrivals);
                     serial.insert(vm, guest);
                 }
-                Line::Hybrid => continue,
+                Line::Hybrid => {}
             }
             let host = run.join(format!("{stem}.sock"));
             let_everyone(&host, 0o666);
+            if line == Line::Hybrid {
+                continue;
+            }
             let listener = run.join(format!("{stem}.sock_{LISTENER_PORT}"));
             servers.listen_for(vm, &listener, &arrivals);
             // Where calls are redirected, nobody is, unless a rule lets what is dialled have them.
@@ -189,11 +230,13 @@ impl World {
             ports_of(vm).into_iter().for_each(|port| guest.listen(port));
         }
         let agent = Agent::start(&daemon, WINDOWED, rings.get_mut(WINDOWED).unwrap());
-        let api = Api::new(&daemon.control_socket());
+        let mut api = Api::new(&daemon.control_socket());
+        let announced = announce(directory.path(), &serial, &mut api);
         World {
             rings,
             serial,
             _hybrid: hybrid,
+            _announced: announced,
             asked: Vec::new(),
             agent,
             wants_windows: false,

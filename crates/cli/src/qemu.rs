@@ -376,7 +376,7 @@ mod tests {
                 "--memory",
                 "size=256M,shared=on",
                 "--vsock",
-                "cid=3,socket=/run/ringdown/web.sock",
+                "cid=3,socket=/r/v",
                 "--net",
                 "vhost_user=true,socket=/r/web.net-lan.vhost,mac=02:00:00:01:00:03,num_queues=2,queue_size=1024,mtu=9000",
                 "vhost_user=true,socket=/r/web.net-dmz.vhost,mac=02:00:00:01:00:03,num_queues=8,queue_size=1024,mtu=9000",

@@ -464,7 +464,8 @@ fn a_serial_vm_is_added_shown_and_attached_to() {
     let words = run_with(directory, &["args", "old", "--vmm", "qemu", "--json"]);
     let words: Vec<String> = serde_json::from_str(&words.out).unwrap();
     let chardev = format!("socket,id=ringdown0,path={shown}/old.serial,reconnect=1");
-    assert_eq!(words[3], chardev);
+    assert_eq!(words[..2], ["-m", "256M"]);
+    assert_eq!(words[5], chardev);
     assert!(
         words
             .iter()
