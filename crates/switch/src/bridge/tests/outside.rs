@@ -534,3 +534,19 @@ fn what_a_guest_has_asked_for_is_its_own_after_silence() {
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);
     assert_eq!(world.refusal(A, &data(1, own(50))), TAKEN);
 }
+
+/// A resolver that comes up again asks again, too.
+#[test]
+fn no_question_of_a_guest_costs_a_host_outside_its_address() {
+    let mut world = world();
+    let address = own(53);
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, address)), None);
+    world.now += 100 * SECOND;
+    assert!(world.receivers(A, &ask(1, address)).contains(&UPLINK));
+    assert_eq!(world.refusal(UPLINK, &ask(ROUTER, address)), None);
+    world.now += 2 * SECOND;
+    assert_eq!(world.refusal(A, &ask(1, address)), TAKEN);
+    world.now += 2 * SECOND;
+    assert!(world.receivers(A, &ask(1, address)).contains(&UPLINK));
+    assert_eq!(owner(&world, address), Some(UPLINK));
+}
