@@ -180,7 +180,7 @@ impl Freezer {
     fn mounts(&self) -> Result<Vec<Mount>, String> {
         let table = read_limited(&self.mounts, MAX_MOUNTS_LEN)
             .map_err(|error| format!("cannot read the table of mounts: {error}"))?;
-        let table = String::from_utf8_lossy(&table);
+        let table = mounts::text(&table);
         if !mounts::is_in_memory(&table, &self.place) {
             return Err(format!(
                 "{} has to be in memory, as what is frozen is written down there: mount a tmpfs at /run",

@@ -15,8 +15,8 @@ use rustix::process::{Pid, Signal};
 use crate::guest::User;
 use crate::stream::until;
 
-/// The most that is kept of a tool's standard error, in bytes.
-const MAX_STDERR_LEN: usize = 4096;
+/// The most that is kept of a tool's standard error, in bytes: the longest path, and words.
+const MAX_STDERR_LEN: usize = 8192;
 
 /// How often a tool that has closed its outputs is asked whether it has ended.
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
@@ -51,6 +51,8 @@ pub(crate) struct Output {
     pub(crate) was_cut: bool,
     /// What it said is wrong, in one line.
     pub(crate) complaint: String,
+    /// The end of what it said, where most tools have the system's reason.
+    pub(crate) last_words: String,
 }
 
 impl<'a> Tool<'a> {
@@ -142,6 +144,7 @@ impl<'a> Tool<'a> {
                     child.1 = !self.leaves_child;
                     output.succeeded = status.success();
                     output.complaint = first_line(&stderr);
+                    output.last_words = end_of(&stderr);
                     return Ok(output);
                 }
                 wait_until = deadline.min(Instant::now() + REAP_INTERVAL);
@@ -277,6 +280,11 @@ fn reap_later(child: &Child) {
         .name("reaper".into())
         .stack_size(64 * 1024)
         .spawn(reap);
+}
+
+fn end_of(text: &[u8]) -> String {
+    let text = text.trim_ascii_end();
+    String::from_utf8_lossy(&text[text.len().saturating_sub(300)..]).into_owned()
 }
 
 fn first_line(text: &[u8]) -> String {

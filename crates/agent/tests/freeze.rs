@@ -310,3 +310,39 @@ fn nothing_is_frozen_without_what_thaws_it() {
     assert!(words.contains("no fsfreeze"), "{words}");
     assert!(guest.log().is_empty() && !guest.is_listed());
 }
+
+/// What `fsfreeze` says begins with the path, of which there may be a lot, in several lines, and in no encoding.
+#[test]
+fn what_came_of_it_is_understood_whatever_the_mount_point_is() {
+    let guest = Guest::new();
+    let mut odd = guest.path("root/srv").into_os_string().into_encoded_bytes();
+    for _ in 0..5 {
+        odd.push(b'/');
+        odd.extend([b'a'; 200]);
+    }
+    odd.extend(b"/a\nline of \xff/odd");
+    let path = Path::new(std::ffi::OsStr::from_bytes(&odd));
+    std::fs::create_dir_all(path).unwrap();
+    let mut table = std::fs::read(guest.path("mountinfo")).unwrap();
+    table.extend(b"5 3 254:5 / ");
+    for byte in &odd {
+        match byte {
+            b' ' | b'\n' => table.extend(format!("\\{byte:03o}").bytes()),
+            byte => table.push(*byte),
+        }
+    }
+    table.extend(b" rw - xfs /dev/x rw\n");
+    std::fs::write(guest.path("mountinfo"), table).unwrap();
+    let frozen = guest.freezer.freeze(MINUTE).unwrap();
+    assert_eq!(names(&frozen), ["odd", "deep er", "srv", "root"]);
+    assert_eq!(frozen[0], odd);
+    guest.freezer.thaw().unwrap();
+    guest.put("fail-odd", "Operation not supported");
+    let frozen = guest.freezer.freeze(MINUTE).unwrap();
+    assert_eq!(names(&frozen), ["deep er", "srv", "root"]);
+    guest.freezer.thaw().unwrap();
+    // On the list, and not frozen: as after a freeze that was killed.
+    std::fs::write(guest.freezer.place.join("list"), [&odd[..], &[0]].concat()).unwrap();
+    guest.freezer.recover();
+    wait_until("it is not on the list any more", || !guest.is_listed());
+}

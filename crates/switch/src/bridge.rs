@@ -41,6 +41,7 @@ use slab::Slab;
 use wire::ethernet::{HEADER_LEN, Head, Ipv4, MacAddress, TAG_LEN, TagControl};
 
 use crate::Time;
+use assignment::Assigned;
 use filter::Arrival;
 use owners::Owners;
 use port::{Gate, Port, Storm, reaches};
@@ -110,7 +111,7 @@ pub struct Bridge {
     /// MAC addresses that were learned, with their VLAN in the upper 16 bits.
     learned: Owners<u64>,
     /// IP addresses that were assigned.
-    assigned: HashMap<(VlanId, IpAddr), PortId, FixedState>,
+    assigned: HashMap<(VlanId, IpAddr), Assigned, FixedState>,
     /// IPv6 addresses that guests have given themselves.
     bindings: Owners<(VlanId, Ipv6Addr)>,
     /// Learned addresses of either kind that the ports may have together.

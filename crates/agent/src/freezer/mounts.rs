@@ -1,5 +1,7 @@
 //! What there is to freeze, by the kernel's table of mounts.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::owner::Mount;
@@ -12,6 +14,16 @@ const KINDS: [&str; 10] = [
 
 /// Kinds of file systems that are in memory, as long as nothing is mounted over them.
 const IN_MEMORY: [&str; 3] = ["tmpfs", "ramfs", "rootfs"];
+
+/// The table as it is read here: a character for each byte, as a path may have any.
+pub(super) fn text(table: &[u8]) -> String {
+    table.iter().map(|byte| char::from(*byte)).collect()
+}
+
+/// The bytes of a path in that text, whose characters are all below 256.
+fn bytes(point: &str) -> Mount {
+    point.chars().map(|character| character as u8).collect()
+}
 
 /// A line of the table.
 struct Line<'a> {
@@ -63,9 +75,11 @@ pub(super) fn to_freeze(table: &str, is_directory: impl Fn(&Path) -> bool) -> Ve
     let mut mounts = Vec::new();
     for line in lines(table) {
         let is_wanted = KINDS.contains(&line.kind) && line.is_writable;
-        if is_wanted && !devices.contains(&line.device) && is_directory(Path::new(&line.point)) {
+        let point = bytes(&line.point);
+        let path = Path::new(OsStr::from_bytes(&point));
+        if is_wanted && !devices.contains(&line.device) && is_directory(path) {
             devices.push(line.device);
-            mounts.push(line.point.into_bytes());
+            mounts.push(point);
         }
     }
     mounts.reverse();
@@ -75,7 +89,8 @@ pub(super) fn to_freeze(table: &str, is_directory: impl Fn(&Path) -> bool) -> Ve
 /// Whether what is written there never waits for a disk.
 pub(super) fn is_in_memory(table: &str, path: &Path) -> bool {
     let lines = lines(table);
-    let below = lines.iter().filter(|line| path.starts_with(&line.point));
+    let is_below = |line: &&Line<'_>| path.starts_with(OsStr::from_bytes(&bytes(&line.point)));
+    let below = lines.iter().filter(is_below);
     let nearest = below.max_by_key(|line| line.point.len());
     nearest.is_some_and(|line| IN_MEMORY.contains(&line.kind))
 }
@@ -109,6 +124,15 @@ mod tests {
         assert_eq!(shown, ["/hidden", "/srv/deep er", "/srv", "/"]);
         assert!(to_freeze("", |_| true).is_empty());
         assert!(to_freeze("29 1 254:1 / / rw\nnonsense - ext4\n", |_| true).is_empty());
+    }
+
+    #[test]
+    fn a_mount_point_has_any_bytes() {
+        let mut table = b"29 1 254:1 / /srv/\\".to_vec();
+        table.extend(b"040\\012\\134\xff\xc3\xa9 rw - xfs /dev/vda1 rw\n");
+        let point = b"/srv/ \n\\\xff\xc3\xa9";
+        let is_there = |path: &Path| path.as_os_str().as_bytes() == point;
+        assert_eq!(to_freeze(&text(&table), is_there), [point]);
     }
 
     #[test]

@@ -268,7 +268,7 @@ impl Process {
                 Frozen::Unknown("fsfreeze ended without a word".to_owned())
             }
             // As the C libraries say EOPNOTSUPP.
-            Ok(output) if output.complaint.ends_with("ot supported") => Frozen::Unsupported,
+            Ok(output) if output.last_words.ends_with("ot supported") => Frozen::Unsupported,
             Ok(output) => Frozen::No(output.complaint),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Frozen::Unknown(format!("that takes longer than {timeout:.0?}"))
@@ -295,7 +295,7 @@ impl World for Process {
         let thawed = match self.call(tool, "--unfreeze", mount, THAW_TIMEOUT) {
             Ok(output) if output.succeeded => Thawed::Yes,
             // EINVAL.
-            Ok(output) if output.complaint.ends_with("Invalid argument") => Thawed::WasNot,
+            Ok(output) if output.last_words.ends_with("Invalid argument") => Thawed::WasNot,
             Ok(output) => Thawed::No(output.complaint),
             Err(error) => Thawed::No(error.to_string()),
         };

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use wire::pcapng::{BlockKind, BlockReader, blocks};
@@ -182,6 +182,9 @@ impl Ring {
     }
 }
 
+/// The kind of file system where pipes without a name are (`PIPEFS_MAGIC`).
+const PIPEFS: rustix::fs::FsWord = 0x5049_5045;
+
 /// A file to write to. What guests say to each other is not for everybody who has an account here: one that is there already is made private,
 /// and must not be another user's, who could read it whatever its mode says.
 fn private(path: &Path) -> io::Result<File> {
@@ -192,7 +195,9 @@ fn private(path: &Path) -> io::Result<File> {
         .mode(0o600)
         .open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
+    // A pipe without a name, as behind /dev/stdout, was given to this process by whoever started it.
+    let is_pipe = metadata.file_type().is_fifo() && rustix::fs::fstatfs(&file)?.f_type != PIPEFS;
+    if !metadata.is_file() && !is_pipe {
         return Ok(file);
     }
     let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
@@ -201,7 +206,7 @@ fn private(path: &Path) -> io::Result<File> {
             format!("it belongs to user {owner}, not to {own}: remove it, or name another file");
         return Err(io::Error::new(ErrorKind::PermissionDenied, words));
     }
-    if metadata.mode() & 0o077 != 0 {
+    if metadata.is_file() && metadata.mode() & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
     Ok(file)

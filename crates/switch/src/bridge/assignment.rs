@@ -6,6 +6,15 @@ use wire::ethernet::MacAddress;
 
 use super::filter::made_of;
 use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId};
+use crate::Time;
+
+/// Whose an IP address is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Assigned {
+    pub(super) port: PortId,
+    /// When the port itself asked last whether it is in use.
+    pub(super) asked: Option<Time>,
+}
 
 /// The part of a learned address' key that is the address.
 const MAC_BITS: u64 = (1 << 48) - 1;
@@ -26,7 +35,8 @@ impl Bridge {
         }
         if let Some(vlan) = config.home() {
             for address in addresses(config) {
-                if let Some(port) = self.assigned.get(&(vlan, address)).filter(other) {
+                let assigned = self.assigned.get(&(vlan, address));
+                if let Some(port) = assigned.map(|assigned| &assigned.port).filter(other) {
                     let port = *port;
                     return Err(AddPortError::AddressTaken { address, port });
                 }
@@ -57,7 +67,11 @@ impl Bridge {
         }
         if let Some(vlan) = config.home() {
             for address in addresses(config) {
-                self.assigned.insert((vlan, address), id);
+                let assigned = Assigned {
+                    port: id,
+                    asked: None,
+                };
+                self.assigned.insert((vlan, address), assigned);
                 if let IpAddr::V6(address) = address {
                     self.bindings.forget_keys(|key| *key == (vlan, address));
                 }

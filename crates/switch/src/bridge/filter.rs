@@ -3,7 +3,8 @@
 //! Three questions about every frame that a guest sends. Does it say who it is not, in ARP, IPv4, IPv6 or neighbour discovery? Does it
 //! play a part that is not a guest's, a DHCP server or a router? And could it be hiding either, behind a tag, an extension header or a fragment?
 //! What cannot be seen is refused (in the spirit of RFC 7113 and RFC 6980; receivers that look further than filters are what
-//! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port here (`outside.rs`), a station nothing.
+//! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port
+//! here, or could be hiding that (`outside.rs`), a station nothing.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub(super) const DHCP_CLIENT: u16 = 68;
 const DHCPV6_SERVER: u16 = 547;
 const DHCPV6_CLIENT: u16 = 546;
 
-/// For so long somebody who asks for an address that another has just taken is not heard: the two would both give it up (RFC 4862,
+/// For so long somebody who asks for an address that another has just taken, or asks for again, is not heard: the two would both give it up (RFC 4862,
 /// section 5.4.3), so that one guest could keep another from ever having an address. Later it is heard, so that the one who has it can answer.
 pub(super) const TENTATIVE: Duration = Duration::from_secs(3);
 
@@ -61,12 +62,13 @@ impl Bridge {
             Layer3::Ipv6(ip) => self.filter_outside(arrival, &ip),
             Layer3::Arp(arp) => self.filter_arp(arrival, &arp),
             Layer3::Other => Ok(()),
-            // A receiver looks behind a tag for a priority alone.
+            // A receiver looks behind a tag for a priority alone, and some look behind SNAP.
             Layer3::Tagged(inner) if inner.vlan() == 0 => Err(Refusal::Wrapped),
-            _ if !arrival.is_guest() => Ok(()),
-            Layer3::Malformed => Err(Refusal::Malformed),
-            Layer3::Length { snap: false } => Ok(()),
             Layer3::Length { snap: true } => Err(Refusal::Wrapped),
+            Layer3::Length { snap: false } => Ok(()),
+            // ARP for hardware of another kind, too, which receivers take for Ethernet's.
+            Layer3::Malformed => Err(Refusal::Malformed),
+            _ if !arrival.is_guest() => Ok(()),
             // On a trunk, a VLAN inside a VLAN is the guest's own affair: it leaves at trunks only, and keeps its outer tag there.
             Layer3::Tagged(_) => match self.ports[arrival.from.0.into()].config.vlan {
                 Vlan::Trunk { .. } => Ok(()),
@@ -75,16 +77,39 @@ impl Bridge {
         }
     }
 
-    fn filter_arp(&self, arrival: &Arrival<'_>, arp: &Arp) -> Result<(), Refusal> {
+    fn filter_arp(&mut self, arrival: &Arrival<'_>, arp: &Arp) -> Result<(), Refusal> {
         if arrival.is_guest() && arp.sender_mac != arrival.head.source {
             return Err(Refusal::ArpSender);
         }
         // A probe asks for an address without having one.
-        if arp.sender.is_unspecified() || self.may_use_ipv4(arrival, arp.sender) {
-            Ok(())
-        } else {
-            Err(Refusal::ArpSender)
+        let is_allowed = match arp.sender.is_unspecified() {
+            true => self.may_ask_for(arrival, IpAddr::V4(arp.target)),
+            false => self.may_use_ipv4(arrival, arp.sender),
+        };
+        match is_allowed {
+            true => Ok(()),
+            false => Err(Refusal::ArpSender),
         }
+    }
+
+    /// Whether a port may ask for an address, as far as that was assigned.
+    ///
+    /// Who hears another ask for the address that it asks for gives it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1). Those behind
+    /// an uplink can use the address out there, and are to learn whose it is, but not meanwhile. A guest cannot use it: there is nothing to ask.
+    pub(super) fn may_ask_for(&mut self, arrival: &Arrival<'_>, address: IpAddr) -> bool {
+        let Some(assigned) = self.assigned.get_mut(&(arrival.vlan, address)) else {
+            return true;
+        };
+        if assigned.port == arrival.from {
+            assigned.asked = Some(arrival.now);
+            return true;
+        }
+        // The network itself gives nothing up, and answers.
+        if self.gates[usize::from(assigned.port.0)].place.kind == PortKind::Station {
+            return true;
+        }
+        let is_asking = |asked| arrival.now.saturating_sub(asked) < TENTATIVE;
+        !arrival.is_guest() && !assigned.asked.is_some_and(is_asking)
     }
 
     #[inline]
@@ -126,7 +151,7 @@ impl Bridge {
             return true;
         }
         let owner = self.assigned.get(&(arrival.vlan, address));
-        owner.is_none_or(|owner| *owner == arrival.from)
+        owner.is_none_or(|owner| owner.port == arrival.from)
     }
 
     fn filter_ipv6(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
@@ -169,15 +194,25 @@ impl Bridge {
 
     /// A port asks whether anybody has an address, as it wants it itself.
     fn ask_for_ipv6(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
-        let taken = self.bindings.owner(arrival.now, (arrival.vlan, target));
+        if !self.may_ask_for(arrival, IpAddr::V6(target)) {
+            return Err(Refusal::Ipv6Taken);
+        }
+        let key = (arrival.vlan, target);
+        let taken = self.bindings.owner(arrival.now, key);
         match taken.filter(|owner| owner.port != arrival.from) {
+            // No host asks for what is made of another's MAC address.
+            Some(_) if self.is_made_of_another(arrival, target) => Err(Refusal::Ipv6Taken),
             Some(owner) if arrival.now.saturating_sub(owner.since) < TENTATIVE => {
                 Err(Refusal::Ipv6Taken)
             }
             Some(_) => Ok(()),
-            // Of an address that was assigned to another, that one will say so.
+            // The network itself has it, and will say so.
             None if !self.is_free(arrival, IpAddr::V6(target)) => Ok(()),
-            None => self.use_ipv6(arrival, target),
+            None => {
+                self.use_ipv6(arrival, target)?;
+                self.bindings.renew(arrival.now, key, arrival.from);
+                Ok(())
+            }
         }
     }
 

@@ -13,7 +13,7 @@
 use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use wire::ethernet::{Fragment, Ipv6, Layer3, Neighbour, NeighbourMessage};
+use wire::ethernet::{Fragment, Ipv6, Layer3, Neighbour, NeighbourMessage, Transport};
 
 use super::filter::{Arrival, TENTATIVE};
 use super::owners::Owner;
@@ -27,10 +27,7 @@ impl Bridge {
         arrival: &Arrival<'_>,
         ip: &Ipv6,
     ) -> Result<(), Refusal> {
-        // What has passed a router is no neighbour's message (RFC 4861, section 3.1).
-        let neighbour = Neighbour::parse(&arrival.head, ip, arrival.snapshot)
-            .filter(|_| ip.hop_limit == 255 && ip.fragment == Fragment::Whole);
-        let Some(neighbour) = neighbour else {
+        let Some(neighbour) = said_by_neighbour(arrival, ip)? else {
             return self.pass_from_afar(arrival, ip.source);
         };
         let lifetime = match neighbour.message {
@@ -105,6 +102,9 @@ impl Bridge {
 
     /// A host behind an uplink wants an address. If a guest has it, that one is to hear this, unless both have only just come up.
     fn ask_from_outside(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
+        if !self.may_ask_for(arrival, IpAddr::V6(target)) {
+            return Err(Refusal::Ipv6Taken);
+        }
         let owner = self.bindings.owner(arrival.now, (arrival.vlan, target));
         match owner.filter(|owner| !self.is_same_side(arrival, owner.port)) {
             Some(owner) if arrival.now.saturating_sub(owner.since) < TENTATIVE => {
@@ -114,6 +114,8 @@ impl Bridge {
             None => {
                 if self.check_not_assigned(arrival, target).is_ok() {
                     self.take_outside(arrival, target);
+                    let key = (arrival.vlan, target);
+                    self.bindings.renew(arrival.now, key, arrival.from);
                 }
                 Ok(())
             }
@@ -153,6 +155,24 @@ impl Bridge {
             let key = (arrival.vlan, target);
             self.bindings.ask(arrival.now, key, arrival.from);
         }
+    }
+}
+
+/// What a neighbour says. It is refused where it cannot be seen: hosts find it behind any extension header, and some in fragments (RFC 6980).
+fn said_by_neighbour(arrival: &Arrival<'_>, ip: &Ipv6) -> Result<Option<Neighbour>, Refusal> {
+    // What has passed a router is no neighbour's message (RFC 4861, section 3.1).
+    if ip.hop_limit != 255 {
+        return Ok(None);
+    }
+    match ip.transport {
+        Transport::Icmpv6 { kind, .. } if Neighbour::has_type(kind) => {
+            let message = Neighbour::parse(&arrival.head, ip, arrival.snapshot);
+            let whole = message.filter(|_| ip.fragment == Fragment::Whole);
+            whole.map(Some).ok_or(Refusal::HiddenHeaders)
+        }
+        Transport::Hidden => Err(Refusal::HiddenHeaders),
+        Transport::Cut => Err(Refusal::Malformed),
+        _ => Ok(None),
     }
 }
 

@@ -74,6 +74,7 @@ pub(super) enum Claim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) port: PortId,
+    /// Since when; or when it asked last whether another has the address.
     pub(super) since: Time,
     /// When those behind uplinks were first asked whether one of them has it.
     pub(super) asked: Option<Time>,
@@ -129,6 +130,13 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
     }
 
+    /// `port` asks whether another has an address that is its own, as if it were new.
+    pub(super) fn renew(&mut self, now: Time, key: K, port: PortId) {
+        if let Some(slot) = self.slot_of(key, port) {
+            slot.since = now;
+        }
+    }
+
     /// Those behind uplinks are asked whether one of them has an address that is `port`'s.
     pub(super) fn ask(&mut self, now: Time, key: K, port: PortId) {
         if let Some(slot) = self.slot_of(key, port) {
@@ -169,8 +177,9 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
         let is_held = self.is_held(now, slot);
         let slot = &mut self.slots[index as usize];
+        // Nobody has taken it meanwhile: what was asked before is still so.
         if !is_held {
-            (slot.since, slot.asked) = (now, None);
+            slot.since = now;
         }
         slot.seen = now;
         self.unlink(index);

@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::os::fd::AsRawFd;
 
 use pcap_parser::pcapng::Block;
 use pcap_parser::traits::PcapNGPacketBlock;
@@ -92,6 +93,36 @@ fn a_capture_is_not_written_to_another_users_file() {
     let failure = opened.err().unwrap().to_string();
     assert!(failure.contains("belongs to user 65534"), "{failure}");
     assert_eq!(fs::read(&name).unwrap(), b"laid here");
+}
+
+/// Nor another user's named pipe, who would read it there. A pipe without a name is whoever's who started the command.
+#[test]
+fn a_capture_does_not_go_into_another_users_pipe() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.pcapng");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &name,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o666),
+        0,
+    )
+    .unwrap();
+    // With a reader, it opens at once.
+    let _reader = File::options().read(true).write(true).open(&name).unwrap();
+    assert!(private(&name).is_ok());
+    let (_read, write) = rustix::pipe::pipe().unwrap();
+    let unnamed = PathBuf::from(format!("/proc/self/fd/{}", write.as_raw_fd()));
+    assert!(private(&unnamed).is_ok());
+    if std::os::unix::fs::chown(&name, Some(65534), None).is_err() {
+        println!("skipped: this user may not give a pipe away");
+        return;
+    }
+    let error = private(&name).unwrap_err().to_string();
+    assert!(error.contains("belongs to user 65534"), "{error}");
+    // It has the mode and owner of its own inode.
+    std::os::unix::fs::fchown(&write, Some(65534), None).unwrap();
+    assert!(private(&unnamed).is_ok());
 }
 
 #[test]

@@ -383,3 +383,170 @@ fn what_is_assigned_to_an_uplink_is_no_guests() {
     world.bridge.configure_port(uplink, trunk).unwrap();
     assert_eq!(world.refusal(A, &advertise(1, ipv6(1))), TAKEN);
 }
+
+/// What is looked at must be seen: hosts read neighbour discovery behind any extension, and some of them in fragments.
+#[test]
+fn nothing_is_said_of_addresses_where_filters_do_not_see_it() {
+    // A header of destination options that is `units` of 8 bytes long, all padding.
+    let options = |units: u8| {
+        let mut header = vec![58, units - 1, 1, units * 8 - 4];
+        header.resize(usize::from(units) * 8, 0);
+        header
+    };
+    let behind = |header: &[u8], kind, mut frame: Vec<u8>| {
+        frame.splice(54..54, header.iter().copied());
+        frame[20] = kind;
+        let len = (frame.len() - 54) as u16;
+        frame[18..20].copy_from_slice(&len.to_be_bytes());
+        frame
+    };
+    let hidden = Some(Refusal::HiddenHeaders);
+    for source in [ipv6(200), Ipv6Addr::UNSPECIFIED] {
+        let mut spoofed = advertise(ROUTER, own(50));
+        spoofed[22..38].copy_from_slice(&source.octets());
+        let mut world = world();
+        assert_eq!(world.refusal(A, &ask(1, own(50))), None);
+        world.now += 4 * SECOND;
+        let seen = behind(&options(4), 60, spoofed.clone());
+        assert_eq!(world.refusal(UPLINK, &seen), TAKEN);
+        // Its type is not in the snapshot, or is, and its target is not.
+        for units in [9, 10, 20] {
+            let frame = behind(&options(units), 60, spoofed.clone());
+            assert_eq!(world.refusal(UPLINK, &frame), hidden, "{units}");
+        }
+        for place in [0, 1] {
+            let fragment = behind(&[58, 0, 0, place, 0, 0, 0, 1], 44, spoofed.clone());
+            assert_eq!(world.refusal(UPLINK, &fragment), hidden);
+        }
+        // A first fragment that ends before its header does.
+        let mut cut = behind(&[58, 0, 0, 1, 0, 0, 0, 1], 44, spoofed.clone());
+        cut.truncate(64);
+        cut[18..20].copy_from_slice(&10_u16.to_be_bytes());
+        assert_eq!(world.refusal(UPLINK, &cut), Some(Refusal::Malformed));
+    }
+    // Other packets come as they are, and what has passed a router is no neighbour's.
+    let mut world = world();
+    let mut from_afar = behind(&options(20), 60, advertise(ROUTER, far(50)));
+    from_afar[21] = 60;
+    assert_eq!(world.refusal(UPLINK, &from_afar), None);
+    let mut fragment = behind(&[17, 0, 0, 1, 0, 0, 0, 1], 44, data(ROUTER, far(50)));
+    assert_eq!(world.refusal(UPLINK, &fragment), None);
+    fragment[21] = 60;
+    assert_eq!(world.refusal(UPLINK, &fragment), None);
+}
+
+/// Linux and others take ARP for other kinds of hardware (6 is IEEE 802), and some take IP in SNAP frames (CVE-2021-27853).
+#[test]
+fn no_other_form_says_that_an_address_of_ours_is_outside() {
+    let mut world = World::new();
+    world.add(PortConfig {
+        ipv4: Some(ipv4(1)),
+        ..PortConfig::guest(mac(1))
+    });
+    world.add(PortConfig::guest(mac(2)));
+    let uplink = world.add(PortConfig::uplink());
+    let spoofed = arp(BROADCAST, mac(ROUTER), (mac(ROUTER), ipv4(1)), ipv4(2));
+    assert_eq!(world.refusal(uplink, &spoofed), Some(Refusal::ArpSender));
+    for hardware in [6, 7, 15] {
+        let mut other = spoofed.clone();
+        other[15] = hardware;
+        assert_eq!(world.refusal(uplink, &other), Some(Refusal::Malformed));
+    }
+    let len = (spoofed.len() - 14 + 8) as u16;
+    let mut snap = spoofed.clone();
+    snap.splice(
+        12..12,
+        len.to_be_bytes()
+            .into_iter()
+            .chain([0xaa, 0xaa, 3, 0, 0, 0]),
+    );
+    assert_eq!(world.refusal(uplink, &snap), Some(Refusal::Wrapped));
+}
+
+/// Who asks for an address while its owner asks, too, would have both give it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1).
+#[test]
+fn no_question_costs_a_guest_its_address_when_it_asks_again() {
+    let mut world = World::new();
+    world.add(PortConfig {
+        ipv4: Some(ipv4(1)),
+        addresses: vec![ipv6(1).into()],
+        ipv6_guard: Some(Ipv6Guard::default()),
+        ..PortConfig::guest(mac(1))
+    });
+    world.add(PortConfig {
+        ipv6_guard: Some(Ipv6Guard::default()),
+        ..PortConfig::guest(mac(2))
+    });
+    let plain_guest = world.add(PortConfig::guest(mac(3)));
+    let uplink = world.add(PortConfig::uplink());
+    let probe = |number| {
+        let sender = (mac(number), Ipv4Addr::UNSPECIFIED);
+        arp(BROADCAST, mac(number), sender, ipv4(1))
+    };
+    let chosen = ipv6(50);
+    assert_eq!(world.refusal(A, &ask(1, chosen)), None);
+    // It starts anew, again and again.
+    for _ in 0..3 {
+        world.now += 100 * SECOND;
+        for address in [ipv6(1), made_of(mac(1)), chosen] {
+            assert_eq!(world.refusal(A, &ask(1, address)), None);
+            world.now += Duration::from_millis(900);
+            for (port, number) in [(B, 2), (plain_guest, 3), (uplink, ROUTER)] {
+                let question = ask(number, address);
+                assert!(
+                    !world.receivers(port, &question).contains(&A),
+                    "{address} {port}"
+                );
+            }
+        }
+        assert_eq!(world.refusal(A, &probe(1)), None);
+        world.now += SECOND;
+        for (port, number) in [(B, 2), (plain_guest, 3), (uplink, ROUTER)] {
+            assert!(
+                !world.receivers(port, &probe(number)).contains(&A),
+                "{port}"
+            );
+        }
+    }
+    // Other guests need not hear from its owner what was assigned: they cannot use it anyway.
+    world.now += 100 * SECOND;
+    for address in [ipv6(1), made_of(mac(1))] {
+        assert_eq!(world.refusal(B, &ask(2, address)), TAKEN);
+        assert!(world.receivers(uplink, &ask(ROUTER, address)).contains(&A));
+    }
+    assert_eq!(world.refusal(B, &probe(2)), Some(Refusal::ArpSender));
+    assert!(world.receivers(uplink, &probe(ROUTER)).contains(&A));
+    // Of one that a guest has chosen, its owner tells them, once it is settled.
+    assert!(world.receivers(B, &ask(2, chosen)).contains(&A));
+}
+
+/// A server may say nothing for hours. Nobody has used its address meanwhile, so that it need not ask again.
+#[test]
+fn what_a_guest_has_asked_for_is_its_own_after_silence() {
+    let mut world = world();
+    assert_eq!(world.refusal(A, &ask(1, own(50))), None);
+    world.now += 3600 * SECOND;
+    assert_eq!(world.refusal(A, &advertise(1, own(50))), None);
+    world.now += SECOND;
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), TAKEN);
+    // One that was taken meanwhile is another's.
+    world.now += 3600 * SECOND;
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);
+    assert_eq!(world.refusal(A, &data(1, own(50))), TAKEN);
+}
+
+/// A resolver that comes up again asks again, too.
+#[test]
+fn no_question_of_a_guest_costs_a_host_outside_its_address() {
+    let mut world = world();
+    let address = own(53);
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, address)), None);
+    world.now += 100 * SECOND;
+    assert!(world.receivers(A, &ask(1, address)).contains(&UPLINK));
+    assert_eq!(world.refusal(UPLINK, &ask(ROUTER, address)), None);
+    world.now += 2 * SECOND;
+    assert_eq!(world.refusal(A, &ask(1, address)), TAKEN);
+    world.now += 2 * SECOND;
+    assert!(world.receivers(A, &ask(1, address)).contains(&UPLINK));
+    assert_eq!(owner(&world, address), Some(UPLINK));
+}
