@@ -141,14 +141,14 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     let base = format!(
         "sandbox-paths = [{more:?}]\n[[vm]]\nname = \"fc\"\nhybrid = {:?}\n[[rule]]\nfrom = \"fc\"\nto = \"service:cat\"\nport = \"*\"\n\
          action = \"allow\"\n[[service]]\nname = \"cat\"\nport = 5000\ncommand = [\"/bin/sh\", \"-c\", \"echo run > {}; exec cat\"]\n",
-        run.join("fc.sock"),
+        run.join("fc.vsock"),
         mark.display()
     );
     std::fs::write(&file, &base).unwrap();
     let mut daemon = Running::start(serve(&run, &["--config", file.to_str().unwrap()]));
     daemon.wait_until_ready();
 
-    let mut circuit = UnixStream::connect(run.join("fc.sock_5000")).unwrap();
+    let mut circuit = UnixStream::connect(run.join("fc.vsock_5000")).unwrap();
     circuit.set_read_timeout(Some(PATIENCE)).unwrap();
     circuit.write_all(b"hello").unwrap();
     circuit.shutdown(Shutdown::Write).unwrap();
