@@ -308,6 +308,34 @@ fn a_program_whose_data_is_cut_off_sees_an_error() {
     assert_no_violations(&[&web]);
 }
 
+/// It answers before it has read everything, and closes: the guest, which still sends, gets all of the answer and then a reset.
+#[test]
+fn an_early_answer_arrives_whole() {
+    let daemon = daemon();
+    let mut web = guest(&daemon, "web");
+    let answer = pattern(200_000, 7);
+    for _ in 0..50 {
+        let (near, mut far) = to_host(&daemon, &mut web);
+        let bytes = answer.clone();
+        let program = std::thread::spawn(move || {
+            far.read_exact(&mut [0; 1000]).unwrap();
+            // What it has not read by now stays unread.
+            far.write_all(&bytes).unwrap();
+        });
+        let question = pattern(4096, 8);
+        while !program.is_finished() {
+            let _ = web.send(near, &question);
+        }
+        let _ = web.send(near, &question);
+        program.join().unwrap();
+        let (arrived, ended) = web.receive_to_end(near);
+        assert!(arrived == answer, "{} bytes arrived", arrived.len());
+        assert_eq!(ended, Received::Reset);
+        web.close(near);
+    }
+    assert_no_violations(&[&web]);
+}
+
 /// Linux sends SHUTDOWN for both directions at once and waits for a reset: the sooner it comes the better.
 #[test]
 fn a_close_is_confirmed_as_soon_as_everything_is_delivered() {

@@ -1,7 +1,7 @@
 //! How much the log takes of what others can make happen without end: a guest, or a program of the host, must not fill the disk with it.
 //!
-//! Every line passes here ([`admits`] is asked by the subscriber of `ringdown serve`), whatever call site it comes from. Each call site has a budget of its own for each VM that it
-//! is about, and for each reason of a refusal; so no flood hides what else happens, and what an operator does is written. What is held back is counted for each VM, and the
+//! Every line passes here ([`admits`] is asked by the subscriber of `ringdown serve`), whatever call site it comes from. Each call site has a budget of its own for each VM,
+//! service and published port that it is about, and for each reason of a refusal; so no flood hides what else happens, and what an operator does is written. What is held back is counted for each VM, and the
 //! counts are written each second.
 
 use std::collections::HashMap;
@@ -73,6 +73,8 @@ impl Drop for LastCounts {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct About {
     vm: String,
+    /// A service or a published port, as the configuration names it.
+    name: String,
     /// One of [`switch::Reason`].
     reason: String,
 }
@@ -85,6 +87,7 @@ impl Visit for About {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         match field.name() {
             "vm" => self.vm = format!("{value:?}"),
+            "name" => self.name = format!("{value:?}"),
             "reason" => self.reason = format!("{value:?}"),
             _ => {}
         }
@@ -177,6 +180,7 @@ mod tests {
         About {
             vm: vm.to_owned(),
             reason: reason.to_owned(),
+            ..About::default()
         }
     }
 
@@ -193,6 +197,14 @@ mod tests {
         assert!(admits(2, "web", "", 0), "another call site");
         assert!(admits(1, "db", "", 0), "another VM");
         assert!(admits(1, "web", "no rule allows it", 0), "another reason");
+        let service = About {
+            name: "scan".to_owned(),
+            ..about("web", "")
+        };
+        assert!(
+            budget.admits((1, service), start),
+            "another service of its own"
+        );
         assert!(admits(1, "web", "", 1));
         assert!(!admits(1, "web", "", 1));
         let written = (0..1000).filter(|_| admits(1, "web", "", 1000)).count();

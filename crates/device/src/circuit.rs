@@ -10,7 +10,7 @@ use wire::connect::MAX_REQUEST_LEN;
 use wire::vsock::SocketType;
 
 use crate::caller::{Who, take_request};
-use crate::dialer::{Connected, Cut, Hold};
+use crate::dialer::{Connected, Cut, Hold, is_cut};
 use crate::kept::Kept;
 use crate::relay::Relay;
 
@@ -55,6 +55,8 @@ pub(crate) struct HostSocket {
     pub(crate) request_len: usize,
     /// Its close is a reset until it is known to have ended: see [`reset_on_close`](crate::caller::reset_on_close).
     pub(crate) resets: bool,
+    /// It has failed, which the system says once: the end behind what it still holds is none.
+    pub(crate) broken: bool,
     /// What is to last as long as the socket.
     pub(crate) hold: Option<Hold>,
     /// Whether an end of the socket is one, if it can be told.
@@ -133,6 +135,11 @@ impl HostSocket {
         behind_request(&self.socket, self.request_len, self.ending)
     }
 
+    /// Whether the end that it shows is none.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.broken || is_cut(self.cut.as_ref())
+    }
+
     /// Takes what is left of the request out of the socket.
     pub(crate) fn take_request(&mut self) {
         let len = std::mem::take(&mut self.request_len);
@@ -151,6 +158,7 @@ impl HostSocket {
             short_of_room: false,
             request_len: 0,
             resets: false,
+            broken: false,
             hold: None,
             cut: None,
         }

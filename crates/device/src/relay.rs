@@ -45,6 +45,8 @@ struct Leg {
     unread: usize,
     /// No more comes from it.
     ending: bool,
+    /// It has failed, which the system says once: the end behind what it still holds is none.
+    broken: bool,
 }
 
 /// How a look at one direction has ended.
@@ -70,6 +72,7 @@ impl Relay {
             cut,
             unread,
             ending,
+            broken: false,
         };
         Relay {
             legs: [
@@ -143,9 +146,8 @@ impl Relay {
             }
             match offer(&receiver.socket, &sender.kept[sender.taken..]) {
                 Ok(sent) => sender.taken += sent,
-                Err(Failure::Broken) => return Step::Broken,
-                Err(Failure::Gone) => {
-                    self.give_up(from);
+                Err(failure) => {
+                    self.refused(from, failure);
                     return Step::Waits;
                 }
             }
@@ -160,7 +162,7 @@ impl Relay {
             return Step::Waits;
         }
         let len = match sender.receive(room) {
-            Ok(0) if is_cut(sender.cut.as_ref()) => return Step::Broken,
+            Ok(0) if sender.broken || is_cut(sender.cut.as_ref()) => return Step::Broken,
             Ok(0) => {
                 sender.over = true;
                 // It fails only when the receiver is gone, and then nobody waits for the end.
@@ -181,10 +183,17 @@ impl Relay {
                 receiver.writable = false;
             }
             Ok(_) => {}
-            Err(Failure::Broken) => return Step::Broken,
-            Err(Failure::Gone) => self.give_up(from),
+            Err(failure) => self.refused(from, failure),
         }
         Step::Took(len)
+    }
+
+    /// Whoever receives what `from` sends takes no more. What it sent before is still to be read.
+    fn refused(&mut self, from: Side, failure: Failure) {
+        let receiver = &mut self.legs[from.other().index()];
+        receiver.broken |= failure == Failure::Broken;
+        receiver.readable |= receiver.broken;
+        self.give_up(from);
     }
 
     /// Whoever receives what `from` sends is gone: the sender hears of it, and what was kept is dropped.
@@ -224,6 +233,7 @@ impl Leg {
 }
 
 /// Why a socket will never take anything again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failure {
     /// Its peer receives no more.
     Gone,

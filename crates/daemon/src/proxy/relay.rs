@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use device::Cut;
@@ -128,32 +128,52 @@ impl Socket for CircuitEnd {
 /// Carries bytes until both directions have ended; the close of the sockets is an end then. When one breaks, or when this is dropped before, both
 /// are cut.
 pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share: &Share) {
-    let cuts = [one.cut(), other.cut()];
+    // Beside what the sockets say themselves.
+    let cuts = [one.cut(), other.cut()].map(Option::unwrap_or_default);
     let result = {
         let (mut from_one, mut to_one) = one.directions();
         let (mut from_other, mut to_other) = other.directions();
+        let broken = [AtomicBool::new(false), AtomicBool::new(false)];
+        let [one_is, other_is] = [0, 1].map(|side| State {
+            cut: &cuts[side],
+            broken: &broken[side],
+        });
         tokio::try_join!(
-            carry(&mut from_one, cuts[0].as_ref(), &mut to_other, share),
-            carry(&mut from_other, cuts[1].as_ref(), &mut to_one, share),
+            carry((&mut from_one, one_is), (&mut to_other, other_is), share),
+            carry((&mut from_other, other_is), (&mut to_one, one_is), share),
         )
+        .map(|_| broken.iter().any(|broken| broken.load(Ordering::Relaxed)))
     };
-    if result.is_ok() {
+    if matches!(result, Ok(false)) {
         one.end();
         other.end();
     }
 }
 
+/// Whether the end of a socket is one.
+#[derive(Clone, Copy)]
+struct State<'a> {
+    cut: &'a AtomicBool,
+    /// It has been reset, which the system says once: what it sent before is still to be read.
+    broken: &'a AtomicBool,
+}
+
+impl State<'_> {
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire) || self.broken.load(Ordering::Relaxed)
+    }
+}
+
 async fn carry(
-    from: &mut (impl AsyncRead + Unpin),
-    cut: Option<&Cut>,
-    to: &mut (impl AsyncWrite + Unpin),
+    (from, from_is): (&mut (impl AsyncRead + Unpin), State<'_>),
+    (to, to_is): (&mut (impl AsyncWrite + Unpin), State<'_>),
     share: &Share,
 ) -> io::Result<()> {
     let mut buffer = vec![0; share.piece()];
     loop {
         let len = from.read(&mut buffer).await?;
         if len == 0 {
-            if cut.is_some_and(|cut| cut.load(Ordering::Acquire)) {
+            if from_is.is_cut() {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
             return match to.shutdown().await {
@@ -163,6 +183,48 @@ async fn carry(
             };
         }
         share.pay(len).await;
-        to.write_all(&buffer[..len]).await?;
+        match to.write_all(&buffer[..len]).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                to_is.broken.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            result => result?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A server that answers before it has read everything, and closes.
+    #[tokio::test]
+    async fn what_was_sent_before_a_reset_still_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut server = TcpStream::connect(address).await.unwrap();
+        let (mut near_server, _) = listener.accept().await.unwrap();
+        let (mut guest, theirs, cut) = CircuitEnd::pair().unwrap();
+        let theirs = std::os::unix::net::UnixStream::from(theirs);
+        let mut theirs = UnixStream::from_std(theirs).unwrap();
+        // All of it is there before the relay begins, which is the first to hear of the reset by sending.
+        let answer: Vec<u8> = (0..50_000_u32).map(|index| index as u8).collect();
+        near_server.write_all(b"unread").await.unwrap();
+        server.readable().await.unwrap();
+        server.write_all(&answer).await.unwrap();
+        drop(server);
+        near_server.ready(tokio::io::Interest::ERROR).await.unwrap();
+        theirs.write_all(b"more").await.unwrap();
+        guest.stream.readable().await.unwrap();
+        let relayed = tokio::spawn(async move {
+            relay(&mut guest, &mut near_server, &Share::default()).await;
+        });
+        let mut arrived = Vec::new();
+        theirs.read_to_end(&mut arrived).await.unwrap();
+        assert!(arrived == answer, "{} bytes arrived", arrived.len());
+        relayed.await.unwrap();
+        assert!(cut.load(Ordering::Acquire), "and it is no end");
     }
 }

@@ -11,8 +11,7 @@ use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::Fabric;
-use crate::circuit::{BehindRequest, is_broken};
-use crate::dialer::is_cut;
+use crate::circuit::{BehindRequest, HostSocket, is_broken};
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
 
@@ -237,7 +236,7 @@ impl Fabric {
     /// The host program says no more, or its circuit was cut before it could.
     fn host_ended(&mut self, id: CircuitId) {
         let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
-        let event = match host.is_some_and(|host| is_cut(host.cut.as_ref())) {
+        let event = match host.is_some_and(HostSocket::is_cut) {
             true => Event::Kill {
                 circuit: id,
                 reason: Reason::PeerReset,
@@ -260,7 +259,7 @@ impl Fabric {
                 host.take_request();
                 true
             }
-            BehindRequest::End if is_broken(&host.socket) => {
+            BehindRequest::End if host.broken || is_broken(&host.socket) => {
                 self.tell(Event::Kill {
                     circuit: id,
                     reason: Reason::PeerReset,
@@ -443,9 +442,7 @@ impl Fabric {
             });
         match received {
             Some(Ok(record)) if record.len == 0 && self.no_message_is_left(turn.circuit) => {
-                self.tell(Event::HostFinished {
-                    circuit: turn.circuit,
-                });
+                self.host_ended(turn.circuit);
             }
             Some(Ok(record)) if record.len == 0 => {}
             Some(Ok(record))

@@ -393,6 +393,7 @@ impl Fabric {
         };
         let mut sent = 0;
         let mut next = 0;
+        let mut failed = None;
         while next < packets.len() {
             let (count, step) = self.send_packets(id, &memory, &packets[next..]);
             let offered: usize = packets[next..next + count]
@@ -401,6 +402,7 @@ impl Fabric {
                 .sum();
             let Some(step) = step else {
                 // From memory of our own it takes fewer pieces, and the socket has room.
+                self.delivered(id, from, std::mem::take(&mut sent));
                 for packet in &packets[next..] {
                     self.store(id, from, packet, 0);
                 }
@@ -412,6 +414,7 @@ impl Fabric {
                     next += count;
                     if step < offered {
                         self.host_is_full(id);
+                        self.delivered(id, from, std::mem::take(&mut sent));
                         let mut skip = step;
                         for packet in &packets[next - count..] {
                             let len = packet.header.len as usize;
@@ -424,7 +427,7 @@ impl Fabric {
                     }
                 }
                 Err(error) => {
-                    self.host_write_failed(id, &error);
+                    failed = Some(error);
                     break;
                 }
             }
@@ -435,6 +438,15 @@ impl Fabric {
         if self.spare_packets.len() < SPARE_LISTS {
             self.spare_packets.push(packets);
         }
+        self.delivered(id, from, sent);
+        if let Some(error) = failed {
+            self.host_write_failed(id, &error);
+        }
+    }
+
+    /// A host program's socket has taken this much from the guest's memory. To be said before anything that may find that socket gone: then all
+    /// that counts as kept is given up.
+    fn delivered(&mut self, id: CircuitId, from: Side, sent: usize) {
         if sent > 0 {
             let credit = self.switch.window_towards(id, from.other());
             self.nap.carried(sent, id, credit);
@@ -494,11 +506,10 @@ impl Fabric {
             });
         }
         if error.raw_os_error() != Some(rustix::io::Errno::PIPE.raw_os_error()) {
-            // The system says so once: what is read after it would be an end.
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::PeerReset,
-            });
+            // What it sent before is still to be read, as by a program that had dialled it itself.
+            if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) {
+                host.broken = true;
+            }
         }
         // The program takes no more. What was kept for it has nowhere to go.
         for side in [Side::Caller, Side::Callee] {

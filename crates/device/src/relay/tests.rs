@@ -139,3 +139,58 @@ fn a_reset(sends_first: bool) {
     assert!(!run(&mut relay));
     assert!(!relay.is_over());
 }
+
+/// A program that answers before it has read everything, and closes.
+#[test]
+fn what_was_sent_before_a_reset_still_arrives() {
+    for (is_kept, tcp) in [(false, false), (true, false), (false, true)] {
+        an_early_answer(is_kept, tcp);
+    }
+}
+
+fn an_early_answer(is_kept: bool, tcp: bool) {
+    let (near, mut caller) = pair();
+    let (mut relay, mut callee): (Relay, Box<dyn Stream>) = if tcp {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let callee = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        (join(near, ours.into()), Box::new(callee))
+    } else {
+        let (far, callee) = pair();
+        (join(near, far), Box::new(callee))
+    };
+    let mut room = vec![0; PIECE_BYTES];
+    let bytes = vec![1; PIECE_BYTES];
+    loop {
+        // The buffers between them are filled, so that something is kept; or one piece goes unread.
+        let is_full = caller.write(&bytes).is_err();
+        while matches!(relay.step(Side::Caller, &mut room), Step::Took(_)) {}
+        relay.happened(Side::Caller, EventFlags::IN);
+        if !is_kept || (is_full && relay.is_full(Side::Callee)) {
+            break;
+        }
+    }
+    let answer: Vec<u8> = (0..100_000_u32).map(|index| index as u8).collect();
+    callee.write_all(&answer).unwrap();
+    drop(callee);
+    // The way to the program is found to be gone before what it said is read.
+    relay.legs[1].writable = true;
+    let _ = caller.write(b"more");
+    let mut ended = Step::Took(0);
+    while ended != Step::Waits {
+        ended = relay.step(Side::Caller, &mut room);
+        assert_ne!(ended, Step::Broken);
+    }
+    let mut arrived = Vec::new();
+    while relay.step(Side::Callee, &mut room) != Step::Broken {
+        arrived.extend(read(&mut caller));
+        relay.happened(Side::Caller, EventFlags::OUT);
+    }
+    arrived.extend(read(&mut caller));
+    assert!(arrived == answer, "{} bytes arrived", arrived.len());
+    assert!(!relay.is_over());
+}
+
+trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
