@@ -17,7 +17,11 @@ use super::{Attack, Group, Outcome};
 /// Where a program of the host listens for circuits.
 const CIRCUIT_PORT: u32 = 9000;
 
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
+pub(super) const fn nothing(
+    name: &'static str,
+    what: &'static str,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
     Attack {
         group: Group::Flood,
         name,
