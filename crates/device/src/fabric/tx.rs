@@ -8,6 +8,7 @@ use std::time::Duration;
 use memory::guest::{self, GuestMemory};
 use memory::io::{Gather, is_memory_fault};
 use memory::queue::Chain;
+use rustix::io::Errno;
 use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
@@ -481,30 +482,23 @@ impl Fabric {
     }
 
     pub(super) fn host_write_failed(&mut self, id: CircuitId, error: &io::Error) {
-        if is_memory_fault(error) {
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::MemoryFault,
-            });
-        }
-        if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) {
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::MessageTooLong,
-            });
-        }
-        if error.raw_os_error() != Some(rustix::io::Errno::PIPE.raw_os_error()) {
+        let reason = match Errno::from_io_error(error) {
+            _ if is_memory_fault(error) => Reason::MemoryFault,
+            Some(Errno::MSGSIZE) => Reason::MessageTooLong,
+            Some(Errno::PIPE) => {
+                // The program takes no more. What was kept for it has nowhere to go.
+                for side in [Side::Caller, Side::Callee] {
+                    self.discard(id, side);
+                }
+                return self.tell(Event::HostRefused { circuit: id });
+            }
             // The system says so once: what is read after it would be an end.
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::PeerReset,
-            });
-        }
-        // The program takes no more. What was kept for it has nowhere to go.
-        for side in [Side::Caller, Side::Callee] {
-            self.discard(id, side);
-        }
-        self.tell(Event::HostRefused { circuit: id });
+            _ => Reason::PeerReset,
+        };
+        self.tell(Event::Kill {
+            circuit: id,
+            reason,
+        });
     }
 
     /// Gives a parcel's descriptors back, if it has any.
