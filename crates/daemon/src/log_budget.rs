@@ -69,7 +69,7 @@ impl Drop for LastCounts {
     }
 }
 
-/// What a line is about, as far as lines are told apart by it.
+/// What a line is about, as far as it has a budget by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct About {
     vm: String,
