@@ -299,7 +299,7 @@ fn leave(frame: &[u8]) {
     let now = Duration::from_secs(1);
     let tagging = match bridge.classify(now, from, snapshot, frame.len(), frame.len()) {
         Verdict::Drop(_) => return,
-        Verdict::Port(..) => panic!("nobody was learned"),
+        Verdict::Port(..) => panic!("no address was learned"),
         Verdict::Flood => only_port(&bridge, uplink),
     };
     let mut left = frame.to_vec();

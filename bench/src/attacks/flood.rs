@@ -17,7 +17,11 @@ use super::{Attack, Group, Outcome};
 /// Where a program of the host listens for circuits.
 const CIRCUIT_PORT: u32 = 9000;
 
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
+pub(super) const fn nothing(
+    name: &'static str,
+    what: &'static str,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
     Attack {
         group: Group::Flood,
         name,
@@ -270,7 +274,7 @@ fn half_circuits(scene: &mut Scene<'_>) {
         let is_answered = |call: &Connection| guests[0].state(*call) != State::Connecting;
         (taken.len() == 16 && calls.iter().all(is_answered)).then_some(())
     });
-    arrived.expect("a quarter of the places, and nobody holds up who has one");
+    arrived.expect("a quarter of the places, and a call that has one is not held up");
     let is_open = |call: &&Connection| guest.state(**call) == State::Connected;
     assert_eq!(calls.iter().filter(is_open).count(), taken.len());
     assert_works(&mut guest);

@@ -9,8 +9,9 @@ use wire::vsock::SocketType;
 use crate::guest::{Connection, Received, State, VirtualGuest, drive};
 use crate::host;
 
+use super::Attack;
+use super::flood::nothing;
 use super::scene::{PATIENCE, Scene, assert_works};
-use super::{Attack, Group, Outcome};
 
 /// Where guests find a service that takes one connection.
 const FULL_PORT: u32 = 9001;
@@ -24,43 +25,33 @@ const MAX_EGRESS: usize = 256;
 /// What is written of what was held back.
 const HELD_BACK: &str = "more happened than the log takes";
 
-const fn counted(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Flood,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
-
 pub(super) const ATTACKS: &[Attack] = &[
-    counted(
+    nothing(
         "calls-of-a-full-service",
         "3,000 calls of a service that has as many connections as it may: the log has some of them and counts the rest",
         full_service,
     ),
-    counted(
+    nothing(
         "calls-of-egress-beyond-its-limit",
         "3,000 calls of egress from a VM that has as many connections through it as it may: the same",
         full_egress,
     ),
-    counted(
+    nothing(
         "egress-that-is-denied",
         "500 requests for a place that no rule allows: the audit has some of them and counts the rest",
         denied_egress,
     ),
-    counted(
+    nothing(
         "hellos-that-are-none",
         "500 calls of the agent's port, from a privileged port, that say nonsense: the log has some of them and counts the rest",
         hellos,
     ),
-    counted(
+    nothing(
         "programs-that-talk-nonsense",
         "500 programs each at the host socket, the socket for circuits and the control socket that talk nonsense, and 500 that call a port where nobody listens",
         nonsense,
     ),
-    counted(
+    nothing(
         "captures-that-are-dropped",
         "500 captures that begin and are left at once: the log has some of them and counts the rest",
         captures,

@@ -163,7 +163,7 @@ fn run_policy(policy: Policy, stage: &Stage, wanted: &str) -> Tally {
 fn hindrance(world: &World, cell: &Cell, has_ipv6: bool) -> Option<&'static str> {
     match (cell.caller, cell.callee) {
         (Caller::Program(_), _) if world.programs.is_none() => {
-            Some("only root can be somebody else")
+            Some("only root can become another user")
         }
         (_, Callee::Egress(Place::OwnIpv6)) if !has_ipv6 => Some("this machine has no IPv6"),
         _ => None,
@@ -254,7 +254,7 @@ fn judge_outcome(
             };
             let is_right = matches!(found, Ok(text) if text.starts_with(&format!("{who} ")));
             if !is_right || heard.keys().any(|other| *other != who) {
-                wrong.push(format!("it must be answered by {who} and by nobody else"));
+                wrong.push(format!("it must be answered by {who} alone"));
             }
         }
         // Where a program listens beside the socket of a hybrid VM, its VMM calls it, and not we.
@@ -269,7 +269,7 @@ fn judge_outcome(
                 Err(_) => {}
             }
             if !heard.is_empty() {
-                wrong.push("nobody may hear of it".to_owned());
+                wrong.push("it must reach no callee".to_owned());
             }
         }
         Expected::NotOffered => {}
@@ -319,7 +319,7 @@ fn is_answer_of(cell: &Cell, who: &str, number: u64, found: &str) -> bool {
     match cell.caller.vm() {
         None => cid == Some(HOST_CID),
         Some(vm) if cell.caller.domain() == domain => cid == Some(cid_of(vm)),
-        // It has a CID of its own in the other domain, which is nobody else's there.
+        // It has a CID of its own in the other domain, which no other VM has there.
         Some(_) => cid.is_some_and(|cid| cid > HOST_CID && VMS.iter().all(|(_, of, _)| *of != cid)),
     }
 }

@@ -31,7 +31,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// None if only root may be somebody else.
+    /// None if only root may become another user.
     pub fn start() -> Option<Programs> {
         if !geteuid().is_root() {
             return None;
@@ -39,7 +39,7 @@ impl Programs {
         let tasks = IDENTITIES.map(|identity| {
             let (take, tasks) = channel();
             spawn(move || {
-                become_somebody(identity).unwrap();
+                become_user(identity).unwrap();
                 work(&tasks);
             });
             (identity, take)
@@ -92,7 +92,7 @@ pub fn circuit_of_ours(
     answered
 }
 
-fn become_somebody(identity: Identity) -> rustix::io::Result<()> {
+fn become_user(identity: Identity) -> rustix::io::Result<()> {
     let (user, primary, others) = credentials(identity);
     set_thread_groups(&others.map(Gid::from_raw))?;
     set_thread_gid(Gid::from_raw(primary))?;
@@ -103,7 +103,7 @@ fn work(tasks: &Receiver<Task>) {
     while let Ok(task) = tasks.recv() {
         match task {
             Task::Connect(path, answer) => {
-                // Whoever waits may have given up.
+                // The receiver may have given up.
                 let _ = answer.send(UnixStream::connect(path).map(OwnedFd::from));
             }
             Task::Circuit {

@@ -44,7 +44,7 @@ pub fn answer_lines(mut stream: impl Read + Write, who: &str) {
     while matches!(stream.read(&mut byte), Ok(1)) {
         line.push(byte[0]);
         if byte == *b"\n" {
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _ = stream.write_all(reply_to(&line, who).as_bytes());
             line.clear();
         }
@@ -168,7 +168,7 @@ fn answer_messages(stream: &OwnedFd) {
     let mut bytes = [0; 512];
     while let Ok((_, len @ 1..)) = recv(stream, &mut bytes[..], RecvFlags::empty()) {
         let answer = reply_to(&bytes[..len], "service:unix-seqpacket");
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = send(stream, answer.as_bytes(), SendFlags::NOSIGNAL);
     }
 }

@@ -5,9 +5,9 @@ use crate::parties::{Callee, Caller, Cell, Domain, Line, Place, Policy, Port, Wa
 /// What is expected of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// The callee answers, and nobody else hears of the call. This decides.
+    /// The callee answers, and the call reaches no other. This decides.
     Reached(By),
-    /// It is refused by the policy, and nobody hears of it.
+    /// It is refused by the policy, and reaches no callee.
     Denied(By),
     /// What was dialled has the call, and not who is redirected to.
     AsDialled,

@@ -213,7 +213,7 @@ impl World {
             }
             let listener = run.join(format!("{stem}.sock_{LISTENER_PORT}"));
             servers.listen_for(vm, &listener, &arrivals);
-            // Where calls are redirected, nobody is, unless a rule lets what is dialled have them.
+            // Where calls are redirected, what is dialled listens only if a rule before lets it have them.
             let decoys = callees()
                 .into_iter()
                 .filter(|_| policy == Policy::AllowThenRedirect);
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// Guests with rings answer whoever calls them.
+    /// Guests with rings answer every caller.
     fn serve_guests(&mut self) {
         for (vm, guest) in &mut self.rings {
             guest.service();
@@ -304,7 +304,7 @@ impl World {
                 let (_, peer, _) = guest.addresses(call.connection).unwrap_or_default();
                 let who = format!("{}:{}", call.vm, call.port);
                 let answer = reply_to(&call.heard[..end], &format!("{who} from {peer}"));
-                // Whoever asked may be gone.
+                // The caller may be gone.
                 let _ = guest.try_send(call.connection, answer.as_bytes());
                 call.heard.clear();
             }

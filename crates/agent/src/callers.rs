@@ -1,6 +1,6 @@
 //! Whether who calls the agent on a line is its host.
 //!
-//! The agent does for its host what root does, so nobody else may be served. What shows that a connection comes from the host is another thing
+//! The agent does for its host what root does, so no other caller may be served. What shows that a connection comes from the host is another thing
 //! on each kind of line:
 //!
 //! - At a UNIX socket, the caller's user, which the kernel knows.
@@ -10,7 +10,7 @@
 //!
 //! Where nothing shows it, a connection begins with a secret that the agent has given the host in its own call ([`wire::agent::Secret`]). There is a
 //! new one for each such call: a guest that was resumed from a snapshot, of which there may be several, calls anew and shares none with the others. As
-//! long as no host has answered, nobody is served.
+//! long as no host has answered, no caller is served.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,7 +49,7 @@ enum Line {
 enum State {
     /// No host has answered.
     Unknown,
-    /// Whoever gets here is the host.
+    /// Every caller is the host.
     Known,
     /// Callers bring this.
     Prove(Secret),
@@ -109,7 +109,7 @@ impl Callers {
         }
     }
 
-    /// Whether whoever gets here is the host, and brings no proof of it.
+    /// Whether every caller is the host, without a proof.
     pub(crate) fn are_known(&self) -> bool {
         matches!(*self.lock(), State::Known)
     }
@@ -165,7 +165,7 @@ impl Callers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nobody panics while holding it.
+        // Nothing panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! Frozen file systems have one *owner*: whoever has the lock in [`PLACE`]. It alone freezes, keeps the list of what is frozen, and thaws,
+//! Frozen file systems have one *owner*: the process or thread that has the lock in [`PLACE`]. It alone freezes, keeps the list of what is frozen, and thaws,
 //! one after the other, so that these cannot overlap ([`owner`] is what it does, without system calls). The agent takes the lock
 //! and hands it to a process of its own, which lives on without the agent and the host. That process freezes, reports, waits until the time is
-//! over or somebody asks at its socket, and thaws. It checks the time before and after each file system: freezing that takes longer fails, and
+//! over or it is asked to at its socket, and thaws. It checks the time before and after each file system: freezing that takes longer fails, and
 //! everything is thawed.
 //!
 //! A file system is on the list before it is frozen, and leaves it when it is known not to be: what cannot be thawed stays there

@@ -11,7 +11,7 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 /// What is on its way in one direction is at most this, in bytes.
 pub(crate) const BUFFER_LEN: usize = 64 * 1024;
 
-/// Lets the close of a socket be a reset, where the system knows resets, also when this process is killed: nobody is to take what it got for all
+/// Lets the close of a socket be a reset, where the system knows resets, also when this process is killed: no peer is to take what it got for all
 /// there was.
 pub(crate) fn reset_on_close(socket: &OwnedFd) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));

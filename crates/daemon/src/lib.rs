@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod audit;
+mod bucket;
 pub mod capture;
 mod channels;
 mod chardev;

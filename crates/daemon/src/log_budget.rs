@@ -16,7 +16,7 @@ use tracing::Event;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 
-use crate::proxy::bucket::Bucket;
+use crate::bucket::Bucket;
 
 /// Lines at once, and seconds until as many may be written again: one each second in the long run.
 const LINES: u64 = 100;
@@ -69,7 +69,7 @@ impl Drop for LastCounts {
     }
 }
 
-/// What a line is about, as far as lines are told apart by it.
+/// What a line is about, as far as it has a budget by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct About {
     vm: String,

@@ -20,7 +20,6 @@ pub mod identity;
 pub mod publish;
 pub mod resolver;
 
-pub(crate) mod bucket;
 mod counter;
 pub(crate) mod datagram;
 pub(crate) mod program;

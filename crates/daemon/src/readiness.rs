@@ -40,7 +40,7 @@ pub struct Readiness {
     secrets: SecretSink,
 }
 
-/// What is told, by the full name of a VM, what goes in front of calls to its agent.
+/// Takes, by the full name of a VM, what goes in front of calls to its agent.
 pub type SecretSink = Box<dyn Fn(&str, AgentSecret) + Send + Sync>;
 
 impl std::fmt::Debug for Readiness {
@@ -97,7 +97,7 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Nobody is ready yet; changes are told there, and secrets here.
+    /// No VM is ready yet; changes go to `events`, secrets to `secrets`.
     pub fn telling(events: Events, secrets: SecretSink) -> Readiness {
         Readiness {
             events,

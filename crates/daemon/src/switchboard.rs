@@ -140,7 +140,7 @@ struct Shared {
     plane: OnceLock<Arc<dyn DataPlane>>,
     runtime: OnceLock<Handle>,
     state: Mutex<State>,
-    /// Held while the board is told something and what it says is done. Taken before `state`.
+    /// Held while the board takes an input and its effects are carried out. Taken before `state`.
     order: Mutex<()>,
     next_ticket: AtomicU64,
     takers: Semaphore,

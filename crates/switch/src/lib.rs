@@ -59,6 +59,7 @@ mod operator;
 mod own_ports;
 mod packet;
 mod policy;
+mod programs;
 mod rate;
 mod reason;
 mod switch;

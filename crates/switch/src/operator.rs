@@ -1,13 +1,12 @@
 //! The operator at work: who is meant by a call, whether it may be made, and who takes it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use wire::vsock::{HOST_CID, SocketType};
 
 use crate::directory::ServiceId;
 use crate::end::{End, Party};
-use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, ProgramId, Time};
+use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
 use crate::line::Line;
 use crate::own_ports::{self, OWN_PORTS};
 use crate::switch::{Actions, EndKey};
@@ -16,9 +15,6 @@ use crate::{
     Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
     RuleSet, ServiceEntry, Side, Switch, Verdict,
 };
-
-/// Users of the host, each with certain groups, that the switch tells apart at once.
-const MAX_PROGRAMS: usize = 4096;
 
 /// Whom a call is meant for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,14 +80,6 @@ impl From<Reason> for Refusal {
             dialled: None,
         }
     }
-}
-
-/// A user of the host with groups, and the rules that can match when such a program calls.
-#[derive(Debug)]
-pub(crate) struct Program {
-    uid: u32,
-    gids: Vec<u32>,
-    callers: RuleSet,
 }
 
 /// What the rules say, together with the rule that says it.
@@ -185,42 +173,6 @@ impl Switch {
     /// A service that guests can call.
     pub fn service(&self, id: ServiceId) -> Option<&ServiceEntry> {
         self.directory.service(id)
-    }
-
-    /// The number of a user of the host with these groups, in any order. It is good for a call that is made before the next number is asked for,
-    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be told apart;
-    /// then the call has to be refused.
-    pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
-        let mut gids = gids.to_vec();
-        gids.sort_unstable();
-        gids.dedup();
-        let is_known = |program: &Program| program.uid == uid && program.gids == gids;
-        let mut programs = self.programs.iter();
-        if let Some((index, _)) = programs.find(|(_, program)| is_known(program)) {
-            return Some(ProgramId(index as u32));
-        }
-        if self.programs.len() >= MAX_PROGRAMS {
-            self.forget_programs();
-        }
-        if self.programs.len() >= MAX_PROGRAMS {
-            return None;
-        }
-        let callers = self.policy.callers(&Caller::Program { uid, gids: &gids });
-        let index = self.programs.insert(Program { uid, gids, callers });
-        Some(ProgramId(index as u32))
-    }
-
-    /// Forgets users of whom no circuit is left.
-    fn forget_programs(&mut self) {
-        let circuits = self.circuits.iter();
-        let of_circuits: HashSet<usize> = circuits
-            .filter_map(|(_, circuit)| match circuit.call.host {
-                Some(HostCaller::Program(id)) => Some(id.0 as usize),
-                Some(HostCaller::Published) | None => None,
-            })
-            .collect();
-        self.programs
-            .retain(|index, _| of_circuits.contains(&index));
     }
 
     /// The identifier by which the guest of this line can call the VM of this name, which may begin with a domain. None

@@ -40,7 +40,7 @@ pub(crate) fn check(
 }
 
 impl Rule {
-    /// The ports of VMs' own that this rule names for callers that never reach them: guests, and whoever is redirected. A rule without
+    /// The ports of VMs' own that this rule names for callers that never reach them: guests, and callers that are redirected. A rule without
     /// ports names none.
     pub fn own_ports_named(&self) -> Vec<u32> {
         let (port, is_for_others) = match &self.verdict {

@@ -13,7 +13,8 @@ use crate::event::{Action, Event, Time};
 use crate::figures::RuleFigures;
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
-use crate::operator::{Call, Program};
+use crate::operator::Call;
+use crate::programs::Program;
 use crate::usage::RuleUse;
 use crate::{
     AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, Limits, LineId, LineReport,

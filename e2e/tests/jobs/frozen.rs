@@ -56,7 +56,7 @@ fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
                 assert!(thawed.status.success(), "{}", said(&thawed));
                 done
             }
-            // Nobody thaws; freezing may take longer than that.
+            // It thaws by itself; freezing may take longer than that.
             1 => freeze("1s"),
             // The process that holds it is killed.
             2 => {
@@ -73,7 +73,7 @@ fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
                 guest.shell(KILL).unwrap();
                 done
             }),
-            // Somebody thaws meanwhile.
+            // `thaw` comes meanwhile.
             _ => std::thread::scope(|scope| {
                 let freezing = scope.spawn(|| freeze("20s"));
                 while !run(&["thaw", name]).status.success() && !freezing.is_finished() {}

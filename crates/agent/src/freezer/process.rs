@@ -182,7 +182,7 @@ pub(super) struct Process {
     program: PathBuf,
     /// When what is frozen is thawed, and how long that was at first; an owner that only thaws has none.
     time: Option<(Instant, Duration)>,
-    /// At which it is asked to thaw. Without it, nobody is heard.
+    /// At which it is asked to thaw.
     listener: Option<UnixListener>,
     askers: Vec<UnixStream>,
     /// Readable when a signal asks to end, which is to thaw.
@@ -217,7 +217,7 @@ impl Process {
         Ok(())
     }
 
-    /// Whether somebody asks to thaw.
+    /// Whether it is asked to thaw.
     fn is_asked(&mut self) -> bool {
         if let Some(listener) = &self.listener {
             while let Ok((asker, _)) = listener.accept() {
@@ -361,7 +361,7 @@ impl World for Process {
     fn answer(&mut self, thawed: Result<&[Mount], String>) -> Result<(), Infallible> {
         let answer = encode(thawed);
         for mut asker in self.askers.drain(..) {
-            // Whoever does not take it asks again.
+            // A client that does not take it asks again.
             let _ = asker
                 .set_write_timeout(Some(ANSWER_TIMEOUT))
                 .and_then(|()| asker.write_all(&answer));

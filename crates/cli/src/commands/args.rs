@@ -21,7 +21,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
             "VM {:?} has a VMM with a vsock device of its own (--vmm firecracker, or cloud-hypervisor): there is nothing to tell it but that \
              device's socket, which is {}",
             options.name,
-            status.hybrid.as_ref().unwrap_or(&status.host).display()
+            status.vmm_socket().display()
         )));
     }
     match options.vmm {

@@ -210,10 +210,7 @@ impl Order {
             (_, VmState::Waiting) => true,
             // Of a guest with a serial port only, nothing but its agent answers there.
             (_, VmState::Attached) => now.kind != LineKind::Serial || is_long_away,
-            (_, VmState::Joined) => {
-                UnixStream::connect(now.hybrid.as_ref().unwrap_or(&now.host)).is_err()
-                    || is_long_away
-            }
+            (_, VmState::Joined) => UnixStream::connect(now.vmm_socket()).is_err() || is_long_away,
             (_, VmState::Booted | VmState::Ready) => false,
         }
     }

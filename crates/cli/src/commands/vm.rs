@@ -60,7 +60,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         (Some(path), _) | (None, Some(ChardevInfo::Listen(path))) => see(path),
         (None, Some(ChardevInfo::Connect(path))) => format!("listens at {}", see(path)),
         (None, None) => {
-            let socket = status.hybrid.as_ref().unwrap_or(&status.host).display();
+            let socket = status.vmm_socket().display();
             format!("its own at {socket}, with the sockets that it calls at {socket}_PORT")
         }
     };

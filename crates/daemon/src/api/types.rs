@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
@@ -335,6 +335,11 @@ impl VmStatus {
             Some(fault) => format!("{meaning}; it failed before: {fault}"),
             None => meaning.to_owned(),
         }
+    }
+
+    /// The socket of a VMM with a vsock device of its own. A daemon of before named it as the VM's host socket.
+    pub fn vmm_socket(&self) -> &Path {
+        self.hybrid.as_ref().unwrap_or(&self.host)
     }
 
     /// The name by which people tell it from VMs of other domains: `web`, or `red/web`.

@@ -14,7 +14,7 @@ use crate::input::nearest;
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
 
-/// Why nobody else is let through there.
+/// Why no other caller is let through there.
 const OWN_PORTS_ARE: &str = "ports 1005 to 1007 of a VM are for programs of its host that call them directly (its agent is at 1007)";
 
 /// The most rules that a finding names as those which cover another together.

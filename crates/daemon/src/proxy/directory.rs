@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 
-use super::bucket::Bucket;
 use super::datagram;
 use super::shared::{Shared, count};
+use crate::bucket::Bucket;
 
 /// Connections of one VM to the directory at once.
 pub const MAX_CONNECTIONS_PER_VM: u32 = 32;

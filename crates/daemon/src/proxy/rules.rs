@@ -7,8 +7,8 @@ use std::time::Duration;
 use switch::{Policy, Rule, RuleId};
 use tokio::time::{Instant, sleep_until};
 
-use super::bucket::Bucket;
 use super::counter::{Counter, Permit};
+use crate::bucket::Bucket;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -14,7 +14,7 @@ use super::board::{Board, Effect, Outcome};
 use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
 use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
 
-/// Something that the board is told.
+/// An input of the board.
 pub(super) type BoardEvent = Box<dyn FnOnce(&mut Board) -> Vec<Effect>>;
 
 impl Shared {

@@ -19,7 +19,7 @@ use wire::vsock::SocketType;
 
 use super::board::Accepted;
 use super::{Shared, ask, lines};
-use crate::proxy::bucket::Bucket;
+use crate::bucket::Bucket;
 use crate::proxy::datagram;
 
 /// Lines that wait for an agent to read them. With more its session ends.

@@ -5,7 +5,7 @@ use wire::switchboard::link::FromDaemon;
 
 use super::*;
 
-/// Times that each of two threads tells the board something, and how much it says each time.
+/// How many inputs each of two threads gives the board, and how much each has.
 const EVENTS: u64 = 200;
 const WORDS: u64 = 50;
 

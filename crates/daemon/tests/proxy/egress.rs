@@ -551,7 +551,7 @@ fn a_connection_that_breaks_on_one_side_is_broken_on_the_other() {
     let end = std::io::Read::read(&mut &server, &mut [0]).expect_err("no end");
     assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
 
-    // A guest that has said all and closes: first the end, then, since nobody takes what the server says, a reset.
+    // A guest that has said all and closes: first the end, then, since what the server says is not taken, a reset.
     let (guest, _, server) = reach();
     drop(guest);
     assert_eq!(read_all(&server), b"");

@@ -364,7 +364,7 @@ fn neighbour() {
     println!("listening");
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            // Whoever called may have gone.
+            // The caller may have gone.
             let _ = stream.write_all(GREETING);
         }
     });

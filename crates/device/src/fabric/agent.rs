@@ -36,7 +36,7 @@ pub enum Attachment {
     Rings,
     /// A serial port, of which the agent is the only user.
     Serial,
-    /// A VMM with a vsock device of its own. Every program of the guest can call, and nobody sees who calls.
+    /// A VMM with a vsock device of its own. Every program of the guest can call, and neither side sees who calls.
     Hybrid {
         /// The VMM's socket.
         vmm: PathBuf,
@@ -63,8 +63,8 @@ impl Fabric {
         }
     }
 
-    /// Notes what is to go in front of a call over a line without rings. Only a program of the host is vouched for: whoever else was put
-    /// through to the agent's port has to do without.
+    /// Notes what is to go in front of a call over a line without rings. Only a program of the host is vouched for: other callers that were
+    /// put through to the agent's port have no proof.
     pub(super) fn vouch(
         &mut self,
         circuit: CircuitId,

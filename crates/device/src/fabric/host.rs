@@ -45,7 +45,7 @@ pub struct PublishedCall {
     pub socket: OwnedFd,
     /// The type of socket to call the guest with.
     pub socket_type: SocketType,
-    /// For whoever shares the connection: whether an end of it is one.
+    /// Shared with the other side of the connection: whether an end of it is one.
     pub cut: Option<Cut>,
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use memory::guest::{self, GuestMemory};
 use memory::io::{Gather, is_memory_fault};
 use memory::queue::Chain;
+use rustix::io::Errno;
 use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
@@ -493,25 +494,22 @@ impl Fabric {
     }
 
     pub(super) fn host_write_failed(&mut self, id: CircuitId, error: &io::Error) {
-        if is_memory_fault(error) {
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::MemoryFault,
-            });
+        let reason = match Errno::from_io_error(error) {
+            _ if is_memory_fault(error) => Reason::MemoryFault,
+            Some(Errno::MSGSIZE) => Reason::MessageTooLong,
+            error => return self.host_takes_no_more(id, error != Some(Errno::PIPE)),
+        };
+        self.tell(Event::Kill {
+            circuit: id,
+            reason,
+        });
+    }
+
+    /// Discards what was kept for a program, which has nowhere to go. What it sent before a reset is still to be read.
+    fn host_takes_no_more(&mut self, id: CircuitId, was_reset: bool) {
+        if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) {
+            host.broken |= was_reset;
         }
-        if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) {
-            return self.tell(Event::Kill {
-                circuit: id,
-                reason: Reason::MessageTooLong,
-            });
-        }
-        if error.raw_os_error() != Some(rustix::io::Errno::PIPE.raw_os_error()) {
-            // What it sent before is still to be read, as by a program that had dialled it itself.
-            if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) {
-                host.broken = true;
-            }
-        }
-        // The program takes no more. What was kept for it has nowhere to go.
         for side in [Side::Caller, Side::Callee] {
             self.discard(id, side);
         }

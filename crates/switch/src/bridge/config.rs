@@ -63,7 +63,7 @@ pub struct PortConfig {
     pub isolated: bool,
     /// Its IPv4 address: a guest may use no other, and nobody else may use it in the VLAN of this port's frames without a tag.
     pub ipv4: Option<Ipv4Addr>,
-    /// Further addresses that nobody else may use in that VLAN, up to [`PortConfig::ADDRESSES_MAX`]. Those behind an uplink that also is in
+    /// Further addresses that no other port may use in that VLAN, up to [`PortConfig::ADDRESSES_MAX`]. Those behind an uplink that also is in
     /// [`VlanId::DEFAULT`] are addresses there.
     pub addresses: Vec<IpAddr>,
     /// Which further IPv6 addresses a guest may use; without one, any that are not another port's. Of an uplink, how many are

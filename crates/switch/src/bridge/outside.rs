@@ -1,6 +1,6 @@
 //! IPv6 addresses that are in use behind uplinks.
 //!
-//! No guest may have the address of a router or a resolver out there, whoever speaks first. But what is said out there, by whomever, must not cost a
+//! No guest may have the address of a router or a resolver out there, whichever speaks first. But what any host out there says must not cost a
 //! guest its own. In the words of RFC 6620, an uplink is a trusted port:
 //!
 //! - Who takes part in neighbour discovery behind an uplink is on this link, and its address is the uplink's, as any address is a port's. Other packets
@@ -176,7 +176,7 @@ fn said_by_neighbour(arrival: &Arrival<'_>, ip: &Ipv6) -> Result<Option<Neighbou
     }
 }
 
-/// Whether the owner of an address has asked for it so long ago that whoever else has it would have answered.
+/// Whether the owner of an address has asked for it so long ago that another host that has it would have answered.
 fn has_asked(now: Time, owner: Owner) -> bool {
     owner
         .asked

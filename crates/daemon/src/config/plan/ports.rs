@@ -4,7 +4,7 @@
 //! whenever anything changes; what is remembered keeps the result the same for those that did not change.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use wire::ethernet::MacAddress;
@@ -467,12 +467,11 @@ fn is_assignable(network: &NetworkSpec, number: u32) -> bool {
     let Some(subnet) = station.ipv4 else {
         return true;
     };
-    let outside = network.uplink.iter().flat_map(|uplink| &uplink.addresses);
-    let outside: Vec<IpAddr> = outside.copied().collect();
+    let mut outside = network.uplink.iter().flat_map(|uplink| &uplink.addresses);
     subnet.host(number).is_some_and(|address| {
         address != subnet.own
             && station.gateway != Some(address)
-            && !outside.contains(&IpAddr::V4(address))
+            && !outside.any(|outside| *outside == address)
             && !station
                 .pool
                 .as_ref()

@@ -173,7 +173,7 @@ fn a_router_keeps_its_address_as_long_as_it_says_that_it_is_one() {
     assert_eq!(world.refusal(UPLINK, &advertised), TAKEN);
 }
 
-/// A guest that did not ask whether an address is in use outside has it only as long as nobody there uses it.
+/// A guest that did not ask whether an address is in use outside has it only as long as no host there uses it.
 #[test]
 fn a_guest_that_has_not_asked_gives_way() {
     let mut world = world();
@@ -188,7 +188,7 @@ fn a_guest_that_has_not_asked_gives_way() {
     }
 }
 
-/// One that has asked, and nobody has answered, keeps it whatever is said outside.
+/// One that has asked without an answer keeps it whatever is said outside.
 #[test]
 fn a_guest_that_has_asked_keeps_its_address() {
     let mut world = world();
@@ -299,7 +299,7 @@ fn what_comes_from_afar_claims_nothing() {
     assert_eq!(world.refusal(A, &ask(1, own(50))), None);
 }
 
-/// A guest that says it has the address of a host on the Internet cuts nobody off from that.
+/// A guest that says it has the address of a host on the Internet cuts no other guest off from that.
 #[test]
 fn what_a_guest_claims_of_other_prefixes_stops_no_packets_from_afar() {
     let mut world = world();
