@@ -106,6 +106,10 @@ where
 /// [`HelloError::NotTaken`] if the agent does not take it, and whatever keeps it from being asked.
 pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
     let mut stream = UnixStream::connect(vmm).await?;
+    if device::is_own(&stream) {
+        let words = "expected the VMM's socket, found one of the daemon's own";
+        return Err(io::Error::other(words).into());
+    }
     let request = connect::request(wire::agent::PORT);
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
