@@ -288,6 +288,10 @@ fn a_service_manager_makes_the_socket_and_hears_that_the_daemon_lives() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 
     let pid = rustix::process::Pid::from_raw(daemon.0.id().try_into().unwrap()).unwrap();
+    // By this the daemon knows its own sockets.
+    let late = UnixStream::connect(run.join("control.sock")).unwrap();
+    let listens = rustix::net::sockopt::socket_peercred(&late).unwrap().pid;
+    assert_eq!(listens, pid);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(daemon.0.wait().unwrap().success());
     assert!(
