@@ -201,7 +201,7 @@ fn what_an_agent_says_in_its_own_call_is_counted_and_not_shown() {
     let mut guest = UnixStream::connect(directory.path().join("web_1007")).unwrap();
     guest.write_all(secret).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
-    let mut heard = Vec::new();
+    let mut heard: Vec<u8> = Vec::new();
     let mut host: Option<UnixStream> = None;
     while heard != secret {
         assert!(Instant::now() < deadline, "it does not arrive");

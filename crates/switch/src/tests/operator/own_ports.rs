@@ -3,7 +3,7 @@
 use wire::vsock::HOST_CID;
 
 use super::*;
-use crate::HostCaller;
+use crate::{CircuitId, HostCaller};
 
 const OWN: [u32; 3] = [1005, 1006, 1007];
 
