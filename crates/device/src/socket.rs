@@ -33,7 +33,7 @@ pub fn keep_own_apart() {
 pub fn is_own(connected: impl AsFd) -> bool {
     let own = std::process::id();
     LISTENERS_ARE_OURS.load(Ordering::Relaxed)
-        && memory::peer::process(connected.as_fd()).is_ok_and(|pid| pid.cast_unsigned() == own)
+        && memory::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
 }
 
 /// A socket file that is removed when its owner is dropped.
