@@ -196,6 +196,65 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     assert_eq!(run_with(&run, &["reload"]).code, Some(0));
 }
 
+/// Links that came when the configuration had been read: whoever may write in the directory of a service's socket must not send guests on to other VMs.
+#[test]
+fn what_a_guest_says_gets_to_no_socket_of_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let (run, file) = (
+        directory.path().join("run"),
+        directory.path().join("c.toml"),
+    );
+    std::fs::create_dir(&run).unwrap();
+    let service = run.join("service");
+    let text = format!(
+        "[[vm]]\nname = \"fc\"\nhybrid = {0:?}\nhost = {1:?}\n\
+         [[vm]]\nname = \"box\"\nhybrid = {2:?}\n\
+         [[vm]]\nname = \"old\"\n[[vm.channel]]\nname = \"c\"\nto = \"unix:{3}\"\nlisten = {4:?}\n\
+         [[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{3}\"\n\
+         [[rule]]\nfrom = \"fc\"\nto = \"service:s\"\nport = \"*\"\naction = \"allow\"\n",
+        run.join("fc.vmm"),
+        run.join("fc.sock"),
+        run.join("box.vmm"),
+        service.display(),
+        run.join("old.port"),
+    );
+    std::fs::write(&file, text).unwrap();
+    let boxes_vmm = UnixListener::bind(run.join("box.vmm")).unwrap();
+    boxes_vmm.set_nonblocking(true).unwrap();
+    let mut daemon = Running::start(serve(&run, &["--config", file.to_str().unwrap()]));
+    daemon.wait_until_ready();
+
+    let call = || {
+        let mut call = UnixStream::connect(run.join("fc.vmm_5000")).unwrap();
+        call.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The daemon may have refused it already.
+        let _ = call.write_all(b"CONNECT 22\nGET /v1/vms HTTP/1.1\r\n\r\n");
+        let mut heard = Vec::new();
+        let _ = call.read_to_end(&mut heard);
+        heard
+    };
+    for own in ["box.sock", "control.sock", "circuit.sock", "box.vmm_1007"] {
+        std::os::unix::fs::symlink(run.join(own), &service).unwrap();
+        assert_eq!(call(), b"", "{own}");
+        std::fs::remove_file(&service).unwrap();
+    }
+    // A channel tries again and again: when it has reached the program, it has tried the link before.
+    std::os::unix::fs::symlink(run.join("box.sock"), &service).unwrap();
+    let mut port = UnixStream::connect(run.join("old.port")).unwrap();
+    port.write_all(b"CONNECT 22\n").unwrap();
+    assert_eq!(call(), b"");
+    let none = boxes_vmm.accept().map(drop).map_err(|error| error.kind());
+    assert_eq!(none, Err(std::io::ErrorKind::WouldBlock));
+    std::fs::remove_file(&service).unwrap();
+    let program = UnixListener::bind(&service).unwrap();
+    let mut words = [0; 11];
+    program.accept().unwrap().0.read_exact(&mut words).unwrap();
+    assert_eq!(
+        &words, b"CONNECT 22\n",
+        "the channel said it to a socket of the daemon"
+    );
+}
+
 #[test]
 fn a_service_manager_makes_the_socket_and_hears_that_the_daemon_lives() {
     let directory = tempfile::tempdir().unwrap();
@@ -229,6 +288,10 @@ fn a_service_manager_makes_the_socket_and_hears_that_the_daemon_lives() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 
     let pid = rustix::process::Pid::from_raw(daemon.0.id().try_into().unwrap()).unwrap();
+    // By this the daemon knows its own sockets.
+    let late = UnixStream::connect(run.join("control.sock")).unwrap();
+    let listens = rustix::net::sockopt::socket_peercred(&late).unwrap().pid;
+    assert_eq!(listens, pid);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(daemon.0.wait().unwrap().success());
     assert!(

@@ -123,5 +123,9 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    if device::is_own(&socket) {
+        let words = "expected the socket of a VMM or a program, found one of the daemon's own: name another one";
+        return Err(io::Error::other(words));
+    }
     Ok(socket)
 }

@@ -68,6 +68,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule};
 
 use crate::input::InputError;
 
+pub(crate) use files::check_targets;
 pub use source::MAX_LIST_LEN;
 pub use state::StateError;
 pub(crate) use state::{StateFile, check_version};

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use wire::agent::{
     CALLERS_KNOWN, CALLERS_PROVE, CAPABILITY_PROOF, CONNECTION_CHANNEL, DecodeError, Decoder,
-    Frame, HEADER_LEN, Hello, Invalid, MAX_MESSAGE_LEN, SECRET_LEN, Secret, negotiate,
+    ErrorKind, Frame, HEADER_LEN, Hello, Invalid, MAX_MESSAGE_LEN, SECRET_LEN, Secret, negotiate,
 };
 use wire::connect::{self, Answer};
 
@@ -43,6 +43,11 @@ pub enum HelloError {
     /// The agent itself says otherwise.
     #[error("the secret is not that of the guest's agent, so this was another program: {0}")]
     NotTaken(String),
+    /// The agent does not say whether it is its own, as when it has no place left for operations.
+    #[error(
+        "the guest's agent does not say whether the secret is its own: {0}; it calls again by itself"
+    )]
+    Unsaid(String),
     /// The daemon's own hello exceeds a limit.
     #[error("the daemon's own hello cannot be sent: {0}")]
     Own(#[from] Invalid),
@@ -103,9 +108,13 @@ where
 /// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline.
 ///
 /// # Errors
-/// [`HelloError::NotTaken`] if the agent does not take it, and whatever keeps it from being asked.
+/// [`HelloError::NotTaken`] if the agent does not take it, [`HelloError::Unsaid`] if it does neither, and whatever keeps it from being asked.
 pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
     let mut stream = UnixStream::connect(vmm).await?;
+    if device::is_own(&stream) {
+        let words = "expected the VMM's socket, found one of the daemon's own";
+        return Err(io::Error::other(words).into());
+    }
     let request = connect::request(wire::agent::PORT);
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
@@ -124,7 +133,10 @@ pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
     words.receive().await?;
     match words.decoder.next_frame()? {
         Some((CONNECTION_CHANNEL, Frame::Hello(_))) => Ok(()),
-        Some((_, Frame::Error(report))) => Err(HelloError::NotTaken(harmless(&report.message))),
+        Some((_, Frame::Error(report))) => Err(match report.kind {
+            ErrorKind::Forbidden => HelloError::NotTaken(harmless(&report.message)),
+            _ => HelloError::Unsaid(harmless(&report.message)),
+        }),
         _ => Err(HelloError::NotAHello),
     }
 }
@@ -361,12 +373,13 @@ mod tests {
         let path = directory.path().join("v.sock");
         let ours = Secret::new([5; SECRET_LEN]);
         let words = "not the one";
-        let report = wire::agent::ErrorReport::new(wire::agent::ErrorKind::Forbidden, words);
+        let report = |kind| wire::agent::ErrorReport::new(kind, words);
+        let kinds = [ErrorKind::Forbidden, ErrorKind::Forbidden, ErrorKind::Busy];
         runtime().block_on(async {
             let vmm = tokio::net::UnixListener::bind(&path).unwrap();
             let agents = ours.clone();
             let agent = async {
-                for _ in 0..2 {
+                for kind in kinds {
                     let (mut stream, _) = vmm.accept().await.unwrap();
                     let mut request = [0; 13];
                     stream.read_exact(&mut request).await.unwrap();
@@ -378,7 +391,7 @@ mod tests {
                     };
                     let answer = match given == agents {
                         true => Frame::Hello(agents_hello()),
-                        false => Frame::Error(report.clone()),
+                        false => Frame::Error(report(kind)),
                     };
                     let bytes = answer.to_bytes(CONNECTION_CHANNEL).unwrap();
                     stream.write_all(&bytes).await.unwrap();
@@ -389,6 +402,8 @@ mod tests {
                 confirm(&path, &ours).await.unwrap();
                 let refused = confirm(&path, &other).await;
                 assert!(matches!(refused, Err(HelloError::NotTaken(said)) if said == words));
+                let unsaid = confirm(&path, &other).await;
+                assert!(matches!(unsaid, Err(HelloError::Unsaid(said)) if said == words));
             };
             tokio::join!(agent, daemon);
             assert!(matches!(

@@ -13,7 +13,7 @@ use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
 use crate::config::{
     Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, Written,
-    check_whole,
+    check_targets, check_whole,
 };
 use crate::offers::Offer;
 
@@ -75,6 +75,7 @@ impl Rulebook {
         check_whole(config)?;
         let mut next = self.clone();
         let change = next.plan.change(config, known)?;
+        check_targets(config, &next.plan)?;
         next.rules = config.all_rules().cloned().collect();
         next.groups.clone_from(&config.groups);
         next.services.clone_from(&config.services);

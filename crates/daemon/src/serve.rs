@@ -344,6 +344,7 @@ pub fn serve(
     mut out: impl Write,
 ) -> Result<(), ServeError> {
     raise_descriptor_limit();
+    device::keep_own_apart();
     let mut prepared = Prepared::new(read_config)?;
     let control_path = control_socket(&prepared.settings.runtime_dir);
     prepared.handed_over = service_manager::control_socket(&control_path)?;

@@ -11,6 +11,9 @@ use rustix::io::FdFlags;
 
 use crate::line::LineWorker;
 
+/// Connections that wait to be accepted: as many as the service manager lets wait, or the system if that is fewer.
+const BACKLOG: i32 = 4096;
+
 /// Why a socket that was handed over cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum HandedOverError {
@@ -55,6 +58,8 @@ pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOve
             None => "a socket without a path".to_owned(),
         }));
     }
+    // From here on who connects sees that it is this process that listens, as at all its other sockets.
+    rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from)?;
     // Programs of services must not have it.
     rustix::io::fcntl_setfd(&listener, FdFlags::CLOEXEC).map_err(io::Error::from)?;
     Ok(Some(listener))

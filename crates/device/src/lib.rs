@@ -55,4 +55,4 @@ pub use line::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;
-pub use socket::set_socket_mode;
+pub use socket::{is_own, keep_own_apart, seqpacket_path, set_socket_mode};

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
 use rustix::io::Errno;
@@ -18,6 +19,22 @@ pub(crate) const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that wait to be accepted on one listener.
 const BACKLOG: i32 = 1024;
+
+/// Whether every listener of this process is the daemon's.
+static LISTENERS_ARE_OURS: AtomicBool = AtomicBool::new(false);
+
+/// From now on every listener of this process is the daemon's: see [`is_own`]. A process in which others listen as well, as in tests, does not say so.
+pub fn keep_own_apart() {
+    LISTENERS_ARE_OURS.store(true, Ordering::Relaxed);
+}
+
+/// Whether a UNIX socket that was connected to is one of the daemon's own, by whatever path. Who calls there is taken for a program of the host, for a VMM or for
+/// an operator: what a guest says must not get there in the daemon's name.
+pub fn is_own(connected: impl AsFd) -> bool {
+    let own = std::process::id();
+    LISTENERS_ARE_OURS.load(Ordering::Relaxed)
+        && memory::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
+}
 
 /// A socket file that is removed when its owner is dropped.
 #[derive(Debug)]
@@ -137,6 +154,10 @@ pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
         Ok(socket)
     };
     match attempt() {
+        Ok(socket) if is_own(&socket) => {
+            tracing::warn!(path = %path.display(), "not called: expected a socket of a VMM or a program, found one of the daemon's own");
+            Dial::Failed(Reason::HostFailed)
+        }
         Ok(socket) => Dial::Reached(socket),
         Err(Errno::AGAIN) => Dial::Busy,
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTSOCK) => Dial::Failed(Reason::NoListener),
@@ -156,7 +177,7 @@ pub(crate) fn port_path(host: &Path, port: u32) -> PathBuf {
 }
 
 /// The path of the listener for programs that dial a guest with SEQPACKET sockets.
-pub(crate) fn seqpacket_path(host: &Path) -> PathBuf {
+pub fn seqpacket_path(host: &Path) -> PathBuf {
     let mut path = host.as_os_str().to_owned();
     path.push(".seqpacket");
     PathBuf::from(path)

@@ -26,6 +26,26 @@ pub struct Peer {
 /// # Errors
 /// What the system says, as for a socket that is no UNIX socket, and when the program has more than [`MAX_GROUPS`] supplementary groups.
 pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let credentials = credentials(socket)?;
+    let mut groups = vec![credentials.gid];
+    groups.extend(supplementary_groups(socket)?);
+    Ok(Peer {
+        uid: credentials.uid,
+        groups,
+        pid: credentials.pid,
+    })
+}
+
+/// The process at the other end of a connected UNIX socket; 0 if it cannot be seen from here. Of a listener that was connected to, it is the one that
+/// called listen(2) last, by whatever path it was found.
+///
+/// # Errors
+/// What the system says, as for a socket that is no UNIX socket.
+pub fn process(socket: BorrowedFd<'_>) -> io::Result<i32> {
+    Ok(credentials(socket)?.pid)
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
         pid: 0,
         uid: 0,
@@ -45,13 +65,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut groups = vec![credentials.gid];
-    groups.extend(supplementary_groups(socket)?);
-    Ok(Peer {
-        uid: credentials.uid,
-        groups,
-        pid: credentials.pid,
-    })
+    Ok(credentials)
 }
 
 fn supplementary_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
@@ -108,8 +122,19 @@ mod tests {
     }
 
     #[test]
+    fn of_a_listener_it_is_who_listens() {
+        let path = std::env::temp_dir().join(format!("ringdown-peer-{}", std::process::id()));
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let caller = UnixStream::connect(&path);
+        std::fs::remove_file(&path).unwrap();
+        let found = process(caller.unwrap().as_fd()).unwrap();
+        assert_eq!(found.cast_unsigned(), std::process::id());
+    }
+
+    #[test]
     fn what_is_no_unix_socket_has_none() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(peer(socket.as_fd()).is_err());
+        assert!(process(socket.as_fd()).is_err());
     }
 }

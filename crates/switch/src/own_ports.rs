@@ -6,7 +6,7 @@
 
 use crate::event::HostCaller;
 use crate::operator::Destination;
-use crate::{CallerPattern, PortRange, Reason, Redirect, Rule, Verdict};
+use crate::{CallerPattern, CircuitId, PortRange, Reason, Redirect, Rule, Side, Switch, Verdict};
 
 /// The ports: of the host every guest may call them, whatever the rules say; of a VM its host alone.
 pub const OWN_PORTS: [u32; 3] = [
@@ -32,10 +32,31 @@ pub(crate) fn check(
     reached: (Destination, u32),
 ) -> Result<(), Reason> {
     let is_a_vms = matches!(reached.0, Destination::Line(_)) && is_own_port(reached.1);
-    let is_direct = matches!(host, Some(HostCaller::Program(_))) && reached == dialled;
-    match is_a_vms && !is_direct {
+    match is_a_vms && !is_direct(host, dialled, reached) {
         true => Err(Reason::OwnPort),
         false => Ok(()),
+    }
+}
+
+/// Whether a program of the host called what it got.
+fn is_direct(
+    host: Option<HostCaller>,
+    dialled: (Destination, u32),
+    reached: (Destination, u32),
+) -> bool {
+    matches!(host, Some(HostCaller::Program(_))) && reached == dialled
+}
+
+impl Switch {
+    /// Whether a circuit is that of a program of the host, to the very VM and port that it called. What vouches for a program asks this itself, whatever let the call
+    /// through.
+    pub fn is_programs_direct_call(&self, id: CircuitId) -> bool {
+        self.find(id).is_some_and(|index| {
+            let circuit = &self.circuits[index];
+            let call = &circuit.call;
+            let reached = (call.reached, circuit.end(Side::Callee).port);
+            is_direct(call.host, (call.dialled, call.dialled_port), reached)
+        })
     }
 }
 

@@ -6,9 +6,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{ChannelTarget, Config, ConfigError, refuse};
+use super::{ChannelTarget, Config, ConfigError, Plan, PublishListen, ServiceTarget, refuse};
 use crate::channels::install_log;
+use crate::config::Chardev;
 use crate::input::InputError;
+use crate::line::LineSpec;
 use crate::reload::Settings;
 
 /// Refuses channels whose file, or the file that it becomes when it is full, is another channel's, the audit's, or one that the daemon reads.
@@ -47,6 +49,130 @@ pub(super) fn check_files(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Refuses services and channels that lead to a socket of the daemon's own, by whatever path: who calls there is taken for a program of the host, for a VMM
+/// or for an operator, and what a guest says would get there in the daemon's name. What becomes of a path later is looked at when it is called.
+///
+/// # Errors
+/// [`ConfigError::Input`] with the place of the service or the VM.
+pub(crate) fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+    let targets = targets(config);
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let own = OwnSockets::of(config, plan);
+    for (place, path) in targets {
+        refuse(place, own.refuse(path))?;
+    }
+    Ok(())
+}
+
+/// The UNIX sockets that guests reach by services and channels, and where that was written.
+fn targets(config: &Config) -> Vec<(&str, &Path)> {
+    let services = config.services.iter().filter_map(|of| {
+        let (ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path)) = &of.value.target
+        else {
+            return None;
+        };
+        Some((of.place.as_str(), path.as_path()))
+    });
+    let channels = config.vms.iter().flat_map(|vm| {
+        let of_vm = vm.value.channels.iter();
+        of_vm.filter_map(|channel| match &channel.target {
+            ChannelTarget::Unix(path) => Some((vm.place.as_str(), path.as_path())),
+            _ => None,
+        })
+    });
+    services.chain(channels).collect()
+}
+
+/// Sockets at which the daemon listens, and those of VMMs, which take the daemon for the host.
+#[derive(Default)]
+struct OwnSockets {
+    files: Files,
+    /// Of hybrid VMs: `PATH_PORT` are the daemon's, for any port.
+    stems: Files,
+}
+
+impl OwnSockets {
+    fn of(config: &Config, plan: &Plan) -> OwnSockets {
+        let mut own = OwnSockets::default();
+        let run = plan.runtime_dir();
+        own.add(&crate::runtime::control_socket(run), "the control API");
+        own.add(&crate::runtime::circuit_socket(run), "the switchboard");
+        for line in plan.lines() {
+            own.add_line(line);
+        }
+        for publish in &config.publishes {
+            if let PublishListen::Unix { path, .. } = &publish.value.listen {
+                own.add(
+                    path,
+                    &format!("the published port {:?}", publish.value.name),
+                );
+            }
+        }
+        own
+    }
+
+    /// One that has two owners is refused elsewhere.
+    fn add(&mut self, path: &Path, owner: &str) {
+        self.files.claim(path, owner).ok();
+    }
+
+    fn add_line(&mut self, line: &LineSpec) {
+        let owner = format!("VM {:?}", line.full_name());
+        let chardevs = line.serial.iter();
+        let chardevs = chardevs.chain(line.channels.iter().map(|channel| &channel.chardev));
+        let met = chardevs.filter_map(|chardev| match chardev {
+            Chardev::Listen(path) => Some(path.as_path()),
+            Chardev::Connect(_) => None,
+        });
+        let listens = line.channels.iter().filter_map(|of| of.listens_at());
+        let ports = line.ports.iter().map(|port| port.socket.as_path());
+        let of_vmm = line.vhost_user.iter().chain(&line.hybrid);
+        for path in met
+            .chain(listens)
+            .chain(ports)
+            .chain(of_vmm.map(PathBuf::as_path))
+        {
+            self.add(path, &owner);
+        }
+        self.add(&line.host, &owner);
+        self.add(&device::seqpacket_path(&line.host), &owner);
+        if let Some(stem) = &line.hybrid {
+            self.stems.claim(stem, &owner).ok();
+        }
+    }
+
+    fn refuse(&self, path: &Path) -> Result<(), InputError> {
+        let end = end_of_links(path);
+        let name = end.file_name().unwrap_or_default().to_string_lossy();
+        let stem = name
+            .rsplit_once('_')
+            .filter(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+        let of_stem = stem.and_then(|(stem, _)| self.stems.owner(&end.with_file_name(stem)));
+        match self.files.owner(&end).or(of_stem) {
+            Some(owner) => Err(InputError::OwnSocket {
+                path: path.to_owned(),
+                owner: owner.to_owned(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where a path leads if what stands there is a link, also to what is not there yet. Links that have no end lead nowhere.
+fn end_of_links(path: &Path) -> PathBuf {
+    const MOST_LINKS: usize = 40;
+    let mut end = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = fs::read_link(&end) else {
+            break;
+        };
+        end = end.parent().unwrap_or(Path::new("/")).join(target);
+    }
+    end
+}
+
 /// What a channel's file becomes when it is full.
 fn rotated(path: &Path) -> PathBuf {
     let mut rotated = path.as_os_str().to_owned();
@@ -71,17 +197,16 @@ enum Directory {
 }
 
 impl Files {
+    /// Whose a path is.
+    fn owner(&self, path: &Path) -> Option<&str> {
+        let of_inode = || self.by_inode.get(&inode(path)?);
+        let owner = self.by_place.get(&place(path)).or_else(of_inode);
+        owner.map(String::as_str)
+    }
+
     fn claim(&mut self, path: &Path, owner: &str) -> Result<(), InputError> {
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        let directory = match fs::metadata(parent) {
-            Ok(found) => Directory::Inode(found.dev(), found.ino()),
-            Err(_) => Directory::Path(parent.to_owned()),
-        };
-        let name = path.file_name().unwrap_or_default().to_owned();
-        let inode = fs::metadata(path)
-            .ok()
-            .map(|found| (found.dev(), found.ino()));
-        let of_place = self.by_place.entry((directory, name));
+        let inode = inode(path);
+        let of_place = self.by_place.entry(place(path));
         let of_place = of_place.or_insert_with(|| owner.to_owned()).clone();
         let of_inode = inode.map(|inode| {
             let of_inode = self.by_inode.entry(inode);
@@ -96,4 +221,18 @@ impl Files {
             None => Ok(()),
         }
     }
+}
+
+fn place(path: &Path) -> (Directory, OsString) {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let directory = match fs::metadata(parent) {
+        Ok(found) => Directory::Inode(found.dev(), found.ino()),
+        Err(_) => Directory::Path(parent.to_owned()),
+    };
+    (directory, path.file_name().unwrap_or_default().to_owned())
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }

@@ -130,6 +130,17 @@ pub enum InputError {
         /// Who has it, in words.
         owner: String,
     },
+    /// A service or a channel leads to a socket of the daemon's own, or of a VMM.
+    #[error(
+        "the socket {} is that of {owner}: a guest would call there in the daemon's name; name the socket of a program of the host (to let guests call a VM, write a rule)",
+        path.display()
+    )]
+    OwnSocket {
+        /// The path.
+        path: PathBuf,
+        /// Who has it, in words.
+        owner: String,
+    },
     /// Two things have one file.
     #[error(
         "the file {} belongs to {owner} already: give each a file of its own (that of a channel becomes FILE.1 when it is full)",

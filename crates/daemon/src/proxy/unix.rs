@@ -27,6 +27,10 @@ pub(crate) async fn connect(
     let mut wait = RETRY_FIRST;
     loop {
         match attempt(path, socket_type) {
+            Ok(socket) if device::is_own(&socket) => {
+                tracing::error!(path = %path.display(), "not called: expected the socket of a program, found one of the daemon's own: name another one in the service's to");
+                return Err(Reason::HostFailed);
+            }
             Ok(socket) => return Ok(socket),
             Err(Errno::AGAIN) if Instant::now() + wait < give_up_at => sleep(wait).await,
             Err(Errno::AGAIN) => return Err(Reason::BacklogFull),

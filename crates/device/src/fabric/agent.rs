@@ -13,7 +13,6 @@ use switch::{CircuitId, Event, LineId, Reason};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
 
 use super::Fabric;
-use crate::caller::Who;
 use crate::dialer::Connected;
 
 /// A guest's agent has called in.
@@ -63,19 +62,15 @@ impl Fabric {
         }
     }
 
-    /// Notes what is to go in front of a call over a line without rings. Only a program of the host is vouched for: other callers that were
-    /// put through to the agent's port have no proof.
+    /// Notes what is to go in front of a call over a line without rings. Only a program of the host that called this very VM is
+    /// vouched for: a call that got to the agent's port in any other way has no proof.
     pub(super) fn vouch(
         &mut self,
         circuit: CircuitId,
         line: LineId,
         port: u32,
     ) -> Result<(), Reason> {
-        let by_program = self
-            .circuit(circuit)
-            .and_then(|circuit| circuit.who.as_ref())
-            .is_some_and(|who| matches!(who, Who::Program(_) | Who::Represented(_)));
-        if port != self.agent_port || !by_program {
+        if port != self.agent_port || !self.switch.is_programs_direct_call(circuit) {
             return Ok(());
         }
         let secret = match self.line(line).map(|line| &line.agent_secret) {

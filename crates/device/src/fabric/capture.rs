@@ -15,7 +15,7 @@ use memory::guest::{GuestMemory, MemoryError, Range, total_len};
 use switch::{Action, CallerId, CircuitId, Decided, Event, HybridView, LineId, Side};
 use thiserror::Error;
 use wire::pcapng::{Direction, Link};
-use wire::vsock::{HEADER_LEN, Header, Operation};
+use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation};
 use wire::vsockmon::{Place, Purpose, plain_header, virtio_headers};
 
 use super::Fabric;
@@ -69,6 +69,8 @@ struct Shown {
 pub(super) enum Payload<'a> {
     None,
     Private(&'a [u8]),
+    /// As many bytes, none of which is shown.
+    Withheld(usize),
     Guest {
         memory: &'a GuestMemory,
         ranges: &'a [Range],
@@ -134,6 +136,7 @@ impl Payload<'_> {
         match self {
             Payload::None => 0,
             Payload::Private(bytes) => bytes.len(),
+            Payload::Withheld(len) => *len,
             Payload::Guest { len, .. } => *len,
         }
     }
@@ -144,6 +147,7 @@ impl Payload<'_> {
         front.copy_from_slice(&headers[..front.len()]);
         match self {
             Payload::Private(bytes) => behind.copy_from_slice(&bytes[..behind.len()]),
+            Payload::Withheld(_) => behind.fill(0),
             Payload::Guest {
                 memory,
                 ranges,
@@ -311,9 +315,18 @@ impl Fabric {
         }
     }
 
-    /// Bytes of a circuit have passed, of which a guest without rings is at one end, or at both.
+    /// Bytes of a circuit have passed, of which a guest without rings is at one end, or at both. What an agent says in its own call to the host is not shown: there
+    /// is the secret among it by which calls to it prove that they come from the host.
     #[cold]
     pub(super) fn show_passed(&mut self, circuit: CircuitId, from: Side, payload: &Payload<'_>) {
+        let agents_port = (HOST_CID, self.agent_port);
+        let caller = self.shown(circuit, Side::Caller);
+        let is_agents = caller.is_some_and(|shown| shown.view.peer == agents_port);
+        let withheld = Payload::Withheld(payload.len());
+        let payload = match is_agents && from == Side::Caller {
+            true => &withheld,
+            false => payload,
+        };
         for side in [from, from.other()] {
             let direction = match side == from {
                 true => Direction::Inbound,

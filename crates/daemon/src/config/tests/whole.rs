@@ -289,3 +289,68 @@ fn what_the_readme_shows_can_be_meant() {
         planned(block).unwrap();
     }
 }
+
+#[test]
+fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let run = root.join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::os::unix::fs::symlink("run", root.join("dir")).unwrap();
+    // What it leads to is not there yet.
+    std::os::unix::fs::symlink("dir/web.sock", root.join("link")).unwrap();
+    std::os::unix::fs::symlink("link", root.join("link-to-link")).unwrap();
+    let _there = std::os::unix::net::UnixListener::bind(run.join("db.sock")).unwrap();
+    std::fs::hard_link(run.join("db.sock"), root.join("hard")).unwrap();
+    let house = format!(
+        "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\nserial = true\n\
+         [[vm.channel]]\nname = \"log\"\nto = \"listen:{0}/log\"\nlisten = \"{0}/log.port\"\n\
+         [[vm]]\nname = \"fc\"\nhybrid = \"{0}/v.sock\"\nhost = \"{0}/fc.host\"\n\
+         [[publish]]\nlisten = \"unix:{0}/pub\"\nto = \"web:80\"\n",
+        root.display()
+    );
+    let read = |target: &str| {
+        let config = file(&format!("{house}{target}"))?;
+        let plan = Plan::new(run.clone(), Cids::default());
+        crate::policy::Rulebook::new(plan, &config).map(drop)
+    };
+    let kinds = |path: &str| {
+        let path = root.join(path);
+        let path = path.display();
+        [
+            format!("[[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{path}\"\n"),
+            format!("[[service]]\nname = \"s\"\nport = 5000\nto = \"unix-seqpacket:{path}\"\n"),
+            format!("[[vm]]\nname = \"old\"\n[[vm.channel]]\nname = \"c\"\nto = \"unix:{path}\"\n"),
+        ]
+    };
+    for (path, owner) in [
+        ("run/control.sock", "the control API"),
+        ("run/circuit.sock", "the switchboard"),
+        ("run/web.sock", "VM \"web\""),
+        ("run/web.sock.seqpacket", "VM \"web\""),
+        ("run/web.vhost", "VM \"web\""),
+        ("run/db.serial", "VM \"db\""),
+        ("log", "VM \"db\""),
+        ("log.port", "VM \"db\""),
+        ("v.sock", "VM \"fc\""),
+        ("v.sock_1007", "VM \"fc\""),
+        ("fc.host", "VM \"fc\""),
+        ("pub", "the published port"),
+        ("run/../dir/./web.sock", "VM \"web\""),
+        ("link", "VM \"web\""),
+        ("link-to-link", "VM \"web\""),
+        ("hard", "VM \"db\""),
+    ] {
+        for target in kinds(path) {
+            let found = read(&target).expect_err(&target).to_string();
+            assert!(found.starts_with("ringdown.toml: line "), "{found}");
+            let words = format!("is that of {owner}");
+            assert!(found.contains(&words), "{target}: {found}");
+        }
+    }
+    for path in ["collector", "run/web.sock_9000", "v.sock_", "fc.host_9000"] {
+        for target in kinds(path) {
+            read(&target).expect(&target);
+        }
+    }
+}

@@ -188,3 +188,35 @@ fn there_are_only_so_many_captures_and_none_of_nobody() {
     drop(tapes.pop());
     assert!(again(Some("web")).is_ok());
 }
+
+#[test]
+fn what_an_agent_says_in_its_own_call_is_counted_and_not_shown() {
+    use std::io::{Read, Write};
+    let directory = TempDir::new().unwrap();
+    let mut fabric = fabric(directory.path());
+    let (arrivals, arrived) = std::sync::mpsc::channel();
+    fabric.arrivals = Box::new(move |arrival| arrivals.send(arrival.stream).is_ok());
+    let tape = begin(&mut fabric, None, None);
+    let secret = b"what nobody is to read";
+    let mut guest = UnixStream::connect(directory.path().join("web_1007")).unwrap();
+    guest.write_all(secret).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut heard: Vec<u8> = Vec::new();
+    let mut host: Option<UnixStream> = None;
+    while heard != secret {
+        assert!(Instant::now() < deadline, "it does not arrive");
+        fabric.turn(Some(Duration::from_millis(1))).unwrap();
+        host = host.or_else(|| arrived.try_recv().ok());
+        let mut room = [0; 64];
+        let len = host
+            .as_mut()
+            .map_or(0, |host| host.read(&mut room).unwrap_or(0));
+        heard.extend(&room[..len]);
+    }
+    fabric.turn(Some(Duration::ZERO)).unwrap();
+    let payloads = tape.packets();
+    let payloads = payloads.iter().filter(|of| of.2 == Purpose::Payload as u16);
+    assert_eq!(payloads.count(), 1);
+    let bytes = tape.0.lock().unwrap();
+    assert!(!bytes.windows(secret.len()).any(|of| of == secret));
+}

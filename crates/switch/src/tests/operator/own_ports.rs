@@ -3,7 +3,7 @@
 use wire::vsock::HOST_CID;
 
 use super::*;
-use crate::HostCaller;
+use crate::{CircuitId, HostCaller};
 
 const OWN: [u32; 3] = [1005, 1006, 1007];
 
@@ -98,6 +98,42 @@ fn a_program_of_the_host_reaches_them_directly_and_a_published_port_does_not() {
     assert!(call_guest(&mut world, lines[1], 1007).is_ok());
     assert_eq!(call_guest(&mut world, lines[2], 1007), Err(Reason::Denied));
     world.finish();
+}
+
+/// What vouches for a program of the host to an agent does not rest on the check of these ports.
+#[test]
+fn only_a_programs_call_of_what_it_got_is_direct() {
+    let (mut world, lines) = open(vec![
+        redirect("host", "old", "box", None).at(1004),
+        redirect("host", "old", "old", Some(1008)).at(1004),
+        redirect("host", "web", "web", Some(1008)).at(1004),
+    ]);
+    let mut known = Vec::new();
+    let mut is_direct = |world: &World| {
+        let all = world.switch.circuits.iter();
+        let mut new: Vec<CircuitId> = all.map(|(_, circuit)| circuit.id).collect();
+        new.retain(|id| !known.contains(id));
+        known.extend(&new);
+        assert_eq!(new.len(), 1);
+        world.switch.is_programs_direct_call(new[0])
+    };
+    call(&mut world, lines[0], 4, 80).unwrap();
+    assert!(!is_direct(&world), "a guest's");
+    world.host_caller = HostCaller::Published;
+    call_guest(&mut world, lines[1], 80).unwrap();
+    assert!(!is_direct(&world), "a published port's");
+    world.call_as(1000, &[1000]);
+    call_guest(&mut world, lines[1], 1007).unwrap();
+    assert!(is_direct(&world));
+    call_guest(&mut world, lines[2], 1004).unwrap();
+    assert!(!is_direct(&world), "redirected to another VM");
+    call_guest(&mut world, lines[0], 1004).unwrap();
+    assert!(!is_direct(&world), "redirected to another port");
+    let gone = CircuitId {
+        index: 99,
+        generation: 0,
+    };
+    assert!(!world.switch.is_programs_direct_call(gone));
 }
 
 #[test]
