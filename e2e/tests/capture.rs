@@ -49,6 +49,27 @@ static SCENE: Shared<Scene> = Shared::new();
 /// One test at a time: what one says, another would capture.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// A file with who may call whom: its path.
+fn configuration() -> String {
+    let path = e2e::spawn::scratch_directory()
+        .unwrap()
+        .join("ringdown.toml");
+    let text = r#"
+        [[allow]]
+        from = "web"
+        to = "db"
+        port = 7000
+
+        [[rule]]
+        from = "box"
+        to = "host"
+        port = 7001
+        redirect = "web:7001"
+    "#;
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
 fn scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scene = SCENE.get(|| {
@@ -56,12 +77,13 @@ fn scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
             .vm("web", 3)
             .vm("db", 4)
             .serial_vm("box", Meeting::QemuConnects)
-            .arguments(&["--allow", "from=web,to=db,port=7000"])
-            .arguments(&["--allow", "from=web,to=box,port=1007"]);
+            .arguments(&["--config", &configuration()]);
         let guests = vec![
             GuestSpec::new("web", Kernel::V6_1),
             GuestSpec::new("db", Kernel::V6_12),
-            GuestSpec::new("box", Kernel::V6_1).serial(Meeting::QemuConnects),
+            GuestSpec::new("box", Kernel::V6_1)
+                .with_tools()
+                .serial(Meeting::QemuConnects),
         ];
         Scene::start_with(daemon, guests).unwrap()
     });
@@ -225,38 +247,51 @@ fn of_a_guest_without_vsock_it_shows_what_passes() {
 fn what_passes_between_a_guest_with_vsock_and_one_without_is_the_same_on_both_lines() {
     let (_alone, scene) = scene();
     let mut capture =
-        LiveCapture::begin(&scene.daemon, &["capture", "--port", "1007"], &FIELDS).unwrap();
-    // The agent does not understand it, and says so or hangs up.
-    let probe = scene
+        LiveCapture::begin(&scene.daemon, &["capture", "--port", "7001"], &FIELDS).unwrap();
+    let listening = scene
         .guest("web")
-        .probe("connect:5:1007 send:100 await close");
-    finished(probe.unwrap()).unwrap();
-    let expected = hex(&Pattern::new(0).take(100));
-    for line in ["web", "box"] {
-        let wanted = [
+        .probe_listening("listen:7001 accept drain send:100 close")
+        .unwrap();
+    let guest = scene.guest("box");
+    guest
+        .wait_until("test -S /run/ringdown/host.sock", PATIENCE)
+        .unwrap();
+    let bytes: Vec<u8> = Pattern::new(0).take(100);
+    let escapes: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let line = format!(
+        "(echo 'CONNECT 7001'; printf '{escapes}') | socat -t 60 - UNIX-CONNECT:/run/ringdown/host.sock | wc -c"
+    );
+    let len: usize = guest.run(&line).unwrap().text().trim().parse().unwrap();
+    assert!(len > 100, "{len} bytes, with the answer to CONNECT");
+    finished(listening).unwrap();
+    let expected = hex(&bytes);
+    // `box` called a port of the host, `web` is called by `box`.
+    for (line, callee) in [("box", "2"), ("web", "3")] {
+        let there = [
             ("frame.interface_name", line),
-            ("vsock.src_cid", "3"),
+            ("vsock.src_cid", "5"),
+            ("vsock.dst_cid", callee),
+            ("vsock.dst_port", "7001"),
+        ];
+        let back = [
+            ("frame.interface_name", line),
+            ("vsock.src_cid", callee),
             ("vsock.dst_cid", "5"),
-            ("vsock.dst_port", "1007"),
+            ("vsock.src_port", "7001"),
         ];
         for purpose in [CONNECT, DISCONNECT] {
-            let wanted = [&wanted[..], &[("vsock.op", purpose)]].concat();
-            capture
-                .wait_for(&format!("{wanted:?}"), any(&wanted))
-                .unwrap();
+            let wanted = [&there[..], &[("vsock.op", purpose)]].concat();
+            let what = format!("{wanted:?}");
+            capture.wait_for(&what, any(&wanted)).unwrap();
         }
-        let wanted = [&wanted[..], &[("vsock.payload", &expected)]].concat();
-        capture
-            .wait_for(&format!("{wanted:?}"), any(&wanted))
-            .unwrap();
+        for direction in [there, back] {
+            let wanted = [&direction[..], &[("vsock.op", PAYLOAD)]].concat();
+            let what = format!("{wanted:?}");
+            let rows =
+                capture.wait_for(&what, |rows| payload(rows, &wanted).len() >= expected.len());
+            assert_eq!(payload(rows.unwrap(), &wanted), expected, "{what}");
+        }
     }
-    let (rows, _) = capture.end().unwrap();
-    let answer = |line| {
-        let wanted = [("frame.interface_name", line), ("vsock.src_cid", "5")];
-        payload(&rows, &[&wanted[..], &[("vsock.op", PAYLOAD)]].concat())
-    };
-    assert_eq!(answer("web"), answer("box"));
-    eprintln!("the agent's answer: {}", answer("box"));
 }
 
 /// The guest is sent so much, in MiB, by a host program.
