@@ -27,6 +27,7 @@ pub fn run() -> Result<()> {
     )?));
     findings.extend(check_machine_paths(&root, &files));
     findings.extend(check_switch_purity(&root, &files)?);
+    findings.extend(check_mutants(&root, &files)?);
     for note in length_notes(&root, &files)? {
         eprintln!("[tidy] note: {note}");
     }
@@ -40,6 +41,31 @@ pub fn run() -> Result<()> {
         packages(&metadata).count()
     );
     Ok(())
+}
+
+/// Each fault of `fuzz/mutants` applies to the code as it is.
+fn check_mutants(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
+    let mutants = files.iter().filter(|file| {
+        file.starts_with("fuzz/mutants") && file.extension() == Some("patch".as_ref())
+    });
+    let mut findings = Vec::new();
+    for file in mutants {
+        let applied = Command::new("git")
+            .current_dir(root)
+            .args(["apply", "--check"])
+            .arg(file)
+            .output()
+            .context("cannot run git")?;
+        if !applied.status.success() {
+            let words = String::from_utf8_lossy(&applied.stderr);
+            findings.push(format!(
+                "{} does not apply: {}",
+                file.display(),
+                words.trim()
+            ));
+        }
+    }
+    Ok(findings)
 }
 
 /// What cargo knows about the workspace.
