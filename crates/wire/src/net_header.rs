@@ -7,7 +7,9 @@
 
 use thiserror::Error;
 
-use crate::ethernet::{Fragment, HEADER_LEN as ETHERNET_HEADER_LEN, Head, Layer3, Transport};
+use crate::ethernet::{
+    Fragment, HEADER_LEN as ETHERNET_HEADER_LEN, Head, Layer3, Neighbour, Transport,
+};
 
 #[cfg(test)]
 mod tests;
@@ -258,7 +260,8 @@ impl Packet {
         let right = match self.transport {
             Transport::Tcp { .. } => own && offset == 16,
             Transport::Udp { .. } => (own && offset == 6) || start >= self.layer4 + 8,
-            Transport::Icmpv6 { .. } => own && offset == 2,
+            // Neighbour discovery is judged with its checksum, which is not to be written again.
+            Transport::Icmpv6 { kind, .. } => own && offset == 2 && !Neighbour::has_type(kind),
             _ => start >= self.layer4,
         };
         if right && start >= ETHERNET_HEADER_LEN && start + offset + 2 <= frame_len {

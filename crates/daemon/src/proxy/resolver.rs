@@ -154,14 +154,20 @@ impl Names {
         }
     }
 
-    /// The addresses of a server as it is written in the configuration: `host:port`.
-    pub(crate) async fn server(&self, text: &str) -> Result<Vec<SocketAddr>, LookupError> {
+    /// The addresses of a server as it is written in the configuration, `host:port`. A name takes a turn of the VM that calls.
+    pub(crate) async fn server(
+        &self,
+        text: &str,
+        turns: &Turns,
+        vm: &str,
+    ) -> Result<Vec<SocketAddr>, LookupError> {
         if let Ok(address) = text.parse() {
             return Ok(vec![address]);
         }
         let (host, port) = text.rsplit_once(':').ok_or(LookupError::Unknown)?;
         let port: u16 = port.parse().map_err(|_| LookupError::Unknown)?;
-        let addresses = self.lookup(&host.to_ascii_lowercase(), None).await?;
+        let turn: Hold = Box::new(turns.turn(vm).await?);
+        let addresses = self.lookup(&host.to_ascii_lowercase(), Some(turn)).await?;
         Ok(addresses
             .into_iter()
             .map(|address| SocketAddr::from((address, port)))
@@ -224,7 +230,7 @@ mod tests {
             Err(LookupError::TimedOut)
         );
         assert_eq!(
-            run(names.server("DB.test:80")),
+            run(names.server("DB.test:80", &Turns::default(), "web")),
             Ok(vec![SocketAddr::from((address, 80))])
         );
     }
@@ -249,9 +255,27 @@ mod tests {
     }
 
     #[test]
+    fn a_service_with_a_name_takes_a_turn_of_the_vm_that_calls() {
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let names = Names::new(Arc::new(Fixed(vec![address])));
+        let turns = Turns::default();
+        run(async {
+            let mut held = Vec::new();
+            for _ in 0..MAX_LOOKUPS_PER_VM {
+                held.push(turns.turn("web").await.expect("a turn"));
+            }
+            let refused = names.server("db.test:80", &turns, "web").await;
+            assert_eq!(refused, Err(LookupError::TimedOut));
+            assert!(names.server("db.test:80", &turns, "db").await.is_ok());
+            // An address is not looked up.
+            assert!(names.server("192.0.2.1:80", &turns, "web").await.is_ok());
+        });
+    }
+
+    #[test]
     fn servers_are_addresses_or_names() {
         let names = Names::new(Arc::new(SystemResolver::default()));
-        let server = |text: &str| run(names.server(text));
+        let server = |text: &str| run(names.server(text, &Turns::default(), "web"));
         assert_eq!(
             server("[::1]:53"),
             Ok(vec!["[::1]:53".parse().expect("an address")])

@@ -93,7 +93,7 @@ async fn put_through(
     }
     let timeout = call.service.connect_timeout;
     let direct = match &call.service.target {
-        ServiceTarget::Tcp(server) => tcp_server(shared, server, timeout).await,
+        ServiceTarget::Tcp(server) => tcp_server(shared, &call, server).await,
         ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
             unix::connect(path, datagram::kernel_type(call.socket_type), timeout).await
         }
@@ -141,12 +141,12 @@ async fn put_through(
 
 async fn tcp_server(
     shared: &Shared,
+    call: &Call,
     server: &str,
-    timeout: std::time::Duration,
 ) -> Result<std::os::fd::OwnedFd, Reason> {
     let start = Instant::now();
-    let addresses = resolve(shared, server, timeout).await?;
-    let left = timeout.saturating_sub(start.elapsed());
+    let addresses = resolve(shared, call, server).await?;
+    let left = call.service.connect_timeout.saturating_sub(start.elapsed());
     let stream = tcp::connect(&addresses, left).await?;
     let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
     Ok(stream.into())
@@ -154,10 +154,12 @@ async fn tcp_server(
 
 async fn resolve(
     shared: &Shared,
+    call: &Call,
     server: &str,
-    timeout: std::time::Duration,
 ) -> Result<Vec<std::net::SocketAddr>, Reason> {
-    match tokio::time::timeout(timeout, shared.names.server(server)).await {
+    let vm = call.identity.vm.full_name();
+    let addresses = shared.names.server(server, &shared.turns, &vm);
+    match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(LookupError::Unknown)) => Err(Reason::Unreachable),
         Ok(Err(LookupError::TimedOut)) | Err(_) => Err(Reason::ServiceTimedOut),
@@ -171,7 +173,7 @@ async fn udp_server(
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let connect = async {
-        let addresses = resolve(shared, server, call.service.connect_timeout).await?;
+        let addresses = resolve(shared, &call, server).await?;
         // Datagrams are not answered when they arrive, so one address is as good as another.
         let server = *addresses.first().ok_or(Reason::Unreachable)?;
         let socket = udp::connect(server).await?;

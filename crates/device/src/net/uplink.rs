@@ -113,7 +113,7 @@ impl Uplink {
     /// # Errors
     /// When the device is gone.
     fn take(&mut self) -> io::Result<usize> {
-        let mut count = 0;
+        let (mut count, mut unreadable) = (0, 0);
         while let Some(room) = self.rooms.get_mut(count) {
             let most = room.bytes.len() - TAG_LEN;
             let (mut len, tag) = match self.opened.read(&mut room.bytes[..most]) {
@@ -122,6 +122,15 @@ impl Uplink {
                     Some(Errno::INTR) => continue,
                     // Nothing more; or the interface has been set down, which a packet socket says once.
                     Some(Errno::AGAIN | Errno::NETDOWN) => break,
+                    // A packet whose offload no virtio header can express: the system has thrown it away, and the next one can be read.
+                    Some(Errno::INVAL) => {
+                        self.counters.dropped_frames += 1;
+                        unreadable += 1;
+                        if unreadable == MAX_BATCH {
+                            break;
+                        }
+                        continue;
+                    }
                     _ => return Err(error),
                 },
             };

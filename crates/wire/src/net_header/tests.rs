@@ -414,3 +414,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn no_checksum_is_left_to_be_done_in_neighbour_discovery() {
+    let mut frame = icmp6();
+    let kind_at = 14 + 40;
+    for kind in [128, 132, 133, 135, 137, 138] {
+        frame[kind_at] = kind;
+        let result = check(checksum_at(54, 2), &frame, Offloads::ALL);
+        assert_eq!(result.is_err(), (133..=137).contains(&kind), "{kind}");
+    }
+}
