@@ -144,7 +144,7 @@ fn ask_on_circuit(socket: PathBuf, to: &str, question: &str) -> Result<String, S
 /// The name of the test below, by which the service starts this very program.
 pub const STARTED_TEST: &str = "programs::started_by_a_service";
 
-/// Not a test: the program that a service starts for each call. It is told a host socket, a port and what to ask there, each on a line.
+/// Not a test: the program that a service starts for each call. It reads a host socket, a port and what to ask there, each on a line.
 #[test]
 #[ignore = "a service of the matrix starts it"]
 fn started_by_a_service() {

@@ -1,7 +1,7 @@
 //! The command line of Ringdown. The tree of commands is data here, so that manual pages and completions can be
 //! made from it; `main` only hands over the process's arguments.
 //!
-//! Exit codes: 0 for success, 2 when the command line is wrong, 1 when what they asked for failed, 141 when nobody read what was printed. `exec` ends with the
+//! Exit codes: 0 for success, 2 when the command line is wrong, 1 when what they asked for failed, 141 when the reader of the output has gone. `exec` ends with the
 //! code of the guest's command, and `run` with that of its own.
 
 pub mod agent_install;

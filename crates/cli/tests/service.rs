@@ -196,7 +196,7 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     assert_eq!(run_with(&run, &["reload"]).code, Some(0));
 }
 
-/// Links that came when the configuration had been read: whoever may write in the directory of a service's socket must not send guests on to other VMs.
+/// Links that came when the configuration had been read: a user who may write in the directory of a service's socket must not send guests on to other VMs.
 #[test]
 fn what_a_guest_says_gets_to_no_socket_of_the_daemon() {
     let directory = tempfile::tempdir().unwrap();

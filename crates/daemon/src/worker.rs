@@ -293,7 +293,7 @@ impl LineWorker for Worker {
 
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret) {
         let vm = vm.to_owned();
-        // Waited for, so that whoever sees that the VM is ready can call.
+        // Waited for, so that a client that sees the VM ready can call.
         self.orders
             .ask(move |fabric| fabric.set_agent_secret(&vm, secret));
     }

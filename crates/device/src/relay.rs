@@ -188,7 +188,7 @@ impl Relay {
         Step::Took(len)
     }
 
-    /// Whoever receives what `from` sends takes no more. What it sent before is still to be read.
+    /// The receiver of what `from` sends takes no more. What it sent before is still to be read.
     fn refused(&mut self, from: Side, failure: Failure) {
         let receiver = &mut self.legs[from.other().index()];
         receiver.broken |= failure == Failure::Broken;

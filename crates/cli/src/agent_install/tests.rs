@@ -123,7 +123,7 @@ fn what_arrives_in_part_replaces_nothing_and_is_removed() {
     );
 }
 
-/// A name that can be foreseen may be a link that somebody has put there.
+/// A predictable name may be a link that another user has put there.
 #[test]
 fn links_beside_the_agent_are_not_written_through() {
     let (directory, ssh) = guest();

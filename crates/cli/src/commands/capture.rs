@@ -195,7 +195,7 @@ fn private(path: &Path) -> io::Result<File> {
         .mode(0o600)
         .open(path)?;
     let metadata = file.metadata()?;
-    // A pipe without a name, as behind /dev/stdout, was given to this process by whoever started it.
+    // A pipe without a name, as behind /dev/stdout, was given to this process by its parent.
     let is_pipe = metadata.file_type().is_fifo() && rustix::fs::fstatfs(&file)?.f_type != PIPEFS;
     if !metadata.is_file() && !is_pipe {
         return Ok(file);

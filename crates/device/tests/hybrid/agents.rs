@@ -1,4 +1,4 @@
-//! A guest's agent: its host's programs reach it, with the proof that it has asked for, and nobody else.
+//! A guest's agent: its host's programs reach it, with the proof that it has asked for, and no other caller does.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

@@ -48,7 +48,7 @@ impl House {
             let Called::Service(id) = call.called else {
                 return call.reply.failed(Reason::NoListener);
             };
-            // As it is called by whoever reads the policy.
+            // As the reader of the policy calls it.
             if call.rule.as_deref() != Some("rule") {
                 return call.reply.failed(Reason::Denied);
             }

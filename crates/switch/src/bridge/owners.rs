@@ -177,7 +177,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
         let is_held = self.is_held(now, slot);
         let slot = &mut self.slots[index as usize];
-        // Nobody has taken it meanwhile: what was asked before is still so.
+        // No port has taken it meanwhile: what was asked before still holds.
         if !is_held {
             slot.since = now;
         }

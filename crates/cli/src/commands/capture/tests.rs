@@ -95,7 +95,7 @@ fn a_capture_is_not_written_to_another_users_file() {
     assert_eq!(fs::read(&name).unwrap(), b"laid here");
 }
 
-/// Nor another user's named pipe, who would read it there. A pipe without a name is whoever's who started the command.
+/// Nor another user's named pipe, who would read it there. A pipe without a name belongs to the user who started the command.
 #[test]
 fn a_capture_does_not_go_into_another_users_pipe() {
     let directory = tempfile::tempdir().unwrap();

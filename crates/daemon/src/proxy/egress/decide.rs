@@ -8,7 +8,7 @@
 //! - one that belongs to the host or its networks ([`routes`](super::routes)), or is not of the public Internet, must be allowed by a rule
 //!   that names its network, which "any" does not.
 //!
-//! Those addresses that pass are the ones that are called. Nobody is asked for them again, so it is no use to give a name other addresses
+//! Those addresses that pass are the ones that are called. They are not looked up again, so it is no use to give a name other addresses
 //! once it has been checked. When the connection is there, and before a byte passes, its address is decided about once more: it may have
 //! become the host's own in between.
 

@@ -520,7 +520,7 @@ fn no_question_costs_a_guest_its_address_when_it_asks_again() {
     assert!(world.receivers(B, &ask(2, chosen)).contains(&A));
 }
 
-/// A server may say nothing for hours. Nobody has used its address meanwhile, so that it need not ask again.
+/// A server may send nothing for hours. No other host has used its address meanwhile, so that it need not ask again.
 #[test]
 fn what_a_guest_has_asked_for_is_its_own_after_silence() {
     let mut world = world();
