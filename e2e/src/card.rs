@@ -1,87 +1,45 @@
-//! Network cards of a guest: a port of a network, and what QEMU needs for it.
+//! A network card that is put into a guest while it runs, and taken out again.
 
-use std::path::PathBuf;
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use crate::printed::{self, Vm};
+use crate::{Daemon, Guest, accelerator};
 
-use crate::{Daemon, Guest};
-
-/// A guest's card in one network.
+/// A VM's card in one network, as `ringdown args` prints it.
 #[derive(Debug, Clone)]
 pub struct Card {
-    /// What QEMU calls it, and its back end with a letter before it.
-    pub id: String,
-    /// Where QEMU connects.
-    pub socket: PathBuf,
     /// Its address.
     pub mac: String,
-    /// The network's MTU.
-    pub mtu: u64,
-    /// The pairs of rings.
-    pub queue_pairs: u64,
-    /// More of QEMU's properties of the device, as in `mrg_rxbuf=off`.
-    pub properties: Vec<(&'static str, Value)>,
+    /// Of the device.
+    id: String,
+    /// Of its back end, and of that one's character device.
+    back_end_id: String,
+    chardev: String,
+    netdev: String,
+    device: String,
 }
 
 impl Card {
-    /// The card of a VM in a network, as the daemon describes it.
+    /// The card of a VM in a network.
     ///
     /// # Errors
     /// When the daemon cannot be asked, or knows of no such port.
     pub fn of(daemon: &Daemon, vm: &str, network: &str) -> Result<Card> {
-        let output = daemon.run(&["vm", "ls", "--json"])?;
-        let list: Value = serde_json::from_slice(&output.stdout)
-            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
-        let vms = list["vms"].as_array().into_iter().flatten();
-        let nets = vms
-            .filter(|found| found["name"] == vm)
-            .flat_map(|found| found["nets"].as_array().into_iter().flatten());
-        let port = nets
-            .into_iter()
-            .find(|port| port["network"] == network)
-            .with_context(|| format!("VM {vm} has no port in {network}: {list}"))?;
-        let text = |key: &str| port[key].as_str().map(str::to_owned);
-        let number = |key: &str| port[key].as_u64();
+        // How much memory the guest has is not said again to one that runs.
+        let words = Vm::of(daemon.runtime_directory(), vm).arguments(1, accelerator::choose()?)?;
+        let (id, back_end_id) = (device_id(network), format!("ringdown-net-{network}"));
+        let option = |name, id| printed::option(&words, name, id).map(str::to_owned);
+        let device = option("-device", &id)?;
+        let mac = device.split(',').find_map(|part| part.strip_prefix("mac="));
         Ok(Card {
-            id: network.to_owned(),
-            socket: text("vhost_user").context("no socket")?.into(),
-            mac: text("mac").context("no address")?,
-            mtu: number("mtu").context("no MTU")?,
-            queue_pairs: number("queue_pairs").context("no queues")?,
-            properties: Vec::new(),
+            mac: mac.context("it has no address")?.to_owned(),
+            chardev: option("-chardev", &back_end_id)?,
+            netdev: option("-netdev", &back_end_id)?,
+            device,
+            id,
+            back_end_id,
         })
-    }
-
-    /// Sets a property of QEMU's device.
-    #[must_use]
-    pub fn property(mut self, name: &'static str, value: impl Into<Value>) -> Card {
-        self.properties.push((name, value.into()));
-        self
-    }
-
-    /// QEMU's arguments for a card that is there from the start.
-    pub fn arguments(&self) -> Vec<String> {
-        let Card { id, socket, .. } = self;
-        let queues = match self.queue_pairs {
-            1 => String::new(),
-            pairs => format!(",queues={pairs}"),
-        };
-        let words = self.device().into_iter().map(|(key, value)| match value {
-            Value::String(text) => format!("{key}={text}"),
-            Value::Bool(is_on) => format!("{key}={}", if is_on { "on" } else { "off" }),
-            other => format!("{key}={other}"),
-        });
-        let words: Vec<String> = words.collect();
-        [
-            "-chardev".to_owned(),
-            format!("socket,id=c{id},path={},reconnect=1", socket.display()),
-            "-netdev".to_owned(),
-            format!("vhost-user,id=n{id},chardev=c{id}{queues}"),
-            "-device".to_owned(),
-            format!("virtio-net-pci,{}", words.join(",")),
-        ]
-        .to_vec()
     }
 
     /// Puts the card into a guest that runs, into a slot of this name.
@@ -89,28 +47,16 @@ impl Card {
     /// # Errors
     /// When QEMU refuses.
     pub fn plug(&self, guest: &Guest, slot: &str) -> Result<()> {
-        let Card { id, socket, .. } = self;
-        let address = json!({ "type": "unix", "data": { "path": socket } });
-        let data = json!({ "addr": address, "server": false, "reconnect": 1 });
-        let backend = json!({ "type": "socket", "data": data });
-        let qmp = guest.qmp();
-        qmp.execute(
-            "chardev-add",
-            json!({ "id": format!("c{id}"), "backend": backend }),
-        )?;
-        let (netdev, chardev) = (format!("n{id}"), format!("c{id}"));
-        qmp.execute(
-            "netdev_add",
-            json!({ "type": "vhost-user", "id": netdev, "chardev": chardev, "queues": self.queue_pairs }),
-        )?;
-        let mut device: serde_json::Map<String, Value> = self
-            .device()
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect();
-        device.insert("driver".to_owned(), "virtio-net-pci".into());
-        device.insert("bus".to_owned(), slot.into());
-        qmp.execute("device_add", device.into()).map(drop)
+        for (command, value) in [
+            ("chardev-add", self.chardev.clone()),
+            ("netdev_add", self.netdev.clone()),
+            ("device_add", format!("{},bus={slot}", self.device)),
+        ] {
+            let line = json!({ "command-line": format!("{command} {value}") });
+            let said = guest.qmp().execute("human-monitor-command", line)?;
+            ensure!(said == "", "{command} {value}: {said}");
+        }
+        Ok(())
     }
 
     /// Asks the guest to let go of the card. It does so in its own time: see [`Card::is_in`].
@@ -138,25 +84,12 @@ impl Card {
     /// # Errors
     /// When QEMU refuses.
     pub fn remove_back_end(&self, guest: &Guest) -> Result<()> {
-        let back_end = json!({ "id": format!("n{}", self.id) });
+        let back_end = json!({ "id": self.back_end_id });
         guest.qmp().execute("netdev_del", back_end).map(drop)
     }
+}
 
-    fn device(&self) -> Vec<(&'static str, Value)> {
-        let mut device: Vec<(&'static str, Value)> = vec![
-            ("id", self.id.clone().into()),
-            ("netdev", format!("n{}", self.id).into()),
-            ("mac", self.mac.clone().into()),
-            ("host_mtu", self.mtu.into()),
-            ("rx_queue_size", 1024.into()),
-            ("tx_queue_size", 1024.into()),
-            // An emulated QEMU 7.2 ends with a segmentation fault when the back end signals a guest's vector itself.
-            ("vectors", 0.into()),
-        ];
-        if self.queue_pairs > 1 {
-            device.push(("mq", true.into()));
-        }
-        device.extend(self.properties.iter().cloned());
-        device
-    }
+/// What `ringdown args` calls the card in a network.
+pub(crate) fn device_id(network: &str) -> String {
+    format!("ringdown-card-{network}")
 }

@@ -12,12 +12,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::ports::Meeting;
 use crate::shared::ShowLogs;
 use crate::{LOG_TAIL_LINES, log_tail, spawn};
 
 /// How long the daemon may take to say `ready`, and to end after SIGTERM, in seconds.
 const DEADLINE_S: u64 = 20;
+
+/// Who of QEMU and the daemon listens at the socket of a serial line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meeting {
+    /// The daemon listens; QEMU connects, and again a second after each loss.
+    QemuConnects,
+    /// QEMU listens, whether anybody is there or not.
+    QemuListens,
+}
 
 /// How a daemon is to be started.
 #[derive(Debug, Clone, Default)]
@@ -189,11 +197,6 @@ impl Daemon {
     /// The socket that a VM's VMM connects to.
     pub fn vhost_socket(&self, name: &str) -> PathBuf {
         vhost_path(&self.runtime_directory, name)
-    }
-
-    /// The control socket of a VM's QEMU, at which the daemon adds windows.
-    pub fn qmp_socket(&self, name: &str) -> PathBuf {
-        qmp_path(&self.runtime_directory, name)
     }
 
     /// The socket where the daemon and the VMM of a VM without vsock meet.

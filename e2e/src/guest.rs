@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::accelerator::{self, Accelerator};
-use crate::card::Card;
+use crate::card;
 use crate::control::{CommandSpec, Control, Output, Running};
 use crate::images::{Images, Kernel};
-use crate::ports::{Meeting, Port};
-use crate::protocol::PORT_NAME;
+use crate::printed::Vm;
 use crate::qmp::Qmp;
-use crate::{LOG_TAIL_LINES, log_tail, spawn};
+use crate::{Daemon, LOG_TAIL_LINES, command_line, log_tail, spawn};
 
 /// How long a guest may take from the start of QEMU to its hello, in seconds. An emulated guest needs some 4 when
 /// the machine is idle.
@@ -37,14 +36,14 @@ pub struct GuestSpec {
     pub name: String,
     /// The kernel.
     pub kernel: Kernel,
-    /// The socket of a vhost-user-vsock back end that listens already; without it the guest has no vsock device.
-    pub vhost_socket: Option<PathBuf>,
-    /// If the guest is to have no vsock device: how its agent's port and the daemon meet. The scene makes the port of it.
-    pub serial: Option<Meeting>,
-    /// Its virtio-serial ports, besides that of the control program.
-    pub ports: Vec<Port>,
+    /// The VMs that it is: QEMU gets what `ringdown args` prints for each.
+    pub(crate) vms: Vec<Vm>,
+    /// Paths in what is printed, and those that QEMU gets instead: of what a test puts between the two.
+    pub(crate) redirections: Vec<(PathBuf, PathBuf)>,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Whether others who map the memory see what the guest writes.
+    pub memory_is_shared: bool,
     /// Virtual processors.
     pub processors: u32,
     /// Layers on top of base, modules and agent: `tools`.
@@ -69,10 +68,10 @@ impl GuestSpec {
         GuestSpec {
             name: name.into(),
             kernel,
-            vhost_socket: None,
-            serial: None,
-            ports: Vec::new(),
+            vms: Vec::new(),
+            redirections: Vec::new(),
             memory_mib: 256,
+            memory_is_shared: true,
             processors: 1,
             layers: Vec::new(),
             agent: true,
@@ -84,28 +83,25 @@ impl GuestSpec {
         }
     }
 
-    /// Gives it a vsock device whose back end listens at `socket`.
+    /// Attaches it to the VM of its name.
     #[must_use]
-    pub fn vhost_socket(mut self, socket: impl Into<PathBuf>) -> GuestSpec {
-        self.vhost_socket = Some(socket.into());
+    pub fn attached(self, daemon: &Daemon) -> GuestSpec {
+        let name = self.name.clone();
+        self.attached_as(daemon, &name)
+    }
+
+    /// Attaches it to the VM of this name.
+    #[must_use]
+    pub fn attached_as(mut self, daemon: &Daemon, vm: &str) -> GuestSpec {
+        self.vms.push(Vm::of(daemon.runtime_directory(), vm));
         self
     }
 
-    /// Has it reached by a virtio-serial port instead of a vsock device.
+    /// Has QEMU meet the daemon at another socket than the one that is printed.
     #[must_use]
-    pub fn serial(mut self, meeting: Meeting) -> GuestSpec {
-        self.serial = Some(meeting);
-        self
-    }
-
-    /// Adds a virtio-serial port.
-    #[must_use]
-    pub fn port(mut self, name: &str, socket: impl Into<PathBuf>, meeting: Meeting) -> GuestSpec {
-        self.ports.push(Port {
-            name: name.to_owned(),
-            socket: socket.into(),
-            meeting,
-        });
+    pub fn redirected(mut self, printed: &Path, instead: &Path) -> GuestSpec {
+        self.redirections
+            .push((printed.to_path_buf(), instead.to_path_buf()));
         self
     }
 
@@ -143,48 +139,26 @@ impl GuestSpec {
         self
     }
 
-    /// Gives it a network card.
+    /// Gives it memory that a vhost-user back end maps in vain.
     #[must_use]
-    pub fn card(mut self, card: &Card) -> GuestSpec {
-        self.qemu_arguments.extend(card.arguments());
+    pub fn private_memory(mut self) -> GuestSpec {
+        self.memory_is_shared = false;
         self
     }
 
-    /// Gives it the drivers for windows of zero-copy circuits, and room for so many, which are added at this control socket.
+    /// Sets a property of the printed card in a network, such as `packed=on`.
     #[must_use]
-    pub fn window_ports(mut self, count: u32, socket: &Path) -> GuestSpec {
-        let drivers = WINDOW_DRIVERS.join(",");
-        self.kernel_arguments
-            .push(format!("ringdown.modules={drivers}"));
-        let room = format!("slots={count},maxmem=8G");
-        let socket = format!("unix:{},server=on,wait=off", socket.display());
-        self = self.qemu(&["-m", &room, "-qmp", &socket]);
-        for index in 0..count {
-            let port = format!(
-                "pcie-root-port,id=ringdown-port{index},chassis={}",
-                200 + index
-            );
-            self = self.qemu(&["-device", &port]);
-        }
-        self
+    pub fn card_property(self, network: &str, property: &str) -> GuestSpec {
+        let setting = format!("device.{}.{property}", card::device_id(network));
+        self.qemu(&["-set", &setting])
     }
 
-    /// Gives it the drivers for windows, and windows that it has from the start: files of so many bytes.
+    /// Gives it the drivers for windows of zero-copy circuits.
     #[must_use]
-    pub fn window_files(mut self, files: &[PathBuf], bytes: u64) -> GuestSpec {
+    pub fn window_drivers(mut self) -> GuestSpec {
         let drivers = WINDOW_DRIVERS.join(",");
         self.kernel_arguments
             .push(format!("ringdown.modules={drivers}"));
-        let room = format!("slots={},maxmem=8G", files.len());
-        self = self.qemu(&["-m", &room]);
-        for (index, file) in files.iter().enumerate() {
-            let memory = format!(
-                "memory-backend-file,id=window{index},mem-path={},size={bytes},share=on",
-                file.display()
-            );
-            let device = format!("virtio-pmem-pci,memdev=window{index}");
-            self = self.qemu(&["-object", &memory, "-device", &device]);
-        }
         self
     }
 
@@ -302,10 +276,14 @@ impl Guest {
 
     /// Runs a shell line with its own input or deadline.
     pub fn run_spec(&self, spec: CommandSpec) -> Result<Output> {
-        let name = &self.name;
         self.start_spec(spec)?
             .wait()
-            .with_context(|| format!("in guest {name}"))
+            .with_context(|| match self.exit_status() {
+                Ok(Some(status)) => {
+                    format!("in guest {}, whose QEMU has ended ({status})", self.name)
+                }
+                _ => format!("in guest {}", self.name),
+            })
     }
 
     /// Runs a shell line that must succeed and gives its standard output without the last line break.
@@ -434,6 +412,12 @@ impl Guest {
         self.directory.join("console.log")
     }
 
+    /// What QEMU has said on its standard error.
+    pub fn qemu_log(&self) -> String {
+        let bytes = fs::read(self.directory.join("qemu.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Shows the end of the console's log on standard error.
     pub fn show_console(&self) {
         eprintln!(
@@ -475,12 +459,12 @@ impl Starting {
         // QEMU connects to us, not we to it: so there is nothing to retry.
         let control = listen(&directory.join("control"))?;
         let qmp = listen(&directory.join("qmp"))?;
-        let arguments = qemu_arguments(
+        let arguments = command_line::qemu_arguments(
             spec,
             accelerator,
             directory,
             &images.kernel_path(spec.kernel)?,
-        );
+        )?;
         fs::write(
             directory.join("command"),
             format!("qemu-system-x86_64 {}\n", arguments.join(" ")),
@@ -574,92 +558,4 @@ fn listen(path: &Path) -> Result<UnixListener> {
         UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-fn qemu_arguments(
-    spec: &GuestSpec,
-    accelerator: Accelerator,
-    directory: &Path,
-    kernel: &Path,
-) -> Vec<String> {
-    let in_directory = |name: &str| directory.join(name).display().to_string();
-    let mut options = vec![
-        ("-display", "none".to_owned()),
-        ("-name", spec.name.clone()),
-        ("-smp", spec.processors.to_string()),
-        ("-m", format!("{}M", spec.memory_mib)),
-        // A vhost-user back end maps the guest's memory: it must be shared.
-        (
-            "-object",
-            format!(
-                "memory-backend-memfd,id=mem0,size={}M,share=on",
-                spec.memory_mib
-            ),
-        ),
-        ("-machine", "q35,memory-backend=mem0".to_owned()),
-        ("-kernel", kernel.display().to_string()),
-        ("-initrd", in_directory("initramfs")),
-        ("-append", kernel_line(spec)),
-        ("-serial", format!("file:{}", in_directory("console.log"))),
-        (
-            "-chardev",
-            format!("socket,id=qmp,path={}", in_directory("qmp")),
-        ),
-        ("-mon", "chardev=qmp,mode=control".to_owned()),
-        (
-            "-chardev",
-            format!("socket,id=control,path={}", in_directory("control")),
-        ),
-        ("-device", "virtio-serial-pci".to_owned()),
-        (
-            "-device",
-            format!("virtserialport,chardev=control,name={PORT_NAME}"),
-        ),
-    ];
-    for (number, port) in spec.ports.iter().enumerate() {
-        options.extend(port.options(number));
-    }
-    if let Some(socket) = &spec.vhost_socket {
-        options.push((
-            "-chardev",
-            format!("socket,id=vsock,path={}", socket.display()),
-        ));
-        let device = "vhost-user-vsock-pci,chardev=vsock,id=vsock0";
-        options.push(("-device", device.to_owned()));
-    }
-    let mut arguments = vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()];
-    arguments.extend(
-        accelerator
-            .qemu_arguments()
-            .iter()
-            .map(|word| (*word).to_owned()),
-    );
-    arguments.extend(
-        options
-            .into_iter()
-            .flat_map(|(option, value)| [option.to_owned(), value]),
-    );
-    if !spec.allow_reboot {
-        arguments.push("-no-reboot".to_owned());
-    }
-    arguments.extend(spec.qemu_arguments.iter().cloned());
-    arguments
-}
-
-fn kernel_line(spec: &GuestSpec) -> String {
-    let mut words = vec![
-        "console=ttyS0".to_owned(),
-        "quiet".to_owned(),
-        // At once, so that a wait for this guest ends.
-        "panic=-1".to_owned(),
-        // An emulated machine on a busy host may be late with its first timer interrupts, which the kernel takes for a
-        // broken IO-APIC and gives up on.
-        "no_timer_check".to_owned(),
-        format!("ringdown.name={}", spec.name),
-    ];
-    if !spec.agent {
-        words.push("ringdown.agent=off".to_owned());
-    }
-    words.extend(spec.kernel_arguments.iter().cloned());
-    words.join(" ")
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::control::Running;
-use crate::ports::AGENT_PORT;
 use crate::probe::PROGRAM;
 use crate::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Output, ShowLogs};
 
@@ -35,31 +34,20 @@ impl Scene {
         Scene::start_with(daemon, specs)
     }
 
-    /// The same with guests of any kind; their sockets are filled in here.
+    /// The same with guests of any kind, which are attached to their VMs here.
     ///
     /// # Errors
     /// When one of them does not come up.
     pub fn start_with(daemon: DaemonSpec, guests: Vec<GuestSpec>) -> Result<Scene> {
-        let windows = daemon.windows;
+        let has_windows = daemon.windows.is_some();
         let daemon = Daemon::start(daemon)?;
         let specs = guests
             .into_iter()
-            .map(|spec| match windows {
-                // With the host, and as many with others.
-                Some(count) => {
-                    let socket = daemon.qmp_socket(&spec.name);
-                    spec.window_ports(2 * count, &socket)
-                }
-                None => spec,
+            .map(|spec| match has_windows {
+                true => spec.window_drivers(),
+                false => spec,
             })
-            .map(|spec| {
-                if let Some(meeting) = spec.serial {
-                    let socket = daemon.serial_socket(&spec.name);
-                    return spec.port(AGENT_PORT, socket, meeting);
-                }
-                let socket = daemon.vhost_socket(&spec.name);
-                spec.vhost_socket(socket)
-            })
+            .map(|spec| spec.attached(&daemon))
             .collect();
         let guests = Guest::boot_all(specs)?;
         Ok(Scene { guests, daemon })

@@ -113,7 +113,9 @@ impl ThreeVms {
             .iter()
             .chain(guests)
             .map(|(name, kernel)| {
-                GuestSpec::new(*name, *kernel).vhost_socket(daemon.vhost_socket(name))
+                // A guest's name has no slash: "red-web" is the VM "red/web".
+                let vm = name.replacen("red-", "red/", 1);
+                GuestSpec::new(*name, *kernel).attached_as(&daemon, &vm)
             })
             .collect();
         let guests = Guest::boot_all(specs)?;

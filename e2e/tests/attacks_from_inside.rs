@@ -55,11 +55,9 @@ fn attacker() -> GuestSpec {
 
 /// QEMU before 8.1 leaves out the memory barriers of a guest that it emulates with one processor: then a notification is lost now and
 /// then, by anybody's driver, and a ring stands still.
-fn with_two_processors(spec: GuestSpec) -> GuestSpec {
-    GuestSpec {
-        processors: 2,
-        ..spec
-    }
+fn with_two_processors(mut spec: GuestSpec) -> GuestSpec {
+    spec.processors = 2;
+    spec
 }
 
 struct Arena {
@@ -313,7 +311,7 @@ impl Arena {
         self.mallory().shell(&format!("{PROGRAM} attack take"))?;
         self.driver_attack(attack);
         self.mallory().kill()?;
-        let spec = attacker().vhost_socket(self.scene.daemon.vhost_socket("mallory"));
+        let spec = attacker().attached(&self.scene.daemon);
         let fresh = Guest::boot(with_two_processors(spec))?;
         // The order of the scene's guests is that of their specifications.
         self.scene.guests[0] = fresh;

@@ -81,9 +81,7 @@ fn scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
         let guests = vec![
             GuestSpec::new("web", Kernel::V6_1),
             GuestSpec::new("db", Kernel::V6_12),
-            GuestSpec::new("box", Kernel::V6_1)
-                .with_tools()
-                .serial(Meeting::QemuConnects),
+            GuestSpec::new("box", Kernel::V6_1).with_tools(),
         ];
         Scene::start_with(daemon, guests).unwrap()
     });

@@ -76,7 +76,7 @@ fn start() -> Scene {
     let daemon = Daemon::start(spec).unwrap();
     let mut spec = GuestSpec::new("box", Kernel::V6_12)
         .memory_mib(768)
-        .vhost_socket(daemon.vhost_socket("box"));
+        .attached(&daemon);
     spec.layers.push("net".to_owned());
     let guest = Guest::boot(spec).unwrap();
     let line = "exec ringdown-agent forward --listen 127.0.0.1:1080 --to-host 1080";

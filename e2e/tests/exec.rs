@@ -33,8 +33,8 @@ fn scene() -> SharedGuard<Scene> {
         let guests = vec![
             GuestSpec::new("web", Kernel::V6_1),
             GuestSpec::new("db", Kernel::V6_12),
-            GuestSpec::new("attic", Kernel::V6_1).serial(Meeting::QemuConnects),
-            GuestSpec::new("cellar", Kernel::V6_12).serial(Meeting::QemuListens),
+            GuestSpec::new("attic", Kernel::V6_1),
+            GuestSpec::new("cellar", Kernel::V6_12),
         ];
         Scene::start_with(daemon, guests).unwrap()
     })
@@ -206,10 +206,7 @@ fn exec_waits_for_a_guest_that_has_yet_to_boot() {
         &["exec", "--wait", "120", "late", "--", "uname", "-r"],
     );
     assert!(early.try_wait().unwrap().is_none());
-    let guest = Guest::boot(
-        GuestSpec::new("late", Kernel::V6_12).vhost_socket(scene.daemon.vhost_socket("late")),
-    )
-    .unwrap();
+    let guest = Guest::boot(GuestSpec::new("late", Kernel::V6_12).attached(&scene.daemon)).unwrap();
     let output = early.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(

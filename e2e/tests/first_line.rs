@@ -30,11 +30,7 @@ fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
         let daemon =
             Daemon::start(DaemonSpec::new().vm("web", 3).vm("db", 4).vm("mortal", 5)).unwrap();
-        let spec = |name, kernel| {
-            GuestSpec::new(name, kernel)
-                .with_tools()
-                .vhost_socket(daemon.vhost_socket(name))
-        };
+        let spec = |name, kernel| GuestSpec::new(name, kernel).with_tools().attached(&daemon);
         let mut guests =
             Guest::boot_all(vec![spec("web", Kernel::V6_1), spec("db", Kernel::V6_12)]).unwrap();
         let db = guests.pop().unwrap();
@@ -110,7 +106,7 @@ fn a_program_that_reads_sees_a_reset_when_its_vm_dies() {
     let guest = e2e::Guest::boot(
         GuestSpec::new("mortal", Kernel::V6_1)
             .with_tools()
-            .vhost_socket(scene.daemon.vhost_socket("mortal")),
+            .attached(&scene.daemon),
     )
     .unwrap();
     guest

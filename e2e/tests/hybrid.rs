@@ -116,12 +116,20 @@ fn scene() -> SharedGuard<Scene> {
             assert!(Instant::now() < until, "the peer does not listen");
             thread::sleep(Duration::from_millis(10));
         }
-        let fc = GuestSpec::new("fc", Kernel::V6_12)
-            .with_tools()
-            .vhost_socket(vhost);
+        // The device is the peer's: Ringdown has nothing to print for it.
+        let chardev = format!("socket,id=peer,path={}", vhost.display());
+        let fc = GuestSpec::new("fc", Kernel::V6_12).with_tools();
+        let memory = format!(
+            "memory-backend-memfd,id=mem0,size={}M,share=on",
+            fc.memory_mib
+        );
+        let fc = fc
+            .qemu(&["-object", &memory, "-machine", "memory-backend=mem0"])
+            .qemu(&["-chardev", &chardev])
+            .qemu(&["-device", "vhost-user-vsock-pci,chardev=peer"]);
         let web = GuestSpec::new("web", Kernel::V6_1)
             .with_tools()
-            .vhost_socket(daemon.vhost_socket("web"));
+            .attached(&daemon);
         let guests: [Guest; 2] = Guest::boot_all(vec![fc, web]).unwrap().try_into().unwrap();
         let [fc, web] = guests;
         Scene {

@@ -25,10 +25,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use e2e::ports::AGENT_PORT;
-use e2e::{
-    Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Scene, Shared, SharedGuard, spawn,
-};
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard, spawn};
 
 static SCENE: Shared<Scene> = Shared::new();
 
@@ -47,18 +44,14 @@ fn start() -> Scene {
     let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
     spec.runtime_directory = Some(directory);
     let daemon = Daemon::start(spec).unwrap();
-    let serial = |name: &str| daemon.serial_socket(name);
-    let specs = vec![
-        guest("web", Kernel::V6_1).vhost_socket(daemon.vhost_socket("web")),
-        guest("db", Kernel::V6_12).vhost_socket(daemon.vhost_socket("db")),
-        guest("attic", Kernel::V6_1).port(AGENT_PORT, serial("attic"), Meeting::QemuConnects),
-        guest("cellar", Kernel::V6_12).port(AGENT_PORT, serial("cellar"), Meeting::QemuListens),
+    let specs = [
+        ("web", Kernel::V6_1),
+        ("db", Kernel::V6_12),
+        ("attic", Kernel::V6_1),
+        ("cellar", Kernel::V6_12),
     ];
-    let specs = specs
-        .into_iter()
-        .map(|spec| channels::with_ports(spec, daemon.runtime_directory()))
-        .collect();
-    let guests = Guest::boot_all(specs).unwrap();
+    let specs = specs.map(|(name, kernel)| guest(name, kernel).attached(&daemon));
+    let guests = Guest::boot_all(specs.into()).unwrap();
     let scene = Scene { guests, daemon };
     for guest in &scene.guests {
         // Waits until its agent has called.

@@ -21,9 +21,7 @@ struct Scene {
 }
 
 fn spec(daemon: &Daemon, name: &str, kernel: Kernel) -> GuestSpec {
-    GuestSpec::new(name, kernel)
-        .allow_reboot()
-        .vhost_socket(daemon.vhost_socket(name))
+    GuestSpec::new(name, kernel).allow_reboot().attached(daemon)
 }
 
 fn start(kernel: Kernel) -> Scene {

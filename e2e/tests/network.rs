@@ -6,6 +6,8 @@
 mod addresses;
 #[path = "network/capture.rs"]
 mod capture;
+#[path = "network/emulated.rs"]
+mod emulated;
 #[path = "network/hostile.rs"]
 mod hostile;
 #[path = "network/idle.rs"]
@@ -28,7 +30,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use e2e::{
-    Card, CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard,
+    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGuard,
     finished, spawn,
 };
 use serde_json::Value;
@@ -55,9 +57,6 @@ mtu = 9000
 [[network]]
 name = "vlans"
 
-[[network]]
-name = "spare"
-
 [[vm]]
 name = "web"
 cid = 3
@@ -69,9 +68,6 @@ network = "jumbo"
 [[vm.net]]
 network = "vlans"
 vlan = 10
-
-[[vm.net]]
-network = "spare"
 
 [[vm]]
 name = "db"
@@ -86,9 +82,6 @@ queue-pairs = 2
 network = "vlans"
 vlan = 20
 
-[[vm.net]]
-network = "spare"
-
 [[vm]]
 name = "box"
 cid = 5
@@ -97,9 +90,6 @@ networks = ["lan"]
 [[vm.net]]
 network = "vlans"
 trunk = [10, 20]
-
-[[vm.net]]
-network = "spare"
 "#;
 
 /// `web` and `box` have the older kernel, `db` the newer one, two processors, and packed rings in `lan`. The card of `box` in `lan` has
@@ -111,7 +101,6 @@ fn start() -> Scene {
     let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
     spec.runtime_directory = Some(directory);
     let daemon = Daemon::start(spec).unwrap();
-    let card = |name: &str, network: &str| Card::of(&daemon, name, network).unwrap();
     let guest = |name: &str, kernel| {
         let slot = [
             "-device",
@@ -125,18 +114,14 @@ fn start() -> Scene {
     let mut db = guest("db", Kernel::V6_12);
     db.processors = 2;
     let specs = vec![
-        guest("web", Kernel::V6_1)
-            .vhost_socket(daemon.vhost_socket("web"))
-            .card(&card("web", "lan"))
-            .card(&card("web", "jumbo"))
-            .card(&card("web", "vlans")),
-        db.card(&card("db", "lan").property("packed", true))
-            .card(&card("db", "jumbo"))
-            .card(&card("db", "vlans")),
-        guest("box", Kernel::V6_1)
-            .card(&plain(card("box", "lan")))
-            .card(&card("box", "vlans")),
+        guest("web", Kernel::V6_1),
+        db.card_property("lan", "packed=on"),
+        plain(guest("box", Kernel::V6_1)),
     ];
+    let specs = specs
+        .into_iter()
+        .map(|spec| spec.attached(&daemon))
+        .collect();
     let guests = Guest::boot_all(specs).unwrap();
     let scene = Scene { guests, daemon };
     for guest in &scene.guests {
@@ -147,7 +132,7 @@ fn start() -> Scene {
 }
 
 /// Without what makes a card of virtio fast.
-fn plain(card: Card) -> Card {
+fn plain(spec: GuestSpec) -> GuestSpec {
     [
         "mrg_rxbuf",
         "csum",
@@ -163,7 +148,9 @@ fn plain(card: Card) -> Card {
         "host_ufo",
     ]
     .into_iter()
-    .fold(card, |card, name| card.property(name, false))
+    .fold(spec, |spec, name| {
+        spec.card_property("lan", &format!("{name}=off"))
+    })
 }
 
 /// Has a card ask for its address. Names are those of `lan` whatever it is told.

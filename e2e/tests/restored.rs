@@ -36,7 +36,6 @@ fn copies_and_logs_go_on_in_a_restored_guest() {
     ] {
         let daemon = DaemonSpec::new().serial_vm("box", meeting);
         let guest = GuestSpec::new("box", kernel)
-            .serial(meeting)
             .memory_mib(384)
             .qemu(&GENERATION_DEVICE);
         let scene = Scene::start_with(daemon, vec![guest]).unwrap();

@@ -24,7 +24,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use e2e::pattern::Pattern;
-use e2e::ports::AGENT_PORT;
 use e2e::{
     CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, Running, is_full, log_tail,
     spawn,
@@ -181,7 +180,8 @@ impl Torture {
         let memory_mib = 256 + 3 * u32::try_from(size.file_bytes / MIB).unwrap();
         let spec = GuestSpec::new(VM, kernel)
             .memory_mib(memory_mib)
-            .port(AGENT_PORT, chardev, meeting);
+            .attached(&daemon)
+            .redirected(&daemon.serial_socket(VM), &chardev);
         Torture {
             size,
             meeting,

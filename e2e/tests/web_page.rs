@@ -314,8 +314,7 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
         ("db", Kernel::V6_1),
         ("ci", Kernel::V6_12),
     ];
-    let specs = guests
-        .map(|(name, kernel)| GuestSpec::new(name, kernel).vhost_socket(daemon.vhost_socket(name)));
+    let specs = guests.map(|(name, kernel)| GuestSpec::new(name, kernel).attached(&daemon));
     let guests = Guest::boot_all(specs.into()).unwrap();
     let scene = Scene { guests, daemon };
     // A guest that calls itself something that would be markup: its agent says so when it calls in again.

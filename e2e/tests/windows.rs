@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use circuit::{Connector, Options};
@@ -14,7 +13,6 @@ use e2e::probe::PROGRAM;
 use e2e::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel};
 use serde_json::Value;
 
-const BYTES: u64 = 16 << 20;
 const COUNT: usize = 2;
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -23,11 +21,9 @@ fn spec() -> DaemonSpec {
 }
 
 fn boot(daemon: &Daemon, kernel: Kernel) -> Guest {
-    let directory = daemon.runtime_directory().join("windows");
-    let files: [PathBuf; COUNT] = [0, 1].map(|index| directory.join(format!("web.{index}")));
     let spec = GuestSpec::new("web", kernel)
-        .vhost_socket(daemon.vhost_socket("web"))
-        .window_files(&files, BYTES);
+        .attached(daemon)
+        .window_drivers();
     Guest::boot(spec).unwrap()
 }
 

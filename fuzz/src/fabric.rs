@@ -3,8 +3,10 @@
 mod ends;
 
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::time::Duration;
 
+use device::Change;
 use memory::driver::RawDescriptor;
 use memory::queue::MAX_CHAIN_LEN;
 use switch::Limits;
@@ -111,6 +113,47 @@ pub fn a_packet_in_more_pieces_than_one_call_takes() {
     let mut talk = Conversation::begin(&mut house, Route::ToHost);
     talk.send_in_pieces(&mut house, MAX_CHAIN_LEN);
     talk.finish(&mut house);
+}
+
+/// A call that waits in the ring of a VM that is removed is not judged: not by the rules of after, in which the VM is not, and not by those of before.
+pub fn a_call_in_the_ring_of_a_vm_that_goes() {
+    let mut house = House::new(&[WEB, DB], Limits::default());
+    let [from_web, from_db] = [WEB, DB].map(|(name, _)| {
+        let listener = UnixListener::bind(house.path(&format!("{name}.sock_80")));
+        let listener = listener.expect("a listener");
+        listener.set_nonblocking(true).expect("an open socket");
+        listener
+    });
+    let mut guests = [WEB, DB].map(|(name, cid)| Guest::attach(&mut house, name, cid));
+    for guest in &mut guests {
+        let header = Header {
+            src_cid: guest.cid.into(),
+            dst_cid: HOST_CID.into(),
+            src_port: 1000,
+            dst_port: 80,
+            len: 0,
+            socket_type: 1,
+            operation: Operation::Request as u16,
+            flags: 0,
+            buf_alloc: 262_144,
+            fwd_cnt: 0,
+        };
+        assert!(guest.send(&header, &[], &[]));
+    }
+    let changed = house.fabric.change(Change {
+        added: Vec::new(),
+        removed: vec![WEB.0.to_owned()],
+        services: Vec::new(),
+        policy: Arc::default(),
+        groups: Vec::new(),
+        aliases: Vec::new(),
+        enforce_existing: false,
+        commit: Box::new(|| ()),
+    });
+    assert_eq!(changed.map_err(|(vm, _)| vm), Ok(0));
+    house.until("the other's call comes", |_| from_db.accept().is_ok());
+    assert!(from_web.accept().is_err(), "nobody has come");
+    drop(guests);
 }
 
 struct Attacker {

@@ -108,7 +108,7 @@ impl House {
 /// How many houses may wait to be closed.
 const CLOSING: usize = 16;
 
-/// Closes houses: that waits for threads that have nothing left to do but end.
+/// Closes houses.
 static CLOSER: LazyLock<SyncSender<Interior>> = LazyLock::new(|| {
     let (sender, houses) = sync_channel::<Interior>(CLOSING);
     thread::spawn(move || houses.into_iter().for_each(Interior::close));
@@ -128,7 +128,7 @@ impl Interior {
 }
 
 impl House {
-    /// Closes the house now: no thread and no descriptor is left when this returns.
+    /// Closes the house now. Its threads end by themselves.
     pub(crate) fn close(self) {
         self.interior().close();
     }

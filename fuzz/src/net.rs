@@ -120,9 +120,7 @@ impl House {
                 network: LAN.to_owned(),
                 vm: name(number),
                 vhost_user: house.path(number),
-                mac: bridge.mac,
                 bridge,
-                mtu: MTU,
                 queue_pairs: 1,
                 moderation: dice.pick(&[ModerationSetting::Adaptive, ModerationSetting::Off]),
             };
@@ -180,7 +178,7 @@ fn name(number: u8) -> String {
 /// How many houses may wait to be closed.
 const CLOSING: usize = 16;
 
-/// Closes houses: that waits for threads that have nothing left to do but end.
+/// Closes houses.
 static CLOSER: LazyLock<SyncSender<House>> = LazyLock::new(|| {
     let (sender, houses) = sync_channel::<House>(CLOSING);
     thread::spawn(move || houses.into_iter().for_each(|mut house| house.fabric.stop()));

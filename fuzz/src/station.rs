@@ -63,6 +63,7 @@ fn station(dice: &mut Dice<'_>) -> Station {
         mac: guest_mac(0),
         ipv4: Some(Ipv4Addr::new(10, 0, 0, 2)),
         ipv6: Some(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2)),
+        isolated: false,
     };
     station.set_hosts(vec![host]).expect("a good list");
     station

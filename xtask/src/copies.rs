@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use e2e::pattern::Pattern;
-use e2e::ports::AGENT_PORT;
 use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Meeting, host, newer, spawn};
 
 use crate::progress::Progress;
@@ -88,13 +87,13 @@ impl Bench {
             .with_tools()
             .layer("jobs")
             .memory_mib(512 + 4 * (bytes >> 20) as u32)
-            .vhost_socket(daemon.vhost_socket(VSOCK))
-            .port(
-                AGENT_PORT,
-                daemon.serial_socket(SERIAL),
-                Meeting::QemuConnects,
-            )
-            .port(guest_agent::PORT, &qemu_agent, Meeting::QemuListens);
+            .attached_as(&daemon, VSOCK)
+            .attached_as(&daemon, SERIAL)
+            .qemu(
+                &guest_agent::arguments(&qemu_agent)
+                    .each_ref()
+                    .map(String::as_str),
+            );
         let guest = Guest::boot(spec)?;
         let ssh_options = let_in(&guest, &daemon, &directory)?;
         // One sshd for each connection, with no program in between.

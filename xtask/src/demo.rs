@@ -62,11 +62,7 @@ fn boot(daemon: &Daemon, progress: &mut Progress) -> Result<Vec<Guest>> {
     progress.step(format!(
         "boot both with stock Debian kernels in QEMU ({accelerator})"
     ));
-    let spec = |name: &str, kernel| {
-        GuestSpec::new(name, kernel)
-            .with_tools()
-            .vhost_socket(daemon.vhost_socket(name))
-    };
+    let spec = |name: &str, kernel| GuestSpec::new(name, kernel).with_tools().attached(daemon);
     let guests = Guest::boot_all(vec![spec("web", Kernel::V6_12), spec("db", Kernel::V6_1)])?;
     for guest in &guests {
         progress.note(format!(

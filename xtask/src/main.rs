@@ -7,8 +7,6 @@ mod kernel_tests;
 mod progress;
 mod promises;
 mod scenarios;
-#[cfg(test)]
-mod setup;
 mod suites;
 mod three_vms;
 mod tidy;

@@ -275,8 +275,10 @@ fn half_circuits(scene: &mut Scene<'_>) {
         (taken.len() == 16 && calls.iter().all(is_answered)).then_some(())
     });
     arrived.expect("a quarter of the places, and a call that has one is not held up");
+    // Each that was taken has left its place to another, if that one called late enough.
     let is_open = |call: &&Connection| guest.state(**call) == State::Connected;
-    assert_eq!(calls.iter().filter(is_open).count(), taken.len());
+    let open = calls.iter().filter(is_open).count();
+    assert!((taken.len()..=2 * taken.len()).contains(&open), "{open}");
     assert_works(&mut guest);
     scene.keep((guest, listener, taken));
 }

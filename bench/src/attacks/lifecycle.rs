@@ -36,6 +36,11 @@ pub(super) const ATTACKS: &[Attack] = &[
         |scene| storm(scene, 100, |guest| guest.reboot().expect("it reboots")),
     ),
     nothing(
+        "resets-with-many-circuits",
+        "RESET_DEVICE and a new driver with 200 circuits, 5 times: they are cut in slices, and the new driver calls at once",
+        many_circuits,
+    ),
+    nothing(
         "pause-storm",
         "rings that stop and go on where they were, 300 times under load",
         pauses,
@@ -101,6 +106,20 @@ fn storm(scene: &mut Scene<'_>, rounds: usize, restart: fn(&mut VirtualGuest)) {
         restart(&mut guest);
     }
     assert_works(&mut guest);
+    scene.keep(guest);
+}
+
+fn many_circuits(scene: &mut Scene<'_>) {
+    let mut guest = scene.attach();
+    for _ in 0..5 {
+        for _ in 0..200 {
+            guest
+                .connect(2, super::scene::ECHO_PORT)
+                .expect("the host answers");
+        }
+        guest.reset_device().expect("it resets");
+        assert_works(&mut guest);
+    }
     scene.keep(guest);
 }
 

@@ -129,6 +129,14 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     refused(
+        "a-file-of-proc-as-memory",
+        "a region whose file is of a file system that is neither memory nor a local disk",
+        "on a file system",
+        |scene| {
+            add_file(scene, &File::open("/proc/self/maps").expect("there is one"));
+        },
+    ),
+    refused(
         "read-only-memory",
         "a region whose file is open for reading only",
         REGION,

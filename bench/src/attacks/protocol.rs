@@ -251,12 +251,17 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     nothing(
-        "a-call-descriptor-that-blocks",
-        "interrupts go to a pipe that nobody reads",
-        |scene| {
-            call_to_a_pipe(scene);
-        },
+        "a-call-descriptor-that-is-full",
+        "interrupts go to an eventfd whose counter is at its end",
+        call_that_is_full,
     ),
+    Attack {
+        group: Group::Protocol,
+        name: "no-eventfds",
+        what: "kick and call descriptors that are pipes, sockets, devices and files",
+        outcome: Outcome::Refused("has to be an eventfd"),
+        run: no_eventfds,
+    },
 ];
 
 fn pair(first: u32, second: u32) -> Vec<u8> {
@@ -303,9 +308,11 @@ fn deaf(scene: &mut Scene<'_>) {
     scene.keep(raw);
 }
 
-fn call_to_a_pipe(scene: &mut Scene<'_>) {
+fn call_that_is_full(scene: &mut Scene<'_>) {
     let mut guest = scene.attach();
-    let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+    let full = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    let most = (u64::MAX - 1).to_ne_bytes();
+    assert_eq!(rustix::io::write(&full, &most), Ok(8));
     for ring in 0..2_u64 {
         guest
             .vmm()
@@ -313,15 +320,36 @@ fn call_to_a_pipe(scene: &mut Scene<'_>) {
             .send(
                 request::SET_VRING_CALL,
                 &ring.to_le_bytes(),
-                &[writer.as_fd()],
+                &[full.as_fd()],
             )
             .expect("it is open");
     }
     // It is said in between messages of the library, which expects no answer to it: another question is the proof.
     guest.vmm().enable_ring(0, true).expect("it lives");
-    super::scene::assert_works(&mut guest);
     for _ in 0..50 {
         super::scene::assert_works(&mut guest);
     }
-    scene.keep((guest, reader, writer));
+    scene.keep((guest, full));
+}
+
+fn no_eventfds(scene: &mut Scene<'_>) {
+    let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+    let (near, far) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let file = tempfile::tempfile().expect("a file");
+    let zero = std::fs::File::open("/dev/zero").expect("there is one");
+    for message in [request::SET_VRING_KICK, request::SET_VRING_CALL] {
+        let wrong = [
+            reader.as_fd(),
+            writer.as_fd(),
+            near.as_fd(),
+            file.as_fd(),
+            zero.as_fd(),
+        ];
+        for descriptor in wrong {
+            hangs_up(scene, |raw| {
+                raw.send(message, &0_u64.to_le_bytes(), &[descriptor])
+            });
+        }
+    }
+    scene.keep((reader, writer, near, far));
 }

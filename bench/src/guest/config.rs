@@ -52,6 +52,8 @@ pub struct GuestConfig {
     pub regions: usize,
     /// The regions go one by one, by ADD_MEM_REG, and not as a table.
     pub region_by_region: bool,
+    /// The VMM has mapped the memory for itself: what the guest writes is not in what is handed over.
+    pub private_memory: bool,
     /// The event queue goes to the device too. QEMU keeps it to itself.
     pub event_ring: bool,
     /// Linux's VSOCK_CLOSE_TIMEOUT.
@@ -80,6 +82,7 @@ impl Default for GuestConfig {
             memory_bytes: 32 << 20,
             regions: 1,
             region_by_region: false,
+            private_memory: false,
             event_ring: false,
             close_timeout: Duration::from_secs(8),
             patience: Duration::from_secs(10),

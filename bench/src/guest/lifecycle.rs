@@ -79,12 +79,20 @@ impl VirtualGuest {
     pub fn regions(&self) -> io::Result<Vec<RegionSpec>> {
         let size = self.arena.size();
         let part = (size / self.config.regions).next_multiple_of(2 << 20);
+        let blank = match self.config.private_memory {
+            true => Some(Arena::new(size)?),
+            false => None,
+        };
         (0..self.config.regions)
             .map(|index| index * part)
             .filter(|offset| *offset < size)
             .map(|offset| {
                 let len = part.min(size - offset);
-                self.arena.part(GUEST_BASE + offset as u64, offset, len)
+                let mut region = self.arena.part(GUEST_BASE + offset as u64, offset, len)?;
+                if let Some(blank) = &blank {
+                    region.file = blank.file().try_clone()?;
+                }
+                Ok(region)
             })
             .collect()
     }

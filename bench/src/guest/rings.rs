@@ -44,14 +44,15 @@ impl Rings {
             true => entries,
             false => entries / buffer_lens.len(),
         };
-        let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let event = |count| eventfd(count, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let slots: Vec<usize> = (0..entries)
             .map(|_| arena.allocate(SLOT_LEN, 4096))
             .collect();
         Ok(Rings {
             queues,
-            kicks: [event()?, event()?, event()?],
-            calls: [event()?, event()?, event()?],
+            // As QEMU makes them: signalled once.
+            kicks: [event(1)?, event(1)?, event(1)?],
+            calls: [event(0)?, event(0)?, event(0)?],
             buffers: (0..in_ring).map(|_| arena.allocate(stride, 64)).collect(),
             buffer_lens,
             event_buffers: match config.event_ring {

@@ -1,8 +1,12 @@
 //! Agents that mean to hold up programs of the host which are not theirs.
 
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bench::guest::{State, VirtualGuest};
 use wire::switchboard;
-use wire::switchboard::link::FromAgent;
+use wire::switchboard::link::{FromAgent, PORT};
 use wire::vsock::SocketType;
 
 use super::traffic::finish;
@@ -56,7 +60,7 @@ fn an_agent_that_goes_unheard_leaves_its_calls_as_streams() {
     let agent = Agent::new(&house, "db", &mut guest, 1000);
     let mut listener = house.circuits().listen(HOST_PORT).unwrap();
     listener.set_timeout(Some(PATIENCE));
-    // More than is heard in a second.
+    // More than is read in a second.
     let words = FromAgent::Unlisten { port: 1 }.to_string().repeat(10_000);
     guest.send(agent.session, words.as_bytes()).unwrap();
     announce_and_call(&agent, &mut guest, 1, 40_001);
@@ -68,6 +72,68 @@ fn an_agent_that_goes_unheard_leaves_its_calls_as_streams() {
         std::thread::spawn(move || listener.accept().map(|circuit| circuit.is_zero_copy()));
     let is_zero_copy = finish(accepted, &mut guest, |_| {});
     assert!(!is_zero_copy.expect("the call arrives"));
+}
+
+#[test]
+fn a_vmm_that_does_not_answer_holds_up_one_arrival_of_its_agent() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("qmp");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        for stream in listener.incoming() {
+            silent.push(stream);
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let house = House::new(&format!(
+        "[[vm]]\nname = \"mute\"\ncid = 5\nwindows = \"1x8M\"\nqmp = \"{}\"\n",
+        path.display()
+    ));
+    let mut guest = house.guest("mute");
+    let mut sessions = 0;
+    for source in 1..=32 {
+        let session = guest.dial_from(source, 2, PORT, SocketType::Stream);
+        wait_for("an answer", &mut guest, |guest| {
+            guest.state(session) != State::Connecting
+        });
+        if guest.state(session) == State::Connected {
+            sessions += 1;
+            let hello = FromAgent::Hello { version: 1 }.to_string();
+            guest.send(session, hello.as_bytes()).unwrap();
+            // At once, so that the answer cannot be given, and the session ends.
+            guest.abort(session);
+        }
+    }
+    wait_for(
+        "a question of each session but the last",
+        &mut guest,
+        |_| sessions <= asked.load(Ordering::SeqCst) + 1,
+    );
+}
+
+#[test]
+fn a_program_at_the_path_of_a_port_goes_before_one_at_circuit_sock() {
+    let house = House::new("");
+    let mut guest = house.guest("web");
+    let _member = house.circuits().listen(HOST_PORT).unwrap();
+    let mut path = house.daemon.host_socket("web").into_os_string();
+    path.push(format!("_{HOST_PORT}"));
+    let owner = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let connection = guest.dial_from(40_001, 2, HOST_PORT, SocketType::Stream);
+    wait_for("an answer", &mut guest, |guest| {
+        guest.state(connection) == State::Connected
+    });
+    guest.send(connection, b"password").unwrap();
+    let heard = std::thread::spawn(move || {
+        let mut bytes = [0; 8];
+        let (mut stream, _) = owner.accept().unwrap();
+        stream.read_exact(&mut bytes).unwrap();
+        bytes
+    });
+    assert_eq!(&finish(heard, &mut guest, |_| {}), b"password");
 }
 
 #[test]

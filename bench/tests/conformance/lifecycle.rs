@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use bench::frontend::{FEATURE_EVENT_INDEX, TX, Vmm};
+use bench::frontend::{FEATURE_EVENT_INDEX, RX, TX, Vmm};
 use bench::guest::{GuestConfig, Received, State, VirtualGuest};
 use bench::host::{self, Echo};
 use memory::queue::QueueSetup;
@@ -41,6 +41,54 @@ fn a_vmm_that_shares_no_memory_is_told_of_until_a_guest_runs() {
     assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
     let _web = guest(&daemon, "web");
     wait_until("a guest that runs", || fault().is_null());
+}
+
+#[test]
+fn a_guest_whose_memory_is_not_shared_is_told_of_until_one_is_seen() {
+    let daemon = daemon();
+    let config = GuestConfig {
+        private_memory: true,
+        ..GuestConfig::default()
+    };
+    let status = |member: &str| daemon.vm_status("web").unwrap()[member].clone();
+    let mut web = guest_with(&daemon, "web", config);
+    assert_eq!(status("state"), "booted");
+    // As Linux does when its driver has posted its buffers.
+    web.notify(RX);
+    wait_until("the fault", || !status("last_fault").is_null());
+    let fault = status("last_fault");
+    let fault = fault.as_str().unwrap();
+    assert!(
+        fault.contains("memory is probably not shared") && fault.contains("share=on"),
+        "{fault}"
+    );
+    assert_eq!(status("state"), "attached");
+    assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
+    assert!(daemon.log().contains(fault), "{}", daemon.log_tail());
+    // Programs hear at once that nobody answers.
+    let (_, answer) = host::call(&daemon.host_socket("web"), 80).unwrap();
+    assert!(!answer.starts_with("OK"), "{answer}");
+    web.disconnect();
+    wait_until("the VMM's end", || status("state") == "waiting");
+    assert!(!status("last_fault").is_null());
+    let _web = guest(&daemon, "web");
+    wait_until("a guest that runs", || status("last_fault").is_null());
+    assert_eq!(status("state"), "booted");
+}
+
+#[test]
+fn a_kick_of_an_empty_ring_is_no_fault_of_a_guest_that_is_seen() {
+    let daemon = daemon();
+    let mut web = guest(&daemon, "web");
+    for ring in [RX, TX, RX] {
+        web.notify(ring);
+    }
+    let _echo = Echo::start(&daemon.listener_path("web", 7)).unwrap();
+    let circuit = web.connect(2, 7).unwrap();
+    web.send(circuit, b"seen").unwrap();
+    assert_eq!(web.receive(circuit, 4).unwrap(), b"seen");
+    assert!(daemon.vm_status("web").unwrap()["last_fault"].is_null());
+    assert!(!daemon.log().contains("not shared"), "{}", daemon.log());
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn start(scene: &mut Scene, port: u32) -> Connection {
 const SINK: u32 = 5003;
 const SPEAKER: u32 = 5004;
 
-/// How many programs have said so.
+/// How many programs have said this, by the daemon's log.
 fn count(scene: &Scene, word: &str) -> usize {
     let says = format!("a program says \"{word}\"");
     scene.daemon.log().matches(&says).count()

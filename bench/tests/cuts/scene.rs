@@ -291,7 +291,7 @@ impl Scene {
         }
     }
 
-    /// The caller hears that it is put through.
+    /// The caller is told that it is connected.
     fn hear_answer(&mut self, near: &mut End, from: Caller, to: Callee) {
         match near {
             End::Guest(index, connection) => self.wait_until_connected(*index, *connection),

@@ -181,7 +181,7 @@ fn through_egress() {
     check(&pairs);
 }
 
-/// The system tells of a reset once. When a write hears of it, what is read behind it is an end: so the reset comes while the guest sends.
+/// The system reports a reset once. If a write fails with it, the next read is an end: so the reset comes while the guest sends.
 #[test]
 fn a_reset_that_a_write_meets_is_no_end() {
     let mut scene = Scene::new();

@@ -61,7 +61,7 @@ pub const NOBODY: Caller = Caller::PublishedTcp;
 /// The file.
 pub fn text(policy: Policy, directory: &Path, backends: &Backends) -> String {
     let mut text = String::from("[hosts]\n");
-    for place in [Place::Name, Place::NameAndAddress] {
+    for place in [Place::Name, Place::Listed, Place::NameAndAddress] {
         writeln!(text, "{:?} = {:?}", place.asked(), place.address()).unwrap();
     }
     vms(&mut text, directory);
@@ -217,7 +217,7 @@ fn named_callers() -> Vec<Caller> {
 /// The rule about a caller and what it dials, which the two words stand for.
 pub fn pair_label(action: &str, caller: &str, patterns: &[String]) -> String {
     let patterns = patterns.join("-");
-    format!("{action}-{caller}-{patterns}").replace(['/', ':', '.'], "_")
+    format!("{action}-{caller}-{patterns}").replace(['/', ':', '.', '*'], "_")
 }
 
 /// A rule for each pair, by their names.

@@ -160,8 +160,10 @@ pub const LISTENER_PORT: u32 = 6000;
 /// Where egress leads. Nothing of this leaves the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// A name that leads to the host itself, of which rules know the name only.
+    /// A name that leads to the host itself, of which rules know names below its domain.
     Name,
+    /// The same, of which rules know the name, with its address in `[hosts]`.
+    Listed,
     /// The same, of which rules know the address too.
     NameAndAddress,
     /// An address of the host.
@@ -173,8 +175,9 @@ pub enum Place {
     Special,
 }
 
-pub const PLACES: [Place; 6] = [
+pub const PLACES: [Place; 7] = [
     Place::Name,
+    Place::Listed,
     Place::NameAndAddress,
     Place::OwnIpv4,
     Place::OwnMapped,
@@ -186,7 +189,8 @@ impl Place {
     /// What the guest asks for.
     pub fn asked(self) -> &'static str {
         match self {
-            Place::Name => "inside.test",
+            Place::Name => "inside.sub.test",
+            Place::Listed => "listed.test",
             Place::NameAndAddress => "both.test",
             Place::OwnMapped => "::ffff:127.0.0.5",
             _ => self.address(),
@@ -196,6 +200,7 @@ impl Place {
     pub fn address(self) -> &'static str {
         match self {
             Place::Name => "127.0.0.2",
+            Place::Listed => "127.0.0.6",
             Place::NameAndAddress => "127.0.0.3",
             Place::OwnIpv4 => "127.0.0.4",
             Place::OwnMapped => "127.0.0.5",
@@ -207,7 +212,8 @@ impl Place {
     fn patterns(self) -> Vec<String> {
         let address = format!("address:{}", self.address());
         match self {
-            Place::Name => vec!["name:inside.test".to_owned()],
+            Place::Name => vec!["name:*.sub.test".to_owned()],
+            Place::Listed => vec!["name:listed.test".to_owned()],
             Place::NameAndAddress => vec!["name:both.test".to_owned(), address],
             _ => vec![address],
         }
@@ -393,8 +399,9 @@ impl Callee {
             Callee::Listener => ("host".to_owned(), LISTENER_PORT),
             Callee::Own(port) => ("host".to_owned(), port),
             Callee::Service(service) => (format!("service:{}", service.name()), service.port()),
-            Callee::Egress(Place::Name) => ("name:inside.test".to_owned(), place_port()),
-            Callee::Egress(Place::NameAndAddress) => ("name:both.test".to_owned(), place_port()),
+            Callee::Egress(place @ (Place::Name | Place::Listed | Place::NameAndAddress)) => {
+                (format!("name:{}", place.asked()), place_port())
+            }
             Callee::Egress(place) => (format!("address:{}", place.address()), place_port()),
         }
     }

@@ -128,7 +128,7 @@ pub const TABLE: &[Row] = &[
     row(
         NotOffered,
         "docs/circuits.md",
-        "| guests of hybrid and serial lines | none: nothing vouches there for whose words the agent's are, or there is no vsock | stream |",
+        "| guests of hybrid and serial lines | none: nothing proves there which program speaks for the agent, or there is no vsock | stream |",
         |cell| {
             is_guest(cell) && !is_guest_on(cell, Line::Rings) && cell.callee == Callee::Own(1005)
         },

@@ -15,7 +15,7 @@
 //!
 //! `fsfreeze` (of util-linux or busybox) freezes one file system after the other, the last mounted first, so that no file
 //! system has to write through a frozen one to become still. Who writes to a frozen file system waits. Therefore nothing here does:
-//! [`PLACE`] has to be in memory, and the agent's log is silent meanwhile.
+//! [`PLACE`] has to be in memory, and the agent writes no log meanwhile.
 
 mod mounts;
 mod owner;

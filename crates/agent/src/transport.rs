@@ -1,6 +1,7 @@
 //! Where the agent listens, and how it reaches the host.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -8,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SocketFlags;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
@@ -173,6 +175,8 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<Own
         rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
     };
     let socket = new()?;
+    // Linux gives the file the mode of the socket that is bound, less the process's mask: later the path may lead to another file.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     match rustix::net::bind(&socket, &address) {
         Err(rustix::io::Errno::ADDRINUSE) => {
             if rustix::net::connect(new()?, &address) != Err(rustix::io::Errno::CONNREFUSED) {
@@ -183,10 +187,24 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<Own
         }
         bound => bound?,
     }
-    // Nobody can connect before it listens, so the mode is right from the first connection on.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    if mode & 0o077 != 0 {
+        open_to_others(path, mode)?;
+    }
+    // Nobody can connect before, so the mode is right from the first connection on.
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Sets the mode of the socket that stands at a path, and of nothing that a link there leads to.
+fn open_to_others(path: &Path, mode: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Socket {
+        return Err(io::Error::other("what was a socket is none any more"));
+    }
+    // A descriptor of this kind has no other way to its file's mode.
+    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
+    std::fs::set_permissions(file, Permissions::from_mode(mode))
 }
 
 fn refused(reason: &str) -> io::Error {
@@ -347,7 +365,20 @@ fn vsock_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
+
+    #[test]
+    fn a_socket_has_its_mode_whatever_the_mask() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        for mode in [0o600, 0o660, 0o666] {
+            let _listener = listen_at_path_with_mode(&path, mode).unwrap();
+            let found = std::fs::symlink_metadata(&path).unwrap().permissions();
+            assert_eq!(found.mode() & 0o777, mode);
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
 
     #[test]
     fn no_context_identifier_but_the_hosts_is_served() {

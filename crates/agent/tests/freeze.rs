@@ -95,6 +95,14 @@ impl Guest {
         self.freezer.place.join("list").exists()
     }
 
+    /// Whether the process that holds everything frozen has this directory open.
+    fn is_held(&self, name: &str) -> bool {
+        let pid = std::fs::read_to_string(self.path("owner")).unwrap();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", pid.trim())).unwrap();
+        let mut open = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        open.any(|path| path == self.path(name))
+    }
+
     fn signal_owner(&self, signal: &str) {
         let pid = std::fs::read_to_string(self.path("owner")).unwrap();
         let status = Command::new("kill").args([signal, pid.trim()]).status();
@@ -161,6 +169,9 @@ fn what_cannot_be_frozen_is_left_out() {
             names(&guest.freezer.freeze(MINUTE).unwrap()),
             ["deep er", "root"]
         );
+        // It can be unmounted meanwhile, and the others not.
+        assert!(!guest.is_held("root/srv"));
+        assert!(guest.is_held("root/srv/deep er") && guest.is_held("root"));
         assert_eq!(names(&guest.freezer.thaw().unwrap()), ["root", "deep er"]);
     }
 }

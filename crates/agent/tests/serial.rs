@@ -226,7 +226,7 @@ fn the_agent_calls_the_host_when_it_comes_and_again_after_a_restart() {
     assert_ne!(secret, renewed);
 }
 
-/// What a caller hears that says hello at once, as every client does, behind this proof or none.
+/// What a caller receives that sends its hello at once, as every client does, behind this proof or none.
 fn refused(house: &House, proof: Option<Secret>) -> (ErrorKind, String) {
     let mut client = house.caller();
     if let Some(secret) = proof {

@@ -1,11 +1,11 @@
 //! `ringdown agent install`: puts the agent into a running guest over ssh, and starts it as the guest's init system does.
 //!
-//! One ssh session does it all: the script is its command, the binary its standard input. The script needs no more than a POSIX shell, and
+//! One ssh session does it all: its standard input is a script and behind it the binary. The script needs no more than a POSIX shell, and
 //! replaces a binary that runs by renaming, so that it can be repeated as an update. ssh keeps the bytes whole; that all of them arrived,
 //! and that the binary runs in this guest, is checked before anything is replaced.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Read, Seek, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -98,8 +98,7 @@ impl Install {
         // One descriptor, so that what is sent is what was looked at.
         let mut input = File::open(&self.binary).map_err(unreadable)?;
         let mut magic = Vec::new();
-        input
-            .by_ref()
+        (&input)
             .take(4)
             .read_to_end(&mut magic)
             .map_err(unreadable)?;
@@ -108,17 +107,26 @@ impl Install {
         }
         input.rewind().map_err(unreadable)?;
         let len = input.metadata().map_err(unreadable)?.len();
-        let status = Command::new(&self.ssh)
+        let script = script(len);
+        let cannot_run = |source| InstallError::Ssh {
+            program: self.ssh.clone(),
+            source,
+        };
+        let mut ssh = Command::new(&self.ssh)
             .args(&self.ssh_arguments)
             // What looks like an option is a destination all the same.
             .args(["--", &self.destination])
-            .arg(as_command(&script(len)))
-            .stdin(Stdio::from(input))
-            .status()
-            .map_err(|source| InstallError::Ssh {
-                program: self.ssh.clone(),
-                source,
-            })?;
+            .arg(command(script.len()))
+            .stdin(Stdio::piped())
+            .spawn()
+            .map_err(cannot_run)?;
+        if let Some(mut stdin) = ssh.stdin.take() {
+            // Whoever gets less than all of it says so, and how ssh ends says the rest.
+            let _ = stdin
+                .write_all(script.as_bytes())
+                .and_then(|()| io::copy(&mut input, &mut stdin));
+        }
+        let status = ssh.wait().map_err(cannot_run)?;
         match status.code() {
             Some(0) => Ok(Installed::Started),
             Some(NOT_STARTED) => Ok(Installed::NotStarted),
@@ -130,12 +138,15 @@ impl Install {
     }
 }
 
-/// A command that has a POSIX shell run the script: the login shell, which ssh gives its command to, may be none.
-fn as_command(script: &str) -> String {
-    format!("exec sh -c '{}'", script.replace('\'', "'\\''"))
+/// A command that has a POSIX shell run a script of so many bytes, the first of standard input. The login shell, which ssh gives its command to, may be none: csh takes
+/// no line feed and no `!` in quotes, and words of 1,024 bytes at most. Of a script that arrives in part nothing is run.
+fn command(script_len: usize) -> String {
+    format!(
+        "exec sh -c 's=$(dd bs=1 count={script_len} 2>/dev/null); [ ${{#s}} = {script_len} ] || {{ echo \"the connection has ended too early\" >&2; exit 1; }}; eval \"$s\"'"
+    )
 }
 
-/// What the guest's shell is to do. `DESTDIR` installs below another root and starts nothing, as for packages.
+/// What the guest's shell is to do, without a line feed at its end. `DESTDIR` installs below another root and starts nothing, as for packages.
 fn script(len: u64) -> String {
     format!(
         r#"set -eu
@@ -197,8 +208,7 @@ cat >"$work/script" <<'{END_OF_FILE}'
     $as_root rc-service ringdown-agent restart
 else
     exit {NOT_STARTED}
-fi
-"#
+fi"#
     )
 }
 

@@ -38,7 +38,7 @@ pub use web::Web;
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
 use crate::commands::bench::{Size, Time};
-use crate::qemu::Memory;
+use crate::qemu::{Accelerator, Memory};
 
 /// A private line between each virtual machine and its host: vsock for stock guests and stock VMMs.
 #[derive(Debug, Parser)]
@@ -338,6 +338,10 @@ pub struct VmmArguments {
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: Memory,
+    /// What QEMU or libvirt runs the guest with. QEMU before 8.0 crashes when it emulates a guest that has a network card for KVM; a card for tcg works with
+    /// both and is slower [default: kvm if /dev/kvm can be used and this machine is not a VM itself, else tcg]
+    #[arg(long, value_enum)]
+    pub accel: Option<Accelerator>,
     /// Print the arguments as a JSON array; what Firecracker takes is a JSON object with this and without
     #[arg(long)]
     pub json: bool,

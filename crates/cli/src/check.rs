@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::client::{Client, found_runtime_dir};
+use crate::qemu::Accelerator;
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -79,6 +80,14 @@ pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Find
     let client = Client::new(Some(&runtime_dir));
     findings.extend(daemon_state::look(&client, &runtime_dir));
     findings
+}
+
+/// What guests of this machine can be expected to run with: KVM if nothing is in its way.
+pub fn accelerator() -> Accelerator {
+    match machine::kvm().severity {
+        Severity::Fine => Accelerator::Kvm,
+        _ => Accelerator::Tcg,
+    }
 }
 
 fn vms(count: usize) -> String {

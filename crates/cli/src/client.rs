@@ -10,7 +10,8 @@ use std::time::Duration;
 use daemon::api::Kind;
 use daemon::api::types::{
     CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
-    PolicyAnswer, PolicyReport, ReloadRequest, Reloaded, VmList, VmStatus, Why, WindowsInfo,
+    PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus, Why,
+    WindowsInfo,
 };
 use daemon::config::default_runtime_dir;
 use daemon::input::parse_full_name;
@@ -388,6 +389,15 @@ impl Client {
         let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
         let target = format!("/v1/policy/test?from={from}&to={to}&port={port}");
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// The rules in force, as many as are listed.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn rules(&self) -> Result<PolicyRules, ClientError> {
+        let target = "/v1/policy/rules";
+        self.ask(Method::GET, target, Vec::new(), ANSWER_TIMEOUT)
     }
 
     /// What can hardly be meant of what is in force.

@@ -4,17 +4,56 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
 use daemon::config::AGENT_PORT;
 
 use crate::windows;
 
-/// The virtio-serial device of a VM; its ports have numbers behind it.
-const BUS: &str = "ringdown";
+/// The identifier of a VM's virtio-serial device, with which those of its ports and of network cards begin.
+const ID: &str = "ringdown";
 
 /// Has QEMU connect again after a second. Since version 9.2 this word is deprecated and another takes its place, which older
 /// ones do not know.
 pub const RECONNECT: &str = "reconnect=1";
+
+/// What runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Accelerator {
+    /// The processor: `-accel kvm`, libvirt's `<domain type='kvm'>`.
+    Kvm,
+    /// QEMU emulates it: `-accel tcg`, libvirt's `<domain type='qemu'>`.
+    Tcg,
+}
+
+impl Accelerator {
+    /// How many MSI-X vectors a network card has, if that is not for QEMU to choose.
+    ///
+    /// QEMU before 8.0 ends with a segmentation fault when a guest sets up MSI-X for a vhost-user card and KVM does not deliver its interrupts: it uses
+    /// `vector_irqfd`, which is null then (`virtio_pci_set_guest_notifiers`). Without vectors the queues share one interrupt.
+    pub(crate) fn card_vectors(self, queue_pairs: u16) -> Option<u16> {
+        match (self, queue_pairs) {
+            (Accelerator::Tcg, _) => Some(0),
+            (Accelerator::Kvm, 1) => None,
+            // One for each queue, one for the control queue, and one for changes of the device.
+            (Accelerator::Kvm, pairs) => Some(2 * pairs + 2),
+        }
+    }
+
+    /// What to know about network cards that are printed for this.
+    pub fn note(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => {
+                "note: the network cards are for KVM. To emulate the guest (-accel tcg, <domain type='qemu'>) print them with --accel tcg: QEMU before 8.0 \
+                 crashes with these"
+            }
+            Accelerator::Tcg => {
+                "note: the network cards are without MSI-X, as QEMU before 8.0 crashes with it when it emulates the guest. With KVM, print faster ones with \
+                 --accel kvm"
+            }
+        }
+    }
+}
 
 /// The size of a guest's memory as QEMU takes it: a number and a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,8 +108,12 @@ impl fmt::Display for Memory {
 }
 
 /// The arguments, one by one. A hybrid VM needs none but those of its channels and networks.
-pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
+pub fn arguments(vm: &VmStatus, memory: &Memory, accelerator: Accelerator) -> Vec<String> {
     let mut arguments = Vec::new();
+    if !vm.nets.is_empty() && accelerator == Accelerator::Kvm {
+        // QEMU emulates unless it is told otherwise, and these cards are not for that.
+        arguments.extend(["-accel", "kvm"].map(str::to_owned));
+    }
     if let Some(windows) = &vm.windows {
         let (slots, most) = (
             windows::slots(windows),
@@ -88,16 +131,16 @@ pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
     if let Some(vhost_user) = &vm.vhost_user {
         arguments.extend(vsock(vhost_user));
     }
-    for (index, port) in vm.nets.iter().enumerate() {
-        arguments.extend(net(port, index));
+    for port in &vm.nets {
+        arguments.extend(net(port, accelerator));
     }
     arguments.extend(vm.windows.iter().flat_map(windows::qemu));
     let ports = serial_ports(vm);
     if !ports.is_empty() {
-        arguments.extend(["-device".to_owned(), format!("virtio-serial-pci,id={BUS}")]);
+        arguments.extend(["-device".to_owned(), format!("virtio-serial-pci,id={ID}")]);
     }
     for (index, (name, chardev)) in ports.into_iter().enumerate() {
-        let id = format!("{BUS}{index}");
+        let id = format!("{ID}{index}");
         // Whoever connects does so again whenever the other has gone away.
         let socket = match chardev {
             ChardevInfo::Listen(path) => format!("path={},{RECONNECT}", escaped(path)),
@@ -107,7 +150,7 @@ pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {
             "-chardev".to_owned(),
             format!("socket,id={id},{socket}"),
             "-device".to_owned(),
-            format!("virtserialport,bus={BUS}.0,chardev={id},name={name}"),
+            format!("virtserialport,bus={ID}.0,chardev={id},name={name}"),
         ]);
     }
     arguments
@@ -133,27 +176,31 @@ fn shared(memory: &Memory) -> [String; 4] {
 }
 
 /// What QEMU needs for a port in a network. It connects again when the link comes up, or the daemon is started anew.
-fn net(port: &VmPort, index: usize) -> [String; 6] {
+fn net(port: &VmPort, accelerator: Accelerator) -> [String; 6] {
+    // A VM's networks are all of its own domain, which an identifier of QEMU could not name: it has no slashes.
+    let network = port.network.rsplit('/').next().unwrap_or_default();
+    let (id, card) = (
+        format!("{ID}-net-{network}"),
+        format!("{ID}-card-{network}"),
+    );
     let pairs = port.queue_pairs;
     let (queues, several) = match pairs {
-        1 => (String::new(), String::new()),
-        // A vector for each queue, one for its control queue, and one for changes of the device.
-        _ => (
-            format!(",queues={pairs}"),
-            format!(",mq=on,vectors={}", 2 * pairs + 2),
-        ),
+        1 => (String::new(), ""),
+        _ => (format!(",queues={pairs}"), ",mq=on"),
     };
+    let vectors = accelerator.card_vectors(pairs);
+    let vectors = vectors.map_or_else(String::new, |vectors| format!(",vectors={vectors}"));
     [
         "-chardev".to_owned(),
         format!(
-            "socket,id=n{index},path={},{RECONNECT}",
+            "socket,id={id},path={},{RECONNECT}",
             escaped(&port.vhost_user)
         ),
         "-netdev".to_owned(),
-        format!("vhost-user,id=net{index},chardev=n{index}{queues}"),
+        format!("vhost-user,id={id},chardev={id}{queues}"),
         "-device".to_owned(),
         format!(
-            "virtio-net-pci,netdev=net{index},mac={},mrg_rxbuf=on{several},host_mtu={},rx_queue_size=1024,tx_queue_size=1024",
+            "virtio-net-pci,id={card},netdev={id},mac={},mrg_rxbuf=on{several}{vectors},host_mtu={},rx_queue_size=1024,tx_queue_size=1024",
             port.mac, port.mtu
         ),
     ]
@@ -240,7 +287,7 @@ mod tests {
             )],
             ..vm("/r/v")
         };
-        let line = shell_line(&arguments(&vm, &memory("256M")));
+        let line = shell_line(&arguments(&vm, &memory("256M"), Accelerator::Kvm));
         assert_eq!(
             line,
             "-m 256M \\\n\
@@ -250,7 +297,7 @@ mod tests {
              -chardev socket,id=ringdown1,path=/r/l,server=on,wait=off \\\n\
              -device virtserialport,bus=ringdown.0,chardev=ringdown1,name=org.example.log"
         );
-        let xml = crate::libvirt::elements(&vm, &memory("256M"));
+        let xml = crate::libvirt::elements(&vm, &memory("256M"), Accelerator::Kvm);
         assert!(!xml.contains("memoryBacking"), "{xml}");
         assert!(xml.contains("<source mode='connect' path='/r/a,b.serial'>\n    <reconnect enabled='yes' timeout='1'/>"));
         assert!(xml.contains(
@@ -260,7 +307,8 @@ mod tests {
 
     #[test]
     fn libvirt_hands_a_vsock_device_to_qemu_with_shared_memory() {
-        let xml = crate::libvirt::elements(&vm("/tmp/it's, <here>"), &memory("256M"));
+        let xml =
+            crate::libvirt::elements(&vm("/tmp/it's, <here>"), &memory("256M"), Accelerator::Kvm);
         assert!(xml.contains("<access mode='shared'/>"), "{xml}");
         let path = "path=/tmp/it&apos;s,, &lt;here>";
         assert!(
@@ -274,7 +322,11 @@ mod tests {
 
     #[test]
     fn the_lines_are_those_that_qemu_was_seen_to_take() {
-        let line = shell_line(&arguments(&vm("/run/ringdown/web.vhost"), &memory("256M")));
+        let line = shell_line(&arguments(
+            &vm("/run/ringdown/web.vhost"),
+            &memory("256M"),
+            Accelerator::Kvm,
+        ));
         assert_eq!(
             line,
             "-object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
@@ -299,31 +351,78 @@ mod tests {
             nets: vec![port("lan", 1), port("dmz", 4)],
             ..vm("/r/v")
         };
-        let line = shell_line(&arguments(&vm, &memory("256M")));
+        let line = shell_line(&arguments(&vm, &memory("256M"), Accelerator::Kvm));
         assert_eq!(
             line,
-            "-object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
+            "-accel kvm \\\n\
+             -object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
              -machine q35,memory-backend=mem0 \\\n\
              -chardev socket,id=c0,path=/r/v \\\n\
              -device vhost-user-vsock-pci,chardev=c0 \\\n\
-             -chardev socket,id=n0,path=/r/web.net-lan.vhost,reconnect=1 \\\n\
-             -netdev vhost-user,id=net0,chardev=n0 \\\n\
-             -device virtio-net-pci,netdev=net0,mac=02:00:00:01:00:03,mrg_rxbuf=on,host_mtu=9000,rx_queue_size=1024,tx_queue_size=1024 \\\n\
-             -chardev socket,id=n1,path=/r/web.net-dmz.vhost,reconnect=1 \\\n\
-             -netdev vhost-user,id=net1,chardev=n1,queues=4 \\\n\
-             -device virtio-net-pci,netdev=net1,mac=02:00:00:01:00:03,mrg_rxbuf=on,mq=on,vectors=10,host_mtu=9000,rx_queue_size=1024,\
+             -chardev socket,id=ringdown-net-lan,path=/r/web.net-lan.vhost,reconnect=1 \\\n\
+             -netdev vhost-user,id=ringdown-net-lan,chardev=ringdown-net-lan \\\n\
+             -device virtio-net-pci,id=ringdown-card-lan,netdev=ringdown-net-lan,mac=02:00:00:01:00:03,mrg_rxbuf=on,host_mtu=9000,rx_queue_size=1024,tx_queue_size=1024 \\\n\
+             -chardev socket,id=ringdown-net-dmz,path=/r/web.net-dmz.vhost,reconnect=1 \\\n\
+             -netdev vhost-user,id=ringdown-net-dmz,chardev=ringdown-net-dmz,queues=4 \\\n\
+             -device virtio-net-pci,id=ringdown-card-dmz,netdev=ringdown-net-dmz,mac=02:00:00:01:00:03,mrg_rxbuf=on,mq=on,vectors=10,host_mtu=9000,rx_queue_size=1024,\
              tx_queue_size=1024"
         );
+        let elsewhere = VmStatus {
+            nets: vec![port("red/lan", 1)],
+            ..vm.clone()
+        };
+        let words = arguments(&elsewhere, &memory("256M"), Accelerator::Kvm);
+        let back_end = "vhost-user,id=ringdown-net-lan,chardev=ringdown-net-lan";
+        assert!(words.contains(&back_end.to_owned()), "{words:?}");
         // Without a vsock line the memory is shared all the same.
         let vm = VmStatus {
             vhost_user: None,
             ..vm
         };
-        let line = shell_line(&arguments(&vm, &memory("256M")));
+        let line = shell_line(&arguments(&vm, &memory("256M"), Accelerator::Kvm));
         assert!(
             line.contains("share=on") && !line.contains("vsock"),
             "{line}"
         );
+    }
+
+    /// QEMU 7.2 was seen to crash with any number of vectors but 0 when it emulates a guest with a vhost-user card.
+    #[test]
+    fn a_network_card_of_an_emulated_guest_has_no_vectors() {
+        let vm = VmStatus {
+            nets: vec![port("lan", 1), port("dmz", 4)],
+            ..vm("/r/v")
+        };
+        let words = arguments(&vm, &memory("256M"), Accelerator::Tcg);
+        let cards: Vec<&String> = words
+            .iter()
+            .filter(|word| word.starts_with("virtio-net-pci"))
+            .collect();
+        assert!(cards[0].contains(",mrg_rxbuf=on,vectors=0,"), "{cards:?}");
+        assert!(cards[1].contains(",mq=on,vectors=0,"), "{cards:?}");
+        // They work with KVM too, so it is not for us to choose.
+        assert!(!words.contains(&"-accel".to_owned()), "{words:?}");
+        let xml = crate::libvirt::elements(&vm, &memory("256M"), Accelerator::Tcg);
+        assert!(
+            xml.contains(
+                "<qemu:override>\n  <qemu:device alias='ua-ringdown-net0'>\n    <qemu:frontend>\n      \
+                 <qemu:property name='host_mtu' type='unsigned' value='9000'/>\n      \
+                 <qemu:property name='vectors' type='unsigned' value='0'/>\n    </qemu:frontend>\n  </qemu:device>\n  \
+                 <qemu:device alias='ua-ringdown-net1'>\n"
+            ),
+            "{xml}"
+        );
+        assert!(
+            xml.contains("<alias name='ua-ringdown-net1'/>\n</interface>\n"),
+            "{xml}"
+        );
+        // No other line depends on what runs the guest.
+        let plain = self::vm("/r/v");
+        let printed = |accelerator| {
+            let xml = crate::libvirt::elements(&plain, &memory("256M"), accelerator);
+            (arguments(&plain, &memory("256M"), accelerator), xml)
+        };
+        assert_eq!(printed(Accelerator::Tcg), printed(Accelerator::Kvm));
     }
 
     #[test]
@@ -333,11 +432,18 @@ mod tests {
             nets: vec![port("lan", 1), port("dmz", 4)],
             ..vm("/r/v")
         };
-        let xml = crate::libvirt::elements(&vm, &memory("256M"));
-        assert!(
-            xml.contains("<access mode='shared'/>") && !xml.contains("qemu:"),
-            "{xml}"
-        );
+        let xml = crate::libvirt::elements(&vm, &memory("256M"), Accelerator::Kvm);
+        assert!(xml.contains("<access mode='shared'/>"), "{xml}");
+        // With <mtu> libvirt 11.3 refuses: "Cannot set interface MTU on '(null)'".
+        assert!(!xml.contains("<mtu"), "{xml}");
+        let mtu = "<qemu:property name='host_mtu' type='unsigned' value='9000'/>";
+        assert_eq!(xml.matches(mtu).count(), 2, "{xml}");
+        assert!(!xml.contains("vectors"), "{xml}");
+        // Older libvirt has no <qemu:override>, and does without where nothing is unusual.
+        let mut usual = vm.clone();
+        usual.nets.iter_mut().for_each(|port| port.mtu = 1500);
+        let usual = crate::libvirt::elements(&usual, &memory("256M"), Accelerator::Kvm);
+        assert!(!usual.contains("qemu:"), "{usual}");
         assert!(
             xml.contains(
                 "<!-- in <devices> -->\n\
@@ -348,7 +454,7 @@ mod tests {
                    </source>\n  \
                    <model type='virtio'/>\n  \
                    <driver rx_queue_size='1024' tx_queue_size='1024'/>\n  \
-                   <mtu size='9000'/>\n\
+                   <alias name='ua-ringdown-net0'/>\n\
                  </interface>\n"
             ),
             "{xml}"
@@ -387,7 +493,7 @@ mod tests {
 
     #[test]
     fn a_path_means_the_same_to_the_shell_and_to_qemu() {
-        let words = arguments(&vm("/tmp/it's, here"), &memory("1G"));
+        let words = arguments(&vm("/tmp/it's, here"), &memory("1G"), Accelerator::Kvm);
         assert_eq!(words[5], "socket,id=c0,path=/tmp/it's,, here");
         assert!(shell_line(&words).contains(r"-chardev 'socket,id=c0,path=/tmp/it'\''s,, here'"));
     }

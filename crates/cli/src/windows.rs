@@ -9,6 +9,9 @@ use crate::qemu::{Memory, escaped};
 /// Numbers of chassis from here on are hardly anybody's.
 const FIRST_CHASSIS: u32 = 200;
 
+/// The slot of the first eight ports. libvirt gives slots from 1 up, and takes those that QEMU has given already for its own.
+const FIRST_SLOT: u32 = 0x11;
+
 /// How many devices there may come to be, and how much memory they have, in bytes.
 fn total(windows: &VmWindows) -> (u32, u64) {
     // A daemon of another version may say anything.
@@ -43,7 +46,10 @@ pub(crate) fn qemu(windows: &VmWindows) -> Vec<String> {
         options.extend(["-qmp".to_owned(), socket]);
         for index in 0..slots(windows) {
             let (name, chassis) = (port_name(index), FIRST_CHASSIS + index);
-            let port = format!("pcie-root-port,id={name},chassis={chassis}");
+            let (slot, function) = (FIRST_SLOT + index / 8, index % 8);
+            let port = format!(
+                "pcie-root-port,id={name},chassis={chassis},addr={slot:#x}.{function},multifunction=on"
+            );
             options.extend(["-device".to_owned(), port]);
         }
     }
@@ -69,7 +75,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::qemu::{arguments, shell_line};
+    use crate::qemu::{Accelerator, arguments, shell_line};
 
     fn vm(windows: serde_json::Value) -> VmStatus {
         let vm = json!({
@@ -96,7 +102,7 @@ mod tests {
     #[test]
     fn qemu_starts_with_windows_that_have_a_path() {
         assert_eq!(
-            shell_line(&arguments(&with_files(), &memory())),
+            shell_line(&arguments(&with_files(), &memory(), Accelerator::Kvm)),
             "-m 256M,slots=2,maxmem=294912K \\\n\
              -object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
              -machine q35,memory-backend=mem0 \\\n\
@@ -112,21 +118,21 @@ mod tests {
     #[test]
     fn qemu_has_room_and_ports_for_windows_that_come_later() {
         assert_eq!(
-            shell_line(&arguments(&with_qmp(), &memory())),
+            shell_line(&arguments(&with_qmp(), &memory(), Accelerator::Kvm)),
             "-m 256M,slots=2,maxmem=294912K \\\n\
              -object memory-backend-memfd,id=mem0,size=256M,share=on \\\n\
              -machine q35,memory-backend=mem0 \\\n\
              -chardev socket,id=c0,path=/r/v \\\n\
              -device vhost-user-vsock-pci,chardev=c0 \\\n\
              -qmp unix:/r/web.qmp,server=on,wait=off \\\n\
-             -device pcie-root-port,id=ringdown-port0,chassis=200 \\\n\
-             -device pcie-root-port,id=ringdown-port1,chassis=201"
+             -device pcie-root-port,id=ringdown-port0,chassis=200,addr=0x11.0,multifunction=on \\\n\
+             -device pcie-root-port,id=ringdown-port1,chassis=201,addr=0x11.1,multifunction=on"
         );
     }
 
     #[test]
     fn libvirt_has_elements_for_windows() {
-        let xml = crate::libvirt::elements(&with_files(), &memory());
+        let xml = crate::libvirt::elements(&with_files(), &memory(), Accelerator::Kvm);
         assert!(
             xml.contains("<maxMemory slots='2' unit='KiB'>294912</maxMemory>\n"),
             "{xml}"
@@ -138,13 +144,13 @@ mod tests {
             ),
             "{xml}"
         );
-        let xml = crate::libvirt::elements(&with_qmp(), &memory());
+        let xml = crate::libvirt::elements(&with_qmp(), &memory(), Accelerator::Kvm);
         assert!(
             xml.contains("<qemu:arg value='unix:/r/web.qmp,server=on,wait=off'/>"),
             "{xml}"
         );
         assert!(
-            xml.contains("pcie-root-port,id=ringdown-port1,chassis=201"),
+            xml.contains("pcie-root-port,id=ringdown-port1,chassis=201,addr=0x11.1,"),
             "{xml}"
         );
         assert!(!xml.contains("virtio-pmem"), "{xml}");

@@ -708,6 +708,21 @@ fn check_tells_why_a_vmm_was_cut_off() {
     );
     let why = run_with(directory, &["why", "db", "web", "80"]).out;
     assert!(why.contains(fault), "{why}");
+    let table = run_with(directory, &["vm", "ls"]).out;
+    assert!(table.contains(fault), "{table}");
+    // What waits for its agent is told of it, at first and in the end.
+    let named = directory.display().to_string();
+    let waited = run(&[
+        "exec",
+        "--runtime-dir",
+        &named,
+        "--wait",
+        "3",
+        "web",
+        "--",
+        "true",
+    ]);
+    assert_eq!(waited.err.matches(fault).count(), 2, "{}", waited.err);
     // Another that was never there.
     let waiting = found("db");
     assert_eq!(waiting["severity"], "warning", "{waiting}");

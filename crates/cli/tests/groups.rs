@@ -10,19 +10,23 @@ mod ready_guest;
 use std::fs::{Permissions, set_permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use agent::session::Options;
 use daemon::fake::FakeDaemon;
 use program::{Outcome, Running, assert_refused, finish, ringdown};
+use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use tempfile::TempDir;
 
 /// Neither the user nor the group of anything.
 const SOMEBODY: u32 = 54_321;
 const OPERATORS: u32 = 54_322;
+const READERS: u32 = 54_323;
 /// Groups that rules name.
 const ALLOWED: u32 = 54_331;
 const DENIED: u32 = 54_332;
@@ -207,6 +211,30 @@ fn check_tells_whom_the_host_sockets_do_not_take() {
     assert!(may_not.out.contains(found), "{}", may_not.out);
     let remedy = format!("remedy: it takes members of the group {OPERATORS}");
     assert!(may_not.out.contains(&remedy), "{}", may_not.out);
+}
+
+#[test]
+fn whoever_may_not_is_told_which_group_may_if_that_may_be_known() {
+    if !is_root() {
+        return;
+    }
+    let program = Program::new();
+    let operators = OPERATORS.to_string();
+    // What the file system shows to all.
+    let (_parent, daemon) = serve(&format!("[control]\noperate-group = \"{OPERATORS}\""));
+    let refused = program.run_as(SOMEBODY, &daemon.run, &["vm", "ls"]);
+    let words = format!("its directory lets pass members of the group {OPERATORS}: `adduser USER");
+    assert_refused(&refused, 1, &words);
+    // Who has the role that looks may know it, and who has none may not.
+    let (_parent, daemon) = serve(&format!(
+        "[control]\nread-group = \"54323\"\noperate-group = \"{OPERATORS}\""
+    ));
+    let refused = program.run_as(54_323, &daemon.run, &["vm", "add", "new"]);
+    let words = format!("you may look, and not do this: members of the group \"{OPERATORS}\"");
+    assert_refused(&refused, 1, &words);
+    let refused = program.run_as(SOMEBODY, &daemon.run, &["vm", "ls"]);
+    assert_refused(&refused, 1, "you have no right to do this here");
+    assert!(!refused.err.contains(&operators), "{}", refused.err);
 }
 
 #[test]
@@ -446,5 +474,58 @@ fn a_program_whose_groups_cannot_be_read_is_refused_and_hears_why() {
             answer.starts_with("ERR") && answer.contains("expected at most 1024 groups"),
             "{socket}: {answer}"
         );
+    }
+}
+
+/// Connections of a user of a group to the control socket, without a request: as many as it can have.
+fn connections_of(uid: u32, group: u32, control: &Path) -> Vec<UnixStream> {
+    let control = control.to_owned();
+    let connect = move || {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(group));
+        // Of this thread alone: the kernel tells the daemon who it is when it connects.
+        set_thread_groups(&[]).unwrap();
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        let connect = |_| UnixStream::connect(&control).unwrap();
+        (0..MAX_OF_USER).map(connect).collect()
+    };
+    std::thread::spawn(connect).join().unwrap()
+}
+
+/// As docs/api.md says.
+const MAX_OF_USER: usize = 256;
+
+#[test]
+fn readers_that_hold_all_their_connections_shut_out_no_operator_and_not_root() {
+    if !is_root() {
+        return;
+    }
+    let nofile = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: nofile.maximum,
+        ..nofile
+    };
+    setrlimit(Resource::Nofile, wanted).unwrap();
+    let program = Program::new();
+    let control = format!("[control]\nread-group = \"{READERS}\"\noperate-group = \"{OPERATORS}\"");
+    let (_parent, daemon) = serve(&control);
+    let socket = daemon.run.join("control.sock");
+    let held: Vec<UnixStream> = (60_001..60_005)
+        .flat_map(|uid| connections_of(uid, READERS, &socket))
+        .collect();
+    let reader = program.run_as(READERS, &daemon.run, &["vm", "ls"]);
+    let full = "users who may only read have 1024 connections to the control socket";
+    assert!(reader.err.contains(full), "{}", reader.err);
+    let operator = program.run_as(OPERATORS, &daemon.run, &["vm", "ls"]);
+    assert_eq!(operator.code, Some(0), "{}", operator.err);
+    let root = program::run_with(&daemon.run, &["vm", "ls"]);
+    assert_eq!(root.code, Some(0), "{}", root.err);
+    drop(held);
+    while program
+        .run_as(READERS, &daemon.run, &["vm", "ls"])
+        .code
+        .is_some_and(|code| code != 0)
+    {
+        std::thread::sleep(Duration::from_millis(50));
     }
 }

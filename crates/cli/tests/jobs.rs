@@ -179,7 +179,7 @@ fn loginctl(session: &str) -> String {
     let uid = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap());
     format!(
         "case $1 in list-sessions) echo ' {session} {uid} me seat0 tty2';; \
-         show-session) printf 'User={uid}\\nActive=yes\\nClass=user\\n';; \
+         show-session) printf 'User={uid}\\nActive=yes\\nClass=user\\nSeat=seat0\\nRemote=no\\n';; \
          *) echo \"$*\" >> $(dirname $0)/locked;; esac"
     )
 }

@@ -8,11 +8,11 @@ mod program;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use daemon::fake::{FakeCapture, FakeDaemon};
-use program::{assert_refused, ringdown, run, run_with};
+use program::{Running, assert_refused, finish, ringdown, run, run_with};
 use serde_json::Value;
 use wire::pcapng;
 
@@ -135,7 +135,7 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
     let table: &[(&[&str], &str)] = &[
         (
             &["net", "show", "wan"],
-            "there is no network named \"wan\": `ringdown net ls`",
+            "there is no network named \"wan\" (did you mean \"lan\"?): `ringdown net ls`",
         ),
         (
             &["net", "macs", "red/lan"],
@@ -172,9 +172,11 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
     );
     let unknown = run_with(daemon.runtime_dir(), &["vm", "add", "x", "--net", "wan"]);
     assert_refused(&unknown, 2, "choose one of lan, or add a [[network]]");
-    let arguments = run_with(daemon.runtime_dir(), &["args", "db", "--vmm", "qemu"]);
+    let for_kvm = ["args", "db", "--vmm", "qemu", "--accel", "kvm"];
+    let arguments = run_with(daemon.runtime_dir(), &for_kvm);
     for word in [
-        "-chardev socket,id=n0,path=",
+        "-accel kvm",
+        "-chardev socket,id=ringdown-net-lan,path=",
         "db.net-lan.vhost,reconnect=1",
         "queues=2",
         "host_mtu=9000",
@@ -187,9 +189,20 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
         "{}",
         arguments.err
     );
+    let emulated = ["args", "db", "--vmm", "qemu", "--accel", "tcg"];
+    let cards = said(&daemon, &emulated);
+    assert!(cards.contains(",mq=on,vectors=0,"), "{cards}");
+    // Whatever this machine can do, what it was printed for is said.
+    let default = run_with(daemon.runtime_dir(), &["args", "db", "--vmm", "qemu"]);
+    let other = match default.out == cards {
+        true => "--accel kvm",
+        false => "--accel tcg",
+    };
+    assert!(default.err.contains(other), "{}", default.err);
     let xml = said(&daemon, &["args", "db", "--vmm", "libvirt"]);
     assert!(
-        xml.contains("<interface type='vhostuser'>") && xml.contains("<mtu size='9000'/>"),
+        xml.contains("<interface type='vhostuser'>")
+            && xml.contains("name='host_mtu' type='unsigned' value='9000'"),
         "{xml}"
     );
     let cloud_hypervisor = ["args", "db", "--vmm", "cloud-hypervisor"];
@@ -386,4 +399,85 @@ fn a_capture_that_cannot_be_is_refused() {
         assert_refused(&outcome, *code, expected);
     }
     assert!(daemon.net().take_captures().is_empty());
+}
+
+/// A network with an uplink, in a network namespace of its own. The tap has the MTU that Linux gives it.
+const UPLINK: &str = r#"
+[[network]]
+name = "lan"
+mtu = 9000
+uplink = { tap = "rdtap0" }
+"#;
+
+/// A packet that is too long for the uplink is lost in silence, so that is said before.
+#[test]
+fn an_uplink_with_a_smaller_mtu_is_named_and_one_whose_device_was_removed_comes_back() {
+    let may = Command::new("unshare").args(["--net", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        println!("skipped: this user may not make a network namespace");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ringdown.toml");
+    std::fs::write(&file, UPLINK).unwrap();
+    let runtime_dir = directory.path().join("run");
+    let log = directory.path().join("log");
+    let mut command = Command::new("unshare");
+    command.args(["--net", env!("CARGO_BIN_EXE_ringdown"), "serve", "--config"]);
+    command.arg(&file).arg("--runtime-dir").arg(&runtime_dir);
+    command
+        .args(["--sandbox", "off"])
+        .env_remove("RINGDOWN_LOG");
+    command.stdin(Stdio::null());
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut daemon = Running::start(command);
+    daemon.wait_until_ready();
+    let inside = |words: &[&str]| {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", daemon.0.id()));
+        command.args(words).stdin(Stdio::null());
+        finish(command)
+    };
+    let named = |text: &str| ["lan", "9000", "rdtap0", "1500"].map(|word| text.contains(word));
+    let said = std::fs::read_to_string(&log).unwrap();
+    let warning = said
+        .lines()
+        .find(|line| line.contains("MTU is above its uplink"));
+    let warning = warning.unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(named(warning), [true; 4], "{warning}");
+    let config = file.to_str().unwrap();
+    let program = env!("CARGO_BIN_EXE_ringdown");
+    let looked = inside(&[program, "check", "--json", "--config", config]);
+    let findings: Value = serde_json::from_str(&looked.out).expect(&looked.out);
+    let mut findings = findings.as_array().unwrap().iter();
+    let finding = findings
+        .find(|finding| finding["about"] == "networks")
+        .unwrap();
+    assert_eq!(finding["severity"], "warning");
+    assert_eq!(named(&finding.to_string()), [true; 4], "{finding}");
+
+    let words = |words: &[&str]| {
+        let outcome = run_with(&runtime_dir, words);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+        outcome.out
+    };
+    let is_attached = || {
+        let shown: Value = serde_json::from_str(&words(&["net", "show", "lan", "--json"])).unwrap();
+        let mut ports = shown["ports"].as_array().unwrap().iter();
+        let uplink = ports.find(|port| port["kind"] == "uplink").unwrap();
+        uplink["attached"].as_bool().unwrap()
+    };
+    assert!(is_attached());
+    let gone = inside(&["ip", "link", "del", "rdtap0"]);
+    assert_eq!(gone.code, Some(0), "{}", gone.err);
+    let start = Instant::now();
+    while is_attached() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it is not noticed"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    words(&["reload"]);
+    assert!(is_attached());
 }

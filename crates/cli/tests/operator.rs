@@ -246,3 +246,60 @@ fn vms_of_domains_are_named_by_both() {
     let list = run_with(directory, &["vm", "ls"]).out;
     assert!(list.starts_with("NAME  CID"), "{list}");
 }
+
+#[test]
+fn a_name_that_nothing_has_is_answered_with_the_one_that_may_be_meant() {
+    let text = format!(
+        "[[network]]\nname = \"lan\"\n[[service]]\nname = \"registry\"\nport = 5000\nto = \"tcp:127.0.0.1:5000\"\n{HOUSE}"
+    );
+    let daemon = FakeDaemon::with_file(&text);
+    let vm = "there is no VM named \"wbe\" (did you mean \"web\"?)";
+    let elsewhere = "there is no VM named \"db\" (did you mean \"red/db\"?)";
+    let network = "there is no network named \"lann\" (did you mean \"lan\"?)";
+    let table: &[(&[&str], &str)] = &[
+        (&["vm", "rm", "wbe"], vm),
+        (&["vm", "rm", "db"], elsewhere),
+        (&["args", "wbe", "--vmm", "qemu"], vm),
+        (&["exec", "wbe", "--", "true"], vm),
+        (&["cp", "wbe:/etc/hostname", "-"], vm),
+        (&["ls", "--vm", "wbe"], vm),
+        (&["capture", "--vm", "wbe", "--count", "1"], vm),
+        (&["why", "wbe", "red/db", "1"], vm),
+        (&["policy", "test", "wbe", "red/db", "1"], vm),
+        (
+            &["policy", "test", "web", "registry", "5000"],
+            "there is no VM named \"registry\" (did you mean \"service:registry\"?)",
+        ),
+        (
+            &["policy", "test", "web", "service:registri", "5000"],
+            "there is no service named \"registri\" (did you mean \"registry\"?)",
+        ),
+        (&["net", "show", "lann"], network),
+        (&["net", "capture", "lann", "--count", "1"], network),
+        (&["net", "link", "wbe", "lan", "up"], vm),
+        (
+            &["vm", "add", "new", "--net", "lann"],
+            "there is no network named \"lann\" in the domain \"default\" (did you mean \"lan\"?): choose one of lan, or add",
+        ),
+        (
+            &["ls", "--rule", "no-shh"],
+            "there is no rule named \"no-shh\" (did you mean \"no-ssh\"?)",
+        ),
+    ];
+    for (words, expected) in table {
+        // Before the words: behind those of a command that is to be run they would be its own.
+        let directory = ["--runtime-dir", daemon.runtime_dir().to_str().unwrap()];
+        let outcome = run(&[&directory, *words].concat());
+        assert!(
+            !matches!(outcome.code, Some(0)) && outcome.err.contains(expected),
+            "{words:?}: {}{}",
+            outcome.out,
+            outcome.err
+        );
+    }
+    let of_a_rule = run_with(daemon.runtime_dir(), &["ls", "--rule", "no-ssh"]);
+    assert_eq!(of_a_rule.code, Some(0), "{}", of_a_rule.err);
+    let events = run_with(daemon.runtime_dir(), &["events", "--vm", "wbe"]);
+    assert_eq!(events.code, Some(0));
+    assert!(events.err.contains(vm), "{}", events.err);
+}

@@ -195,3 +195,40 @@ fn reload_by_signal(daemon: &Daemon, notify: &UnixDatagram) {
     assert!(begun.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{begun}");
     assert_eq!(word(notify), "READY=1");
 }
+
+#[test]
+fn it_says_at_its_start_what_a_check_of_its_policy_finds_a_line_each() {
+    let parent = tempfile::tempdir().unwrap();
+    let file = parent.path().join("ringdown.toml");
+    let text = "[hosts]\n\"in.test\" = \"127.0.0.1\"\n[[vm]]\nname = \"web\"\n\
+        [[service]]\nname = \"out\"\nport = 1\negress = true\n\
+        [[rule]]\nfrom = \"web\"\nto = \"any\"\naction = \"allow\"\n\
+        [[rule]]\nfrom = \"wbe\"\nto = \"web\"\naction = \"allow\"\n\
+        [[rule]]\nfrom = \"web\"\nto = \"service:out\"\naction = \"allow\"\n\
+        [[publish]]\nlisten = \"unix:p.sock\"\nto = \"wee:80\"\n";
+    std::fs::write(&file, text).unwrap();
+    let config = file.to_str().unwrap();
+    let check = Command::new(env!("CARGO_BIN_EXE_ringdown"))
+        .args(["policy", "check", "--config", config])
+        .output()
+        .unwrap();
+    let found = String::from_utf8(check.stdout).unwrap();
+    let findings: Vec<&str> = found.lines().filter(|line| line.contains("; ")).collect();
+    assert_eq!(findings.len(), 4, "{found}");
+    let directory = parent.path().join("ringdown");
+    let notify = notify_socket(parent.path());
+    let mut daemon = Daemon::start_with(
+        &directory,
+        &parent.path().join("notify"),
+        &["--config", config],
+    );
+    daemon.wait_until_ready();
+    assert_eq!(word(&notify), "READY=1");
+    daemon.signal(Signal::TERM);
+    let (code, log) = daemon.wait();
+    assert_eq!(code, Some(0), "{log}");
+    for finding in findings {
+        let told = log.lines().filter(|line| line.contains(finding)).count();
+        assert_eq!(told, 1, "{finding}\n{log}");
+    }
+}

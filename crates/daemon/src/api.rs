@@ -57,7 +57,7 @@ pub use access::{Access, Role};
 pub use problem::Kind;
 pub use request::{BODY_TIMEOUT, MAX_BODY_LEN};
 pub use routes::router;
-pub use serve::{HEADER_TIMEOUT, MAX_CONNECTIONS, MAX_HEADER_BYTES, StalledClients, serve};
+pub use serve::{HEADER_TIMEOUT, MAX_HEADER_BYTES, StalledClients, serve};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -44,7 +44,7 @@ pub use channel::{
 pub use cids::{Cids, MAX_REMEMBERED};
 pub use control::ControlGroups;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
-pub use hosts::{Hosts, MAX_HOSTS};
+pub use hosts::{Hosts, ListedAddress, MAX_ADDRESSES, MAX_HOSTS};
 pub use network::{
     AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,
     check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
@@ -68,7 +68,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule};
 
 use crate::input::InputError;
 
-pub(crate) use files::check_targets;
+pub(crate) use files::{check_sockets, check_targets};
 pub use source::MAX_LIST_LEN;
 pub use state::StateError;
 pub(crate) use state::{StateFile, check_version};

@@ -8,7 +8,7 @@ pub(crate) use circuits::end as circuit_end;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::api::types::{
     ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
 };
 use crate::capture::CaptureReader;
-use crate::config::{Channel, Chardev, Plan, StateError, VmRequest};
-use crate::input::InputError;
+use crate::config::{Channel, Chardev, Plan, PlanChange, StateError, VmRequest};
+use crate::in_force::{InForce, Parts};
+use crate::input::{InputError, did_you_mean};
 use crate::limits::members;
-use crate::line::{Counters, Figures, LineError, LineSpec, LineStatus, LineWorker, PolicyChange};
-use crate::net::{NetChange, NetError, NetFault};
+use crate::line::{Counters, Figures, LineError, LineSpec, LineStatus};
+use crate::net::{NetError, NetFault, NetworkStatus};
 use crate::offers::OfferError;
 use crate::policy::{AskError, Rulebook};
 use crate::readiness::Readiness;
-use crate::reload::{InForce, Parts};
-use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
-use crate::windows::{self, Windows, WindowsError};
+use crate::runtime::RuntimeError;
+use crate::windows::{self, WindowsError};
 
 /// Why the daemon did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +51,14 @@ pub enum ControlError {
     Net(#[from] NetError),
     /// No network has this name.
     #[error(
-        "there is no network named {name:?}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one"
+        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one",
+        did_you_mean(nearest)
     )]
     UnknownNetwork {
         /// The name.
         name: String,
+        /// One that exists and may be meant.
+        nearest: Option<String>,
     },
     /// No circuit has this number.
     #[error("there is no circuit {id:?}, or not any more: `ringdown ls` shows those that exist")]
@@ -75,30 +78,49 @@ pub enum ControlError {
     /// A question about the policy has no answer.
     #[error(transparent)]
     Ask(#[from] AskError),
+    /// The audit's file cannot be opened.
+    #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
+    AuditFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
     /// The audit's file cannot be opened anew.
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     /// No VM has this name.
     #[error(
-        "there is no VM named {name:?}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one"
+        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one",
+        did_you_mean(nearest)
     )]
     Unknown {
         /// The name.
         name: String,
+        /// One that exists and may be meant.
+        nearest: Option<String>,
     },
     /// The VM did not become ready in time.
-    #[error("VM {name:?} did not become ready within {}: {}", seconds(*waited), state.meaning())]
+    #[error("VM {name:?} did not become ready within {}: {}", seconds(*waited), words)]
     NotReady {
         /// The name.
         name: String,
         /// How far it had come at the end.
         state: VmState,
+        /// The same in words, with what went wrong before that.
+        words: String,
         /// How long was waited.
         waited: Duration,
     },
     /// A part of the daemon ended without an answer.
     #[error("the daemon dropped the request: see its log")]
     Lost,
+}
+
+/// What the workers know at the moment.
+struct Known {
+    lines: Vec<LineStatus>,
+    networks: Vec<NetworkStatus>,
 }
 
 /// The VMs of a running daemon, and what is in force about them.
@@ -129,38 +151,18 @@ impl Control {
         // On its own task: a client that hangs up must not leave the plan and the worker apart.
         let task = tokio::spawn(async move {
             let mut in_force = control.in_force.lock().await;
-            let mut next = in_force.book.clone();
-            let spec = next.plan.add(&request)?;
-            if !spec.aliases.is_empty() {
-                next.renew_policy();
-            }
-            let (parts, current) = (control.parts.clone(), in_force.book.clone());
-            let (to_open, planned) = (spec.clone(), next.clone());
-            let opened = tokio::task::spawn_blocking(move || {
-                parts.remember(&current, &planned)?;
-                open_line(parts.worker.as_ref(), &parts.windows, to_open.clone())?;
-                let networks = NetChange::between(&current.plan, &planned.plan);
-                let opened = networks.open(parts.net.as_ref());
-                let set = match opened {
-                    Ok(()) => parts.set_policy(&current, &planned),
-                    Err(fault) => Err(fault.into()),
-                };
-                match &set {
-                    Ok(()) => networks.settle(parts.net.as_ref()),
-                    Err(_) => {
-                        networks.undo(parts.net.as_ref());
-                        parts.close(std::slice::from_ref(&to_open));
-                    }
-                }
-                set
-            });
-            opened.await.map_err(|_| ControlError::Lost)??;
-            in_force.book = next;
+            let mut next = in_force.clone();
+            let spec = next.book.add(&request)?;
+            let change = PlanChange {
+                added: vec![spec.clone()],
+                removed: Vec::new(),
+            };
+            control.bring(&mut in_force, next, change).await?;
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
             let details = EventDetails::of_vm(spec.full_name());
             control.parts.events.tell(EventKind::VmAdded, details);
-            let lines = control.parts.worker.lines();
-            Ok(control.status(&in_force.book.plan, &spec, &lines))
+            let known = control.known(!spec.ports.is_empty());
+            Ok(control.status(&in_force.book.plan, &spec, &known))
         });
         task.await.map_err(|_| ControlError::Lost)?
     }
@@ -176,8 +178,7 @@ impl Control {
     ) -> Result<CaptureReader, ControlError> {
         let in_force = self.in_force.lock().await;
         if let Some(name) = filter.vm.take() {
-            let line = in_force.book.plan.get(&name);
-            filter.vm = Some(line.ok_or(ControlError::Unknown { name })?.full_name());
+            filter.vm = Some(known_vm(&in_force.book.plan, &name)?.full_name());
         }
         let (vm, port) = (filter.vm.clone(), filter.port);
         let (sender, reader) = self.parts.captures.queue();
@@ -199,35 +200,18 @@ impl Control {
         let (control, name) = (self.clone(), name.to_owned());
         let task = tokio::spawn(async move {
             let mut in_force = control.in_force.lock().await;
-            let Some(spec) = in_force.book.plan.get(&name).cloned() else {
-                return Err(ControlError::Unknown { name });
-            };
+            let spec = known_vm(&in_force.book.plan, &name)?.clone();
             let name = spec.full_name();
-            let mut next = in_force.book.clone();
-            next.plan.remove(&name);
+            let mut next = in_force.clone();
+            next.book.plan.remove(&name);
             if !spec.aliases.is_empty() {
-                next.renew_policy();
+                next.book.renew_policy();
             }
-            let (parts, to_close) = (control.parts.clone(), name.clone());
-            let (current, planned) = (in_force.book.clone(), next.clone());
-            let closed = tokio::task::spawn_blocking(move || {
-                // What can be refused comes first, so that the VM goes whole or stays whole.
-                parts.set_policy(&current, &planned)?;
-                if let Err(error) = parts.worker.remove_line(&to_close) {
-                    if let Err(error) = parts.set_policy(&planned, &current) {
-                        tracing::error!(vm = to_close, %error, "cannot go back to the rules of before");
-                    }
-                    return Err(error.into());
-                }
-                parts.circuits.removed(&to_close);
-                parts.windows.close(&to_close);
-                let networks = NetChange::between(&current.plan, &planned.plan);
-                networks.settle(parts.net.as_ref());
-                networks.close(parts.net.as_ref());
-                Ok::<_, ControlError>(())
-            });
-            closed.await.map_err(|_| ControlError::Lost)??;
-            in_force.book = next;
+            let change = PlanChange {
+                added: Vec::new(),
+                removed: vec![spec],
+            };
+            control.bring(&mut in_force, next, change).await?;
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
             let details = EventDetails::of_vm(name);
@@ -237,13 +221,39 @@ impl Control {
         task.await.map_err(|_| ControlError::Lost)?
     }
 
+    /// Brings what is next into force.
+    async fn bring(
+        &self,
+        in_force: &mut InForce,
+        next: InForce,
+        change: PlanChange,
+    ) -> Result<(), ControlError> {
+        let (parts, current, planned) = (self.parts.clone(), in_force.clone(), next.clone());
+        let brought = tokio::task::spawn_blocking(move || {
+            parts.put_in_force(&current, &planned, &change, false)
+        });
+        let brought = brought.await.map_err(|_| ControlError::Lost)?;
+        brought.map_err(|hindrance| *hindrance.error)?;
+        *in_force = next;
+        Ok(())
+    }
+
     /// The VMs, by full name.
     pub async fn list(&self) -> Vec<VmStatus> {
         let in_force = self.in_force.lock().await;
-        let lines = self.parts.worker.lines();
         let plan = &in_force.book.plan;
+        let known = self.known(plan.networks().next().is_some());
         let specs = plan.lines();
-        specs.map(|spec| self.status(plan, spec, &lines)).collect()
+        specs.map(|spec| self.status(plan, spec, &known)).collect()
+    }
+
+    /// The lines, and the networks if they matter, as those who run them know them.
+    fn known(&self, has_ports: bool) -> Known {
+        let networks = has_ports.then(|| self.parts.net.networks());
+        Known {
+            lines: self.parts.worker.lines(),
+            networks: networks.unwrap_or_default(),
+        }
     }
 
     /// What the data plane has counted.
@@ -260,10 +270,8 @@ impl Control {
     pub async fn get(&self, name: &str) -> Result<VmStatus, ControlError> {
         let in_force = self.in_force.lock().await;
         let plan = &in_force.book.plan;
-        let spec = plan.get(name).ok_or_else(|| ControlError::Unknown {
-            name: name.to_owned(),
-        })?;
-        Ok(self.status(plan, spec, &self.parts.worker.lines()))
+        let spec = known_vm(plan, name)?;
+        Ok(self.status(plan, spec, &self.known(!spec.ports.is_empty())))
     }
 
     /// What is in force at the moment, to be asked questions.
@@ -305,18 +313,22 @@ impl Control {
                 .is_err()
             {
                 // The state may have moved without the agent since the last look, and the message tells it.
-                let state = self.get(name).await?.state;
+                let status = self.get(name).await?;
                 return Err(ControlError::NotReady {
                     name: name.to_owned(),
-                    state,
+                    state: status.state,
+                    words: status.state_in_words(),
                     waited: timeout,
                 });
             }
         }
     }
 
-    fn status(&self, plan: &Plan, spec: &LineSpec, lines: &[LineStatus]) -> VmStatus {
-        let line = lines.iter().find(|line| line.name == spec.full_name());
+    fn status(&self, plan: &Plan, spec: &LineSpec, known: &Known) -> VmStatus {
+        let line = known
+            .lines
+            .iter()
+            .find(|line| line.name == spec.full_name());
         let agent = self.readiness.agent(&spec.full_name());
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
@@ -344,7 +356,7 @@ impl Control {
             hybrid: spec.hybrid.clone(),
             host: spec.host.clone(),
             channels: channels(spec, line),
-            nets: networks::ports_of(plan, spec),
+            nets: networks::ports_of(plan, spec, &known.networks),
             windows: spec.windows.map(|windows| VmWindows {
                 count: windows.count,
                 bytes: windows.len,
@@ -360,66 +372,11 @@ impl Control {
     }
 }
 
-impl Parts {
-    /// Tells the worker of rules that mean something else, after a VM with aliases has come or gone.
-    fn set_policy(&self, current: &Rulebook, next: &Rulebook) -> Result<(), ControlError> {
-        if Arc::ptr_eq(&current.policy(), &next.policy()) {
-            return Ok(());
-        }
-        // Egress asks the same rules, and a published port may lead to an alias.
-        let commit = self.offers.prepare(next.offer())?;
-        self.worker.set_policy(PolicyChange {
-            policy: next.policy(),
-            groups: Vec::new(),
-            aliases: Vec::new(),
-            enforce_existing: false,
-        })?;
-        commit();
-        Ok(())
-    }
-}
-
-/// Opens a line: checks its directories, takes over stale sockets, makes its windows, and hands it to the worker.
-///
-/// # Errors
-/// [`ControlError`] when a socket cannot be made.
-pub fn open_line(
-    worker: &dyn LineWorker,
-    windows: &Windows,
-    spec: LineSpec,
-) -> Result<(), ControlError> {
-    // Where a VMM listens there may be nothing yet, and nothing has to be made.
-    let ours = |chardev: &Chardev, option| match chardev {
-        Chardev::Listen(path) => Some((path.clone(), option, true)),
-        Chardev::Connect(_) => None,
-    };
-    let mut sockets = vec![(spec.host.clone(), "host=PATH", true)];
-    let vmm = spec.hybrid.clone();
-    sockets.extend(vmm.map(|path| (path, "hybrid=PATH", false)));
-    let vhost_user = spec.vhost_user.clone();
-    sockets.extend(vhost_user.map(|path| (path, "vhost-user=PATH", true)));
-    let serial = spec.serial.as_ref();
-    sockets.extend(serial.and_then(|of| ours(of, "serial=PATH")));
-    for channel in &spec.channels {
-        sockets.extend(ours(&channel.chardev, "listen = \"PATH\""));
-        let listens_at = channel.listens_at();
-        sockets.extend(listens_at.map(|path| (path.to_owned(), "to = \"listen:PATH\"", true)));
-    }
-    for (path, option, is_ours) in &sockets {
-        check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
-        if *is_ours && remove_stale_socket(path)? {
-            tracing::warn!(
-                vm = spec.full_name(),
-                socket = %path.display(),
-                "took over the stale socket of a daemon that has died"
-            );
-        }
-    }
-    windows.open(&spec)?;
-    let name = spec.full_name();
-    worker.add_line(spec).map_err(|error| {
-        windows.close(&name);
-        error.into()
+/// The VM of this full name or alias.
+fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError> {
+    plan.get(name).ok_or_else(|| ControlError::Unknown {
+        name: name.to_owned(),
+        nearest: plan.nearest_vm(name),
     })
 }
 

@@ -171,6 +171,7 @@ impl Offers for ProxyOffers {
             publishes,
             hosts,
             policy,
+            groups,
             enforce_existing,
         } = offer;
         let publishes = self
@@ -184,8 +185,7 @@ impl Offers for ProxyOffers {
         Ok(Box::new(move || {
             let numbered = |(id, service)| (switch::ServiceId(id), service);
             proxy.set_services(services.into_iter().map(numbered).collect());
-            proxy.set_hosts(hosts);
-            proxy.set_policy(policy, enforce_existing);
+            proxy.set_policy(policy, hosts, groups, enforce_existing);
             proxy.set_publishes(publishes);
         }))
     }

@@ -16,7 +16,7 @@ mod refusals;
 
 pub use calls::{CallNotes, observer};
 pub use log::{Asked, Events, MAX_EVENTS, MAX_TEXT_LEN};
-pub use places::{MAX_READERS, MAX_READERS_OF_USER, TooManyReaders, Whose};
+pub use places::READERS;
 pub use reader::EventReader;
 pub use refusals::{Call, MAX_REFUSALS, MAX_REFUSALS_OF_ONE};
 

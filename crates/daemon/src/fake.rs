@@ -19,12 +19,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
-use tokio::sync::mpsc;
 
+use crate::arrivals::ArrivalSender;
 use crate::capture::CaptureSender;
 use crate::config::Chardev;
 use crate::line::{
-    AgentArrival, Counters, Figures, LineError, LineSpec, LineStatus, LineWorker, PolicyChange,
+    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineSpec, LineStatus,
+    LineWorker, PolicyChange,
 };
 use crate::runtime::{RuntimeError, listen_privately};
 
@@ -32,7 +33,7 @@ use crate::runtime::{RuntimeError, listen_privately};
 #[derive(Debug)]
 pub struct FakeWorker {
     state: Mutex<State>,
-    arrivals: Mutex<Option<mpsc::Sender<AgentArrival>>>,
+    arrivals: Mutex<Option<ArrivalSender>>,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +63,7 @@ impl FakeWorker {
     }
 
     /// A worker without a line.
-    pub fn new(arrivals: mpsc::Sender<AgentArrival>) -> FakeWorker {
+    pub fn new(arrivals: ArrivalSender) -> FakeWorker {
         FakeWorker {
             state: Mutex::default(),
             arrivals: Mutex::new(Some(arrivals)),
@@ -98,9 +99,8 @@ impl FakeWorker {
         };
         let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         let arrivals = arrivals.as_ref().expect("the worker works");
-        arrivals
-            .try_send(arrival)
-            .expect("there is room for an arrival");
+        // One that is refused is hung up on.
+        arrivals.offer(arrival);
         guest
     }
 
@@ -149,14 +149,6 @@ impl FakeWorker {
     pub fn stopped(&self) -> bool {
         self.state().stopped
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl LineWorker for FakeWorker {
-    fn set_agent_secret(&self, _vm: &str, _secret: AgentSecret) {}
 
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let listen = |path: &PathBuf| {
@@ -209,6 +201,46 @@ impl LineWorker for FakeWorker {
         Ok(())
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LineWorker for FakeWorker {
+    fn set_agent_secret(&self, _vm: &str, _secret: AgentSecret) {}
+
+    fn change(&self, change: LineChange) -> Result<(), LineFault> {
+        let mut opened: Vec<String> = Vec::new();
+        for spec in change.added {
+            let vm = spec.full_name();
+            if let Err(error) = self.add_line(spec) {
+                for name in opened {
+                    // It was opened a moment ago.
+                    let _ = self.remove_line(&name);
+                }
+                let vm = Some(vm);
+                return Err(LineFault { vm, error });
+            }
+            opened.push(vm);
+        }
+        for name in &change.removed {
+            let removed = self.remove_line(name);
+            removed.map_err(|error| LineFault { vm: None, error })?;
+        }
+        let mut state = self.state();
+        for (name, groups) in &change.policy.groups {
+            if let Some(line) = state.lines.get_mut(name) {
+                line.groups.clone_from(groups);
+            }
+        }
+        state.services = change.services;
+        state.policy = Some(change.policy);
+        state.policy_changes += 1;
+        drop(state);
+        (change.commit)();
+        Ok(())
+    }
+
     fn figures(&self) -> Figures {
         self.state().figures.clone()
     }
@@ -219,23 +251,6 @@ impl LineWorker for FakeWorker {
             .values()
             .map(|line| line.status.clone())
             .collect()
-    }
-
-    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
-        let mut state = self.state();
-        for (name, groups) in &change.groups {
-            if let Some(line) = state.lines.get_mut(name) {
-                line.groups.clone_from(groups);
-            }
-        }
-        state.policy = Some(change);
-        state.policy_changes += 1;
-        Ok(())
-    }
-
-    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
-        self.state().services = services;
-        Ok(())
     }
 
     fn capture(

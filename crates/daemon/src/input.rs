@@ -168,18 +168,48 @@ pub fn check_socket_path(path: &Path) -> Result<(), InputError> {
     Ok(())
 }
 
+/// Of the full names that exist, the one that may be meant by another: in its domain the nearest, else the same name in another domain.
+pub fn nearest_full_name(full_name: &str, existing: &[String]) -> Option<String> {
+    let split = |name: &str| -> (String, String) {
+        let (domain, name) = name.split_once('/').unwrap_or((DEFAULT_DOMAIN, name));
+        (domain.to_owned(), name.to_owned())
+    };
+    let (domain, name) = split(full_name);
+    let existing: Vec<(String, String)> = existing.iter().map(|name| split(name)).collect();
+    let beside = existing.iter().filter(|(of, _)| *of == domain);
+    let beside: Vec<&str> = beside.map(|(_, name)| name.as_str()).collect();
+    // A third of a name may be wrong, and one letter of a short one: people choose names that are alike.
+    let may_be_wrong = |len: usize| (len / 3).max(1).min(len.saturating_sub(1));
+    if let Some(near) = nearest_within(&name, &beside, may_be_wrong) {
+        return Some(switch::full_name(&domain, near));
+    }
+    let mut elsewhere = existing.iter().filter(|(_, other)| *other == name);
+    let (domain, name) = elsewhere.next()?;
+    Some(switch::full_name(domain, name))
+}
+
+/// What a message says after a name that nobody has.
+pub fn did_you_mean(meant: &Option<String>) -> String {
+    let meant = meant.as_ref();
+    meant.map_or_else(String::new, |name| format!(" (did you mean {name:?}?)"))
+}
+
 /// The key of `valid` that is nearest to `key`, when one is near enough to have been meant.
 pub fn nearest<'a>(key: &str, valid: &[&'a str]) -> Option<&'a str> {
+    // Half of the word may be wrong: "nmae" and "vhostuser" are recognised, "colour" is not.
+    let key = key.to_lowercase().replace('_', "-");
+    nearest_within(&key, valid, |len| len.div_ceil(2))
+}
+
+fn nearest_within<'a>(
+    word: &str,
+    valid: &[&'a str],
+    may_be_wrong: impl Fn(usize) -> usize,
+) -> Option<&'a str> {
     let (_, candidate) = valid
         .iter()
-        .map(|candidate| {
-            (
-                strsim::damerau_levenshtein(&key.to_lowercase().replace('_', "-"), candidate),
-                *candidate,
-            )
-        })
-        // Half of the word may be wrong: "nmae" and "vhostuser" are recognised, "colour" is not.
-        .filter(|(distance, candidate)| *distance <= candidate.len().div_ceil(2))
+        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= may_be_wrong(candidate.len()))
         .min()?;
     Some(candidate)
 }

@@ -2,6 +2,7 @@
 //! together. It decides nothing about packets; it says which lines exist and tells what became of them.
 
 pub mod api;
+pub mod arrivals;
 pub mod audit;
 mod bucket;
 pub mod capture;
@@ -14,6 +15,7 @@ pub mod events;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
 mod hello;
+pub mod in_force;
 pub mod input;
 pub mod limits;
 pub mod line;
@@ -22,6 +24,7 @@ pub mod metrics;
 pub mod net;
 pub mod offers;
 mod orders;
+pub mod places;
 pub mod policy;
 pub mod proxy;
 pub mod readiness;

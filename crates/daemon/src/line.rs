@@ -16,6 +16,7 @@ use switch::{Limits, Policy, RuleReport, ServiceEntry, SetUpTimes};
 use crate::capture::CaptureSender;
 use crate::config::{Channel, Chardev, PortRequest, WindowsSpec, full_name};
 use crate::net::PortSpec;
+use crate::offers::Commit;
 
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,17 +89,40 @@ impl LineSpec {
     }
 }
 
-/// A new policy. All of it comes into force at once, between two packets.
+/// Everything that comes into force together: see [`LineWorker::change`].
+pub struct LineChange {
+    /// Lines to open.
+    pub added: Vec<LineSpec>,
+    /// Lines to close, by full name.
+    pub removed: Vec<String>,
+    /// All services of the host that guests can call.
+    pub services: Vec<ServiceEntry>,
+    /// The rules, and the names that they are about.
+    pub policy: PolicyChange,
+    /// What others keep of the same configuration.
+    pub commit: Commit,
+}
+
+/// Rules, and the names that they are about.
 #[derive(Debug, Clone)]
 pub struct PolicyChange {
     /// The rules.
     pub policy: Arc<Policy>,
-    /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
+    /// The groups that each VM is in from now on, by its full name.
     pub groups: Vec<(String, Vec<String>)>,
-    /// The aliases that each VM has from now on, by its full name. VMs that are not named keep theirs.
+    /// The aliases that each VM has from now on, by its full name.
     pub aliases: Vec<(String, Vec<String>)>,
     /// Whether circuits that would not be allowed any more are ended. Else only new ones are asked about.
     pub enforce_existing: bool,
+}
+
+/// Why a change was not made, and the VM whose line stands in the way, if one does.
+#[derive(Debug)]
+pub struct LineFault {
+    /// Its full name.
+    pub vm: Option<String>,
+    /// What stands in the way.
+    pub error: LineError,
 }
 
 /// What the worker knows about a line at the moment.
@@ -239,35 +263,19 @@ pub enum LineError {
 
 /// The data plane as the control plane sees it. Every method may be called from any thread and returns soon.
 pub trait LineWorker: Send + Sync + 'static {
-    /// Opens a line. Its sockets listen when this returns.
+    /// Makes a change, all of it in one moment: every call is judged and carried out under what was in force before, or under what is in force
+    /// after. The sockets of new lines listen when this returns; those of closed ones are gone, and their circuits are reset. Before the
+    /// first change nothing is allowed that needs a rule.
     ///
     /// # Errors
-    /// [`LineError`] says which socket or name stands in the way. Nothing of the line remains then.
-    fn add_line(&self, spec: LineSpec) -> Result<(), LineError>;
-
-    /// Closes the line of this full name: resets its circuits and removes its sockets.
-    ///
-    /// # Errors
-    /// [`LineError::Unknown`] when no line has this name.
-    fn remove_line(&self, name: &str) -> Result<(), LineError>;
+    /// [`LineFault`] says which socket or name stands in the way. Nothing has changed then, and the commit is dropped.
+    fn change(&self, change: LineChange) -> Result<(), LineFault>;
 
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;
 
     /// What has been counted, beside the counters of the lines.
     fn figures(&self) -> Figures;
-
-    /// Replaces the rules, and the groups that they are about. Before the first call nothing is allowed that needs a rule.
-    ///
-    /// # Errors
-    /// [`LineError::Io`] when the worker has stopped.
-    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError>;
-
-    /// Replaces the services of the host that guests can call.
-    ///
-    /// # Errors
-    /// [`LineError::Io`] when the worker has stopped.
-    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError>;
 
     /// What goes in front of calls of programs to the agent of this VM from now on.
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret);

@@ -93,6 +93,15 @@ pub enum UplinkDevice {
     Interface(String),
 }
 
+impl UplinkDevice {
+    /// The name of its interface.
+    pub fn name(&self) -> &str {
+        match self {
+            UplinkDevice::Tap(name) | UplinkDevice::Interface(name) => name,
+        }
+    }
+}
+
 impl fmt::Display for UplinkDevice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -184,6 +193,8 @@ pub struct NetHost {
     pub ipv4: Option<Ipv4Addr>,
     /// The address that DNS tells.
     pub ipv6: Option<Ipv6Addr>,
+    /// Its port is isolated.
+    pub isolated: bool,
 }
 
 /// What the worker knows about a network at the moment.
@@ -229,6 +240,8 @@ pub struct PortStatus {
     pub attached: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
+    /// Why the last VMM's connection, or the guest's card, ended as it should not, until a driver runs again.
+    pub last_fault: Option<String>,
     /// What has happened at it since it was added: what [`switch_counters`] names, and of a VM's port `dropped_frames` (that were for the
     /// guest, which had no room for them), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was
     /// needed).
@@ -315,6 +328,12 @@ pub trait NetWorker: Send + Sync + 'static {
     /// # Errors
     /// [`NetError::UnknownNetwork`], [`NetError::Io`] when the worker has stopped.
     fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError>;
+
+    /// Opens the device of a network's uplink again if it was removed. Without an uplink, or while it works, there is nothing to do.
+    ///
+    /// # Errors
+    /// [`NetError::UnknownNetwork`], [`NetError::Uplink`].
+    fn restore_uplink(&self, network: &str) -> Result<(), NetError>;
 
     /// Removes a network, and the ports that it still has.
     ///

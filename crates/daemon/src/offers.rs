@@ -1,5 +1,6 @@
 //! What the control plane asks of the part that serves the host's services and listens at published ports.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use switch::{Policy, ServiceEntry, ServiceId};
@@ -9,7 +10,8 @@ use crate::config::{Hosts, Publish, Service};
 /// Everything that is to be offered from some moment on.
 #[derive(Debug, Clone)]
 pub struct Offer {
-    /// Services with their numbers, which are from 1 up. A service that goes on keeps its number, and no number is given twice.
+    /// Services with their numbers, which are from 1 up. A number stands for a service with one target: a service that leads elsewhere gets another, and no
+    /// number is given twice.
     pub services: Vec<(u32, Service)>,
     /// Published ports. Their VMs are named by name, never by alias, and need not exist yet.
     pub publishes: Vec<Publish>,
@@ -17,9 +19,14 @@ pub struct Offer {
     pub hosts: Hosts,
     /// The rules that are in force then: what egress may reach.
     pub policy: Arc<Policy>,
+    /// The groups that each VM is in then.
+    pub groups: Groups,
     /// Whether connections that the rules do not allow any more are ended.
     pub enforce_existing: bool,
 }
+
+/// The groups of VMs, by the full name of the VM.
+pub type Groups = BTreeMap<String, Vec<String>>;
 
 /// Why something cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +38,8 @@ pub struct OfferError {
     pub reason: String,
 }
 
-/// Brings an offer into force. It cannot fail; dropping it instead leaves everything as it was.
+/// Brings an offer into force. It is called by the thread that judges calls, between two of them, together with the rules: so a call that was judged by the rules of
+/// before is put through to what was offered before. It cannot fail and does not wait; dropping it instead leaves everything as it was.
 pub type Commit = Box<dyn FnOnce() + Send>;
 
 /// Who serves services and published ports.

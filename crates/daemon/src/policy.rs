@@ -4,6 +4,8 @@ mod answer;
 mod beyond;
 mod findings;
 mod listing;
+mod meant;
+mod near;
 mod ways;
 
 use std::collections::BTreeMap;
@@ -12,9 +14,11 @@ use std::sync::Arc;
 use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
 use crate::config::{
-    Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, Written,
-    check_targets, check_whole,
+    Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, VmRequest,
+    Written, check_sockets, check_targets, check_whole,
 };
+use crate::input::InputError;
+use crate::line::LineSpec;
 use crate::offers::Offer;
 
 pub use answer::AskError;
@@ -47,7 +51,7 @@ impl Rulebook {
             groups: Vec::new(),
             services: Vec::new(),
             publishes: Vec::new(),
-            hosts: Hosts::new(),
+            hosts: Hosts::default(),
             numbers: BTreeMap::new(),
             last_number: 0,
             policy: Arc::default(),
@@ -82,9 +86,17 @@ impl Rulebook {
         next.publishes.clone_from(&config.publishes);
         next.hosts.clone_from(&config.hosts);
         next.numbers = BTreeMap::new();
+        let before = self.services.iter().map(|service| &service.value);
+        let before: BTreeMap<String, &Service> = before
+            .map(|service| (service.full_name(), service))
+            .collect();
         for service in &config.services {
             let name = service.value.full_name();
-            let number = self.numbers.get(&name).copied().unwrap_or_else(|| {
+            // A call that one number allows must not reach what another stands for.
+            let known = before.get(&name);
+            let known = known.filter(|known| known.is_the_same_to_callers(&service.value));
+            let number = known.and_then(|_| self.numbers.get(&name).copied());
+            let number = number.unwrap_or_else(|| {
                 next.last_number += 1;
                 next.last_number
             });
@@ -92,6 +104,19 @@ impl Rulebook {
         }
         next.renew_policy();
         Ok((next, change))
+    }
+
+    /// Adds a VM.
+    ///
+    /// # Errors
+    /// [`InputError`] when it collides with another VM, or a service or a channel leads to a socket of it. What was changed is not undone.
+    pub fn add(&mut self, request: &VmRequest) -> Result<LineSpec, InputError> {
+        let spec = self.plan.add(request)?;
+        check_sockets(&self.services, &self.publishes, &self.plan)?;
+        if !spec.aliases.is_empty() {
+            self.renew_policy();
+        }
+        Ok(spec)
     }
 
     /// Makes the rules mean what they say now, after a VM with aliases has come or gone.
@@ -107,13 +132,13 @@ impl Rulebook {
 
     /// Each VM's groups, by its full name.
     pub fn groups(&self) -> Vec<(String, Vec<String>)> {
-        let groups = |line: &crate::line::LineSpec| (line.full_name(), line.groups.clone());
+        let groups = |line: &LineSpec| (line.full_name(), line.groups.clone());
         self.plan.lines().map(groups).collect()
     }
 
     /// Each VM's aliases, by its full name.
     pub fn aliases(&self) -> Vec<(String, Vec<String>)> {
-        let aliases = |line: &crate::line::LineSpec| (line.full_name(), line.aliases.clone());
+        let aliases = |line: &LineSpec| (line.full_name(), line.aliases.clone());
         self.plan.lines().map(aliases).collect()
     }
 
@@ -134,6 +159,7 @@ impl Rulebook {
             publishes,
             hosts: self.hosts.clone(),
             policy: self.policy(),
+            groups: self.groups().into_iter().collect(),
             enforce_existing: false,
         }
     }

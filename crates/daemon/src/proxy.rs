@@ -31,14 +31,12 @@ mod tcp;
 mod udp;
 mod unix;
 
-use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use device::{Dialer, ServiceCall};
+use device::Dialer;
 use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -50,8 +48,9 @@ pub use self::publish::{PreparedPublishes, PublishError};
 use self::resolver::Names;
 pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
 pub use self::shared::AuditSink;
-use self::shared::{Shared, count};
-use crate::config::{Publish, Service};
+use self::shared::{Shared, TakenCall, count};
+use crate::config::{Hosts, Publish, Service};
+use crate::offers::Groups;
 use crate::runtime_thread::RuntimeThread;
 
 /// Calls that wait for the proxy's thread. Further ones are refused at once.
@@ -112,7 +111,7 @@ pub struct ProxyReport {
 pub struct Proxy {
     shared: Arc<Shared>,
     published: Published,
-    calls: mpsc::Sender<ServiceCall>,
+    calls: mpsc::Sender<TakenCall>,
     thread: RuntimeThread,
 }
 
@@ -141,14 +140,15 @@ impl Proxy {
         })
     }
 
-    /// Takes calls from the data plane, and never waits: when there is no room, the call is refused.
+    /// Takes calls from the data plane, and never waits: when there is no room, the call is refused. What a call is put through to is settled here, on the
+    /// thread that has judged it and that changes what is offered between two calls.
     pub fn dialer(&self) -> Dialer {
         let (calls, shared) = (self.calls.clone(), self.shared.clone());
         Box::new(move |call| {
             count(&shared.counts.calls);
-            if let Err(error) = calls.try_send(call) {
+            if let Err(error) = calls.try_send(shared.take(call)) {
                 count(&shared.counts.turned_away);
-                error.into_inner().reply.failed(Reason::BacklogFull);
+                error.into_inner().call.reply.failed(Reason::BacklogFull);
             }
         })
     }
@@ -164,18 +164,17 @@ impl Proxy {
         self.shared.set_services(services);
     }
 
-    /// Replaces the names whose addresses are written down, which no resolver is asked for. Names are in lower case.
-    pub fn set_hosts(&self, hosts: HashMap<String, Vec<IpAddr>>) {
-        self.shared.names.set(hosts);
-    }
-
-    /// Replaces the policy that egress asks. With `enforce_existing` connections end that it does not allow any more.
-    pub fn set_policy(&self, policy: Arc<Policy>, enforce_existing: bool) {
-        self.shared.rules.carry_over(&policy);
-        self.shared.policy.send_modify(|in_force| {
-            in_force.policy = policy;
-            in_force.enforced += u64::from(enforce_existing);
-        });
+    /// Replaces the policy that egress asks, the groups that it is about, and the names whose addresses are written down, which no resolver is asked for: all at
+    /// once, since rules may open what is written down. With `enforce_existing` connections end that are not allowed any more.
+    pub fn set_policy(
+        &self,
+        policy: Arc<Policy>,
+        hosts: Hosts,
+        groups: Groups,
+        enforce_existing: bool,
+    ) {
+        self.shared
+            .set_policy(policy, hosts, groups, enforce_existing);
     }
 
     /// Listens for published ports that are not published yet, so that [`set_publishes`](Self::set_publishes) cannot fail. One reload at
@@ -228,7 +227,7 @@ impl Drop for Proxy {
 /// Takes calls until the proxy is told to stop, and then waits for programs.
 async fn serve(
     shared: Arc<Shared>,
-    mut calls: mpsc::Receiver<ServiceCall>,
+    mut calls: mpsc::Receiver<TakenCall>,
     stopped: oneshot::Receiver<()>,
 ) {
     let in_progress = Arc::new(Semaphore::new(MAX_CALLS_IN_PROGRESS));

@@ -4,10 +4,12 @@
 //! from a privileged port, which an ordinary program of the guest cannot use, and say hello in time. Then the VM is
 //! ready for as long as the connection lasts. A VM has at most one connection that is being greeted and one that
 //! has been; the newest wins, because a guest that has rebooted calls again before the old connection is known dead.
+//! ([`arrivals`](crate::arrivals) has seen to the port.)
 //!
 //! Where a guest cannot see who calls, its agent says what calls of the host are to begin with, which the data plane is given before anybody hears that the
 //! VM is ready. Behind a VMM with a vsock device of its own every program of the guest can call here as the agent does. So what it says is tried
-//! first: the agent itself is called, and takes it or not.
+//! first: the agent itself is called, and takes it or not. Some connections of such a VM are greeted at once, and one that has said its hello gives way to no other,
+//! so that a program which calls without end does not keep the agent from being heard.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,12 +18,11 @@ use std::time::Duration;
 use device::{AgentSecret, Attachment};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use wire::agent::FIRST_UNPRIVILEGED_PORT;
-
 use crate::api::types::{AgentInfo, EventDetails, EventKind};
+use crate::arrivals::Arrivals;
 use crate::events::Events;
 use crate::hello::{HelloError, confirm, greet};
 use crate::line::AgentArrival;
@@ -29,8 +30,9 @@ use crate::line::AgentArrival;
 /// How long an agent may take from its connection to the end of its hello.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many connections may wait to be looked at. The worker resets those that find no room.
-pub const MAX_WAITING_ARRIVALS: usize = 64;
+/// How many connections of a VM are greeted at once where any program of its guest can call, and it is not known which of them is the agent. Elsewhere one
+/// is.
+const MAX_GREETED_OF_HYBRID_VM: usize = 8;
 
 /// The guests that are ready.
 pub struct Readiness {
@@ -58,10 +60,40 @@ struct Agents {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The connection that is being greeted.
-    greeting: Option<Attendant>,
+    /// The connections that are being greeted, in the order of their arrival.
+    greetings: Vec<Greeting>,
     /// The connection that makes the VM ready.
     ready: Option<Ready>,
+}
+
+#[derive(Debug)]
+struct Greeting {
+    attendant: Attendant,
+    /// The hello has come; whether it is the agent's is being tried.
+    has_spoken: bool,
+}
+
+impl Entry {
+    /// Makes room for one more of so many. The first that has said nothing gives way.
+    fn make_room(&mut self, most: usize) -> bool {
+        if self.greetings.len() < most {
+            return true;
+        }
+        let mut greetings = self.greetings.iter();
+        let silent = greetings.position(|greeting| !greeting.has_spoken);
+        silent.map(|index| self.greetings.remove(index)).is_some()
+    }
+
+    fn greeting(&mut self, number: u64) -> Option<&mut Greeting> {
+        let mut greetings = self.greetings.iter_mut();
+        greetings.find(|greeting| greeting.attendant.number == number)
+    }
+
+    fn take_greeting(&mut self, number: u64) -> Option<Attendant> {
+        let mut greetings = self.greetings.iter();
+        let index = greetings.position(|greeting| greeting.attendant.number == number)?;
+        Some(self.greetings.remove(index).attendant)
+    }
 }
 
 #[derive(Debug)]
@@ -132,8 +164,8 @@ impl Readiness {
     }
 
     /// Looks at arrivals until nobody can send one any more.
-    pub async fn run(self: Arc<Self>, mut arrivals: mpsc::Receiver<AgentArrival>) {
-        while let Some(arrival) = arrivals.recv().await {
+    pub async fn run(self: Arc<Self>, mut arrivals: Arrivals) {
+        while let Some(arrival) = arrivals.next().await {
             self.clone().admit(arrival);
         }
     }
@@ -141,18 +173,10 @@ impl Readiness {
     fn admit(self: Arc<Self>, arrival: AgentArrival) {
         let AgentArrival {
             vm,
-            source_port,
             attachment,
             stream,
+            ..
         } = arrival;
-        if source_port >= FIRST_UNPRIVILEGED_PORT {
-            tracing::warn!(
-                vm,
-                source_port,
-                "hung up on an unprivileged program that called the agent's port"
-            );
-            return;
-        }
         let stream = match stream
             .set_nonblocking(true)
             .and_then(|()| UnixStream::from_std(stream))
@@ -163,13 +187,25 @@ impl Readiness {
                 return;
             }
         };
+        let most = match attachment {
+            Attachment::Hybrid { .. } => MAX_GREETED_OF_HYBRID_VM,
+            Attachment::Rings | Attachment::Serial => 1,
+        };
         // The lock is held until the attendant is in place, so that its task finds it there.
         let mut agents = self.agents();
         agents.arrivals += 1;
         let number = agents.arrivals;
-        let attending = self.clone().attend(vm.clone(), number, attachment, stream);
+        let entry = agents.by_vm.entry(vm.clone()).or_default();
+        if !entry.make_room(most) {
+            // The agent calls again.
+            return;
+        }
+        let attending = self.clone().attend(vm, number, attachment, stream);
         let task = tokio::spawn(attending).abort_handle();
-        agents.by_vm.entry(vm).or_default().greeting = Some(Attendant { number, task });
+        entry.greetings.push(Greeting {
+            attendant: Attendant { number, task },
+            has_spoken: false,
+        });
     }
 
     /// Greets one agent and stays with it until it hangs up.
@@ -183,6 +219,7 @@ impl Readiness {
         let greeted = tokio::time::timeout(HELLO_TIMEOUT, async {
             let callers_prove = attachment != Attachment::Rings;
             let (info, secret) = greet(&mut stream, callers_prove).await?;
+            self.spoke(&vm, number);
             if let (Attachment::Hybrid { vmm }, AgentSecret::Given(secret)) = (&attachment, &secret)
             {
                 confirm(vmm, secret).await?;
@@ -214,9 +251,22 @@ impl Readiness {
         self.leave(&vm, number);
     }
 
+    /// A connection has said its hello.
+    fn spoke(&self, vm: &str, number: u64) {
+        let mut agents = self.agents();
+        let entry = agents.by_vm.get_mut(vm);
+        if let Some(greeting) = entry.and_then(|entry| entry.greeting(number)) {
+            greeting.has_spoken = true;
+        }
+    }
+
     /// Marks a VM ready and hangs up on the agent that was there before, unless a newer one has arrived.
     fn arrive(&self, vm: &str, number: u64, info: AgentInfo, secret: AgentSecret) {
         if let Some(entry) = self.agents().by_vm.get_mut(vm) {
+            let newest = entry.ready.as_ref().map(|ready| ready.attendant.number);
+            if newest.is_some_and(|newest| newest > number) {
+                return;
+            }
             let gave_secret = secret != AgentSecret::NotGiven;
             if !gave_secret && entry.ready.as_ref().is_some_and(|ready| ready.gave_secret) {
                 tracing::warn!(
@@ -225,10 +275,7 @@ impl Readiness {
                 );
                 return;
             }
-            if let Some(attendant) = entry
-                .greeting
-                .take_if(|attendant| attendant.number == number)
-            {
+            if let Some(attendant) = entry.take_greeting(number) {
                 tracing::info!(
                     vm,
                     hostname = info.hostname,
@@ -259,9 +306,7 @@ impl Readiness {
             let Some(entry) = agents.by_vm.get_mut(vm) else {
                 return;
             };
-            entry
-                .greeting
-                .take_if(|attendant| attendant.number == number);
+            entry.take_greeting(number);
             let ready = entry
                 .ready
                 .take_if(|ready| ready.attendant.number == number);
@@ -269,7 +314,7 @@ impl Readiness {
                 (self.secrets)(vm, AgentSecret::Absent);
                 self.tell_event(EventKind::VmUnready, vm);
             }
-            if entry.greeting.is_none() && entry.ready.is_none() {
+            if entry.greetings.is_empty() && entry.ready.is_none() {
                 agents.by_vm.remove(vm);
             }
         }

@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -306,8 +306,7 @@ pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
     }
     let listener = UnixListener::bind(path).map_err(|error| system("cannot listen on", error))?;
     // The process's umask made it private from the start where it could; this holds for embedders too.
-    let private = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(path, private).map_err(|error| system("cannot protect", error))?;
+    device::set_socket_mode(path, 0o600).map_err(|error| system("cannot protect", error))?;
     Ok(listener)
 }
 

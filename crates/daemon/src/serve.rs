@@ -5,6 +5,7 @@
 //! closes its lines and removes its sockets, however far it has come. [`serve`] is the whole of it for a process.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
@@ -15,23 +16,24 @@ use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
 
 use crate::api::types::Finding;
 use crate::api::{self, Access, StalledClients};
+use crate::arrivals::{ArrivalSender, Arrivals, arrivals};
 use crate::audit::{Audit, AuditWriter};
 use crate::capture::Captures;
 use crate::config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, StateError};
-use crate::control::{Control, ControlError, open_line};
+use crate::control::Control;
 use crate::events::Events;
+use crate::in_force::{Hindrance, InForce, Parts};
 use crate::input::check_socket_path;
-use crate::line::{AgentArrival, LineError, LineWorker, PolicyChange};
+use crate::line::LineWorker;
 use crate::log_budget;
-use crate::net::{NetChange, NetFault, NetWorker};
-use crate::offers::{Commit, OfferError, Offers};
+use crate::net::NetWorker;
+use crate::offers::Offers;
 use crate::policy::Rulebook;
-use crate::readiness::{MAX_WAITING_ARRIVALS, Readiness};
-use crate::reload::{InForce, Parts, ReadConfig, Settings};
+use crate::readiness::Readiness;
+use crate::reload::{ReadConfig, Settings};
 use crate::runtime::{
     RuntimeError, RuntimeLock, circuit_socket, close_to_others, control_socket, give_to_group,
     listen_privately, open_to, operators, prepare_directory, who_is_shut_out,
@@ -53,26 +55,12 @@ pub enum ServeError {
     /// The runtime directory or the control socket is not as it should be.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    /// The line of a VM could not be opened.
-    #[error("VM {name:?}: {error}")]
-    Line {
-        /// The VM.
-        name: String,
-        /// What stands in the way.
-        error: ControlError,
-    },
-    /// A network or a port in one could not be opened.
-    #[error(transparent)]
-    Net(#[from] NetFault),
-    /// What is remembered of VMs is broken, or cannot be kept.
+    /// What is remembered of VMs is broken.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Something cannot be offered.
+    /// The configuration cannot come into force.
     #[error(transparent)]
-    Offer(#[from] OfferError),
-    /// The worker cannot do what the configuration says.
-    #[error(transparent)]
-    Worker(#[from] LineError),
+    Change(#[from] Hindrance),
     /// What is remembered of windows is broken.
     #[error(transparent)]
     Windows(#[from] WindowsError),
@@ -116,7 +104,7 @@ impl ServeError {
 pub struct Surroundings {
     /// Where it hands over the connections of guests' agents. It keeps the channel for as long as it works: the daemon takes the
     /// channel's end for the worker's. It must not wait for room there: when there is none, the guest's connection is reset.
-    pub arrivals: mpsc::Sender<AgentArrival>,
+    pub arrivals: ArrivalSender,
     /// Where it writes down what it decided.
     pub audit: Audit,
     /// Where it tells what happens.
@@ -155,7 +143,7 @@ pub struct Daemon {
     runtime: Runtime,
     parts: Arc<Parts>,
     in_force: InForce,
-    arrivals: mpsc::Receiver<AgentArrival>,
+    arrivals: Arrivals,
     _audit_writer: AuditWriter,
     _locks: Vec<RuntimeLock>,
 }
@@ -180,9 +168,13 @@ impl Daemon {
         // Only now: another daemon that was about to end may have written until now.
         let cids = Cids::load(&settings.state_dir)?;
         let addresses = Addresses::load(&settings.state_dir)?;
-        let plan = Plan::new(settings.runtime_dir.clone(), cids.clone());
-        let book = Rulebook::new(plan.remembering(addresses.clone()), &config)?;
-        book.plan.save(&settings.state_dir, &cids, &addresses)?;
+        let plan = Plan::new(settings.runtime_dir.clone(), cids).remembering(addresses);
+        let nothing = InForce {
+            book: Rulebook::without_rules(plan),
+            configured: BTreeSet::new(),
+            audit: config.audit.clone(),
+        };
+        let (in_force, change) = nothing.changed(&config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -206,7 +198,7 @@ impl Daemon {
             settings.control,
             handed_over.is_some(),
         )?;
-        let (sender, arrivals) = mpsc::channel(MAX_WAITING_ARRIVALS);
+        let (sender, arrivals) = arrivals();
         let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
         let events = Events::default();
         windows.set_events(events.clone());
@@ -225,30 +217,6 @@ impl Daemon {
         let running = RunningWorker(started.worker.clone());
         let running_net = RunningNet(started.net.clone());
         let running_circuits = RunningCircuits(started.circuits.clone());
-        let commit = begin(&started, &windows, &book)?;
-        windows.sweep();
-        // Last, so that whoever finds the control socket finds the VMs too.
-        let circuit_path = circuit_socket(&settings.runtime_dir);
-        let circuit_socket = PrivateSocket::listen(&circuit_path)?;
-        if let Some(group) = operators {
-            give_to_group(&circuit_path, group)?;
-        }
-        let served = started.circuits.serve(circuit_socket.listener()?);
-        served.map_err(|error| ServeError::System {
-            what: "watch the socket for programs that want circuits",
-            error,
-        })?;
-        let control_socket = match handed_over {
-            Some(listener) => PrivateSocket::handed_over(listener, &settings)?,
-            None => PrivateSocket::listen_for(&settings)?,
-        };
-        commit();
-        tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
-        let in_force = InForce {
-            book,
-            configured: config.vms.iter().map(|vm| vm.value.full_name()).collect(),
-            audit: config.audit,
-        };
         let parts = Parts {
             worker: started.worker,
             net: started.net,
@@ -262,6 +230,28 @@ impl Daemon {
             settings,
             read_config,
         };
+        parts.put_in_force(&nothing, &in_force, &change, false)?;
+        for spec in &change.added {
+            tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
+        }
+        parts.windows.sweep();
+        let settings = &parts.settings;
+        // Last, so that whoever finds the control socket finds the VMs too.
+        let circuit_path = circuit_socket(&settings.runtime_dir);
+        let circuit_socket = PrivateSocket::listen(&circuit_path)?;
+        if let Some(group) = operators {
+            give_to_group(&circuit_path, group)?;
+        }
+        let served = parts.circuits.serve(circuit_socket.listener()?);
+        served.map_err(|error| ServeError::System {
+            what: "watch the socket for programs that want circuits",
+            error,
+        })?;
+        let control_socket = match handed_over {
+            Some(listener) => PrivateSocket::handed_over(listener, settings)?,
+            None => PrivateSocket::listen_for(settings)?,
+        };
+        tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
         Ok(Daemon {
             net: running_net,
             worker: running,
@@ -393,7 +383,7 @@ impl Prepared {
         })?;
         // Checked before anything is made; the CIDs are filled in when the memory of them is ours.
         let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
-        warn_of(&Rulebook::new(plan, &config)?.check_names());
+        warn_of(&Rulebook::new(plan, &config)?.check_at_once());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
         Ok(Prepared {
@@ -408,7 +398,7 @@ impl Prepared {
 /// Tells of what can hardly be meant, and of no more than a person would read.
 fn warn_of(findings: &[Finding]) {
     for finding in findings.iter().take(MAX_TOLD_FINDINGS) {
-        tracing::warn!("{}: {}", finding.place, finding.message);
+        tracing::warn!("{finding}");
     }
     if findings.len() > MAX_TOLD_FINDINGS {
         tracing::warn!(
@@ -425,32 +415,6 @@ fn lock(settings: &Settings) -> Result<Vec<RuntimeLock>, RuntimeError> {
         locks.push(RuntimeLock::acquire(&settings.state_dir)?);
     }
     Ok(locks)
-}
-
-/// Gives a fresh worker its rules, services, lines and networks. What is offered begins with the commit.
-fn begin(started: &Started, windows: &Windows, book: &Rulebook) -> Result<Commit, ServeError> {
-    let (worker, offers) = (started.worker.as_ref(), started.offers.as_ref());
-    let offer = book.offer();
-    worker.set_directory(offer.entries())?;
-    let commit = offers.prepare(offer)?;
-    worker.set_policy(PolicyChange {
-        policy: book.policy(),
-        groups: Vec::new(),
-        aliases: Vec::new(),
-        enforce_existing: false,
-    })?;
-    for spec in book.plan.lines() {
-        open_line(worker, windows, spec.clone()).map_err(|error| ServeError::Line {
-            name: spec.full_name(),
-            error,
-        })?;
-        tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
-    }
-    let nothing = Plan::new(book.plan.runtime_dir().to_owned(), Cids::default());
-    let networks = NetChange::between(&nothing, &book.plan);
-    networks.open(started.net.as_ref())?;
-    networks.settle(started.net.as_ref());
-    Ok(commit)
 }
 
 struct RunningNet(Arc<dyn NetWorker>);

@@ -46,8 +46,9 @@ use crate::runtime_thread::RuntimeThread;
 /// Calls of guests that wait for the switchboard's thread. Further ones are refused at once.
 const MAX_WAITING_CALLS: usize = 1024;
 
-/// Threads for what cannot be done without waiting: the pool, and questions to the data plane.
-const MAX_BLOCKING_THREADS: usize = 64;
+/// Threads for what cannot be done without waiting: the pool, and questions to the data plane. The VMM of each VM may hold up one, when the VM's agent
+/// comes, beside those that take windows.
+const MAX_BLOCKING_THREADS: usize = 512;
 
 /// Windows that are being taken at once, each of which may have to wait for a VMM and two guests; more wait. The other threads are for what nobody holds up.
 const MAX_TAKEN_AT_ONCE: usize = 48;
@@ -408,7 +409,7 @@ impl Shared {
         Some(runtime.spawn_blocking(move || job(shared.pool.as_ref())))
     }
 
-    /// Tells the board, and does what it says. Of two that do this at once, the board hears one first, and all of that is done first: what
+    /// Gives the board an event and carries out its answers. Of two at once the board takes one first, and all of that is carried out first: what
     /// takes a window away must not come before what gives it.
     fn apply(self: &Arc<Self>, event: impl FnOnce(&mut Board) -> Vec<Effect>) {
         // Nothing panics while it holds the lock.

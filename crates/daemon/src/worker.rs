@@ -8,19 +8,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::{
-    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, CircuitFilter,
-    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, Observer,
+    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
+    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, NewLine, Observer,
     OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
-use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, ServiceEntry, Side};
-use tokio::sync::mpsc::Sender as ArrivalSender;
+use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, Side};
 
+use crate::arrivals::ArrivalSender;
 use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
-use crate::config::Chardev;
 use crate::line::{
-    AgentArrival, Counters, Figures, LineError, LineFigures, LineSpec, LineStatus, LineWorker,
-    PolicyChange,
+    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineSpec,
+    LineStatus, LineWorker, PolicyChange,
 };
 use crate::orders::Orders;
 use crate::proxy::Exchange;
@@ -30,7 +29,7 @@ use crate::switchboard::plane::DataPlane;
 /// What a worker is connected with.
 pub struct Wiring {
     /// Where what guests' agents have to say goes. When there is no room, the guest is refused and calls again.
-    pub arrivals: ArrivalSender<AgentArrival>,
+    pub arrivals: ArrivalSender,
     /// Who puts calls to services through.
     pub dialer: Dialer,
     /// Who takes note of what became of calls.
@@ -81,7 +80,7 @@ impl Worker {
                 attachment: arrival.attachment,
                 stream: arrival.stream,
             };
-            arrivals.try_send(arrival).is_ok()
+            arrivals.offer(arrival)
         });
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
@@ -110,9 +109,9 @@ impl Worker {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open_channels(&self, spec: &LineSpec) -> Result<(), LineError> {
+    fn open_channels(&self, spec: &LineSpec) -> Result<Option<VmChannels>, LineError> {
         if spec.channels.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let mut channels = self.channels();
         let server = match channels.server.take() {
@@ -121,101 +120,122 @@ impl Worker {
         };
         let opened = server.open(spec, &self.state_dir);
         channels.server = Some(server);
-        channels.by_vm.insert(spec.full_name(), opened?);
-        Ok(())
+        opened.map(Some)
     }
 
-    /// Opens the line of a VM whose guest is reached by a serial port.
-    fn add_serial_line(
+    /// The serial line of a VM, if its guest is reached by one.
+    fn start_serial(&self, spec: &LineSpec) -> Result<Option<SerialLine>, LineError> {
+        let chardev = spec.serial.as_ref();
+        let start = |chardev| SerialLine::start(&spec.full_name(), chardev, self.orders.clone());
+        chardev.map(start).transpose()
+    }
+
+    fn change_lines(
         &self,
-        chardev: &Chardev,
-        config: SerialConfig,
-        aliases: Vec<String>,
-    ) -> Result<(), LineError> {
-        let name = config.address.full_name();
-        let line = SerialLine::start(&name, chardev, self.orders.clone())?;
-        let carrier = line.carrier();
-        let opened = self.orders.ask(move |fabric| {
-            fabric.open_serial_line(&config, carrier)?;
-            fabric.set_aliases(vec![(config.address.full_name(), aliases)]);
-            Ok(())
-        });
-        opened
-            .ok_or_else(stopped)?
-            .map_err(|error| line_error(&name, error))?;
-        // Its guest may have answered before there was a line.
-        line.tell_of_guest();
-        self.serial_lines().insert(name, line);
-        Ok(())
+        change: LineChange,
+        serial: &[Option<SerialLine>],
+    ) -> Result<usize, LineFault> {
+        let PolicyChange {
+            policy,
+            groups,
+            aliases,
+            enforce_existing,
+        } = change.policy;
+        let added = change.added.into_iter().zip(serial);
+        let change = Change {
+            added: added
+                .map(|(spec, serial)| new_line(spec, serial.as_ref()))
+                .collect(),
+            removed: change.removed,
+            services: change.services,
+            policy,
+            groups,
+            aliases,
+            enforce_existing,
+            commit: change.commit,
+        };
+        let changed = self.orders.ask(move |fabric| fabric.change(change));
+        match changed {
+            Some(Ok(ended)) => Ok(ended),
+            Some(Err((vm, error))) => Err(LineFault {
+                error: line_error(&vm, error),
+                vm: Some(vm),
+            }),
+            None => Err(LineFault {
+                vm: None,
+                error: stopped(),
+            }),
+        }
     }
 }
 
-impl Worker {
-    fn open_line(&self, spec: LineSpec) -> Result<(), LineError> {
-        let full_name = spec.full_name();
-        let (limits, host, aliases) = (spec.limits, spec.host, spec.aliases);
-        let address = Address {
-            domain: spec.domain,
-            name: spec.name,
-            cid: spec.cid,
-            groups: spec.groups,
+fn new_line(spec: LineSpec, serial: Option<&SerialLine>) -> NewLine {
+    let (limits, host) = (spec.limits, spec.host);
+    let address = Address {
+        domain: spec.domain,
+        name: spec.name,
+        cid: spec.cid,
+        groups: spec.groups,
+    };
+    if let Some(serial) = serial {
+        let config = SerialConfig {
+            address,
+            limits,
+            host,
         };
-        let name = full_name.clone();
-        if let Some(chardev) = &spec.serial {
-            let config = SerialConfig {
-                address,
-                limits,
-                host,
-            };
-            return self.add_serial_line(chardev, config, aliases);
-        }
-        let opened = self.orders.ask(move |fabric| {
-            match spec.hybrid {
-                Some(path) => fabric.open_hybrid_line(&HybridConfig {
-                    address,
-                    limits,
-                    path,
-                    host,
-                })?,
-                None => fabric.open_line(&LineConfig {
-                    address,
-                    limits,
-                    vhost_user: spec.vhost_user.unwrap_or_default(),
-                    host,
-                })?,
-            }
-            fabric.set_aliases(vec![(name, aliases)]);
-            Ok(())
-        });
-        match opened {
-            Some(result) => result.map_err(|error| line_error(&full_name, error)),
-            None => Err(stopped()),
-        }
+        return NewLine::Serial(config, serial.carrier());
+    }
+    match spec.hybrid {
+        Some(path) => NewLine::Hybrid(HybridConfig {
+            address,
+            limits,
+            path,
+            host,
+        }),
+        None => NewLine::Rings(LineConfig {
+            address,
+            limits,
+            vhost_user: spec.vhost_user.unwrap_or_default(),
+            host,
+        }),
     }
 }
 
 impl LineWorker for Worker {
-    fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
-        self.open_line(spec.clone())?;
-        self.open_channels(&spec).inspect_err(|_| {
-            // It was opened a moment ago.
-            let _ = self.remove_line(&spec.full_name());
-        })
-    }
-
-    fn remove_line(&self, name: &str) -> Result<(), LineError> {
-        let wanted = name.to_owned();
-        let closed = self.orders.ask(move |fabric| fabric.close_line(&wanted));
-        // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
-        let line = self.serial_lines().remove(name);
-        drop(line);
-        self.channels().by_vm.remove(name);
-        match closed {
-            Some(true) => Ok(()),
-            _ => Err(LineError::Unknown {
-                name: name.to_owned(),
-            }),
+    fn change(&self, change: LineChange) -> Result<(), LineFault> {
+        let added = change.added.clone();
+        let removed = change.removed.clone();
+        let mut serial = Vec::new();
+        let mut channels = Vec::new();
+        for spec in &added {
+            let of_vm = |error| LineFault {
+                vm: Some(spec.full_name()),
+                error,
+            };
+            serial.push(self.start_serial(spec).map_err(of_vm)?);
+            channels.push(self.open_channels(spec).map_err(of_vm)?);
         }
+        let ended = self.change_lines(change, &serial)?;
+        if ended > 0 {
+            tracing::info!(circuits = ended, "ended what is not allowed any more");
+        }
+        for ((spec, serial), channels) in added.iter().zip(serial).zip(channels) {
+            if let Some(line) = serial {
+                // Its guest may have answered before there was a line.
+                line.tell_of_guest();
+                self.serial_lines().insert(spec.full_name(), line);
+            }
+            if let Some(channels) = channels {
+                self.channels().by_vm.insert(spec.full_name(), channels);
+            }
+        }
+        for name in removed {
+            // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
+            let line = self.serial_lines().remove(&name);
+            drop(line);
+            self.channels().by_vm.remove(&name);
+        }
+        Ok(())
     }
 
     fn lines(&self) -> Vec<LineStatus> {
@@ -264,31 +284,6 @@ impl LineWorker for Worker {
             }
         });
         figures.unwrap_or_default()
-    }
-
-    fn set_policy(&self, change: PolicyChange) -> Result<(), LineError> {
-        let PolicyChange {
-            policy,
-            groups,
-            aliases,
-            enforce_existing,
-        } = change;
-        let ended = self.orders.ask(move |fabric| {
-            fabric.set_aliases(aliases);
-            fabric.set_policy(policy, groups, enforce_existing)
-        });
-        match ended {
-            None => return Err(stopped()),
-            Some(0) => {}
-            Some(circuits) => tracing::info!(circuits, "ended what is not allowed any more"),
-        }
-        Ok(())
-    }
-
-    fn set_directory(&self, services: Vec<ServiceEntry>) -> Result<(), LineError> {
-        self.orders
-            .ask(move |fabric| fabric.set_services(services))
-            .ok_or_else(stopped)
     }
 
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret) {

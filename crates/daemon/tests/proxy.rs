@@ -1,5 +1,7 @@
 //! The proxy stack against real sockets of this host, as a guest's end of a circuit sees it.
 
+#[path = "proxy/asked.rs"]
+mod asked;
 #[path = "proxy/directory.rs"]
 mod directory;
 #[path = "proxy/egress.rs"]
@@ -12,6 +14,8 @@ mod own;
 mod programs;
 #[path = "proxy/publish.rs"]
 mod publish;
+#[path = "proxy/reload.rs"]
+mod reload;
 #[path = "proxy/support.rs"]
 mod support;
 #[path = "proxy/targets.rs"]

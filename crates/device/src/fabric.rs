@@ -3,12 +3,14 @@
 mod act;
 mod agent;
 mod capture;
+mod change;
 mod circuits;
 mod control;
 mod decide;
 mod dial;
 mod host;
 mod hybrid;
+mod message;
 mod relay;
 mod rx;
 mod serial;
@@ -48,6 +50,7 @@ use crate::vsock::{self, EVENT, TX};
 pub use self::agent::{AgentSecret, Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
+pub use self::change::{Change, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSnapshot, Endpoint};
 use self::dial::Redial;
 pub use self::host::{ProgramCall, PublishedCall};
@@ -57,6 +60,11 @@ use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.
 const SPARE_CHAINS: usize = 1024;
+
+/// Descriptors of one ring that are read in one turn, before the other guests have theirs: some 0.1 ms. A packet may have as many as
+/// [`memory::queue::MAX_CHAIN_LEN`], so that a number of packets bounds nothing. Four times what half of QEMU's ring
+/// has in packets of 64 KiB.
+const TURN_DESCRIPTORS: usize = 4096;
 
 /// What a line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +123,8 @@ pub struct Fabric {
     start: Instant,
     /// The time of this turn.
     now: Time,
+    /// The number of this turn.
+    turn: u64,
     /// By the number of the line.
     lines: Slab<Option<Box<LineIo>>>,
     next_line_generation: u64,
@@ -195,6 +205,7 @@ impl Fabric {
             reactor,
             start: Instant::now(),
             now: Time::ZERO,
+            turn: 0,
             lines: Slab::new(),
             next_line_generation: 0,
             circuits: Vec::new(),
@@ -337,39 +348,6 @@ impl Fabric {
         })
     }
 
-    /// Closes the line of this VM, by its full name, cutting its circuits short. Returns whether there was one.
-    pub fn close_line(&mut self, name: &str) -> bool {
-        let Some(id) = self.line_named(name) else {
-            return false;
-        };
-        let frontend = self.line(id).and_then(|line| line.frontend.as_mut());
-        let thread = frontend.and_then(|frontend| frontend.stop());
-        self.forget_guest(id);
-        self.switch.remove_line(self.now, id, &mut self.actions);
-        self.carry_out();
-        self.callers.retain(|_, caller| {
-            let stays = caller.line != id;
-            if !stays {
-                caller.refuse(&wire::connect::refused(switch::Reason::Operator));
-            }
-            stays
-        });
-        self.redials.retain(|redial| redial.line != id);
-        self.captures.forget_line(id);
-        self.lines[id.0 as usize] = None;
-        // The thread may be waiting for an answer of ours: give it one. It asks for nothing new once its socket is shut.
-        if let Some(thread) = thread {
-            while !thread.is_finished() {
-                match self.messages.recv_timeout(Duration::from_millis(5)) {
-                    Ok(message) => self.answer(message),
-                    Err(_) => continue,
-                }
-            }
-            let _ = thread.join();
-        }
-        true
-    }
-
     /// Closes every line, for good.
     pub fn stop(&mut self) {
         let names: Vec<String> = self
@@ -379,6 +357,10 @@ impl Fabric {
             .collect();
         for name in names {
             self.close_line(&name);
+        }
+        // A circuit that is not cut looks like one that has ended when its sockets are closed.
+        while self.switch.is_cutting() {
+            self.tell(Event::Tick);
         }
         self.captures.end();
         self.stopped = true;
@@ -397,12 +379,16 @@ impl Fabric {
         groups: Vec<(String, Vec<String>)>,
         enforce_existing: bool,
     ) -> usize {
+        let mut is_same = Arc::ptr_eq(self.switch.policy(), &policy);
         for (vm, groups) in groups {
             if let Some(line) = self.line_named(&vm) {
-                self.switch.set_groups(line, groups);
+                is_same &= !self.switch.set_groups(line, groups);
             }
         }
-        self.switch.set_policy(policy);
+        // What each line has to do with each rule need not be found out anew when one VM comes or goes.
+        if !is_same {
+            self.switch.set_policy(policy);
+        }
         self.offer_ports();
         if !enforce_existing {
             return 0;
@@ -477,7 +463,7 @@ impl Fabric {
             .lines()
             .map(|report| LineSnapshot {
                 attached: line_of(report.id).is_some_and(|line| line.attached),
-                last_fault: line_of(report.id).and_then(|line| line.last_fault.clone()),
+                last_fault: line_of(report.id).and_then(|line| line.last_fault.text()),
                 kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
                 parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
                 notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),
@@ -504,6 +490,7 @@ impl Fabric {
         let mut happened = std::mem::take(&mut self.happened);
         self.wait(limit, &mut happened)?;
         self.now = self.start.elapsed();
+        self.turn += 1;
         for (token, flags) in happened.drain(..) {
             self.dispatch(token, flags);
         }
@@ -535,6 +522,7 @@ impl Fabric {
                     .map(Ring::kicked)
             };
             self.line(line).and_then(ring);
+            self.look_at_ring(line, usize::from(index));
         }
         match token {
             Token::Wake => {

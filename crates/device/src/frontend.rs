@@ -5,18 +5,20 @@
 //! change is answered by the fabric before the VMM is.
 
 mod early;
+mod event;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use memory::guest::{GuestMemory, RegionSpec};
 use memory::queue::QueueSetup;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -28,10 +30,14 @@ use vhost::vhost_user::{
 };
 
 use crate::Waker;
+use crate::fault::NO_SHARED_MEMORY;
 use crate::socket::Listener;
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
 const MAX_MEMORY_SLOTS: u64 = 509;
+
+/// How long no VMM is accepted after the system would not accept one, as it has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
 const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
@@ -50,7 +56,7 @@ pub(crate) struct Model {
     pub(crate) features: u64,
     /// How many rings the device has.
     pub(crate) rings: usize,
-    /// Its configuration, as the guest reads it.
+    /// Its configuration, as the guest reads it; empty where the VMM has one itself.
     pub(crate) config: Vec<u8>,
     /// The VMM may say the same of a region of memory again: QEMU before version 8.1 adds and removes each once for every pair of rings.
     pub(crate) may_repeat_regions: bool,
@@ -119,12 +125,14 @@ pub(crate) struct Mailbox {
     pub(crate) waker: Waker,
 }
 
-/// The thread of one line.
+/// The thread of one line. When this is dropped nobody listens at the line's socket any more, its VMM is hung up on, and the thread ends by
+/// itself. Nobody waits for that: it may be closing a file of the VMM's, which takes as long as whoever serves the file likes.
 #[derive(Debug)]
 pub(crate) struct Frontend {
     stop: Arc<OwnedFd>,
     connection: Arc<Mutex<Option<UnixStream>>>,
-    thread: Option<JoinHandle<()>>,
+    /// Removes the socket file. The thread has a descriptor of its own.
+    _listener: Listener,
 }
 
 impl Frontend {
@@ -136,23 +144,24 @@ impl Frontend {
     ) -> io::Result<Frontend> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
+        let socket = listener.socket.try_clone()?;
         let (thread_stop, thread_connection) = (Arc::clone(&stop), Arc::clone(&connection));
         let name = format!("vhost-{}", identity.vm);
         let caller = Caller { identity, mailbox };
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name(name)
             .stack_size(256 * 1024)
-            .spawn(move || serve(&listener, &thread_stop, &thread_connection, &caller, &model))?;
+            .spawn(move || serve(&socket, &thread_stop, &thread_connection, &caller, &model))?;
         Ok(Frontend {
             stop,
             connection,
-            thread: Some(thread),
+            _listener: listener,
         })
     }
+}
 
-    /// Asks the thread to end. It may still be waiting for an answer from the fabric, so join it when that is running
-    /// or gone.
-    pub(crate) fn stop(&mut self) -> Option<JoinHandle<()>> {
+impl Drop for Frontend {
+    fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         let connection = self
             .connection
@@ -161,12 +170,11 @@ impl Frontend {
         if let Some(stream) = &*connection {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        self.thread.take()
     }
 }
 
 fn serve(
-    listener: &Listener,
+    listener: &OwnedFd,
     stop: &OwnedFd,
     connection: &Mutex<Option<UnixStream>>,
     caller: &Caller,
@@ -175,11 +183,11 @@ fn serve(
     let vm = &caller.identity.vm;
     loop {
         let mut wanted = [
-            PollFd::new(&listener.socket, PollFlags::IN),
+            PollFd::new(listener, PollFlags::IN),
             PollFd::new(stop, PollFlags::IN),
         ];
         match poll(&mut wanted, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
                 tracing::error!(vm, %error, "cannot wait for a VMM any more");
                 return;
@@ -188,19 +196,19 @@ fn serve(
         if !wanted[1].revents().is_empty() {
             return;
         }
-        let Ok(socket) =
-            rustix::net::accept_with(&listener.socket, rustix::net::SocketFlags::CLOEXEC)
-        else {
-            continue;
-        };
-        let stream = UnixStream::from(socket);
-        let Ok(copy) = stream.try_clone() else {
-            continue;
+        let (stream, copy) = match accept(listener) {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::warn!(vm, %error, "cannot accept a VMM");
+                stop_requested(stop, ACCEPT_PAUSE);
+                continue;
+            }
         };
         *connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
         tracing::info!(vm, "VMM connected");
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
-        let ending = match stop_requested(stop) {
+        let ending = match stop_requested(stop, Duration::ZERO) {
             true => None,
             false => Some(converse(stream, caller, model)),
         };
@@ -224,13 +232,27 @@ fn fault_of(error: &ProtocolError) -> String {
     }
 }
 
-fn stop_requested(stop: &OwnedFd) -> bool {
+/// The connection of a VMM that waits, and another descriptor of it; none if it has left.
+fn accept(listener: &OwnedFd) -> io::Result<Option<(UnixStream, UnixStream)>> {
+    match rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
+        Ok(socket) => {
+            let stream = UnixStream::from(socket);
+            let copy = stream.try_clone()?;
+            Ok(Some((stream, copy)))
+        }
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the thread is to end: by now, or within `patience`.
+fn stop_requested(stop: &OwnedFd, patience: Duration) -> bool {
     let mut wanted = [PollFd::new(stop, PollFlags::IN)];
-    let now = rustix::event::Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
+    let patience = rustix::event::Timespec {
+        tv_sec: patience.as_secs() as i64,
+        tv_nsec: patience.subsec_nanos().into(),
     };
-    matches!(poll(&mut wanted, Some(&now)), Ok(ready) if ready > 0)
+    matches!(poll(&mut wanted, Some(&patience)), Ok(ready) if ready > 0)
 }
 
 /// Speaks with one VMM until it goes away or breaks the protocol.
@@ -369,10 +391,6 @@ fn memory_error(error: memory::guest::MemoryError) -> ProtocolError {
     ProtocolError::ReqHandlerError(io::Error::other(error))
 }
 
-/// QEMU hands over memory that has a file and is shared, and says nothing of the rest.
-const NO_SHARED_MEMORY: &str =
-    "the VMM shares no memory: give its memory backend share=on (see `ringdown args`)";
-
 const UNSUPPORTED: ProtocolError = ProtocolError::InvalidOperation("not supported by this device");
 
 impl VhostUserBackendReqHandlerMut for Session {
@@ -494,6 +512,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             // A ring that must be polled would cost a processor; no VMM of today asks for it.
             return Err(UNSUPPORTED);
         };
+        event::check(&kick).map_err(ProtocolError::ReqHandlerError)?;
         if self.features & FEATURE_VERSION_1 == 0 {
             return Err(ProtocolError::FeatureMismatch);
         }
@@ -538,9 +557,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> ProtocolResult<()> {
         if let Some(call) = &call {
-            // The guest must never be able to block us by not taking its interrupts.
-            rustix::io::ioctl_fionbio(call.as_fd(), true)
-                .map_err(|error| ProtocolError::ReqHandlerError(error.into()))?;
+            event::prepare_call(call).map_err(ProtocolError::ReqHandlerError)?;
         }
         let copy = call
             .as_ref()
@@ -571,9 +588,13 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
+        let config = match self.model.config.is_empty() {
+            true => VhostUserProtocolFeatures::empty(),
+            false => VhostUserProtocolFeatures::CONFIG,
+        };
+        Ok(config
+            | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }

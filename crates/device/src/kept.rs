@@ -23,6 +23,8 @@ pub(crate) enum Parcel {
         left: usize,
         /// Flags of the packet, for its last piece.
         flags: u32,
+        /// What it costs to keep, and to store when the sender's ring stops: its bytes, and so much for each of its pieces.
+        weight: usize,
     },
     /// In memory of our own.
     Stored {

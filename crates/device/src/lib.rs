@@ -26,6 +26,7 @@ mod circuit;
 mod decision;
 mod dialer;
 mod fabric;
+mod fault;
 mod frontend;
 mod kept;
 mod line;
@@ -47,11 +48,11 @@ pub use decision::{
 };
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier,
+    AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier, Change,
     CircuitFilter, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
-    OpenLineError, ProgramCall, PublishedCall, SerialConfig,
+    NewLine, OpenLineError, ProgramCall, PublishedCall, RefusedLine, SerialConfig,
 };
-pub use line::MAX_FAULT_CHARS;
+pub use fault::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;

@@ -1,21 +1,18 @@
 //! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::path::PathBuf;
 
 use memory::queue::Queue;
 use switch::{CircuitId, Time};
 
 use crate::fabric::{AgentSecret, Carrier};
-use crate::frontend::Frontend;
+use crate::fault::LastFault;
+use crate::frontend::{Frontend, Message};
 use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
 use crate::vsock::{RINGS, RX, TX};
-
-/// The longest text of a fault that is kept.
-pub const MAX_FAULT_CHARS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct LineIo {
@@ -37,8 +34,7 @@ pub(crate) struct LineIo {
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
     /// A VMM is connected.
     pub(crate) attached: bool,
-    /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
-    pub(crate) last_fault: Option<String>,
+    pub(crate) last_fault: LastFault,
     pub(crate) rings: [Option<Ring>; RINGS],
     /// Rings that have been stopped and from which the guest might go on: a paused VM does, a guest whose driver starts anew
     /// does not.
@@ -53,6 +49,12 @@ pub(crate) struct LineIo {
     pub(crate) notified_before: RingCounts,
     /// Descriptors of the guest's in parked chains.
     pub(crate) parked: usize,
+    /// What those chains weigh: see [`Parcel::Parked`](crate::kept::Parcel::Parked).
+    pub(crate) parked_weight: usize,
+    /// The turn in which buffers were last taken from the guest, and the descriptors read for them in it.
+    pub(crate) buffers_read: (u64, usize),
+    /// The VMM is gone, and what its guest sent last is being read.
+    pub(crate) leaving: Option<Leaving>,
     /// Programs that have yet to say whom they want.
     pub(crate) callers: usize,
     /// When the log was last told that the guest sends too many packets without payload.
@@ -73,17 +75,6 @@ pub(crate) struct LineIo {
 }
 
 impl LineIo {
-    /// Keeps why the VMM's connection or the guest's device ended, up to [`MAX_FAULT_CHARS`] and without control characters.
-    pub(crate) fn set_fault(&mut self, fault: &dyn Display) {
-        let text = fault.to_string();
-        let shown = text.chars().take(MAX_FAULT_CHARS);
-        let shown = shown.map(|letter| match letter.is_control() {
-            true => char::REPLACEMENT_CHARACTER,
-            false => letter,
-        });
-        self.last_fault = Some(shown.collect());
-    }
-
     /// How often the driver and we notified each other.
     pub(crate) fn notified(&self) -> RingCounts {
         let mut notified = self.notified_before;
@@ -105,7 +96,7 @@ impl LineIo {
             carrier: None,
             hybrid_listeners: BTreeMap::new(),
             attached: false,
-            last_fault: None,
+            last_fault: LastFault::default(),
             rings: Default::default(),
             stopped: Default::default(),
             starts_anew: true,
@@ -113,6 +104,9 @@ impl LineIo {
             owes_reset: false,
             seqpacket: false,
             parked: 0,
+            parked_weight: 0,
+            buffers_read: (0, 0),
+            leaving: None,
             callers: 0,
             rest_reported_at: None,
             messages: Tally::default(),
@@ -126,7 +120,10 @@ impl LineIo {
 
     /// Both rings run, so that packets flow.
     pub(crate) fn is_running(&self) -> bool {
-        let runs = |index: usize| self.rings[index].as_ref().is_some_and(|ring| ring.enabled);
+        let runs = |index: usize| {
+            let ring = self.rings[index].as_ref();
+            ring.is_some_and(|ring| ring.enabled && !ring.is_out_of_sight())
+        };
         runs(RX) && runs(TX)
     }
 
@@ -138,6 +135,15 @@ impl LineIo {
             .as_ref()
             .map_or(0, |ring| usize::from(ring.queue.size()) / 2)
     }
+}
+
+/// A line whose VMM is gone.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    /// What is answered when its guest's ring is empty.
+    pub(crate) message: Message,
+    /// Packets that may still be taken: no more than the ring could hold.
+    pub(crate) left: usize,
 }
 
 /// A ring that its VMM has stopped.
@@ -163,22 +169,5 @@ impl StoppedRing {
         self.queue
             .as_ref()
             .is_some_and(|(queue, digest)| queue.driver_digest() != *digest)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_a_fault_is_kept_what_can_be_shown() {
-        let mut line = LineIo::new(0, "web".to_owned(), PathBuf::new());
-        for len in [MAX_FAULT_CHARS - 1, MAX_FAULT_CHARS, MAX_FAULT_CHARS + 1] {
-            line.set_fault(&"µ".repeat(len));
-            let kept = line.last_fault.take().map(|fault| fault.chars().count());
-            assert_eq!(kept, Some(len.min(MAX_FAULT_CHARS)));
-        }
-        line.set_fault(&"a\x1b[2J\nb");
-        assert_eq!(line.last_fault.as_deref(), Some("a\u{fffd}[2J\u{fffd}b"));
     }
 }

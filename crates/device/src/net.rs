@@ -7,7 +7,7 @@
 //!
 //! 1. **Snapshot** (`drain.rs`): up to a batch of frames is taken from one guest's ring. Of each, the virtio header and the first bytes
 //!    are copied out. From now on only this copy is looked at, and it is what will be written: what the guest does to
-//!    its own memory meanwhile can change a payload, never a header that was judged.
+//!    its own memory meanwhile can change a payload, never a header that was judged. A batch ends early if its frames cost much (`cost.rs`).
 //! 2. **Classify**: the bridge says of each frame where it goes, and the frame is put on the list of each destination.
 //! 3. **Copy** (`deliver.rs`): destination by destination, so that a ring is touched once for a batch, each frame moves from the sender's
 //!    buffers into the receiver's. A ring that is full drops; a sender never waits for a receiver.
@@ -22,6 +22,7 @@
 
 mod capture;
 mod control;
+mod cost;
 mod deliver;
 mod drain;
 mod model;
@@ -44,7 +45,6 @@ use slab::Slab;
 use switch::Time;
 use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
 use thiserror::Error;
-use wire::ethernet::MacAddress;
 
 pub use self::model::MAX_QUEUE_PAIRS;
 pub use self::moderation::ModerationSetting;
@@ -59,6 +59,7 @@ use self::station::NetStation;
 use self::uplink::Uplink;
 use crate::Waker;
 use crate::capture::MAX_CAPTURES;
+use crate::fault::LastFault;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::socket::listen_at;
@@ -75,10 +76,6 @@ pub struct NetPortConfig {
     pub vhost_user: PathBuf,
     /// What the bridge holds the port to.
     pub bridge: PortConfig,
-    /// The guest's address, as its VMM is told it.
-    pub mac: Option<MacAddress>,
-    /// The longest payload of a frame, in bytes.
-    pub mtu: u16,
     /// Pairs of rings, between 1 and [`MAX_QUEUE_PAIRS`].
     pub queue_pairs: u16,
     /// How the guest's interrupts are held back.
@@ -177,6 +174,8 @@ pub struct NetPortSnapshot {
     pub attached: bool,
     /// Whether the guest's driver is running.
     pub driver_ready: bool,
+    /// Why its last VMM's connection, or the guest's card, ended as it should not; as [`LineSnapshot::last_fault`](crate::LineSnapshot::last_fault).
+    pub last_fault: Option<String>,
     /// Whether the link is up, as far as the operator says.
     pub link: bool,
     /// What passed.
@@ -216,6 +215,8 @@ pub struct StationSnapshot {
 pub struct UplinkSnapshot {
     /// Its number in the bridge.
     pub id: PortId,
+    /// Its device is there.
+    pub attached: bool,
     /// What passed.
     pub counters: UplinkCounters,
     /// What the bridge has counted.
@@ -250,8 +251,8 @@ pub struct NetFabric {
     scratch: Scratch,
     captures: Captures,
     spin: Spin,
-    /// Turns since the descriptors were looked at.
-    blind_turns: u32,
+    /// What was done since the descriptors were looked at: see [`cost`].
+    blind_cost: usize,
     stopped: bool,
 }
 
@@ -288,7 +289,7 @@ impl NetFabric {
             scratch: Scratch::default(),
             captures: Captures::default(),
             spin: Spin::new(Duration::ZERO),
-            blind_turns: 0,
+            blind_cost: 0,
             stopped: false,
         })
     }
@@ -366,12 +367,11 @@ impl NetFabric {
             network,
             id,
             path: config.vhost_user,
-            mac: config.mac,
-            mtu: config.mtu,
             queue_pairs: config.queue_pairs.clamp(1, MAX_QUEUE_PAIRS),
             moderation: config.moderation,
             frontend: None,
             attached: false,
+            last_fault: LastFault::default(),
             rings: Vec::new(),
             first_base: FIRST_SPLIT_BASE,
             sends: Default::default(),
@@ -446,7 +446,8 @@ impl NetFabric {
                             vm: port.vm.clone(),
                             id: port.id,
                             attached: port.attached,
-                            driver_ready: port.receiving_ring(0).is_some(),
+                            driver_ready: port.driver_runs(),
+                            last_fault: port.last_fault.text(),
                             link: port.frontend.is_some(),
                             counters: port.counters,
                             bridge: network.bridge_counters(port.id),
@@ -461,6 +462,7 @@ impl NetFabric {
                 });
                 let uplink = network.uplink.as_ref().map(|uplink| UplinkSnapshot {
                     id: uplink.id,
+                    attached: !uplink.is_gone,
                     counters: uplink.counters,
                     bridge: network.bridge_counters(uplink.id),
                 });
@@ -508,7 +510,12 @@ impl NetFabric {
         self.pay_interrupts();
         self.end_rests();
         for _ in 0..self.ready.len() {
+            // The others have their turn when the descriptors have been looked at.
+            if self.blind_cost >= cost::MAX_BLIND {
+                break;
+            }
             if let Some((number, ring)) = self.ready.pop_front() {
+                self.blind_cost += cost::BATCH;
                 self.drain(number, ring);
             }
         }
@@ -523,16 +530,21 @@ impl NetFabric {
                     self.answer(message);
                 }
             }
-            Token::Ring { line, index } if is_transmit(usize::from(index)) => {
-                let number = line.0 as usize;
-                if let Some(port) = self.ports.get_mut(number) {
-                    port.counters.kicks += 1;
-                    self.make_ready(number, usize::from(index));
-                }
-            }
+            Token::Ring { line, index } => self.kicked(line.0 as usize, usize::from(index)),
             Token::Uplink { network } => self.drain_uplink(network as usize),
-            // A guest says that it has posted buffers: nobody waits for them.
             _ => {}
+        }
+    }
+
+    fn kicked(&mut self, number: usize, index: usize) {
+        self.look_at_ring(number, index);
+        let Some(port) = self.ports.get_mut(number) else {
+            return;
+        };
+        // That a guest has posted buffers, nobody waits for.
+        if is_transmit(index) {
+            port.counters.kicks += 1;
+            self.make_ready(number, index);
         }
     }
 
@@ -582,7 +594,7 @@ impl NetFabric {
             generation,
             vm: port.vm.clone(),
         };
-        let model = model::model(port.mac, port.mtu, port.queue_pairs);
+        let model = model::model(port.queue_pairs);
         let rings = model.rings;
         let frontend = Frontend::spawn(listener, identity, model, self.mailbox.clone());
         port.frontend = Some(frontend.map_err(refused)?);
@@ -593,23 +605,11 @@ impl NetFabric {
 
     /// Lets go of a port's VMM, and listens for none.
     fn hang_up(&mut self, number: usize) {
-        let frontend = self.ports[number].frontend.take();
-        // What the thread still asks, also what waits for an answer now, comes too late.
+        drop(self.ports[number].frontend.take());
+        // What its thread still asks, also what waits for an answer now, comes too late.
         self.ports[number].generation = self.take_generation();
         self.ports[number].attached = false;
         self.forget_rings(number);
-        let Some(thread) = frontend.and_then(|mut frontend| frontend.stop()) else {
-            return;
-        };
-        // The thread may be waiting for an answer of ours: give it one. It asks for nothing new once its socket is shut.
-        while !thread.is_finished() {
-            match self.messages.recv_timeout(Duration::from_millis(5)) {
-                Ok(message) => self.answer(message),
-                Err(_) => continue,
-            }
-        }
-        // If it panicked, that has been printed.
-        let _ = thread.join();
     }
 
     fn take_generation(&mut self) -> u64 {
@@ -637,13 +637,6 @@ impl Network {
 
     fn behind(&self, id: PortId) -> Option<Behind> {
         self.behind.get(usize::from(id.0)).copied().flatten()
-    }
-
-    fn close_uplink(&mut self) {
-        if let Some(uplink) = self.uplink.take() {
-            self.bridge.remove_port(uplink.id);
-            self.put_behind(uplink.id, None);
-        }
     }
 
     fn put_behind(&mut self, id: PortId, behind: Option<Behind>) {

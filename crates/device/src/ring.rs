@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::IoSliceMut;
 
 use memory::queue::{Chain, Queue};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 /// A running ring of a guest.
 #[derive(Debug)]
@@ -26,8 +28,21 @@ pub(crate) struct Ring {
     pub(crate) counts: RingCounts,
     /// It was kicked since it was last drained.
     pub(crate) is_kicked: bool,
+    sight: Sight,
     /// There is a moment by which an interrupt that is owed will be sent.
     pub(crate) has_deadline: bool,
+}
+
+/// Whether what a guest's driver writes into a ring is seen here. A VMM can hand over memory that its guest does not share: the mapping
+/// is private, and each page that the guest writes becomes a copy of its own. Then ours stays as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    /// The driver has not notified, so there need not be anything.
+    Unknown,
+    /// It has, and there is nothing but zeros, in any of the device's rings.
+    Nothing,
+    /// It is, or it cannot be told.
+    Something,
 }
 
 /// How often the two sides of a ring notified each other, and how often that was saved. All only grow.
@@ -65,8 +80,9 @@ pub(crate) enum Lazily {
 }
 
 impl Ring {
-    /// A ring that has just been set up.
+    /// A ring that has just been set up. It is looked at in any case, so what was notified before counts no more.
     pub(crate) fn new(queue: Queue, kick: File, call: Option<File>, enabled: bool) -> Ring {
+        let before = take_kicks(&kick);
         Ring {
             queue,
             kick,
@@ -77,7 +93,12 @@ impl Ring {
             owes_interrupt: false,
             given_back: 0,
             counts: RingCounts::default(),
-            is_kicked: false,
+            // QEMU signals a descriptor once before it hands it over.
+            is_kicked: before.is_ok_and(|count| count > 1),
+            sight: match before {
+                Ok(_) => Sight::Unknown,
+                Err(_) => Sight::Something,
+            },
             has_deadline: false,
         }
     }
@@ -139,6 +160,11 @@ impl Ring {
         self.is_kicked = true;
     }
 
+    /// The guest has notified us, and nothing that it writes is seen here.
+    pub(crate) fn is_out_of_sight(&self) -> bool {
+        self.sight == Sight::Nothing
+    }
+
     /// Something of the guest's was found.
     pub(crate) fn found(&mut self) {
         let was_kicked = std::mem::take(&mut self.is_kicked);
@@ -151,5 +177,65 @@ impl Ring {
             // A full counter means that an interrupt is pending.
             let _ = rustix::io::write(call, &1u64.to_ne_bytes());
         }
+    }
+}
+
+impl AsRef<Ring> for Ring {
+    fn as_ref(&self) -> &Ring {
+        self
+    }
+}
+
+impl AsMut<Ring> for Ring {
+    fn as_mut(&mut self) -> &mut Ring {
+        self
+    }
+}
+
+/// After a kick of a device's ring: whether what the driver writes is seen here, if that is news.
+///
+/// A driver notifies when it has made something available (virtio 1.2, section 2.7.13). If all rings of the device are as blank as fresh memory
+/// then, its writes go elsewhere. A notification too many is not taken for that, as long as the driver has written into one of the rings.
+pub(crate) fn look<R: AsRef<Ring> + AsMut<Ring>>(
+    rings: &mut [Option<R>],
+    kicked: usize,
+) -> Option<bool> {
+    let ring = rings.get(kicked)?.as_ref()?.as_ref();
+    let is_blank = |ring: &Ring| ring.queue.is_fresh() && ring.queue.is_blank();
+    let is_seen = match ring.sight {
+        Sight::Something => return None,
+        // Cheaper than a look at all of it, which a guest could ask for again and again.
+        Sight::Nothing => !ring.queue.is_fresh() || ring.queue.pending().unwrap_or(true),
+        Sight::Unknown => !rings.iter().flatten().all(|ring| is_blank(ring.as_ref())),
+    };
+    let mut was_seen = true;
+    for (index, ring) in rings.iter_mut().enumerate() {
+        let Some(ring) = ring.as_mut().map(AsMut::as_mut) else {
+            continue;
+        };
+        was_seen &= !ring.is_out_of_sight();
+        match is_seen {
+            true => ring.sight = Sight::Something,
+            false if index == kicked => ring.sight = Sight::Nothing,
+            false => {}
+        }
+    }
+    (is_seen != was_seen).then_some(is_seen)
+}
+
+/// How often a descriptor was notified before it came to us. Other kinds than an eventfd need not tell, and old kernels do not: they could make us wait.
+fn take_kicks(kick: &File) -> Result<u64, Errno> {
+    let mut count = [0; size_of::<u64>()];
+    let read = preadv2(
+        kick,
+        &mut [IoSliceMut::new(&mut count)],
+        // Not at a place in a file.
+        u64::MAX,
+        ReadWriteFlags::NOWAIT,
+    );
+    match read {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(Errno::AGAIN) => Ok(0),
+        Err(error) => Err(error),
     }
 }

@@ -6,20 +6,27 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use device::net::{NetFabric, UplinkDevice};
-use memory::ethernet::{Opened, open_packet_socket};
+use device::net::{
+    ModerationSetting, NetError, NetFabric, NetPortConfig, UplinkDevice, UplinkSnapshot,
+};
+use memory::ethernet::{Opened, open_packet_socket, open_tap};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use station::{Ipv4Settings, StationConfig};
-use switch::bridge::{BridgeLimits, PortConfig, Refusal, Vlan, VlanId, VlanSet};
+use switch::bridge::{AddPortError, BridgeLimits, PortConfig, Refusal, Vlan, VlanId, VlanSet};
 use wire::ethernet::MacAddress;
-use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
+use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_UDP_FRAGMENTS, NetHeader};
 
 const NETWORK: &str = "lan";
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1);
 const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+/// Of the host at the other end of the wire.
+const HOST: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+
+/// How long anything may take. Nothing takes that long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Says inside the namespace what to test.
 const WHAT: &str = "RINGDOWN_TEST_UPLINK";
@@ -38,6 +45,19 @@ fn the_host_reaches_a_network_through_an_interface() {
 #[test]
 fn the_host_reaches_a_network_through_a_trunk() {
     in_namespace("trunk");
+}
+
+/// The system throws a packet away whose offload no virtio header can express, and says so to whoever reads.
+#[test]
+fn a_packet_that_cannot_be_read_costs_itself_alone() {
+    in_namespace("unreadable");
+}
+
+/// What is in use behind the uplink is nobody's to take meanwhile.
+#[test]
+fn an_uplink_whose_device_was_removed_keeps_its_port_and_comes_back() {
+    in_namespace("tap-gone");
+    in_namespace("interface-gone");
 }
 
 /// Runs [`inside`] in a new network namespace.
@@ -66,25 +86,22 @@ fn inside() {
     let Ok(what) = std::env::var(WHAT) else {
         return;
     };
+    match what.as_str() {
+        "unreadable" => return unreadable(),
+        "tap-gone" => return gone(&UplinkDevice::Tap("rdtap0".to_owned()), "rdtap0"),
+        "interface-gone" => {
+            return gone(&UplinkDevice::Interface("rdinner".to_owned()), "rdouter");
+        }
+        _ => {}
+    }
     let device = match what.as_str() {
         "tap" => UplinkDevice::Tap("rdtap0".to_owned()),
         _ => {
-            ip("link add rdouter type veth peer name rdinner");
-            ip("link set rdinner up");
+            make_pair();
             UplinkDevice::Interface("rdinner".to_owned())
         }
     };
-    let mut fabric = NetFabric::new().unwrap();
-    fabric
-        .add_network(NETWORK, BridgeLimits::default())
-        .unwrap();
-    let config = station();
-    let port = PortConfig {
-        ipv4: Some(OWN),
-        addresses: vec![OWN6.into()],
-        ..PortConfig::station(MAC)
-    };
-    fabric.set_station(NETWORK, (port, config)).unwrap();
+    let mut fabric = fabric();
     let one = VlanSet::from_iter([VlanId::DEFAULT]);
     let port = PortConfig {
         vlan: match what.as_str() {
@@ -138,6 +155,151 @@ fn inside() {
     }
 }
 
+/// Two interfaces that are each other's wire. The inner one is up.
+fn make_pair() {
+    ip("link add rdouter type veth peer name rdinner");
+    ip("link set rdinner up");
+}
+
+/// A network that answers, without an uplink.
+fn fabric() -> NetFabric {
+    let mut fabric = NetFabric::new().unwrap();
+    fabric
+        .add_network(NETWORK, BridgeLimits::default())
+        .unwrap();
+    let port = PortConfig {
+        ipv4: Some(OWN),
+        addresses: vec![OWN6.into()],
+        ..PortConfig::station(MAC)
+    };
+    fabric.set_station(NETWORK, (port, station())).unwrap();
+    fabric
+}
+
+fn uplink(fabric: &NetFabric) -> UplinkSnapshot {
+    fabric.networks().remove(0).uplink.unwrap()
+}
+
+/// Turns until this is so.
+fn turn_until(fabric: &mut NetFabric, mut is_so: impl FnMut(&NetFabric) -> bool) {
+    let start = Instant::now();
+    while !is_so(fabric) {
+        assert!(start.elapsed() < PATIENCE, "it never comes to that");
+        fabric.turn(Some(Duration::from_millis(10))).unwrap();
+    }
+}
+
+/// The interface is the other side of a tap of ours: what is written there comes in as from a wire.
+fn unreadable() {
+    let wire = open_tap("rdtap1").unwrap();
+    ip("link set rdtap1 up");
+    let mut fabric = fabric();
+    let device = UplinkDevice::Interface("rdtap1".to_owned());
+    let port = PortConfig::uplink();
+    fabric.set_uplink(NETWORK, &device, port).unwrap();
+    let question = udp(None, &[7; 3000]);
+    let fragments = NetHeader {
+        flags: FLAG_NEEDS_CHECKSUM,
+        gso_type: GSO_UDP_FRAGMENTS,
+        gso_size: 1400,
+        header_len: 42,
+        checksum_start: 34,
+        checksum_offset: 6,
+        ..NetHeader::default()
+    };
+    for _ in 0..3 {
+        send(&wire, fragments, &question);
+    }
+    turn_until(&mut fabric, |fabric| {
+        uplink(fabric).counters.dropped_frames == 3
+    });
+    turn_until(&mut fabric, |_| is_answered(&wire));
+    assert!(uplink(&fabric).attached);
+}
+
+/// A device is removed and made again. `host` is where the host is on its wire.
+fn gone(device: &UplinkDevice, host: &str) {
+    let is_tap = matches!(device, UplinkDevice::Tap(_));
+    if !is_tap {
+        make_pair();
+    }
+    let mut fabric = fabric();
+    let gateway = Ipv4Addr::new(10, 99, 0, 9);
+    let port = PortConfig {
+        ipv4: Some(gateway),
+        ..PortConfig::uplink()
+    };
+    fabric.set_uplink(NETWORK, device, port).unwrap();
+    asks(&mut fabric, host);
+    let before = uplink(&fabric);
+    let learned = |fabric: &NetFabric| {
+        let macs = fabric.networks().remove(0).macs;
+        macs.iter()
+            .any(|entry| entry.mac == HOST && entry.port == before.id)
+    };
+    assert!(before.attached && learned(&fabric));
+    ip(&format!("link del {host}"));
+    turn_until(&mut fabric, |fabric| !uplink(fabric).attached);
+    assert_eq!(uplink(&fabric).id, before.id);
+    assert!(learned(&fabric));
+    // Nor is the gateway's address for others.
+    let directory = tempfile::tempdir().unwrap();
+    let thief = NetPortConfig {
+        network: NETWORK.to_owned(),
+        vm: "web".to_owned(),
+        vhost_user: directory.path().join("web"),
+        bridge: PortConfig {
+            ipv4: Some(gateway),
+            ..PortConfig::guest(MacAddress([2, 0, 0, 0, 0, 3]))
+        },
+        queue_pairs: 1,
+        moderation: ModerationSetting::Off,
+    };
+    let refused = fabric.add_port(thief).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            NetError::Bridge(AddPortError::AddressTaken { port, .. }) if port == before.id
+        ),
+        "{refused}"
+    );
+    if !is_tap {
+        let refused = fabric.restore_uplink(NETWORK).unwrap_err();
+        assert!(matches!(refused, NetError::Uplink { .. }), "{refused}");
+        assert!(!uplink(&fabric).attached);
+        make_pair();
+    }
+    fabric.restore_uplink(NETWORK).unwrap();
+    let after = uplink(&fabric);
+    assert!(after.attached && after.id == before.id);
+    assert!(after.counters.sent_frames >= before.counters.sent_frames);
+    asks(&mut fabric, host);
+    // There is nothing to do about one that works.
+    fabric.restore_uplink(NETWORK).unwrap();
+    asks(&mut fabric, host);
+}
+
+/// The host asks for the network's address, and is answered.
+fn asks(fabric: &mut NetFabric, host: &str) {
+    ip(&format!("link set {host} address 02:00:00:00:00:02 up"));
+    let wire = open_packet_socket(host).unwrap();
+    turn_until(fabric, |_| is_answered(&wire));
+}
+
+/// Asks for the network's address, and says whether that was answered before. Linux loses what is sent just after an interface was set up.
+fn is_answered(wire: &Opened) -> bool {
+    send(wire, NetHeader::default(), &arp(None, 4));
+    let mut buffer = [0; 2048];
+    while let Ok((len, _)) = wire.read(&mut buffer) {
+        let frame = &buffer[wire.header_len..len];
+        if frame[6..14] == [&MAC.0[..], &[8, 6]].concat() {
+            assert_eq!(frame[38..42], [10, 99, 0, 4]);
+            return true;
+        }
+    }
+    false
+}
+
 /// Frames of several VLANs on one wire: those of the network are answered, and no others.
 fn tags(host: &str, is_trunk: bool) {
     let wire = open_packet_socket(host).unwrap();
@@ -169,8 +331,7 @@ fn tags(host: &str, is_trunk: bool) {
 
 fn ethernet(to: [u8; 6], tag: Option<[u8; 4]>, kind: u16) -> Vec<u8> {
     let tag = tag.map(Vec::from).unwrap_or_default();
-    let from = [2, 0, 0, 0, 0, 2];
-    [&to[..], &from, &tag, &kind.to_be_bytes()].concat()
+    [&to[..], &HOST.0, &tag, &kind.to_be_bytes()].concat()
 }
 
 /// 10.99.0.NUMBER asks who is the network itself.
@@ -186,8 +347,13 @@ fn arp(tag: Option<[u8; 4]>, number: u8) -> Vec<u8> {
 const QUESTION: &[u8] = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x02ns\x03lan\0\0\x01\0\x01";
 
 fn question(tag: Option<[u8; 4]>) -> Vec<u8> {
+    udp(tag, QUESTION)
+}
+
+/// A datagram for the network itself, with its checksum left to others.
+fn udp(tag: Option<[u8; 4]>, payload: &[u8]) -> Vec<u8> {
     let mut frame = ethernet(MAC.0, tag, 0x800);
-    let udp_len = 8 + QUESTION.len() as u16;
+    let udp_len = 8 + payload.len() as u16;
     let mut ip = vec![0x45, 0];
     ip.extend((20 + udp_len).to_be_bytes());
     ip.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 99, 0, 2]);
@@ -206,7 +372,7 @@ fn question(tag: Option<[u8; 4]>) -> Vec<u8> {
     frame.extend([0x30, 0x39, 0, 53]);
     frame.extend(udp_len.to_be_bytes());
     frame.extend(pseudo_header.to_be_bytes());
-    frame.extend(QUESTION);
+    frame.extend(payload);
     frame
 }
 
@@ -220,10 +386,7 @@ fn receive(wire: &Opened, is_meant: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Option<
     let mut buffer = [0; 2048];
     loop {
         let mut waits = [PollFd::new(&wire.descriptor, PollFlags::IN)];
-        let timeout = Timespec {
-            tv_sec: 20,
-            tv_nsec: 0,
-        };
+        let timeout = Timespec::try_from(PATIENCE).unwrap();
         assert_eq!(poll(&mut waits, Some(&timeout)), Ok(1), "an answer");
         let (len, tag) = wire.read(&mut buffer).unwrap();
         let frame = &buffer[wire.header_len..len];

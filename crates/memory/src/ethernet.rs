@@ -21,13 +21,33 @@ pub struct Opened {
     /// Segments of UDP may be left to the host, and come from it.
     pub udp_segments: bool,
     /// Frames come without their outermost VLAN tag, which comes beside them.
-    tags_beside: bool,
+    pub tags_beside: bool,
 }
 
 /// A VLAN tag that the system has taken off a frame, as it stood behind the addresses.
 pub type Tag = [u8; 4];
 
 impl Opened {
+    /// Whether it is the packet socket of an interface that was removed. It stays so, also if there is another one of that name.
+    pub fn is_orphaned(&self) -> bool {
+        if !self.tags_beside {
+            return false;
+        }
+        // SAFETY: a `sockaddr_ll` is plain numbers: zeros are a value of it.
+        let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+        let mut len = mem::size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the system writes no more than `len` bytes of the address, which outlives the call.
+        let named = checked(unsafe {
+            libc::getsockname(
+                self.descriptor.as_raw_fd(),
+                (&raw mut address).cast(),
+                &raw mut len,
+            )
+        });
+        // No interface has such a number.
+        named.is_ok() && address.sll_ifindex <= 0
+    }
+
     /// Reads a frame with its virtio header, and says how long both are. The system takes the outermost tag off what comes to a packet
     /// socket (`packet(7)`, `PACKET_AUXDATA`): it comes beside the frame, and the header says where things are without it.
     ///
@@ -198,6 +218,24 @@ pub fn open_packet_socket(interface: &str) -> io::Result<Opened> {
     })
 }
 
+/// The longest packet that the interface of this name sends, in bytes.
+///
+/// # Errors
+/// `InvalidInput` for a name that no interface can have; otherwise what the system reports, such as that there is none.
+pub fn mtu_of(interface: &str) -> io::Result<u32> {
+    let mut request = interface_request(interface)?;
+    // SAFETY: no pointers are involved. Any socket will do.
+    let socket =
+        checked(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: SIOCGIFMTU takes an `ifreq` with a name, and fills in the number; it outlives the call.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })?;
+    // SAFETY: that is the field which was filled in; every pattern of bytes is a number.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
 fn set_option<T>(descriptor: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: the value is only read, as many bytes as it has. The options that are set here are plain C structures.
     checked(unsafe {
@@ -255,5 +293,12 @@ mod tests {
             assert_eq!(socket.kind(), io::ErrorKind::InvalidInput, "{name:?}");
         }
         assert!(interface_request("fifteen-letters").is_ok());
+    }
+
+    #[test]
+    fn an_interface_has_an_mtu() {
+        // As Linux makes it, in each network namespace.
+        assert_eq!(mtu_of("lo").unwrap(), 65_536);
+        assert!(mtu_of("no-such-one").is_err());
     }
 }

@@ -337,11 +337,14 @@ pub enum MemoryError {
         "the region's descriptor is not a regular file; use memory-backend-memfd or memory-backend-file with share=on"
     )]
     NotARegularFile,
-    /// A file whose pages come from another process.
+    /// A file whose pages may come from another process or another machine.
     #[error(
-        "the region's file is on a file system that a process serves (FUSE), which could stall this one"
+        "the region's file is on a file system (statfs type {kind:#x}) that could stall this process, as FUSE, overlayfs and network file systems can; use memory-backend-memfd, or a file on tmpfs, hugetlbfs or a local disk"
     )]
-    ServedByAProcess,
+    FileSystem {
+        /// What statfs(2) calls the file system.
+        kind: u32,
+    },
     /// One region more than a memory may have.
     #[error("a guest may have at most {max} memory regions")]
     TooManyRegions {

@@ -106,6 +106,8 @@ pub struct Chain {
     /// How many descriptors of the queue itself it takes up: with an indirect table, one for all of that. While the
     /// chain is out, the driver lacks as many.
     pub entries: u16,
+    /// How many descriptors were read for it, those of an indirect table included: what it has cost to take.
+    pub descriptors: u16,
     /// What the device may read. Mapped when it was popped, never empty ranges.
     pub readable: Vec<Range>,
     /// What the device may write, likewise.
@@ -259,6 +261,12 @@ impl Queue {
     /// it was reset.
     pub fn is_fresh(&self) -> bool {
         either!(self, ring => ring.is_fresh())
+    }
+
+    /// Whether there are only zeros where the driver writes: the descriptors and, if split, the available ring. A driver that makes something
+    /// available changes that, for as long as the queue is [fresh](Self::is_fresh).
+    pub fn is_blank(&self) -> bool {
+        either!(self, ring => ring.is_blank())
     }
 
     /// A digest of what the driver writes and, while this queue is not used, nobody else: the descriptors and, if split, the available

@@ -154,6 +154,8 @@ pub struct Host {
     pub ipv4: Option<Ipv4Addr>,
     /// Its likely IPv6 address, [`slaac_address`] for most. DNS names the one that it is heard to use.
     pub ipv6: Option<Ipv6Addr>,
+    /// The switch keeps it apart from other guests: neither is told of the other.
+    pub isolated: bool,
 }
 
 /// The address that a guest makes for itself from a prefix of 64 bits and its MAC address (RFC 4291, appendix A).

@@ -16,6 +16,7 @@ use domain::base::{
     TreeCompressor, Ttl,
 };
 use domain::rdata::{A, Aaaa, Ns, Ptr, Soa, ZoneRecordData};
+use wire::ethernet::MacAddress;
 
 use crate::config::{Host, Ipv4Settings, StationConfig};
 use crate::hosts::Hosts;
@@ -100,8 +101,9 @@ impl Resolver {
         self.serial = self.serial.wrapping_add(1);
     }
 
-    /// The answer to a message. There is none to what is itself an answer, lest two servers talk for ever, and to what is too short to be one.
-    pub fn answer(&self, bytes: &[u8], hosts: &Hosts) -> Option<Vec<u8>> {
+    /// The answer to a message of the one who has this MAC address. There is none to what is itself an answer, lest two servers talk for ever, and to
+    /// what is too short to be one.
+    pub fn answer(&self, asker: MacAddress, bytes: &[u8], hosts: &Hosts) -> Option<Vec<u8>> {
         let message = Message::from_slice(bytes)
             .ok()
             .filter(|message| !message.header().qr())?;
@@ -115,18 +117,23 @@ impl Resolver {
         };
         let finding = match version {
             Some(1..) => Finding::error(OptRcode::BADVERS),
-            _ => self.find(&question, hosts),
+            _ => self.find(asker, &question, hosts),
         };
         self.write(message, &question, &finding, version.is_some())
             .ok()
     }
 
-    fn find(&self, question: &Question<ParsedName<&[u8]>>, hosts: &Hosts) -> Finding {
+    fn find(
+        &self,
+        asker: MacAddress,
+        question: &Question<ParsedName<&[u8]>>,
+        hosts: &Hosts,
+    ) -> Finding {
         if !matches!(question.qclass(), Class::IN | Class::ANY) {
             return Finding::error(OptRcode::REFUSED);
         }
         let kind = question.qtype();
-        let records = match self.subject(&question.qname().to_name(), hosts) {
+        let records = match self.subject(asker, &question.qname().to_name(), hosts) {
             Subject::Foreign => return Finding::error(OptRcode::REFUSED),
             Subject::Nothing => {
                 return Finding {
@@ -196,7 +203,7 @@ impl Resolver {
         )
     }
 
-    fn subject<'a>(&self, asked: &OwnedName, hosts: &'a Hosts) -> Subject<'a> {
+    fn subject<'a>(&self, asker: MacAddress, asked: &OwnedName, hosts: &'a Hosts) -> Subject<'a> {
         if asked == &self.domain {
             return Subject::Domain;
         }
@@ -209,7 +216,8 @@ impl Resolver {
                 .ok()
                 .and_then(|label| hosts.with_name(label));
             return match host {
-                Some(host) => Subject::Host(host),
+                Some(host) if hosts.tell(asker, host) => Subject::Host(host),
+                Some(_) => Subject::Nothing,
                 None if is_direct && label == OWN_NAME.as_bytes() => Subject::Station,
                 None => Subject::Nothing,
             };
@@ -219,7 +227,7 @@ impl Resolver {
         }
         match reversed(asked) {
             Some(address) if self.is_of_network(address) => self
-                .name_of(address, hosts)
+                .name_of(asker, address, hosts)
                 .map_or(Subject::Nothing, Subject::Address),
             _ => Subject::Foreign,
         }
@@ -236,7 +244,7 @@ impl Resolver {
         }
     }
 
-    fn name_of(&self, address: IpAddr, hosts: &Hosts) -> Option<OwnedName> {
+    fn name_of(&self, asker: MacAddress, address: IpAddr, hosts: &Hosts) -> Option<OwnedName> {
         if self.ipv4.is_some_and(|own| address == own.address)
             || self.ipv6.is_some_and(|own| address == own)
         {
@@ -245,7 +253,8 @@ impl Resolver {
         let host = hosts.with_address(address).or_else(|| match address {
             IpAddr::V4(_) => None,
             IpAddr::V6(address) => hosts.heard_from(address),
-        })?;
+        });
+        let host = host.filter(|host| hosts.tell(asker, host))?;
         Some(name(&format!("{}.{}", host.name, self.domain)))
     }
 }

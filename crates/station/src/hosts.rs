@@ -25,6 +25,8 @@ pub(crate) struct Hosts {
     by_name: HashMap<String, usize>,
     /// The IPv6 addresses of hosts that were heard; no more than there are hosts.
     heard: HashMap<MacAddress, Heard>,
+    /// Whose these are, but for inferred ones.
+    by_heard: HashMap<Ipv6Addr, MacAddress>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +101,8 @@ impl Hosts {
     pub fn remember(&mut self, before: Self) {
         self.heard = before.heard;
         self.heard.retain(|mac, _| self.by_mac.contains_key(mac));
+        self.by_heard = before.by_heard;
+        self.by_heard.retain(|_, mac| self.by_mac.contains_key(mac));
     }
 
     /// A guest was heard to use an address, in a network with the prefix of `own`.
@@ -110,7 +114,7 @@ impl Hosts {
         if address.is_unicast_link_local() {
             // It has just come up, and whatever it had may have changed.
             if usage == Use::Probes {
-                self.heard.remove(&mac);
+                self.forget(mac);
             }
             // A guest that makes this address of its MAC address makes the other one so, too.
             if address == slaac_address(address, mac) {
@@ -130,14 +134,28 @@ impl Hosts {
         if address.segments()[..4] != own.segments()[..4] || address == own || is_anothers {
             return;
         }
+        // The switch lets one guest at a time have an address: the other has lost it.
+        if let Some(other) = self.by_heard.get(&address).filter(|other| **other != mac) {
+            self.forget(*other);
+        }
         // The first is the one that stays: those that change for privacy's sake (RFC 8981) are made after it.
-        let heard = Heard {
-            address,
-            is_inferred: false,
-        };
-        let known = self.heard.entry(mac).or_insert(heard);
-        if known.is_inferred || Some(address) == likely {
-            *known = heard;
+        let known = self.heard.get(&mac);
+        if known.is_none_or(|known| known.is_inferred || Some(address) == likely) {
+            self.forget(mac);
+            let is_inferred = false;
+            let heard = Heard {
+                address,
+                is_inferred,
+            };
+            self.heard.insert(mac, heard);
+            self.by_heard.insert(address, mac);
+        }
+    }
+
+    fn forget(&mut self, mac: MacAddress) {
+        let heard = self.heard.remove(&mac);
+        if let Some(heard) = heard.filter(|heard| !heard.is_inferred) {
+            self.by_heard.remove(&heard.address);
         }
     }
 
@@ -147,17 +165,19 @@ impl Hosts {
         heard.or(host.ipv6.filter(|_| host.ipv4.is_none()))
     }
 
+    /// Whether somebody with this MAC address is told of a host: not a guest of another one, where the switch keeps one of the two apart.
+    pub fn tell(&self, asker: MacAddress, host: &Host) -> bool {
+        let is_apart = |asker: &Host| asker.mac != host.mac && (asker.isolated || host.isolated);
+        !self.with_mac(asker).is_some_and(is_apart)
+    }
+
     pub fn with_mac(&self, mac: MacAddress) -> Option<&Host> {
         self.by_mac.get(&mac).map(|index| &self.list[*index])
     }
 
     /// The host that is heard from this address, beside those that have it by the list.
     pub fn heard_from(&self, address: Ipv6Addr) -> Option<&Host> {
-        let found = self
-            .heard
-            .iter()
-            .find(|(_, heard)| heard.address == address);
-        self.with_mac(*found?.0)
+        self.with_mac(*self.by_heard.get(&address)?)
     }
 
     pub fn with_address(&self, address: IpAddr) -> Option<&Host> {

@@ -191,8 +191,12 @@ impl Stack {
 
     fn answer_datagrams(&mut self, names: &mut Names<'_>) {
         let socket = self.sockets.get_mut::<udp::Socket>(self.datagrams);
+        // They are read with the packet that brings them.
+        let Some((_, asker)) = self.asker else {
+            return;
+        };
         while let Ok((question, from)) = socket.recv() {
-            let Some(answer) = names.answer(question) else {
+            let Some(answer) = names.answer(asker, question) else {
                 continue;
             };
             // Goes back from the address that was asked. If there is no room it is lost, as datagrams are.
@@ -210,7 +214,7 @@ impl Stack {
             };
             // Each step takes bytes out of a buffer of limited size.
             let end = loop {
-                match answer_next(socket, names) {
+                match answer_next(socket, peer.mac, names) {
                     Step::Answered => peer.deadline = now + IDLE_TIME,
                     end => break end,
                 }
@@ -298,7 +302,7 @@ enum Step {
 }
 
 /// Answers a question, which has its length in two bytes before it (RFC 1035, 4.2.2), as has the answer.
-fn answer_next(socket: &mut tcp::Socket<'_>, names: &mut Names<'_>) -> Step {
+fn answer_next(socket: &mut tcp::Socket<'_>, asker: MacAddress, names: &mut Names<'_>) -> Step {
     let mut len = [0; 2];
     if !matches!(socket.peek_slice(&mut len), Ok(2)) {
         return Step::Nothing;
@@ -318,7 +322,7 @@ fn answer_next(socket: &mut tcp::Socket<'_>, names: &mut Names<'_>) -> Step {
     if socket.recv_slice(&mut question) != Ok(question.len()) {
         return Step::Nonsense;
     }
-    let Some(answer) = names.answer(&question[2..]) else {
+    let Some(answer) = names.answer(asker, &question[2..]) else {
         return Step::Nonsense;
     };
     let Ok(answer_len) = u16::try_from(answer.len()) else {

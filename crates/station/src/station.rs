@@ -363,9 +363,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The answer to a message of DNS.
-    pub fn answer(&mut self, message: &[u8]) -> Option<Vec<u8>> {
-        let answer = self.resolver?.answer(message, self.hosts)?;
+    /// The answer to a message of DNS that came from this MAC address.
+    pub fn answer(&mut self, asker: MacAddress, message: &[u8]) -> Option<Vec<u8>> {
+        let answer = self.resolver?.answer(asker, message, self.hosts)?;
         self.counters.dns_answers += 1;
         Some(answer)
     }

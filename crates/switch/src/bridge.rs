@@ -106,7 +106,7 @@ pub struct Bridge {
     ports: Slab<Port>,
     /// By the ports' numbers; those of no port are down.
     gates: Vec<Gate>,
-    /// MAC addresses that were assigned, as numbers.
+    /// MAC addresses that were assigned, as numbers. A port that learns may have one, too.
     stations: HashMap<u64, PortId, FixedState>,
     /// MAC addresses that were learned, with their VLAN in the upper 16 bits.
     learned: Owners<u64>,
@@ -118,6 +118,9 @@ pub struct Bridge {
     reserved: u32,
     flooded: Vec<(PortId, Tagging)>,
 }
+
+/// For so long the MAC address of a gateway behind an uplink is nobody else's, however silent it is.
+const RESERVED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn learned_key(vlan: VlanId, mac: MacAddress) -> u64 {
     u64::from(vlan.get()) << 48 | mac.to_u64()
@@ -187,13 +190,14 @@ impl Bridge {
         Some(counters)
     }
 
-    /// Says whether a port's link is up. While it is down, frames neither come from there nor go there, and what was learned is forgotten.
+    /// Says whether a port's link is up. While it is down, frames neither come from there nor go there, and what was learned is forgotten. Behind
+    /// an uplink hosts live on: what they use is kept until they have been silent for the ageing time.
     pub fn set_link(&mut self, id: PortId, is_up: bool) {
-        if !self.ports.contains(id.0.into()) {
+        let Some(port) = self.ports.get(id.0.into()) else {
             return;
-        }
+        };
         self.gates[usize::from(id.0)].is_up = is_up;
-        if !is_up {
+        if !is_up && port.config.kind != PortKind::Uplink {
             self.learned.forget(id);
             self.bindings.forget(id);
         }
@@ -324,7 +328,7 @@ impl Bridge {
         if segment_len > usize::from(self.limits.mtu) + HEADER_LEN + tag_len {
             return Err(Refusal::TooLong);
         }
-        let learns = gate.mac == 0;
+        let learns = gate.mac == Gate::LEARNS;
         if learns && !head.source.is_assignable() {
             return Err(Refusal::InvalidSource);
         }
@@ -352,18 +356,19 @@ impl Bridge {
         if learns && !self.may_learn(&arrival) {
             return Err(Refusal::SourceTaken);
         }
-        self.filter(&arrival)?;
+        let only_for = self.filter(&arrival)?;
         if learns {
             self.learn(&arrival);
+        }
+        if let Some(to) = only_for {
+            return self.forward(&arrival, to);
         }
         if head.destination.is_multicast() {
             let storm = match head.destination.is_broadcast() {
                 true => Storm::Broadcast,
                 false => Storm::Multicast,
             };
-            let verdict = self.flood(&arrival, storm)?;
-            self.note_question(&arrival);
-            return Ok(verdict);
+            return self.flood(&arrival, storm);
         }
         match self.find(&arrival) {
             Some(to) => self.forward(&arrival, to),
@@ -381,12 +386,14 @@ impl Bridge {
     /// ways; otherwise it stays with the port that had it first.
     fn may_learn(&self, arrival: &Arrival<'_>) -> bool {
         let mac = arrival.head.source;
-        if self.stations.contains_key(&mac.to_u64()) {
-            return false;
+        if let Some(port) = self.stations.get(&mac.to_u64()) {
+            return *port == arrival.from;
         }
         let key = learned_key(arrival.vlan, mac);
         let owner = self.learned.owner(arrival.now, key);
-        owner.is_none_or(|owner| self.is_same_side(arrival, owner.port))
+        owner.is_none_or(|owner| {
+            self.is_same_side(arrival, owner.port) || self.is_reserved_outside(arrival)
+        })
     }
 
     /// Whether a port is where the frame came from, or both are uplinks, between which addresses move.
@@ -397,9 +404,17 @@ impl Bridge {
 
     /// Learns a frame's source, which may be.
     fn learn(&mut self, arrival: &Arrival<'_>) {
-        let max = self.ports[arrival.from.0.into()].config.macs_max();
+        if self.stations.contains_key(&arrival.head.source.to_u64()) {
+            return;
+        }
+        let max = self.ports[arrival.from.0.into()].config.learned_max;
         let key = learned_key(arrival.vlan, arrival.head.source);
         self.learned.take(arrival.now, key, arrival.from, max);
+        let may_reserve = arrival.kind == PortKind::Uplink && !self.assigned.is_empty();
+        if may_reserve && self.is_reserved_outside(arrival) {
+            let until = arrival.now + RESERVED_FOR;
+            self.learned.keep(arrival.now, key, arrival.from, until);
+        }
     }
 
     /// Where the one is whom a frame is for.
@@ -439,7 +454,7 @@ impl Bridge {
         self.ports[from].take(arrival.now, storm, arrival.frames)?;
         let source = self.gates[from].place;
         for (number, gate) in self.gates.iter_mut().enumerate() {
-            let known = storm == Storm::Unknown && gate.mac != 0;
+            let known = storm == Storm::Unknown && gate.mac != Gate::LEARNS;
             if number == from || known || !gate.is_up || reaches(source, gate.place).is_err() {
                 continue;
             }

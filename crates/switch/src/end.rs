@@ -50,6 +50,10 @@ pub(crate) struct End {
     /// The guest has asked for an announcement of room that it has not had yet.
     pub(crate) wants_credit: bool,
     pub(crate) outbox: Outbox,
+    /// The epoch of its line in which it began. In another one it is lost: see [`cuts`](crate::cuts).
+    pub(crate) epoch: u32,
+    /// Where it is in its line's list of ends, in that epoch.
+    pub(crate) place: u32,
     /// Waiting in its line's round.
     pub(crate) queued: bool,
     /// The host program's socket may have something to read.
@@ -79,6 +83,8 @@ impl End {
             told: 0,
             wants_credit: false,
             outbox: Outbox::default(),
+            epoch: 0,
+            place: 0,
             queued: false,
             readable: false,
         }

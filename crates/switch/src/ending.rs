@@ -10,6 +10,9 @@ use crate::operator::Destination;
 use crate::switch::Actions;
 use crate::{Reason, Side, Switch};
 
+/// Deadlines that are met in one tick. The next tick is due at once while there are more.
+const DEADLINES_AT_ONCE: usize = 256;
+
 impl Switch {
     /// The guest at `side` knows nothing of this circuit any more.
     pub(crate) fn guest_gone(
@@ -317,7 +320,9 @@ impl Switch {
         self.set_deadline(index, None);
         self.end_rest(index);
         self.account_for(index);
+        self.strike_ends(index);
         let circuit = self.circuits.remove(index);
+        self.program_has_closed(circuit.call.host);
         // One that was never put through has been decided about, and nothing else.
         if let Some(ended) = self.ended.as_mut().filter(|_| circuit.put_through) {
             ended.push_back(EndedCircuit {
@@ -346,11 +351,11 @@ impl Switch {
     }
 
     pub(crate) fn tick(&mut self, now: Time, actions: &mut Actions) {
+        self.cut_some(now, actions);
         self.end_rests(now, actions);
-        while let Some((at, id)) = self.deadlines.first().copied() {
-            if at > now {
-                break;
-            }
+        for _ in 0..DEADLINES_AT_ONCE {
+            let due = self.deadlines.first().filter(|(at, _)| *at <= now);
+            let Some((_, id)) = due.copied() else { break };
             self.deadlines.pop_first();
             let Some(index) = self.find(id) else { continue };
             let Some(deadline) = self.circuits[index].deadline.take() else {

@@ -3,13 +3,10 @@
 //! Nothing is counted for a packet: what a circuit has carried is known to the circuit, and is added to its rule's figures when it is over, when
 //! another policy comes, or when somebody asks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::{
-    CalleePattern, CallerPattern, Policy, PortRange, Reason, Rule, RuleId, RuleLimits, Switch,
-    Time, Verdict,
-};
+use crate::{Policy, Reason, RuleId, Switch, Time};
 
 /// What has been counted of the calls about which a rule has decided. All only grow. When the policy is set again, they go on with the rule of the same
 /// name, whatever it says now; rules that share a name are counted together from then on, by the first of them. A rule without a name goes on
@@ -119,46 +116,13 @@ impl RuleFigures {
 
     /// Another policy comes: rules that are in it too hand their figures over.
     fn hand_over(&mut self, from: &Policy, to: &Policy) {
-        let known = from.rules().iter().zip(std::mem::take(&mut self.rules));
-        // What is exported is the sum of namesakes. So all of them hand over, and it does not matter that only the first takes.
-        let mut handed: HashMap<Identity<'_>, RuleCounters> = HashMap::new();
-        for (rule, counters) in known {
-            let sum = handed.entry(Identity::of(rule)).or_default();
-            sum.add(&counters);
-        }
-        let taken = to.rules().iter().map(|rule| {
-            let sum = handed.remove(&Identity::of(rule));
-            sum.unwrap_or_default()
-        });
-        self.rules = taken.collect();
-    }
-}
-
-/// What makes a rule the same one in another policy.
-#[derive(PartialEq, Eq, Hash)]
-enum Identity<'a> {
-    Name(&'a str),
-    /// Everything that it says.
-    Content {
-        from: &'a [CallerPattern],
-        to: &'a [CalleePattern],
-        ports: &'a [PortRange],
-        verdict: &'a Verdict,
-        limits: RuleLimits,
-    },
-}
-
-impl Identity<'_> {
-    fn of(rule: &Rule) -> Identity<'_> {
-        match rule.is_named {
-            true => Identity::Name(&rule.label),
-            false => Identity::Content {
-                from: &rule.from,
-                to: &rule.to,
-                ports: &rule.ports,
-                verdict: &rule.verdict,
-                limits: rule.limits,
-            },
+        let known = std::mem::take(&mut self.rules);
+        self.rules
+            .resize_with(to.rules().len(), RuleCounters::default);
+        for (place, counters) in from.places_in(to).into_iter().zip(known) {
+            if let Some(place) = place {
+                self.rules[place.0 as usize].add(&counters);
+            }
         }
     }
 }

@@ -176,7 +176,7 @@ impl Switch {
             peer_cid: HOST_CID,
             peer_port: port,
         };
-        let route = match self.route_from_guest(now, line, &key, SocketType::Stream) {
+        let route = match self.route_from_guest(now, line, &key, SocketType::Stream, actions) {
             Ok(route) => route,
             Err(refusal) => {
                 let reason = refusal.reason;

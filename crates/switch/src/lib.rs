@@ -45,6 +45,7 @@ pub mod bridge;
 mod circuit;
 mod config;
 mod counters;
+mod cuts;
 mod directory;
 mod egress;
 mod end;

@@ -89,6 +89,12 @@ pub(crate) struct Line {
     /// The rules that can match when this guest is called.
     pub(crate) callees: RuleSet,
     pub(crate) up: bool,
+    /// Nothing finds it any more; it is there until its circuits are cut.
+    pub(crate) removed: bool,
+    /// How often the line has gone down.
+    pub(crate) epoch: u32,
+    /// The ends of circuits that began in this epoch: each by the circuit's index and its side. Each end knows its place.
+    pub(crate) ends: Vec<(u32, Side)>,
     /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
     pub(crate) seqpacket: bool,
     pub(crate) counters: Counters,
@@ -142,6 +148,9 @@ impl Line {
             callers: RuleSet::default(),
             callees: RuleSet::default(),
             up: false,
+            removed: false,
+            epoch: 0,
+            ends: Vec::new(),
             seqpacket: false,
             counters: Counters::default(),
             round: VecDeque::new(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use wire::vsock::{HOST_CID, SocketType};
 
+use crate::cuts::Cut;
 use crate::directory::ServiceId;
 use crate::end::{End, Party};
 use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
@@ -106,7 +107,8 @@ impl Switch {
             });
         }
         self.hand_over_figures(&policy);
-        self.rules = RuleUse::of(&policy);
+        let used = std::mem::take(&mut self.rules);
+        self.rules = RuleUse::handed_over(used, &self.policy, &policy);
         self.policy = policy;
         self.cut_rests_short();
         let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
@@ -119,11 +121,10 @@ impl Switch {
         }
     }
 
-    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again.
-    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) {
-        if let Some(line) = self.line_mut(line) {
-            line.address.groups = groups;
-        }
+    /// Puts a VM into these groups, and into no others. The policy in force takes note of it when it is set again. Returns whether it was in others.
+    pub fn set_groups(&mut self, line: LineId, groups: Vec<String>) -> bool {
+        let old = self.line_mut(line).map(|line| &mut line.address.groups);
+        old.is_some_and(|old| std::mem::replace(old, groups.clone()) != groups)
     }
 
     /// Gives VMs these other names, and no others. VMs that are not named keep theirs.
@@ -135,23 +136,25 @@ impl Switch {
         self.directory.set_other_names(known.collect());
     }
 
-    /// Ends circuits that the policy in force would not set up. Returns how many.
+    /// Ends circuits that the policy in force would not set up, the first of them now and the others at the next ticks. Returns how many.
     pub fn enforce_policy(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
-        let denied: Vec<CircuitId> = self
+        let denied: Vec<(CircuitId, Option<Side>)> = self
             .circuits
             .iter()
             .filter(|(index, circuit)| {
                 let over = circuit.reason.is_some() || circuit.ends.iter().any(|end| end.gone);
                 !over && self.judge_again(*index).is_none()
             })
-            .map(|(_, circuit)| circuit.id)
+            .map(|(_, circuit)| (circuit.id, None))
             .collect();
-        for id in &denied {
-            if let Some(index) = self.find(*id) {
-                self.kill(now, index, Reason::Denied, actions);
-            }
-        }
-        denied.len()
+        let count = denied.len();
+        let cut = Cut {
+            circuits: denied.into_iter(),
+            reason: Reason::Denied,
+            removed: None,
+        };
+        self.cut(now, cut, actions);
+        count
     }
 
     /// The policy in force.
@@ -245,6 +248,7 @@ impl Switch {
         from: LineId,
         key: &EndKey,
         socket_type: SocketType,
+        actions: &mut Actions,
     ) -> Result<Route, Refusal> {
         let caller = &self.lines[from.0 as usize];
         let dialled = self.dialled_by_guest(caller, key)?;
@@ -261,6 +265,15 @@ impl Switch {
             dialled: Some(dialled),
         };
         let (reached, port) = judgement.result.map_err(refuse)?;
+        if let (Destination::Line(line), true) = (reached, self.is_cutting()) {
+            let theirs = EndKey {
+                line,
+                port,
+                peer_cid: self.cid_for(line, from),
+                peer_port: key.port,
+            };
+            self.cut_lost(now, &theirs, actions);
+        }
         let call = Call {
             host: None,
             dialled,

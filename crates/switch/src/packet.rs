@@ -67,6 +67,9 @@ impl Switch {
             peer_cid,
             peer_port: header.dst_port,
         };
+        if self.is_cutting() {
+            self.cut_lost(now, &key, actions);
+        }
         match (operation, self.by_end.get(&key).copied()) {
             (Some(Operation::Request), known) => {
                 if let Some((index, side)) = known {
@@ -252,7 +255,7 @@ impl Switch {
             caller_cid,
             call,
             ..
-        } = match self.route_from_guest(now, line_id, &key, socket_type) {
+        } = match self.route_from_guest(now, line_id, &key, socket_type, actions) {
             Ok(route) => route,
             Err(refusal) => {
                 let reason = refusal.reason;

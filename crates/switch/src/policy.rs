@@ -22,6 +22,7 @@
 mod analysis;
 mod compiled;
 mod explain;
+mod identity;
 mod index;
 mod nested;
 mod ports;

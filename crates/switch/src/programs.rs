@@ -1,7 +1,5 @@
 //! Users of the host whose programs call guests.
 
-use std::collections::HashSet;
-
 use crate::event::{HostCaller, ProgramId};
 use crate::{Caller, RuleSet, Switch};
 
@@ -14,6 +12,8 @@ pub(crate) struct Program {
     pub(crate) uid: u32,
     pub(crate) gids: Vec<u32>,
     pub(crate) callers: RuleSet,
+    /// Circuits of its calls.
+    pub(crate) circuits: u32,
 }
 
 impl Switch {
@@ -30,26 +30,40 @@ impl Switch {
             return Some(ProgramId(index as u32));
         }
         if self.programs.len() >= MAX_PROGRAMS {
-            self.forget_programs();
+            // Those of whom no circuit is left.
+            self.programs.retain(|_, program| program.circuits > 0);
         }
         if self.programs.len() >= MAX_PROGRAMS {
             return None;
         }
         let callers = self.policy.callers(&Caller::Program { uid, gids: &gids });
-        let index = self.programs.insert(Program { uid, gids, callers });
+        let index = self.programs.insert(Program {
+            uid,
+            gids,
+            callers,
+            circuits: 0,
+        });
         Some(ProgramId(index as u32))
     }
 
-    /// Forgets users of whom no circuit is left.
-    fn forget_programs(&mut self) {
-        let circuits = self.circuits.iter();
-        let of_circuits: HashSet<usize> = circuits
-            .filter_map(|(_, circuit)| match circuit.call.host {
-                Some(HostCaller::Program(id)) => Some(id.0 as usize),
-                Some(HostCaller::Published) | None => None,
-            })
-            .collect();
-        self.programs
-            .retain(|index, _| of_circuits.contains(&index));
+    /// A circuit of such a call has been set up.
+    pub(crate) fn program_has_opened(&mut self, host: Option<HostCaller>) {
+        if let Some(program) = self.program_of(host) {
+            program.circuits += 1;
+        }
+    }
+
+    /// One is forgotten.
+    pub(crate) fn program_has_closed(&mut self, host: Option<HostCaller>) {
+        if let Some(program) = self.program_of(host) {
+            program.circuits = program.circuits.saturating_sub(1);
+        }
+    }
+
+    fn program_of(&mut self, host: Option<HostCaller>) -> Option<&mut Program> {
+        match host? {
+            HostCaller::Program(id) => self.programs.get_mut(id.0 as usize),
+            HostCaller::Published => None,
+        }
     }
 }

@@ -7,6 +7,7 @@ use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
+use crate::cuts::{CUTS_AT_ONCE, Cut};
 use crate::directory::{Directory, Taken};
 use crate::end::{End, Party};
 use crate::event::{Action, Event, Time};
@@ -59,6 +60,9 @@ pub struct Switch {
     pub(crate) next_rest: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     next_generation: u32,
+    /// Circuits that are to be cut, in the order of what cuts them.
+    pub(crate) cuts: VecDeque<Cut>,
+    pub(crate) cuts_at_once: usize,
     /// What is known of circuits that are over, in order, if anybody wants to know. Each is asked for before the next event is handled
     /// but for those that its carrying out makes, so there are at most as many as circuits.
     pub(crate) ended: Option<VecDeque<EndedCircuit>>,
@@ -84,6 +88,8 @@ impl Switch {
             next_rest: 0,
             deadlines: BTreeSet::new(),
             next_generation: 0,
+            cuts: VecDeque::new(),
+            cuts_at_once: CUTS_AT_ONCE,
             ended: None,
         }
     }
@@ -151,12 +157,18 @@ impl Switch {
         Ok(id)
     }
 
-    /// Removes a line. Its circuits are cut short.
+    /// Removes a line: its name and its identifier are free at once. Its circuits are cut short; its number is free when they all are.
     pub fn remove_line(&mut self, now: Time, id: LineId, actions: &mut Actions) {
-        if !self.lines.contains(id.0 as usize) {
+        let Some(line) = self.line_mut(id).filter(|line| !line.removed) else {
             return;
-        }
-        self.line_down(now, id, Reason::Operator, actions);
+        };
+        line.removed = true;
+        self.directory.strike(id);
+        self.line_down(now, id, Reason::Operator, Some(id), actions);
+    }
+
+    /// Forgets a line that was removed, when all its circuits are cut.
+    pub(crate) fn forget_line(&mut self, id: LineId) {
         // Ends that still drain elsewhere keep only the identifier, never the number of the line.
         for (_, circuit) in &mut self.circuits {
             circuit.call.forget(id);
@@ -167,11 +179,13 @@ impl Switch {
             }
         }
         self.lines.remove(id.0 as usize);
-        self.directory.strike(id);
     }
 
     /// The next moment at which [`Event::Tick`] is wanted.
     pub fn poll_at(&self) -> Option<Time> {
+        if self.is_cutting() {
+            return Some(Time::ZERO);
+        }
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         let rest = self.resting.first().map(|((at, _), _)| *at);
         deadline.into_iter().chain(rest).min()
@@ -184,7 +198,7 @@ impl Switch {
                 self.guest_seen(line, matches!(event, Event::LineUp { .. }));
             }
             Event::LineUp { line, seqpacket } => self.line_up(now, line, seqpacket, actions),
-            Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, actions),
+            Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, None, actions),
             Event::Packet { line, header } => self.packet(now, line, header, actions),
             Event::HostDial {
                 line,
@@ -241,7 +255,8 @@ impl Switch {
                 }
             }
         }
-        self.lines.iter().map(move |(index, line)| LineReport {
+        let lines = self.lines.iter().filter(|(_, line)| !line.removed);
+        lines.map(move |(index, line)| LineReport {
             id: LineId(index as u32),
             address: line.address.clone(),
             up: line.up,
@@ -253,6 +268,12 @@ impl Switch {
             kept_bytes: kept_bytes.get(&LineId(index as u32)).copied().unwrap_or(0),
             counters: line.counters,
         })
+    }
+
+    /// How many circuits a line has, in any state.
+    pub fn circuits_of(&self, line: LineId) -> u32 {
+        let line = self.lines.get(line.0 as usize);
+        line.map_or(0, |line| line.circuits)
     }
 
     /// Every circuit, in no particular order.
@@ -281,7 +302,8 @@ impl Switch {
             peer_port,
         };
         let (index, side) = self.by_end.get(&key)?;
-        Some((self.circuits.get(*index as usize)?.id, *side))
+        let circuit = self.circuits.get(*index as usize)?;
+        (!self.is_lost(circuit.end(*side))).then_some((circuit.id, *side))
     }
 
     /// What a line may use.
@@ -358,6 +380,7 @@ impl Switch {
         callee: End,
         call: Call,
     ) -> usize {
+        self.program_has_opened(call.host);
         let entry = self.circuits.vacant_entry();
         let index = entry.key();
         let id = CircuitId {
@@ -413,6 +436,7 @@ impl Switch {
             }
         }
         entry.insert(circuit);
+        self.list_ends(index);
         self.figures.of(call.rule).opened += 1;
         if let Some(used) = self.used(call.rule) {
             used.opened();
@@ -501,8 +525,12 @@ impl Switch {
             return;
         }
         let Some(line_id) = end.line() else { return };
-        end.queued = true;
-        if let Some(line) = self.line_mut(line_id) {
+        let Some(line) = self.lines.get_mut(line_id.0 as usize) else {
+            return;
+        };
+        // Who is there now knows nothing of the circuits of whoever was there before.
+        if line.epoch == end.epoch {
+            end.queued = true;
             line.round.push_back(Waiting { circuit: id, side });
             actions.push(Action::Wake { line: line_id });
         }
@@ -511,50 +539,40 @@ impl Switch {
     // ---- Lines ----
 
     fn line_up(&mut self, now: Time, id: LineId, seqpacket: bool, actions: &mut Actions) {
-        self.line_down(now, id, Reason::LineDown, actions);
+        self.line_down(now, id, Reason::LineDown, None, actions);
         if let Some(line) = self.line_mut(id) {
             line.up = true;
             line.seqpacket = seqpacket;
         }
     }
 
-    fn line_down(&mut self, now: Time, id: LineId, reason: Reason, actions: &mut Actions) {
+    fn line_down(
+        &mut self,
+        now: Time,
+        id: LineId,
+        reason: Reason,
+        removed: Option<LineId>,
+        actions: &mut Actions,
+    ) {
         let Some(line) = self.line_mut(id) else {
             return;
         };
         line.up = false;
         line.orphans.clear();
-        let touched: Vec<(usize, Side)> = self
-            .circuits
-            .iter()
-            .flat_map(|(index, circuit)| {
-                [Side::Caller, Side::Callee]
-                    .into_iter()
-                    .filter(move |side| {
-                        circuit.end(*side).owner() == Some(id) && !circuit.end(*side).gone
-                    })
-                    .map(move |side| (index, side))
-            })
-            .collect();
-        for (index, side) in touched {
-            let Some(circuit) = self.circuits.get(index) else {
-                continue;
-            };
-            if circuit.end(side).is_host() {
-                self.kill(now, index, reason, actions);
-            } else {
-                self.guest_lost(now, index, side, reason, actions);
-            }
-        }
-        if let Some(line) = self.line_mut(id) {
-            line.round.clear();
-            line.stale = 0;
-        }
+        line.round.clear();
+        line.stale = 0;
+        let circuits = self.take_ends(id).into_iter();
+        let cut = Cut {
+            circuits,
+            reason,
+            removed,
+        };
+        self.cut(now, cut, actions);
     }
 
     /// The guest at `side` is gone with its line. What it has finished sending is still delivered; what it has not is
     /// cut off at once.
-    fn guest_lost(
+    pub(crate) fn guest_lost(
         &mut self,
         now: Time,
         index: usize,

@@ -2,6 +2,7 @@
 
 mod closing;
 mod credit;
+mod cuts;
 mod hostile;
 mod hybrid;
 mod limits;

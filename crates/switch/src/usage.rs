@@ -27,13 +27,26 @@ pub(crate) struct RuleUse {
 }
 
 impl RuleUse {
-    /// One for each rule of a policy, unused.
-    pub(crate) fn of(policy: &Policy) -> Vec<RuleUse> {
-        policy
-            .rules()
-            .iter()
-            .map(|rule| RuleUse::new(rule.limits))
-            .collect()
+    /// One for each rule of a policy that replaces another, without circuits. A rule that was there before has as much left of a limit as it had, if that limit
+    /// is what it was.
+    pub(crate) fn handed_over(old: Vec<RuleUse>, from: &Policy, to: &Policy) -> Vec<RuleUse> {
+        let rules = to.rules().iter();
+        let mut uses: Vec<RuleUse> = rules.map(|rule| RuleUse::new(rule.limits)).collect();
+        for (place, old) in from.places_in(to).into_iter().zip(old) {
+            if let Some(place) = place {
+                uses[place.0 as usize].take_over(old);
+            }
+        }
+        uses
+    }
+
+    fn take_over(&mut self, old: RuleUse) {
+        if self.limits.connects_per_second == old.limits.connects_per_second {
+            self.connects = old.connects;
+        }
+        if self.limits.bytes_per_second == old.limits.bytes_per_second {
+            self.bytes = old.bytes;
+        }
     }
 
     fn new(limits: RuleLimits) -> RuleUse {

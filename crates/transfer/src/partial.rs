@@ -219,8 +219,10 @@ fn reopen(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<OwnedFd, 
     match rustix::fs::openat(directory, name, FLAGS, Mode::empty()) {
         Ok(file) => {
             let stat = rustix::fs::fstat(&file)?;
+            // Another name of it may be that of any file of this user, which somebody else has linked here.
             if kind(&stat) == FileType::RegularFile
                 && stat.st_uid == rustix::process::geteuid().as_raw()
+                && stat.st_nlink == 1
             {
                 return Ok(file);
             }

@@ -408,6 +408,15 @@ impl Offload {
         })
     }
 
+    /// How many frames this one stands for, with those that it is to be cut into.
+    #[inline]
+    pub fn segments(&self, frame_len: usize) -> usize {
+        self.segmentation.map_or(1, |segmentation| {
+            let payload_len = frame_len.saturating_sub(segmentation.header_len.into());
+            payload_len.div_ceil(usize::from(segmentation.size).max(1))
+        })
+    }
+
     /// The offload of the same frame with `inserted` bytes more, or fewer if negative, before its layer 3: a tag put in or taken out.
     #[must_use]
     pub fn shifted(&self, inserted: i16) -> Offload {

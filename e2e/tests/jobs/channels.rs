@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 
 use e2e::pattern::Pattern;
-use e2e::{Guest, GuestSpec, Meeting, host};
+use e2e::{Guest, host};
 
 use super::{Background, PATIENCE, eventually, ringdown, scene};
 
@@ -21,9 +21,9 @@ const CARRIED_BYTES: usize = 1_000_000;
 /// Every VM has the same three; for half of them QEMU listens.
 pub(crate) fn configuration(vm: &str, directory: &Path) -> String {
     let here = directory.display();
-    let connect = |channel: &str| match meeting(vm) {
-        Meeting::QemuConnects => String::new(),
-        Meeting::QemuListens => format!("connect = \"{here}/{vm}.{channel}.channel\"\n"),
+    let connect = |channel: &str| match vm {
+        "web" | "attic" => String::new(),
+        _ => format!("connect = \"{here}/{vm}.{channel}.channel\"\n"),
     };
     format!(
         "[[vm.channel]]\nname = \"{ECHO}\"\n{}command = [\"/bin/cat\"]\n\
@@ -33,22 +33,6 @@ pub(crate) fn configuration(vm: &str, directory: &Path) -> String {
         connect(PIPE),
         connect(LOG),
     )
-}
-
-/// Gives a guest the ports of its channels.
-pub(crate) fn with_ports(spec: GuestSpec, directory: &Path) -> GuestSpec {
-    let name = spec.name.clone();
-    [ECHO, PIPE, LOG].iter().fold(spec, |spec, channel| {
-        let socket = directory.join(format!("{name}.{channel}.channel"));
-        spec.port(channel, socket, meeting(&name))
-    })
-}
-
-fn meeting(vm: &str) -> Meeting {
-    match vm {
-        "web" | "attic" => Meeting::QemuConnects,
-        _ => Meeting::QemuListens,
-    }
 }
 
 /// The device of a port, in a guest without udev.

@@ -14,7 +14,7 @@ const DESKTOP: [(&str, &str); 3] = [
     (
         "/usr/bin/loginctl",
         "#!/bin/sh\ncase $1 in\nlist-sessions) echo '7 1000 user seat0 tty2' ;;\n\
-         show-session) echo User=1000; echo Active=yes; echo Class=user ;;\nlock-session*) echo \"$*\" > /tmp/locked ;;\nesac\n",
+         show-session) echo User=1000; echo Active=yes; echo Class=user; echo Seat=seat0; echo Remote=no ;;\nlock-session*) echo \"$*\" > /tmp/locked ;;\nesac\n",
     ),
     (
         "/usr/bin/wl-copy",

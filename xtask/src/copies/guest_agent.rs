@@ -11,7 +11,19 @@ use e2e::Guest;
 use serde_json::{Value, json};
 
 /// The port that it listens at.
-pub const PORT: &str = "org.qemu.guest_agent.0";
+const PORT: &str = "org.qemu.guest_agent.0";
+
+/// The arguments of QEMU for its port, at which QEMU listens.
+pub fn arguments(socket: &Path) -> [String; 4] {
+    let socket = socket.display();
+    [
+        "-chardev",
+        &format!("socket,id=qga,path={socket},server=on,wait=off"),
+        "-device",
+        &format!("virtserialport,chardev=qga,name={PORT}"),
+    ]
+    .map(str::to_owned)
+}
 
 /// How long it may take for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -127,7 +127,7 @@ impl Pair {
                 // No agent: the tests count the sockets of the guest.
                 GuestSpec::new(NAMES[index], suite.kernel)
                     .without_agent()
-                    .vhost_socket(daemon.vhost_socket(NAMES[index]))
+                    .attached(&daemon)
                     .qemu(&network)
             })
             .collect();

@@ -260,8 +260,7 @@ impl Process {
             .map(|(end, _)| end.saturating_duration_since(Instant::now()));
         let timeout = FREEZE_TIMEOUT.min(left.unwrap_or(FREEZE_TIMEOUT));
         let tool = Tool::new(&self.program).stdin(busy.into());
-        self.held.push((mount.clone(), held));
-        Ok(match self.call(tool, "--freeze", mount, timeout) {
+        let frozen = match self.call(tool, "--freeze", mount, timeout) {
             Ok(output) if output.succeeded => Frozen::Yes,
             // It was killed, and may have been in the middle of it.
             Ok(output) if output.complaint.is_empty() => {
@@ -274,7 +273,11 @@ impl Process {
                 Frozen::Unknown(format!("that takes longer than {timeout:.0?}"))
             }
             Err(error) => Frozen::No(error.to_string()),
-        })
+        };
+        if matches!(frozen, Frozen::Yes | Frozen::Unknown(_)) {
+            self.held.push((mount.clone(), held));
+        }
+        Ok(frozen)
     }
 }
 

@@ -213,7 +213,7 @@ impl Client {
         }
     }
 
-    /// The agent refuses, without a word of what it can do.
+    /// The agent refuses, without naming its capabilities.
     pub fn expect_refusal(&mut self) -> ErrorReport {
         match self.next() {
             Some(Frame::Error(report)) => {

@@ -103,10 +103,12 @@ fn what_arrives_in_part_replaces_nothing_and_is_removed() {
     let agent = directory.path().join("root/usr/local/sbin/ringdown-agent");
     install(&ssh, "/bin/true").run().unwrap();
     let whole = std::fs::read_to_string(&ssh).unwrap();
+    let len = std::fs::metadata("/bin/bash").unwrap().len();
+    let part = script(len).len() + 1000;
     std::fs::write(
         &ssh,
         whole
-            .replace("DESTDIR=", "head -c 1000 | DESTDIR=")
+            .replace("DESTDIR=", &format!("head -c {part} | DESTDIR="))
             .replace("exec ", ""),
     )
     .unwrap();
@@ -145,13 +147,39 @@ fn links_beside_the_agent_are_not_written_through() {
     );
 }
 
+/// csh and fish read single quotes otherwise than a POSIX shell when there is one of these between them, and csh words of 1,024 bytes at most.
 #[test]
 fn a_login_shell_that_is_none_of_posix_only_starts_one() {
-    let command = as_command("echo 'it'\\''s' \"$0\"\nfalse");
-    assert!(command.starts_with("exec sh -c '"), "{command}");
-    let output = Command::new("sh").args(["-c", &command]).output().unwrap();
-    assert_eq!(output.stdout, b"it's sh\n");
-    assert_eq!(output.status.code(), Some(1));
+    let command = command(script(u64::MAX).len());
+    let (before, quoted) = command.split_once('\'').unwrap();
+    assert_eq!(before, "exec sh -c ");
+    let quoted = quoted.strip_suffix('\'').unwrap();
+    assert!(!quoted.contains(['\'', '!', '\\', '\n']), "{quoted}");
+    assert!(command.len() < 1024);
+}
+
+#[test]
+fn a_script_that_arrives_in_part_is_not_run() {
+    let script = "echo \"$0\"\ncat\nexit 3";
+    for (input, output, code) in [
+        (format!("{script}the rest"), "sh\nthe rest", 3),
+        (script[..10].to_owned(), "", 1),
+        (String::new(), "", 1),
+    ] {
+        let mut shell = Command::new("sh")
+            .args(["-c", &command(script.len())])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdin = shell.stdin.take().unwrap();
+        stdin.write_all(input.as_bytes()).unwrap();
+        drop(stdin);
+        let ended = shell.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(ended.stdout).unwrap(), output);
+        assert_eq!(ended.status.code(), Some(code));
+    }
 }
 
 const CLOUD_INIT: &str = include_str!("../../../../packaging/cloud-init/ringdown-agent.yaml");

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 pub enum PolicyCommand {
     /// Say what becomes of a call, and which rule decides
     Test(PolicyTest),
-    /// Look for rules that can never match, and for names that do not exist
+    /// Look for rules that never match or open nothing, and for names that do not exist
     Check(PolicyCheck),
 }
 

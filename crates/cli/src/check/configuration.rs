@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use daemon::config::{
     Cids, Config, Plan, PublishListen, ServiceTarget, default_runtime_dir, read_file,
 };
+use daemon::net::NetworkSpec;
 use daemon::policy::Rulebook;
 use daemon::runtime::check_directory;
+use memory::ethernet::mtu_of;
 use rustix::fs::{Access, access};
 
 use super::{Finding, vms};
@@ -36,13 +38,14 @@ pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
                 Finding::warning(
                     "policy",
                     format!("{}: {}", found.place, found.message),
-                    "change the rule, or take it out",
+                    found.remedy,
                 )
             }));
             let lines = book.plan.lines();
             let sockets =
                 lines.flat_map(|line| line.sockets().map(Path::to_owned).collect::<Vec<_>>());
             findings.extend(directories(sockets, &config));
+            findings.extend(uplinks(&book.plan));
         }
         Err(error) => findings.push(Finding::error(ABOUT, error.to_string(), remedy)),
     }
@@ -100,6 +103,31 @@ fn directories(sockets: impl Iterator<Item = PathBuf>, config: &Config) -> Vec<F
         ))
     };
     seen.into_iter().filter_map(check).collect()
+}
+
+/// Networks whose longest packets do not fit through their uplink.
+fn uplinks(plan: &Plan) -> Vec<Finding> {
+    let check = |network: &NetworkSpec| {
+        let device = &network.uplink.as_ref()?.device;
+        // One that is not there may be made at the start.
+        let mtu = mtu_of(device.name()).ok()?;
+        (mtu < network.mtu.into()).then(|| {
+            Finding::warning(
+                "networks",
+                format!(
+                    "the MTU of the network {:?} is {}, and that of its uplink, {device}, is {mtu}: longer packets are lost there",
+                    network.full_name(),
+                    network.mtu
+                ),
+                format!(
+                    "set the network's `mtu` to {mtu}, or `ip link set {} mtu {}`",
+                    device.name(),
+                    network.mtu
+                ),
+            )
+        })
+    };
+    plan.networks().filter_map(check).collect()
 }
 
 fn services(config: &Config) -> Vec<Finding> {

@@ -25,6 +25,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
                 .chain(vms)
+                .chain(list.vms.iter().flat_map(cards))
                 .chain(host_sockets(&list.vms))
                 .collect()
         }
@@ -37,10 +38,13 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
             findings.extend(place(runtime_dir));
             findings
         }
-        Err(error @ ClientError::Denied { .. }) => vec![Finding::error(
+        Err(ClientError::Denied { socket }) => vec![Finding::error(
             ABOUT,
-            error.to_string(),
-            "`adduser USER ringdown` where the service runs, and log in again",
+            format!(
+                "no permission to use the daemon's control socket {}",
+                socket.display()
+            ),
+            access_remedy(&socket),
         )],
         Err(error) => vec![Finding::error(
             ABOUT,
@@ -128,6 +132,19 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             ),
         ),
     }
+}
+
+/// Cards of a guest that do not work.
+fn cards(vm: &VmStatus) -> impl Iterator<Item = Finding> + '_ {
+    vm.nets.iter().filter_map(|port| {
+        let fault = port.last_fault.as_ref()?;
+        let (name, network) = (vm.full_name(), &port.network);
+        Some(Finding::error(
+            "networks",
+            format!("the card of {name} in {network}: {fault}"),
+            format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
+        ))
+    })
 }
 
 fn version(about: &'static str, name: &str, vm: &VmStatus) -> Finding {

@@ -23,16 +23,18 @@ const VMMS: [&str; 5] = [
 
 pub(super) fn look() -> Vec<Finding> {
     vec![
-        acceleration(
-            Path::new("/dev/kvm"),
-            &fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
-        ),
+        kvm(),
         vmms(&std::env::var_os("PATH").unwrap_or_default()),
         shared_memory(),
         descriptors(getrlimit(Resource::Nofile).maximum),
         files_confined(daemon::sandbox::kernel_confines_files()),
         calls_confined(fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").ok()),
     ]
+}
+
+pub(super) fn kvm() -> Finding {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    acceleration(Path::new("/dev/kvm"), &cpuinfo)
 }
 
 /// KVM may answer as it should where it is nested in another hypervisor, and its guests fail all the same: only a guest would show that.
@@ -44,11 +46,17 @@ pub(super) fn acceleration(device: &Path, cpuinfo: &str) -> Finding {
         Ok(_) if is_virtual(cpuinfo) => Finding::warning(
             about,
             format!(
-                "this machine is itself a VM: {path} can be opened, but guests may not boot with it"
+                "this machine is itself a VM: {path} can be opened, but guests may not boot with it, so `ringdown args` prints network cards for -accel tcg"
             ),
-            "if they do not, start their QEMU with -accel tcg, which is some ten times slower, or look for nested virtualization at this machine's host",
+            "if guests boot with it, take the faster cards of `ringdown args NAME --vmm qemu --accel kvm`; if not, start their QEMU with -accel tcg, which is \
+             some ten times slower, or look for nested virtualization at this machine's host",
         ),
-        Ok(_) => Finding::fine(about, format!("{path} can be used")),
+        Ok(_) => Finding::fine(
+            about,
+            format!(
+                "{path} can be used, and `ringdown args` prints network cards for it: to emulate a guest all the same, print them with --accel tcg"
+            ),
+        ),
         Err(Errno::NOENT) => Finding::warning(
             about,
             format!("there is no {path}: guests are emulated, which is some ten times slower"),

@@ -37,6 +37,7 @@ fn the_machine_is_judged_by_what_it_has() {
     assert_eq!(severity(nested), Severity::Warning);
     let remedy = machine::acceleration(&device, nested).remedy.unwrap();
     assert!(remedy.contains("-accel tcg"), "{remedy}");
+    assert!(remedy.contains("--accel kvm"), "{remedy}");
 
     assert_eq!(
         machine::vmms(directory.path().as_os_str()).severity,
@@ -82,6 +83,21 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
     assert_eq!(gravities(&findings, "permissions"), [Severity::Error]);
     assert_eq!(gravities(&findings, "services"), [Severity::Error]);
     assert!(gravities(&findings, "policy").contains(&Severity::Warning));
+
+    // Each has the remedy that fits it.
+    let text = "[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"tcp:127.0.0.1:80\"\nto = \"wee:80\"\n\
+        [[service]]\nname = \"s\"\nport = 9\nto = \"tcp:a:1\"\n";
+    std::fs::write(&file, text).unwrap();
+    let (findings, _) = configuration::look(&file);
+    let policy = findings.iter().filter(|found| found.about == "policy");
+    let remedies: Vec<&str> = policy.filter_map(|found| found.remedy.as_deref()).collect();
+    assert_eq!(
+        remedies,
+        [
+            "add a [[rule]] with from = \"VM\", to = \"service:s\" and action = \"allow\"",
+            "correct the name in its \"to\", or add the VM: calls are refused until then"
+        ]
+    );
 
     std::fs::write(&file, "[[vm]]\nnam = \"web\"\n").unwrap();
     let (findings, _) = configuration::look(&file);

@@ -10,6 +10,7 @@ use daemon::config::default_runtime_dir;
 
 use super::SERVICE_DIR;
 use crate::failure::Failure;
+use crate::guest::access_remedy;
 
 /// Why a request got no answer, or one that says no.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub enum ClientError {
         runtime_dir: PathBuf,
     },
     /// The daemon belongs to another user.
-    #[error("no permission to use the daemon's control socket {}: run this as the user who started the daemon; for the service, as root or as a member of the group ringdown", socket.display())]
+    #[error("no permission to use the daemon's control socket {}: {}", socket.display(), access_remedy(socket))]
     Denied {
         /// The control socket.
         socket: PathBuf,

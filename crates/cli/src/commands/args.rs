@@ -6,7 +6,8 @@ use super::{print, print_json};
 use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::{cloud_hypervisor, firecracker, libvirt, qemu};
+use crate::qemu::Accelerator;
+use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu};
 
 /// Prints the arguments.
 ///
@@ -24,19 +25,25 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
             status.vmm_socket().display()
         )));
     }
+    let accelerator = options.accel.unwrap_or_else(check::accelerator);
     match options.vmm {
         Vmm::CloudHypervisor => for_cloud_hypervisor(&status, options),
         Vmm::Firecracker => for_firecracker(&status, options),
         Vmm::Libvirt if options.json => Err(Failure::usage(
             "libvirt has XML and not arguments: leave --json out",
         )),
-        Vmm::Libvirt => print(&libvirt::elements(&status, &options.memory)),
+        Vmm::Libvirt => {
+            print(&libvirt::elements(&status, &options.memory, accelerator))?;
+            note_cards(&status, options, accelerator);
+            Ok(())
+        }
         Vmm::Qemu => {
-            let arguments = qemu::arguments(&status, &options.memory);
+            let arguments = qemu::arguments(&status, &options.memory, accelerator);
             if options.json {
                 return print_json(&arguments);
             }
             print(&format!("{}\n", qemu::shell_line(&arguments)))?;
+            note_cards(&status, options, accelerator);
             if arguments.iter().any(|word| word.contains(qemu::RECONNECT)) {
                 // Beside the arguments: they may be on their way into a script.
                 eprintln!(
@@ -46,6 +53,13 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
             }
             Ok(())
         }
+    }
+}
+
+/// Says what network cards were printed for, to users who did not choose it.
+fn note_cards(status: &VmStatus, options: &VmmArguments, accelerator: Accelerator) {
+    if options.accel.is_none() && !status.nets.is_empty() {
+        eprintln!("{}", accelerator.note());
     }
 }
 

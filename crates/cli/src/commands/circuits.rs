@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use daemon::api::types::{CircuitInfo, CircuitPhase, WindowInfo};
+use daemon::api::types::{CircuitInfo, CircuitPhase, PolicyRules, WindowInfo};
+use daemon::input::{did_you_mean, nearest};
 
 use super::table::{row, table};
 use super::{print, print_json};
@@ -20,6 +21,9 @@ const NO_RULE: &str = "-";
 pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
     let mut list = client.circuits(options.vm.as_deref(), options.port)?;
     list.circuits.retain(|circuit| is_wanted(circuit, options));
+    if let (Some(rule), true) = (&options.rule, list.circuits.is_empty()) {
+        check_rule(client, rule)?;
+    }
     if options.json {
         return print_json(&list);
     }
@@ -36,6 +40,19 @@ pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// Refuses the name of a rule that is not in force. Circuits may have one that was.
+fn check_rule(client: &Client, name: &str) -> Result<(), Failure> {
+    let PolicyRules { rules, more } = client.rules()?;
+    let labels: Vec<&str> = rules.iter().map(|rule| rule.label.as_str()).collect();
+    if name == NO_RULE || labels.contains(&name) || more > 0 {
+        return Ok(());
+    }
+    let meant = did_you_mean(&nearest(name, &labels).map(str::to_owned));
+    Err(Failure::failed(format!(
+        "there is no rule named {name:?}{meant}: the names are those in the configuration, and a rule without one is named by its place"
+    )))
 }
 
 /// Whether a circuit is of the rule, state and kind that are asked for. The daemon has looked for the VM and the port.

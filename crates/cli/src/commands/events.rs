@@ -59,6 +59,11 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
                 if is_empty && !options.json {
                     // Beside the events, of which a script may count the lines.
                     eprintln!("no such events are kept: `ringdown events` shows all that are");
+                    // A VM that has gone may have had some.
+                    let unknown = options.vm.as_deref().map(|vm| client.show(vm));
+                    if let Some(Err(unknown)) = unknown {
+                        eprintln!("{unknown}");
+                    }
                 }
                 return Ok(());
             }
@@ -215,12 +220,8 @@ fn why_in_words(why: &Why) -> String {
     for note in why.policy.notes.iter().chain(&why.hindrances) {
         text.push_str(&format!("  {note}\n"));
     }
-    for passed_over in &why.policy.passed_over {
-        let rule = passed_over.rule.words();
-        text.push_str(&format!(
-            "  rule {rule} differs in {:?} only\n",
-            passed_over.differs_in
-        ));
+    for passed in &why.policy.passed_over {
+        text.push_str(&format!("  {passed}\n"));
     }
     match why.refusals.as_slice() {
         [] => text.push_str("no such call was refused lately\n"),

@@ -136,6 +136,11 @@ fn network_in_words(details: &NetworkDetails) -> String {
             let owner = owner(port.kind, port.vm.as_ref());
             text.push_str(&format!("refused from {owner}: {}\n", reasons.join(", ")));
         }
+        let attachment = port.attachment.as_ref();
+        if let Some(fault) = attachment.and_then(|attachment| attachment.last_fault.as_ref()) {
+            let owner = owner(port.kind, port.vm.as_ref());
+            text.push_str(&format!("the last fault of {owner}: {fault}\n"));
+        }
     }
     text
 }
@@ -276,6 +281,18 @@ mod tests {
              web        02:00:00:01:00:03  10.64.0.3  1     up    running  7         5     2        -        3 (2)       -\n\
              (network)  02:00:00:01:00:00  10.64.0.1  -     up    -        -         -     -        -        -           -\n\
              refused from web: other source 2\n"
+        );
+    }
+
+    #[test]
+    fn a_port_is_shown_with_its_last_fault() {
+        let mut details = details();
+        let web = details.ports[0].attachment.as_mut().unwrap();
+        web.last_fault = Some("a word of it".to_owned());
+        let text = network_in_words(&details);
+        assert!(
+            text.ends_with("\nthe last fault of web: a word of it\n"),
+            "{text}"
         );
     }
 

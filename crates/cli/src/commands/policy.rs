@@ -88,11 +88,7 @@ fn words(answer: &PolicyAnswer) -> String {
         text.push_str(&format!("  note: {note}\n"));
     }
     for passed in &answer.passed_over {
-        text.push_str(&format!(
-            "  not rule {}: it differs in {:?}\n",
-            passed.rule.words(),
-            passed.differs_in
-        ));
+        text.push_str(&format!("  {passed}\n"));
     }
     text
 }
@@ -100,7 +96,7 @@ fn words(answer: &PolicyAnswer) -> String {
 fn findings(report: &PolicyReport) -> String {
     let mut text = String::new();
     for finding in &report.findings {
-        text.push_str(&format!("{}: {}\n", finding.place, finding.message));
+        text.push_str(&format!("{finding}\n"));
     }
     text.push_str(&format!(
         "checked {}: {}\n",

@@ -120,7 +120,10 @@ impl Order {
         match before.state {
             VmState::Ready => {}
             VmState::Waiting => return Outcome::LeftAlone("is off: no VMM is attached".to_owned()),
-            state => return Outcome::LeftAlone(format!("was left alone, as {}", state.meaning())),
+            _ => {
+                let state = before.state_in_words();
+                return Outcome::LeftAlone(format!("was left alone, as {state}"));
+            }
         }
         let begun = Instant::now();
         let mut underway = match ask(&before.host, self.action, self.force) {

@@ -135,6 +135,10 @@ fn table(vms: &[VmStatus]) -> String {
     if domains {
         header.insert(0, "DOMAIN");
     }
+    let faults = vms.iter().any(|vm| vm.last_fault.is_some());
+    if faults {
+        header.push("FAULT");
+    }
     let header = header.into_iter().map(str::to_owned).collect();
     let rows = vms.iter().map(|vm| {
         let guest = vm
@@ -158,6 +162,9 @@ fn table(vms: &[VmStatus]) -> String {
         }
         if domains {
             cells.insert(0, vm.domain.clone());
+        }
+        if faults {
+            cells.push(vm.last_fault.clone().unwrap_or_else(|| "-".to_owned()));
         }
         cells
     });
@@ -233,6 +240,16 @@ mod tests {
             "NAME  CID  LINE    STATE    CIRCUITS  GUEST  HOST SOCKET\n\
              a     3    vsock   waiting  12        -      /r/h\n\
              old   3    serial  booted   12        -      /r/h\n"
+        );
+        let faulty = VmStatus {
+            last_fault: Some("a word of it".to_owned()),
+            ..vm("b", VmState::Attached, None)
+        };
+        assert_eq!(
+            table(&[vm("a", VmState::Waiting, None), faulty]),
+            "NAME  CID  STATE     CIRCUITS  GUEST  HOST SOCKET  FAULT\n\
+             a     3    waiting   12        -      /r/h         -\n\
+             b     3    attached  12        -      /r/h         a word of it\n"
         );
     }
 }

@@ -38,7 +38,7 @@ async fn outward(
         let len = from.read(&mut frame[HEADER_LEN..]).await?;
         if len == 0 {
             let end = Frame::EndOfStream(Stream::Stdin).to_bytes(OPERATION_CHANNEL);
-            // An agent that does not want it has ended the connection, which is heard in the other direction.
+            // An agent that does not want it has ended the connection, which the other direction notices.
             let _ = to.write_all(&end.map_err(io::Error::other)?).await;
             // Kept until both have ended: the agent takes the end of the connection for a cut.
             return Ok(to);

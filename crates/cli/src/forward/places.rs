@@ -1,14 +1,19 @@
 //! Where this process listens on the host.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{TcpListener, UnixListener};
 use wire::agent::forward::Place;
 
 use super::specification;
 use super::stream::{LocalStream, path_of};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// A socket that listens; a UNIX socket's file is removed at the end.
 pub(super) enum Listener {
@@ -55,15 +60,21 @@ impl Listener {
 
 /// For this user only. A socket whose owner is gone is replaced.
 fn bind_unix(path: PathBuf) -> io::Result<Listener> {
-    let listener = match UnixListener::bind(&path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_dead(&path) => {
+    let address = SocketAddrUnix::new(&path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the file the mode of the socket that is bound. Later the path may lead to another file, and others may have connected.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    match rustix::net::bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) if is_dead(&path) => {
             std::fs::remove_file(&path)?;
-            UnixListener::bind(&path)?
+            rustix::net::bind(&socket, &address)?;
         }
         bound => bound?,
-    };
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(Listener::Unix(listener, path))
+    }
+    rustix::net::listen(&socket, BACKLOG)?;
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    Ok(Listener::Unix(UnixListener::from_std(listener)?, path))
 }
 
 fn is_dead(path: &std::path::Path) -> bool {
@@ -77,5 +88,29 @@ impl Drop for Listener {
             // Somebody may have removed it, which is as good.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_private_and_taken_over_only_from_the_dead() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let place = Place::Unix {
+            path: path.as_os_str().as_encoded_bytes().to_vec(),
+        };
+        let listener = Listener::bind(&place).await.unwrap();
+        let mode = std::fs::symlink_metadata(&path).unwrap().permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+        let error = Listener::bind(&place).await.err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
     }
 }

@@ -27,6 +27,7 @@ pub(super) struct Sample {
 pub(super) struct Vm {
     pub(super) name: String,
     pub(super) state: VmState,
+    pub(super) state_in_words: String,
     pub(super) line: String,
     pub(super) cid: u32,
     pub(super) circuits: u32,
@@ -60,6 +61,7 @@ impl Vm {
         Vm {
             name: printable(&status.full_name()),
             state: status.state,
+            state_in_words: printable(&status.state_in_words()),
             line: status.kind.to_string(),
             cid: status.cid,
             circuits: status.circuits,

@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use axum::http::Method;
 use device::peer;
 
 use super::problem::{Failure, Kind};
-use crate::config::ControlGroups;
+use crate::config::{ControlGroups, group_words};
+use crate::places::Whose;
 
 /// What a caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,20 +44,28 @@ fn is_capture(path: &str) -> bool {
     )
 }
 
-/// The same words whatever was asked for: whoever may not know hears nothing of what there is.
-pub(super) fn forbidden() -> Failure {
-    Failure::new(Kind::Forbidden, "you have no right to do this here")
-}
+/// The same words whatever was asked for, and whoever may do it: who may not know hears nothing of what there is.
+const NO_ROLE: &str = "you have no right to do this here: read-group and operate-group in [control] of the daemon's configuration say who has";
 
 /// Whoever is at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// Its user.
-    pub uid: u32,
+    uid: u32,
     /// Whether it is root, or the daemon's own user.
-    pub is_owner: bool,
+    is_owner: bool,
     /// What it may do.
     pub role: Role,
+}
+
+impl Caller {
+    /// To whom its connections belong.
+    pub fn whose(self) -> Whose {
+        match self.role {
+            _ if self.is_owner => Whose::Owner,
+            Role::Operate => Whose::Operator(self.uid),
+            Role::Read | Role::Nobody => Whose::Reader(self.uid),
+        }
+    }
 }
 
 /// Who has which role.
@@ -65,6 +75,8 @@ pub struct Access {
     owners: HashSet<u32>,
     /// None if whoever can connect may do everything: the socket's mode says who can.
     groups: Option<ControlGroups>,
+    /// What those hear who may look and ask for more.
+    to_readers: Arc<str>,
 }
 
 impl Access {
@@ -74,6 +86,15 @@ impl Access {
         Access {
             owners: HashSet::from([own, 0]),
             groups: (groups != ControlGroups::default()).then_some(groups),
+            to_readers: to_readers(groups),
+        }
+    }
+
+    /// What somebody of this role hears who may not do something. Whoever may look may know who may do more, as they may see everything.
+    pub fn forbidden(&self, role: Role) -> Failure {
+        match role {
+            Role::Nobody => Failure::new(Kind::Forbidden, NO_ROLE),
+            Role::Read | Role::Operate => Failure::new(Kind::Forbidden, &self.to_readers),
         }
     }
 
@@ -83,6 +104,7 @@ impl Access {
         Access {
             owners: HashSet::new(),
             groups: Some(groups),
+            to_readers: to_readers(groups),
         }
     }
 
@@ -103,6 +125,17 @@ impl Access {
             role,
         })
     }
+}
+
+fn to_readers(groups: ControlGroups) -> Arc<str> {
+    let who = match groups.operate {
+        Some(gid) => format!(
+            "members of the group {:?} (operate-group in [control]), the daemon's user and root may",
+            group_words(gid)
+        ),
+        None => "the daemon's user and root may, and a group only if operate-group in [control] names one".to_owned(),
+    };
+    format!("you may look, and not do this: {who}").into()
 }
 
 fn role_by_groups(groups: ControlGroups, gids: &[u32]) -> Role {

@@ -22,7 +22,7 @@ use super::request::{Asked, shown};
 use super::routes::CallQuery;
 use super::schema;
 use crate::control::Control;
-use crate::events::{self, MAX_READERS, MAX_READERS_OF_USER, Whose};
+use crate::events::{self, READERS};
 use crate::input::parse_full_name;
 
 type Shared = State<Arc<Control>>;
@@ -75,7 +75,8 @@ impl IntoParams for EventsQuery {
                 schema::boolean(),
                 &format!(
                     "With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up. Of one user \
-                     {MAX_READERS_OF_USER} may follow at once, of all but root and the daemon's own user {MAX_READERS}, and of these two as many again."
+                     {} may follow at once, and {} of all who may only read, of all who may do more, and of root and the daemon's own user.",
+                    READERS.of_user, READERS.of_class
                 ),
             ),
         ]
@@ -153,15 +154,11 @@ async fn events(
         kinds: kinds.transpose()?.unwrap_or_default(),
         follow: query.follow.unwrap_or(true),
     };
-    let whose = match caller.is_owner {
-        true => Whose::Owners,
-        false => Whose::User(caller.uid),
-    };
     let (reader, lost) = control
         .parts
         .events
-        .read(asked, whose)
-        .map_err(|error| Failure::new(Kind::TooManyReaders, error))?;
+        .read(asked, caller.whose())
+        .map_err(|full| Failure::new(Kind::TooManyReaders, full))?;
     let head = [
         (CONTENT_TYPE, EVENTS_MEDIA_TYPE),
         (CACHE_CONTROL, "no-store"),

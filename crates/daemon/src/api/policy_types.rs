@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use switch::Verdict;
 use utoipa::ToSchema;
 
 /// The body of `POST /v1/reload`. It may be left out.
@@ -60,6 +61,16 @@ impl PolicyVerdict {
     }
 }
 
+impl From<&Verdict> for PolicyVerdict {
+    fn from(verdict: &Verdict) -> PolicyVerdict {
+        match verdict {
+            Verdict::Allow => PolicyVerdict::Allowed,
+            Verdict::Deny => PolicyVerdict::Denied,
+            Verdict::Redirect(_) => PolicyVerdict::Redirected,
+        }
+    }
+}
+
 impl fmt::Display for PolicyVerdict {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.word())
@@ -77,13 +88,17 @@ pub struct PolicyRule {
     pub place: String,
 }
 
-/// A rule that nearly matched.
+/// A rule that nearly matched, and says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PassedOver {
     /// The rule.
     pub rule: PolicyRule,
+    /// What would become of the call by it.
+    pub verdict: PolicyVerdict,
     /// The one key in which it does not match: `from`, `to` or `port`.
     pub differs_in: String,
+    /// What the rule has there, in the words of the configuration.
+    pub has: Vec<String>,
 }
 
 /// The answer to `GET /v1/policy/test`.
@@ -107,7 +122,7 @@ pub struct PolicyAnswer {
     /// What else a person should know, each in a sentence without its end.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Rules before it that match in all but one regard: the first few.
+    /// Rules before it that say otherwise and match in all but one regard: a few.
     #[serde(default)]
     pub passed_over: Vec<PassedOver>,
 }
@@ -130,6 +145,8 @@ pub enum FindingKind {
     Unused,
     /// It is to lead to a port of a VM that only programs of its host reach.
     OwnPort,
+    /// A rule allows a name or an address beyond the host, and egress does not open it by this rule.
+    NotOpened,
 }
 
 /// Something that can hardly be meant.
@@ -139,8 +156,31 @@ pub struct Finding {
     pub kind: FindingKind,
     /// Where it was written.
     pub place: String,
-    /// What it is, and the remedy.
+    /// What it is, in a sentence without its end.
     pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl fmt::Display for PassedOver {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rule, verdict) = (self.rule.words(), self.verdict);
+        let (key, has) = (&self.differs_in, self.has.join(", "));
+        write!(
+            formatter,
+            "it would be {verdict} by rule {rule}, but {key} is {has} there"
+        )
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{}: {}; {}",
+            self.place, self.message, self.remedy
+        )
+    }
 }
 
 /// The answer to `GET /v1/policy/check`.

@@ -207,6 +207,7 @@ impl From<ControlError> for Failure {
             | ControlError::Windows(_)
             | ControlError::Offer(_)
             | ControlError::Audit(_)
+            | ControlError::AuditFile { .. }
             | ControlError::Lost => Kind::Internal,
             ControlError::NotReady { .. } => Kind::NotReady,
             ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,

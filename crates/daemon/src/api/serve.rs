@@ -1,12 +1,11 @@
 //! Connections to the control socket.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::io::ErrorKind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,14 +21,17 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use super::access::{Access, Caller, Role, forbidden};
+use super::access::{Access, Role};
 use super::problem::{Failure, Kind};
+use crate::places::{Limits, Places};
 
-/// The most connections at once. Those beyond it wait in the socket's backlog.
-pub const MAX_CONNECTIONS: usize = 1024;
-
-/// The most connections of one user at once, unless it is root or the daemon's own.
-pub const MAX_CONNECTIONS_OF_USER: usize = 256;
+/// How many connections there may be at once.
+pub const CONNECTIONS: Limits = Limits {
+    of_class: 1024,
+    of_user: 256,
+    what: "connections to the control socket",
+    remedy: "close some, or try again when some are closed",
+};
 
 /// The most connections at once of those who only hear that they are not served. Those beyond it are closed.
 const MAX_TURNED_AWAY: usize = 64;
@@ -79,18 +81,7 @@ pub async fn serve(
     stalled: StalledClients,
     end: impl Future<Output = ()>,
 ) {
-    let most = Most {
-        connections: MAX_CONNECTIONS,
-        of_user: MAX_CONNECTIONS_OF_USER,
-    };
-    serve_so_many(listener, router, access, stalled, end, most).await;
-}
-
-/// How many connections there may be.
-#[derive(Debug, Clone, Copy)]
-struct Most {
-    connections: usize,
-    of_user: usize,
+    serve_so_many(listener, router, access, stalled, end, CONNECTIONS).await;
 }
 
 async fn serve_so_many(
@@ -99,11 +90,10 @@ async fn serve_so_many(
     access: Access,
     stalled: StalledClients,
     end: impl Future<Output = ()>,
-    most: Most,
+    most: Limits,
 ) {
-    let slots = Arc::new(Semaphore::new(most.connections));
     let turned_away = Arc::new(Semaphore::new(MAX_TURNED_AWAY));
-    let users = Users::default();
+    let places = Places::default();
     let graceful = GracefulShutdown::new();
     let mut server = hyper::server::conn::http1::Builder::new();
     server
@@ -112,14 +102,9 @@ async fn serve_so_many(
         .max_buf_size(MAX_HEADER_BYTES);
     tokio::pin!(end);
     loop {
-        let accept = async {
-            // The semaphore is never closed, so a permit always comes.
-            let slot = slots.clone().acquire_owned().await.ok();
-            (slot, listener.accept().await)
-        };
-        let (slot, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             () = &mut end => break,
-            accepted = accept => accepted,
+            accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -130,29 +115,33 @@ async fn serve_so_many(
             }
         };
         let admitted = match access.caller(&stream) {
-            Ok(caller) if caller.role > Role::Nobody => users
-                .enter(caller, most.of_user)
-                .map(|place| (caller, place)),
-            Ok(_) => Err(forbidden()),
+            Ok(caller) if caller.role > Role::Nobody => places
+                .enter(caller.whose(), most)
+                .map(|place| (caller, place))
+                .map_err(|full| Failure::new(Kind::TooManyConnections, full)),
+            Ok(caller) => Err(access.forbidden(caller.role)),
             Err(error) => Err(Failure::new(Kind::Forbidden, error)),
         };
         let (caller, place) = match admitted {
             Ok(admitted) => admitted,
             Err(failure) => {
-                drop(slot);
                 turn_away(stream, failure, &turned_away);
                 continue;
             }
         };
         let routes = TowerToHyperService::new(router.clone());
+        let judge = access.clone();
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(caller);
             let may = caller.role.may(request.method(), request.uri().path());
-            let answer = may.then(|| routes.call(request));
+            let answer = match may {
+                true => Ok(routes.call(request)),
+                false => Err(judge.forbidden(caller.role)),
+            };
             async move {
                 match answer {
-                    Some(answer) => answer.await,
-                    None => Ok(forbidden().into_response()),
+                    Ok(answer) => answer.await,
+                    Err(refusal) => Ok(refusal.into_response()),
                 }
             }
         });
@@ -167,7 +156,7 @@ async fn serve_so_many(
                 stalled.note(&error);
                 tracing::debug!(%error, "a connection to the control socket broke");
             }
-            drop((slot, place));
+            drop(place);
         });
     }
     drop(listener);
@@ -200,57 +189,6 @@ fn turn_away(stream: UnixStream, failure: Failure, places: &Arc<Semaphore>) {
         let _ = tokio::time::timeout(TURNED_AWAY_TIMEOUT, connection).await;
         drop(place);
     });
-}
-
-/// How many connections each user has, but for those who own the daemon.
-#[derive(Debug, Clone, Default)]
-struct Users(Arc<Mutex<HashMap<u32, usize>>>);
-
-/// One connection of a user's.
-#[derive(Debug)]
-struct Place {
-    users: Users,
-    uid: u32,
-}
-
-impl Users {
-    fn enter(&self, caller: Caller, most: usize) -> Result<Option<Place>, Failure> {
-        if caller.is_owner {
-            return Ok(None);
-        }
-        let mut counts = self.counts();
-        let count = counts.entry(caller.uid).or_default();
-        if *count == most {
-            let detail = format!(
-                "user {} has {most} connections, which is the most: close some",
-                caller.uid
-            );
-            return Err(Failure::new(Kind::TooManyConnections, detail));
-        }
-        *count += 1;
-        drop(counts);
-        Ok(Some(Place {
-            users: self.clone(),
-            uid: caller.uid,
-        }))
-    }
-
-    fn counts(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.users.counts();
-        if let Some(count) = counts.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.uid);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{ChannelTarget, Config, ConfigError, Plan, PublishListen, ServiceTarget, refuse};
+use super::{
+    ChannelTarget, Config, ConfigError, Plan, Publish, PublishListen, Service, ServiceTarget,
+    Written, refuse,
+};
 use crate::channels::install_log;
 use crate::config::Chardev;
 use crate::input::InputError;
@@ -55,34 +58,73 @@ pub(super) fn check_files(config: &Config) -> Result<(), ConfigError> {
 /// # Errors
 /// [`ConfigError::Input`] with the place of the service or the VM.
 pub(crate) fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
-    let targets = targets(config);
-    if targets.is_empty() {
-        return Ok(());
-    }
-    let own = OwnSockets::of(config, plan);
-    for (place, path) in targets {
+    let own = OwnSockets::of(&config.publishes, plan);
+    for (leader, path) in targets(&config.services, plan) {
+        let place = match leader {
+            Leader::Service(service) => service.place.clone(),
+            Leader::Vm(name) => {
+                let mut written = config.vms.iter();
+                let written = written.find(|vm| vm.value.full_name() == name);
+                written.map_or_else(|| format!("VM {name:?}"), |vm| vm.place.clone())
+            }
+        };
         refuse(place, own.refuse(path))?;
     }
     Ok(())
 }
 
-/// The UNIX sockets that guests reach by services and channels, and where that was written.
-fn targets(config: &Config) -> Vec<(&str, &Path)> {
-    let services = config.services.iter().filter_map(|of| {
-        let (ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path)) = &of.value.target
+/// Refuses the same when a VM is added: then it is its socket that has a path to which guests are led.
+///
+/// # Errors
+/// [`InputError::DuplicatePath`] with the service or the VM that leads there.
+pub(crate) fn check_sockets(
+    services: &[Written<Service>],
+    publishes: &[Written<Publish>],
+    plan: &Plan,
+) -> Result<(), InputError> {
+    let own = OwnSockets::of(publishes, plan);
+    let is_own = |(_, path): &(Leader<'_>, &Path)| own.refuse(path).is_err();
+    match targets(services, plan).find(is_own) {
+        Some((leader, path)) => Err(InputError::DuplicatePath {
+            path: path.to_owned(),
+            owner: match leader {
+                Leader::Service(service) => format!("the service {:?}", service.value.full_name()),
+                Leader::Vm(name) => format!("a channel of VM {name:?}"),
+            },
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What leads guests to a UNIX socket.
+enum Leader<'a> {
+    Service(&'a Written<Service>),
+    /// By a channel of this VM.
+    Vm(String),
+}
+
+/// The UNIX sockets that guests reach by services and channels.
+fn targets<'a>(
+    services: &'a [Written<Service>],
+    plan: &'a Plan,
+) -> impl Iterator<Item = (Leader<'a>, &'a Path)> {
+    let services = services.iter().filter_map(|service| {
+        let (ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path)) =
+            &service.value.target
         else {
             return None;
         };
-        Some((of.place.as_str(), path.as_path()))
+        Some((Leader::Service(service), path.as_path()))
     });
-    let channels = config.vms.iter().flat_map(|vm| {
-        let of_vm = vm.value.channels.iter();
-        of_vm.filter_map(|channel| match &channel.target {
-            ChannelTarget::Unix(path) => Some((vm.place.as_str(), path.as_path())),
-            _ => None,
-        })
+    let channels = plan.lines().flat_map(|line| {
+        line.channels
+            .iter()
+            .filter_map(|channel| match &channel.target {
+                ChannelTarget::Unix(path) => Some((Leader::Vm(line.full_name()), path.as_path())),
+                _ => None,
+            })
     });
-    services.chain(channels).collect()
+    services.chain(channels)
 }
 
 /// Sockets at which the daemon listens, and those of VMMs, which take the daemon for the host.
@@ -94,7 +136,7 @@ struct OwnSockets {
 }
 
 impl OwnSockets {
-    fn of(config: &Config, plan: &Plan) -> OwnSockets {
+    fn of(publishes: &[Written<Publish>], plan: &Plan) -> OwnSockets {
         let mut own = OwnSockets::default();
         let run = plan.runtime_dir();
         own.add(&crate::runtime::control_socket(run), "the control API");
@@ -102,7 +144,7 @@ impl OwnSockets {
         for line in plan.lines() {
             own.add_line(line);
         }
-        for publish in &config.publishes {
+        for publish in publishes {
             if let PublishListen::Unix { path, .. } = &publish.value.listen {
                 own.add(
                     path,

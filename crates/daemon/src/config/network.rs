@@ -333,7 +333,7 @@ pub fn parse_ipv4_subnet(text: &str) -> Result<Ipv4Subnet, InputError> {
     match subnet.number(subnet.own) {
         Some(_) => Ok(subnet),
         None => Err(wrong(
-            "the last address of a network is everybody's: choose another, or write the first",
+            "the last address of a network is its broadcast address: choose another, or write the first",
         )),
     }
 }

@@ -191,7 +191,11 @@ impl Source<'_> {
         for element in array.iter() {
             let word = self.string("command", element)?;
             if word.contains('\0') || word.len() > MAX_WORD_LEN {
-                let refused = malformed("a word of a command", word, "programs cannot be given it");
+                let refused = malformed(
+                    "a word of a command",
+                    word,
+                    "leave out zero bytes, and keep it below 128 KiB",
+                );
                 return self.refuse(element.span(), Err(refused));
             }
             words.push(word.to_owned());

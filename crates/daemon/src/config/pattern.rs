@@ -37,7 +37,7 @@ pub fn parse_caller(text: &str, domain: &str) -> Result<Vec<CallerPattern>, Inpu
         Some(("users", group)) => CallerPattern::UserGroup(parse_user_group(group)?),
         Some(_) => {
             return Err(malformed(
-                "somebody who can call",
+                "a caller",
                 text,
                 "write a VM, \"@GROUP\", \"*\" for every VM, \"host\", \"user:NAME\", \"users:GROUP\" or \"any\"",
             ));
@@ -71,7 +71,7 @@ pub fn parse_callee(text: &str, domain: &str) -> Result<Vec<CalleePattern>, Inpu
         Some(("name", name)) => CalleePattern::Name(parse_dns_pattern(name)?),
         Some(_) => {
             return Err(malformed(
-                "somebody who can be called",
+                "a callee",
                 text,
                 "write a VM, \"@GROUP\", \"*\" for every VM, \"host\", \"service:NAME\", \"address:10.0.0.0/8\", \
                  \"name:deb.debian.org\" or \"any\"",
@@ -158,16 +158,12 @@ pub fn parse_ports(text: &str) -> Result<Option<PortRange>, InputError> {
     if text == "*" {
         return Ok(None);
     }
-    let bound = |text: &str| {
-        parse_port(text).map_err(|error| match error {
-            InputError::Port { port } => InputError::Ports { port },
-            other => other,
-        })
+    let wrong = |_| InputError::Ports {
+        port: format!("{:?}", shown(text)),
     };
-    let Some((first, last)) = text.split_once('-').filter(|(first, _)| !first.is_empty()) else {
-        return bound(text).map(|port| Some(port..=port));
-    };
-    let (first, last) = (bound(first)?, bound(last)?);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let first = parse_port(first).map_err(wrong)?;
+    let last = parse_port(last).map_err(wrong)?;
     if first > last {
         let remedy = format!("write the smaller one first, as in \"{last}-{first}\"");
         return Err(malformed("a range of ports", text, &remedy));

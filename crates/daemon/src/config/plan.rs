@@ -17,7 +17,7 @@ use super::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
     MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse, windows,
 };
-use crate::input::{InputError, check_socket_path};
+use crate::input::{InputError, check_socket_path, nearest_full_name};
 use crate::line::LineSpec;
 
 /// The most VMs that one daemon serves.
@@ -121,11 +121,14 @@ impl Plan {
             refuse(&vm.place, self.check_memberships())?;
         }
         self.renew_ports(&occupied)
-            .map_err(|PortRefusal { vm, error }| {
+            .map_err(|PortRefusal { vm, place, error }| {
                 let mut configured = config.vms.iter();
                 let written = configured.find(|written| written.value.full_name() == vm);
                 let by_hand = || format!("the configuration, for VM {vm:?}");
-                let place = written.map_or_else(by_hand, |written| written.place.clone());
+                let place = place
+                    .filter(|_| written.is_some())
+                    .or_else(|| Some(written?.place.clone()));
+                let place = place.unwrap_or_else(by_hand);
                 ConfigError::Input { place, error }
             })?;
         for line in &mut change.added {
@@ -177,6 +180,15 @@ impl Plan {
                 .filter(|line| line.domain == domain)
                 .find(is_alias)
         })
+    }
+
+    /// Of the names and aliases of VMs, the one that may be meant by another.
+    pub fn nearest_vm(&self, full_name: &str) -> Option<String> {
+        let names = self.lines.values().flat_map(|line| {
+            let names = std::iter::once(&line.name).chain(&line.aliases);
+            names.map(|name| switch::full_name(&line.domain, name))
+        });
+        nearest_full_name(full_name, &names.collect::<Vec<_>>())
     }
 
     /// The lines, by full name.

@@ -136,6 +136,8 @@ pub struct PortRequest {
     pub queue_pairs: u16,
     /// When it is interrupted.
     pub moderation: Option<Moderation>,
+    /// Where a file names the network.
+    pub place: Option<String>,
 }
 
 impl NewPort {
@@ -187,6 +189,7 @@ impl NewPort {
             },
             queue_pairs: pairs.unwrap_or(1) as u16,
             moderation: moderation.map(parse_moderation).transpose()?,
+            place: None,
         })
     }
 }
@@ -196,10 +199,6 @@ impl NewPort {
 /// # Errors
 /// [`InputError`] says what cannot be meant.
 pub fn check_ports(ports: &[NewPort]) -> Result<Vec<PortRequest>, InputError> {
-    if ports.len() > MAX_NETS {
-        let (what, limit) = ("networks of one VM", MAX_NETS);
-        return Err(InputError::TooMany { what, limit });
-    }
     let mut checked: Vec<PortRequest> = Vec::new();
     for port in ports {
         let port = port.check()?;
@@ -210,6 +209,10 @@ pub fn check_ports(ports: &[NewPort]) -> Result<Vec<PortRequest>, InputError> {
 }
 
 fn check_new(ports: &[PortRequest], port: &PortRequest) -> Result<(), InputError> {
+    if ports.len() >= MAX_NETS {
+        let (what, limit) = ("networks of one VM", MAX_NETS);
+        return Err(InputError::TooMany { what, limit });
+    }
     if ports.iter().any(|other| other.network == port.network) {
         let (what, name) = ("a port of this VM in the network", port.network.clone());
         return Err(InputError::Duplicate { what, name });
@@ -272,9 +275,14 @@ pub fn parse_net_option(text: &str) -> Result<NewPort, InputError> {
 impl Source<'_> {
     /// `networks = ["lan"]`, as short for tables with nothing but the name.
     pub(super) fn networks(&self, value: &Value<'_>) -> Result<Vec<PortRequest>, ConfigError> {
-        let names = self.names("networks", "a network", value)?;
-        let ports: Vec<NewPort> = names.iter().map(|name| NewPort::of(name)).collect();
-        self.refuse(value.span(), check_ports(&ports))
+        let mut ports = Vec::new();
+        for (span, name) in self.strings("networks", value, true)? {
+            let mut port = self.refuse(span.clone(), NewPort::of(name).check())?;
+            self.refuse(span.clone(), check_new(&ports, &port))?;
+            port.place = Some(self.place_of("networks", span));
+            ports.push(port);
+        }
+        Ok(ports)
     }
 
     /// The `[[vm.net]]` tables of a VM that has these ports already.
@@ -286,15 +294,11 @@ impl Source<'_> {
         let limit = ("networks of one VM", MAX_NETS);
         for (_, table) in self.tables("net", value, limit)? {
             let port = self.net(&table)?;
-            let checked = port.check().and_then(|port| {
-                check_new(ports, &port)?;
-                Ok(port)
-            });
-            ports.push(self.refuse(table.span(), checked)?);
-            if ports.len() > MAX_NETS {
-                let (what, limit) = limit;
-                return self.refuse(table.span(), Err(InputError::TooMany { what, limit }));
-            }
+            let mut port = self.refuse(table.span(), port.check())?;
+            self.refuse(table.span(), check_new(ports, &port))?;
+            let name = table.get_ref().get("network");
+            port.place = name.map(|name| self.place_of("network", name.span()));
+            ports.push(port);
         }
         Ok(())
     }

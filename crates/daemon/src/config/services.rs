@@ -113,6 +113,12 @@ impl PublishedPort {
 }
 
 impl Service {
+    /// Whether a call to it reaches what a call to the other reaches, in the same way. How many may call, and how long they wait, is no part of that.
+    pub fn is_the_same_to_callers(&self, other: &Service) -> bool {
+        (&self.name, &self.domain, &self.target) == (&other.name, &other.domain, &other.target)
+            && self.proxy_protocol == other.proxy_protocol
+    }
+
     /// Its full name: `registry`, or `red/registry` where the domain is not the [`DEFAULT_DOMAIN`].
     pub fn full_name(&self) -> String {
         full_name(&self.domain, &self.name)

@@ -257,6 +257,11 @@ impl<'a> Source<'a> {
         self.refuse(table.span(), value.ok_or(missing))
     }
 
+    /// The place of what stands behind a key.
+    pub(super) fn place_of(&self, key: &str, span: Range<usize>) -> String {
+        format!("{}, {key}", self.place(span))
+    }
+
     pub(super) fn place(&self, span: Range<usize>) -> String {
         // The parser's spans lie on character bounds; a span at the very end may lie one past the text.
         let start = span.start.min(self.text.len());

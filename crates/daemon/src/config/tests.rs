@@ -247,7 +247,7 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         ),
         (
             "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = 4294967295",
-            "4294967295 is not a port: use a number from 0 to 4294967294",
+            "4294967295 is not a port or a range of ports: write a number from 0 to 4294967294",
         ),
         (
             "[[allow]]\nfrom = \"*\"\nto = \"*\"\nport = -1",
@@ -654,7 +654,7 @@ fn a_daemon_serves_so_many_vms_and_no_more() {
         plan.add(&request(index)).unwrap();
     }
     let found = plan.add(&request(MAX_VMS)).unwrap_err().to_string();
-    assert_eq!(found, "too many VMs: at most 1024 fit into one daemon");
+    assert_eq!(found, "too many VMs: at most 1024 are possible");
     let text = "[[vm]]\nname = \"a\"\n".repeat(MAX_VMS + 1);
     assert!(refusal(&text).contains("too many VMs"));
 }

@@ -1,9 +1,12 @@
 //! What can only be seen of a whole configuration: names, ports and addresses that are given twice, and sums that are too large.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::files::check_files;
-use super::{Config, ConfigError, MAX_RULES, PublishListen, Written, full_name, refuse};
+use super::pattern::malformed;
+use super::{
+    Config, ConfigError, Hosts, MAX_RULES, PublishListen, ServiceTarget, Written, full_name, refuse,
+};
 use crate::input::InputError;
 
 /// Checks a configuration from all its sources together. VMs are checked where their lines are planned.
@@ -34,6 +37,9 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
         let owner = ports.insert((of.domain.clone(), of.port), of.full_name());
         let what = format!("port {} of the host", of.port);
         taken(&service.place, what, owner)?;
+        if let ServiceTarget::Tcp(server) | ServiceTarget::Udp(server) = &of.target {
+            refuse(&service.place, check_server(server, &config.hosts))?;
+        }
     }
     let mut addresses = BTreeMap::new();
     for publish in &config.publishes {
@@ -48,11 +54,30 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Refuses a server whose name `[hosts]` lists for other ports alone.
+fn check_server(server: &str, hosts: &Hosts) -> Result<(), InputError> {
+    let Some((name, port)) = server.rsplit_once(':') else {
+        return Ok(());
+    };
+    let (name, port) = (name.to_ascii_lowercase(), port.parse().unwrap_or_default());
+    if hosts.addresses(&name, port).is_none_or(|of| !of.is_empty()) {
+        return Ok(());
+    }
+    let listed = hosts.get(&name).unwrap_or_default().iter();
+    let ports: BTreeSet<u16> = listed.filter_map(|listed| listed.port).collect();
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    let remedy = format!(
+        "it lists {name:?} for port {} alone; change either, or list an address without a port",
+        ports.join(", ")
+    );
+    Err(malformed("a server that [hosts] knows", server, &remedy))
+}
+
 fn unique<T>(
     all: &[Written<T>],
     name: impl Fn(&T) -> (&'static str, String),
 ) -> Result<(), ConfigError> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for one in all {
         let (what, name) = name(&one.value);
         if !seen.insert(name.clone()) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Control, ControlError, owned};
+use super::{Control, ControlError, known_vm, owned};
 use device::CaptureOptions;
 use switch::bridge::VlanId;
 
@@ -84,11 +84,7 @@ impl Control {
         let plan = &in_force.book.plan;
         let network = known(plan, name)?.full_name();
         let vm = match vm {
-            Some(vm) => {
-                let name = vm.to_owned();
-                let line = plan.get(vm).ok_or(ControlError::Unknown { name })?;
-                Some(line.full_name())
-            }
+            Some(vm) => Some(known_vm(plan, vm)?.full_name()),
             None => None,
         };
         let (sender, reader) = self.parts.captures.queue();
@@ -119,7 +115,7 @@ impl Control {
             let in_force = control.in_force.lock().await;
             let plan = &in_force.book.plan;
             let network = known(plan, &name)?.full_name();
-            let line = plan.get(&vm).ok_or(ControlError::Unknown { name: vm })?;
+            let line = known_vm(plan, &vm)?;
             let vm = line.full_name();
             if !line.ports.iter().any(|port| port.network == network) {
                 return Err(NetError::UnknownPort { network, vm }.into());
@@ -139,10 +135,11 @@ fn known<'a>(plan: &'a Plan, name: &str) -> Result<&'a NetworkSpec, ControlError
     // The full name may be written with the domain that is meant when none is.
     let default = format!("{}/", switch::DEFAULT_DOMAIN);
     let full_name = name.strip_prefix(&default).unwrap_or(name);
-    plan.network(full_name).ok_or_else(|| {
-        let name = name.to_owned();
-        ControlError::UnknownNetwork { name }
-    })
+    plan.network(full_name)
+        .ok_or_else(|| ControlError::UnknownNetwork {
+            name: name.to_owned(),
+            nearest: plan.nearest_network(name),
+        })
 }
 
 fn find<'a>(statuses: &'a [NetworkStatus], spec: &NetworkSpec) -> Option<&'a NetworkStatus> {
@@ -211,7 +208,7 @@ fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<Ne
         NetworkPort {
             kind: PortKind::Vm,
             vm: Some(line.full_name()),
-            attachment: Some(vm_port(spec_of_port, spec)),
+            attachment: Some(vm_port(spec_of_port, spec, status)),
             attached: status.is_some_and(|status| status.attached),
             driver_ready: status.is_some_and(|status| status.driver_ready),
             link_up: status.is_some_and(|status| status.link_up),
@@ -243,13 +240,21 @@ fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<Ne
 }
 
 /// The ports of a VM in networks.
-pub(super) fn ports_of(plan: &Plan, line: &LineSpec) -> Vec<VmPort> {
-    let port = |port: &PortSpec| Some(vm_port(port, plan.network(&port.network)?));
+pub(super) fn ports_of(plan: &Plan, line: &LineSpec, networks: &[NetworkStatus]) -> Vec<VmPort> {
+    let owner = PortOwner::Vm(line.full_name());
+    let port = |port: &PortSpec| {
+        let network = plan.network(&port.network)?;
+        let ports = find(networks, network).into_iter();
+        let mut ports = ports.flat_map(|status| &status.ports);
+        let status = ports.find(|status| status.owner == owner);
+        Some(vm_port(port, network, status))
+    };
     line.ports.iter().filter_map(port).collect()
 }
 
-fn vm_port(port: &PortSpec, network: &NetworkSpec) -> VmPort {
+fn vm_port(port: &PortSpec, network: &NetworkSpec, status: Option<&PortStatus>) -> VmPort {
     VmPort {
+        last_fault: status.and_then(|status| status.last_fault.clone()),
         network: port.network.clone(),
         vhost_user: port.socket.clone(),
         mac: port.mac,

@@ -7,10 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::places::{Places, TooManyReaders, Whose};
+use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
 use crate::api::types::{Event, EventDetails, EventKind, Refusal};
+use crate::places::{NoPlace, Whose};
 
 /// The most events that are kept. Of older ones only their number is known.
 pub const MAX_EVENTS: usize = 4096;
@@ -181,12 +182,12 @@ impl Events {
     /// A reader, and what it has to be told first if it asked for events that are not known.
     ///
     /// # Errors
-    /// [`TooManyReaders`], for one who follows.
+    /// [`NoPlace`], for one who follows.
     pub fn read(
         &self,
         asked: Asked,
         whose: Whose,
-    ) -> Result<(EventReader, Option<Event>), TooManyReaders> {
+    ) -> Result<(EventReader, Option<Event>), NoPlace> {
         let mut log = self.log();
         let (mut given, lost) = log.begin(asked.after);
         if let Some(last) = asked.last {

@@ -1,43 +1,21 @@
-//! Places in the ring for readers who follow, and how many each user may have: nobody can take those of others.
+//! Places in the ring for readers who follow.
 
-/// The most readers at once that belong to users other than the daemon's own and root, and again the most that belong to these two. So whoever
-/// runs the daemon can follow whatever others do.
-pub const MAX_READERS: usize = 64;
+use crate::places::{Limits, NoPlace, Whose};
 
-/// The most of one user, unless it is root or the daemon's own.
-pub const MAX_READERS_OF_USER: usize = 16;
+/// How many may follow at once.
+pub const READERS: Limits = Limits {
+    of_class: 64,
+    of_user: 16,
+    what: "readers of the events",
+    remedy: "end one of them first, or ask for what is kept with follow=false",
+};
 
-/// To whom a reader belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
-    /// To root or the daemon's own user.
-    Owners,
-    /// To another user.
-    User(u32),
-}
-
-/// There is no place for another reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum TooManyReaders {
-    /// That user has [`MAX_READERS_OF_USER`].
-    #[error(
-        "user {0} follows the events {MAX_READERS_OF_USER} times already, which is the most for one user: end one of them first, or ask for what \
-         is kept with follow=false"
-    )]
-    OfUser(u32),
-    /// All together have [`MAX_READERS`].
-    #[error(
-        "others follow the events {MAX_READERS} times already, which is the most for all users together: try again when one of them has ended, or \
-         ask for what is kept with follow=false"
-    )]
-    OfUsers,
-    /// Root and the daemon's own user have [`MAX_READERS`].
-    #[error(
-        "root and the daemon's user follow the events {MAX_READERS} times already, which is the most: end one of them first, or ask for what is \
-         kept with follow=false"
-    )]
-    OfOwners,
-}
+/// How many there may be with those who were dropped.
+const AND_DROPPED: Limits = Limits {
+    of_class: 2 * READERS.of_class,
+    of_user: 2 * READERS.of_user,
+    ..READERS
+};
 
 /// Where a reader is.
 #[derive(Debug)]
@@ -59,18 +37,11 @@ pub(super) struct Places {
 
 impl Places {
     /// Takes a place behind the event `given`, and returns the place's number.
-    pub(super) fn enter(&mut self, whose: Whose, given: u64) -> Result<u64, TooManyReaders> {
-        match whose {
-            Whose::Owners => self
-                .room(MAX_READERS, |of| of == Whose::Owners)
-                .ok_or(TooManyReaders::OfOwners)?,
-            Whose::User(uid) => {
-                self.room(MAX_READERS_OF_USER, |of| of == whose)
-                    .ok_or(TooManyReaders::OfUser(uid))?;
-                self.room(MAX_READERS, |of| of != Whose::Owners)
-                    .ok_or(TooManyReaders::OfUsers)?;
-            }
-        }
+    pub(super) fn enter(&mut self, whose: Whose, given: u64) -> Result<u64, NoPlace> {
+        let reading = self.places.iter().filter(|place| place.missed.is_none());
+        READERS.room(whose, reading.map(|place| place.whose))?;
+        // Those who were dropped may yet have to hear of it, which takes them no longer than their connections let them stall.
+        AND_DROPPED.room(whose, self.places.iter().map(|place| place.whose))?;
         self.last_number += 1;
         self.places.push(Place {
             number: self.last_number,
@@ -79,14 +50,6 @@ impl Places {
             missed: None,
         });
         Ok(self.last_number)
-    }
-
-    /// Whether there is room for one more of these.
-    fn room(&self, most: usize, is_counted: impl Fn(Whose) -> bool) -> Option<()> {
-        let counted = || self.places.iter().filter(|place| is_counted(place.whose));
-        let reading = counted().filter(|place| place.missed.is_none()).count();
-        // Those who were dropped may yet have to hear of it, which takes them no longer than their connections let them stall.
-        (reading < most && counted().count() < 2 * most).then_some(())
     }
 
     pub(super) fn find(&mut self, number: u64) -> Option<&mut Place> {

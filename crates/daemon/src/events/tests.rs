@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::api::types::{Event, EventDetails, EventKind};
+use crate::places::{NoPlace, Whose};
 
 const START: u64 = 1_800_000_000_000;
 
@@ -41,7 +42,7 @@ fn parse(text: &str) -> Vec<(Option<u64>, Event)> {
 
 /// What a stream says until its end.
 async fn whole(events: &Events, asked: Asked) -> Vec<Event> {
-    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owner).unwrap();
     let mut stream = reader.stream(lost);
     let mut text = String::new();
     while let Some(piece) = next_piece(&mut stream).await {
@@ -187,7 +188,7 @@ async fn a_reader_follows() {
         last: Some(0),
         ..Asked::default()
     };
-    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owner).unwrap();
     let mut stream = reader.stream(lost);
     // At once, so that it is known to have been heard.
     assert!(parse(&next_piece(&mut stream).await.unwrap()).is_empty());
@@ -210,7 +211,7 @@ async fn a_reader_without_events_is_shown_signs_of_life() {
         follow: true,
         ..Asked::default()
     };
-    let (reader, lost) = events.read(asked, Whose::Owners).unwrap();
+    let (reader, lost) = events.read(asked, Whose::Owner).unwrap();
     let mut stream = reader.stream(lost);
     next_piece(&mut stream).await.unwrap();
     assert_eq!(next_piece(&mut stream).await.unwrap(), ":\n\n");
@@ -224,8 +225,8 @@ async fn a_stalled_reader_is_dropped_with_a_count_and_others_are_not() {
         follow: true,
         ..Asked::default()
     };
-    let (stalled, _) = events.read(asked.clone(), Whose::Owners).unwrap();
-    let (keen, _) = events.read(asked.clone(), Whose::Owners).unwrap();
+    let (stalled, _) = events.read(asked.clone(), Whose::Owner).unwrap();
+    let (keen, _) = events.read(asked.clone(), Whose::Owner).unwrap();
     let (mut stalled, mut keen) = (stalled.stream(None), keen.stream(None));
     let mut seen = Vec::new();
     // As many as are kept: nobody is late yet.

@@ -9,19 +9,21 @@ use std::time::Duration;
 
 use axum::Router;
 use tempfile::TempDir;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::FakeWorker;
 use crate::api::{self, StalledClients};
+use crate::arrivals::{Arrivals, arrivals};
 use crate::audit::Audit;
 use crate::capture::Captures;
 use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
 use crate::events::Events;
-use crate::line::{AgentArrival, LineWorker};
+use crate::in_force::{InForce, Parts};
+use crate::line::LineWorker;
 use crate::offers::NoOffers;
 use crate::policy::Rulebook;
-use crate::reload::{InForce, Parts, ReadConfig, Settings};
+use crate::reload::{ReadConfig, Settings};
 use crate::runtime::control_socket;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
 use crate::windows::Windows;
@@ -252,8 +254,8 @@ fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError>
 ///
 /// # Panics
 /// The system has no thread left.
-pub fn router() -> (mpsc::Receiver<AgentArrival>, Router) {
-    let (sender, arrivals) = mpsc::channel(1);
+pub fn router() -> (Arrivals, Router) {
+    let (sender, arrivals) = arrivals();
     let (audit, _) = Audit::start(None).expect("a thread can be started");
     let config = Config {
         runtime_dir: Some(std::env::temp_dir()),

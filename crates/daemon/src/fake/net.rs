@@ -74,6 +74,15 @@ impl FakeNet {
         }
     }
 
+    /// Has a port remember why its last VMM's connection ended.
+    pub fn set_fault(&self, network: &str, vm: &str, fault: &str) {
+        let mut networks = self.lock();
+        let network = networks.get_mut(network);
+        if let Some(port) = network.and_then(|network| network.ports.get_mut(vm)) {
+            port.status.last_fault = Some(fault.to_owned());
+        }
+    }
+
     /// The captures that were asked for since the last time.
     pub fn take_captures(&self) -> Vec<FakeCapture> {
         let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,6 +159,10 @@ impl NetWorker for FakeNet {
         })
     }
 
+    fn restore_uplink(&self, network: &str) -> Result<(), NetError> {
+        self.with(network, |_| Ok(()))
+    }
+
     fn remove_network(&self, network: &str) -> Result<(), NetError> {
         let removed = self.lock().remove(network);
         let network = network.to_owned();
@@ -174,6 +187,7 @@ impl NetWorker for FakeNet {
                     link_up: true,
                     attached: false,
                     driver_ready: false,
+                    last_fault: None,
                     counters: Counters::from([("received_frames", 0), ("sent_frames", 0)]),
                     refused: Counters::new(),
                 },
@@ -226,6 +240,7 @@ impl NetWorker for FakeNet {
                 link_up: true,
                 attached: true,
                 driver_ready: true,
+                last_fault: None,
                 counters: Counters::from([("received_frames", 0)]),
                 refused: Counters::new(),
             };

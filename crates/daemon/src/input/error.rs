@@ -47,7 +47,10 @@ pub enum InputError {
         port: String,
     },
     /// The port is neither a number of one nor the wildcard.
-    #[error("{port} is not a port: use a number from 0 to {}, or \"*\" for any", u32::MAX - 1)]
+    #[error(
+        "{port} is not a port or a range of ports: write a number from 0 to {}, a range as \"8000-8999\", or \"*\" for any; several are a list in the file: [80, \"8000-8999\"]",
+        u32::MAX - 1
+    )]
     Ports {
         /// What was found.
         port: String,
@@ -97,7 +100,7 @@ pub enum InputError {
         name: String,
     },
     /// Two services, groups or published ports have one name, or two of a list of names are the same.
-    #[error("{what} {name:?} is there already: give each a name of its own")]
+    #[error("{what} {name:?} is there already: give each a name of its own, or remove one")]
     Duplicate {
         /// What it is, in words.
         what: &'static str,
@@ -198,7 +201,7 @@ pub enum InputError {
     },
     /// No such windows.
     #[error(
-        "{found:?} is no number and size of windows: write it like \"4x16M\", {}",
+        "{found:?} is not a number and size of windows: write it like \"4x16M\", {}",
         crate::config::expected_windows()
     )]
     Windows {
@@ -207,7 +210,7 @@ pub enum InputError {
     },
     /// QEMU is to be asked for nothing.
     #[error(
-        "\"qmp\" names QEMU's control socket, at which windows are added, and \"windows\" says of none: write windows = \"4x16M\", or leave \"qmp\" out"
+        "\"qmp\" names QEMU's control socket, where windows are added, and this VM has no \"windows\": write windows = \"4x16M\", or leave \"qmp\" out"
     )]
     QmpWithoutWindows,
     /// A part of a command-line value is not `key=value`.
@@ -264,7 +267,7 @@ pub enum InputError {
     },
     /// A list without anything in it.
     #[error(
-        "{key:?} is an empty list, which would match nothing: name something, or remove this table"
+        "{key:?} is an empty list: write at least one entry, or remove the table that it is in"
     )]
     EmptyList {
         /// The key.
@@ -314,16 +317,24 @@ pub enum InputError {
         /// What was found.
         host: String,
     },
+    /// The name of a host was read as tables.
+    #[error(
+        "the name of a host needs quotes: write \"{host}\" = …, since TOML reads dots outside of quotes as tables in tables"
+    )]
+    HostWithoutQuotes {
+        /// The name that was meant.
+        host: String,
+    },
     /// The address of a host is none.
     #[error(
-        "{address:?} is not an address: write it as in 192.0.2.1 or 2001:db8::1, without a port"
+        "{address:?} is not an address: write it as in 192.0.2.1 or 2001:db8::1, or with a port as in 192.0.2.1:80 or [2001:db8::1]:80"
     )]
     HostAddress {
         /// What was found.
         address: String,
     },
     /// More VMs, rules or other things than the daemon serves.
-    #[error("too many {what}: at most {limit} fit into one daemon")]
+    #[error("too many {what}: at most {limit} are possible")]
     TooMany {
         /// What there is too much of.
         what: &'static str,
@@ -352,15 +363,14 @@ pub enum InputError {
     },
     /// A VM is to be in a network that is not there.
     #[error(
-        "there is no network named {name:?} in the domain {domain:?}: {}add a [[network]] with this name to the configuration",
-        if known.is_empty() { String::new() } else { format!("choose one of {known}, or ") }
+        "there is no network named {name:?} in the domain {domain:?}{known}add a [[network]] with this name to the configuration"
     )]
     UnknownNetwork {
         /// The name.
         name: String,
         /// The VM's domain.
         domain: String,
-        /// The networks that are there.
+        /// What is there, in words.
         known: String,
     },
     /// A network has as many VMs as addresses.

@@ -53,8 +53,12 @@ impl PortSpec {
     /// A guest may use the addresses that it was given, as far as they are known: behind one that has guests of its own there are
     /// others, and the addresses of other VLANs than the station's are not the network's to give.
     pub fn bridge_port(&self, network: &NetworkSpec) -> PortConfig {
+        let has_one_vlan = matches!(self.vlan, Vlan::Access(_));
         if self.learn {
+            // Its own addresses are its own all the same.
             return PortConfig {
+                mac: Some(self.mac),
+                ipv4: self.ipv4.filter(|_| has_one_vlan),
                 vlan: self.vlan.clone(),
                 isolated: self.isolated,
                 rates: self.rates,
@@ -70,7 +74,6 @@ impl PortSpec {
             address: Ipv6Addr::UNSPECIFIED,
             len: 0,
         });
-        let has_one_vlan = matches!(self.vlan, Vlan::Access(_));
         let guard = Ipv6Guard {
             prefixes: own.into_iter().chain(others).collect(),
             ..Ipv6Guard::default()

@@ -15,6 +15,8 @@ use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
 pub struct NetChange {
     added_networks: Vec<NetworkSpec>,
     changed_networks: Vec<NetworkSpec>,
+    /// Networks that stay, and have an uplink.
+    kept_uplinks: Vec<String>,
     removed_networks: Vec<String>,
     added_ports: Vec<PortSpec>,
     changed_ports: Vec<PortSpec>,
@@ -57,6 +59,9 @@ impl NetChange {
                 change.added_networks.push((*spec).clone());
             } else if is_changed {
                 change.changed_networks.push((*spec).clone());
+            }
+            if before.is_some() && spec.uplink.is_some() {
+                change.kept_uplinks.push(name.clone());
             }
             let hosts = next.net_hosts(name);
             if is_changed || hosts != current.net_hosts(name) {
@@ -121,11 +126,15 @@ impl NetChange {
         }
     }
 
-    /// Changes what goes on. What fails is told by the log: the worker refuses none of it unless it has stopped.
+    /// Changes what goes on, and looks for devices of uplinks that were removed. What fails is told by the log: the worker refuses none of it unless it
+    /// has stopped, or a device is still not there.
     pub fn settle(&self, worker: &dyn NetWorker) {
         for network in &self.changed_networks {
             let name = network.full_name();
             tell(&name, worker.configure_network(network.clone()));
+        }
+        for name in &self.kept_uplinks {
+            tell(name, worker.restore_uplink(name));
         }
         for port in &self.changed_ports {
             tell(&port.network, worker.configure_port(port.clone()));

@@ -130,6 +130,11 @@ impl NetWorker for NetThread {
         Ok(())
     }
 
+    fn restore_uplink(&self, network: &str) -> Result<(), NetError> {
+        let name = network.to_owned();
+        self.tell(network, move |fabric, _| fabric.restore_uplink(&name))
+    }
+
     fn remove_network(&self, network: &str) -> Result<(), NetError> {
         let name = network.to_owned();
         self.tell(network, move |fabric, _| fabric.remove_network(&name))?;
@@ -146,6 +151,7 @@ impl NetWorker for NetThread {
             mac: host.mac,
             ipv4: host.ipv4,
             ipv6: host.ipv6,
+            isolated: host.isolated,
         });
         let (name, hosts) = (network.to_owned(), hosts.collect());
         self.tell(network, move |fabric, _| fabric.set_hosts(&name, hosts))
@@ -155,8 +161,6 @@ impl NetWorker for NetThread {
         self.tell(&spec.network.clone(), move |fabric, network| {
             fabric.add_port(NetPortConfig {
                 bridge: spec.bridge_port(network),
-                mtu: network.mtu,
-                mac: Some(spec.mac),
                 queue_pairs: spec.queue_pairs,
                 moderation: moderation(spec.moderation),
                 network: spec.network,
@@ -297,6 +301,7 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
             link_up: true,
             attached: true,
             driver_ready: true,
+            last_fault: None,
             counters: switch_counters(&station.bridge),
             refused: refused_counters(&station.bridge),
         });
@@ -317,8 +322,9 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
         ports.push(PortStatus {
             owner: PortOwner::Uplink,
             link_up: true,
-            attached: true,
-            driver_ready: true,
+            attached: uplink.attached,
+            driver_ready: uplink.attached,
+            last_fault: None,
             counters,
             refused,
         });
@@ -336,6 +342,7 @@ fn port_status(port: &NetPortSnapshot) -> PortStatus {
         link_up: port.link,
         attached: port.attached,
         driver_ready: port.driver_ready,
+        last_fault: port.last_fault.clone(),
         counters: port_counters(&port.counters, &port.bridge),
         refused: refused(&port.counters, &port.bridge),
     }

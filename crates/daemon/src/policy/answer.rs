@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 
-use switch::{Callee, Caller, Decision, Reason, Redirect, Rule, Verdict, is_own_port};
+use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
+
+use wire::destination::Host;
 
 use super::Rulebook;
-use crate::api::types::{PassedOver, PolicyAnswer, PolicyRule, PolicyVerdict};
+use super::meant::Stands;
+use crate::api::types::{PolicyAnswer, PolicyRule, PolicyVerdict};
 use crate::config::{
-    ServiceTarget, full_name, groups_of, parse_dns_name, parse_user, parse_user_group,
+    Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user, parse_user_group,
 };
-use crate::input::{InputError, parse_full_name};
+use crate::input::{InputError, did_you_mean, parse_full_name};
 use crate::line::LineSpec;
-
-/// Rules that came near to deciding and are told of in an answer.
-const MAX_PASSED_OVER: usize = 8;
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum AskError {
     Input(#[from] InputError),
     /// What a program of the host does not call through Ringdown.
     #[error(
-        "{to:?} is not somebody whom a program of the host can call through Ringdown: ask about a VM"
+        "{to:?} is not a VM, and a program of the host calls VMs alone through Ringdown: ask about a VM"
     )]
     NotThroughUs {
         /// Who was asked about.
@@ -33,7 +33,10 @@ pub enum AskError {
     #[error(transparent)]
     NoAddress(InputError),
     /// No VM has this name.
-    #[error("there is no VM named {name:?}{}: add it, or ask about one that exists", nearest_of(.nearest))]
+    #[error(
+        "there is no VM named {name:?}{}: add it, or ask about one that exists",
+        did_you_mean(nearest)
+    )]
     UnknownVm {
         /// The name.
         name: String,
@@ -41,7 +44,10 @@ pub enum AskError {
         nearest: Option<String>,
     },
     /// No service has this name.
-    #[error("there is no service named {name:?}{}: ask about one that exists", nearest_of(.nearest))]
+    #[error(
+        "there is no service named {name:?}{}: ask about one that exists",
+        did_you_mean(nearest)
+    )]
     UnknownService {
         /// The name.
         name: String,
@@ -126,22 +132,23 @@ impl Rulebook {
             &self.policy.callees(&asked_to),
             port,
         );
-        let passed_over = self.passed_over(&decision, &asked_from, &asked_to, port);
         let mut answer = self.answer(&decision, &caller, &callee);
+        let by_the_rules = answer.why.clone();
         self.keep_own_ports(&mut answer, &decision, &caller, (&callee, port));
         self.keep_to_ways(&mut answer, &decision, &caller, (&callee, port));
+        let is_for_rules = answer.why == by_the_rules;
         answer.from = from.to_owned();
         answer.to = to.to_owned();
         answer.port = port;
-        answer.passed_over = passed_over;
         self.as_egress_does(&mut answer, &asked_from, &asked_to);
+        if is_for_rules {
+            answer.passed_over = self.passed_over(&answer, &decision, &asked_from, &asked_to);
+        }
         if matches!(callee, To::Address(_) | To::Name(_)) {
             answer.notes.extend(self.egress_note(from, &asked_from));
         }
-        if matches!(callee, To::Name(_)) && answer.verdict == PolicyVerdict::Allowed {
-            let note = "addresses that the name leads to are asked about too: one that a rule denies is not reached, and one of the host, of its \
-                        networks or of a special range only if a rule names that address or its network";
-            answer.notes.push(note.to_owned());
+        if let (From::Vm(line), To::Vm(_)) = (&caller, &callee) {
+            answer.notes.extend(host_only_note(line, to, port));
         }
         Ok(answer)
     }
@@ -165,14 +172,10 @@ impl Rulebook {
             return answer;
         };
         let rule = self.rule(id.0);
-        answer.verdict = match verdict {
-            Verdict::Allow => PolicyVerdict::Allowed,
-            Verdict::Deny => PolicyVerdict::Denied,
-            Verdict::Redirect(to) => {
-                answer.redirect = Some(redirect_words(to));
-                PolicyVerdict::Redirected
-            }
-        };
+        answer.verdict = PolicyVerdict::from(verdict);
+        if let Verdict::Redirect(to) = verdict {
+            answer.redirect = Some(redirect_words(to));
+        }
         answer.why = format!("rule {} is the first that matches", rule.words());
         if let Verdict::Redirect(Redirect::Vm { domain, name, .. }) = verdict {
             if self.plan.find(domain, name).is_none() {
@@ -235,65 +238,30 @@ impl Rulebook {
         answer.redirect = None;
     }
 
-    /// Rules before the one that decided which match in all but one regard: what a person looks for who expected another answer.
-    fn passed_over(
-        &self,
-        decision: &Decision<'_>,
-        from: &Caller<'_>,
-        to: &Callee<'_>,
-        port: u32,
-    ) -> Vec<PassedOver> {
-        let end = decision
-            .rule
-            .map_or(self.policy.rules().len(), |(id, _)| id.0 as usize);
-        let mut passed_over = Vec::new();
-        for (index, rule) in self.policy.rules().iter().take(end).enumerate() {
-            let fits = [
-                (rule.from.iter().any(|pattern| pattern.covers(from)), "from"),
-                (rule.to.iter().any(|pattern| pattern.covers(to)), "to"),
-                (covers_port(rule, port), "port"),
-            ];
-            let mut misses = fits.iter().filter(|(fits, _)| !fits);
-            if let (Some((_, key)), None) = (misses.next(), misses.next()) {
-                passed_over.push(PassedOver {
-                    rule: self.rule(index as u32),
-                    differs_in: (*key).to_owned(),
-                });
-            }
-            if passed_over.len() == MAX_PASSED_OVER {
-                break;
-            }
-        }
-        passed_over
-    }
-
     /// Whether the caller can reach an egress service at all: a rule about an address alone opens nothing.
     fn egress_note(&self, from: &str, caller: &Caller<'_>) -> Option<String> {
-        let mut services = self
-            .services
-            .iter()
-            .map(|service| &service.value)
+        let services = self.services.iter().map(|service| &service.value);
+        let egress: Vec<&Service> = services
             .filter(|service| service.target == ServiceTarget::Egress)
-            .peekable();
-        if services.peek().is_none() {
-            return Some(
-                "there is no egress service: add a [[service]] with egress = true".to_owned(),
-            );
-        }
+            .collect();
+        let Some(first) = egress.first() else {
+            let note = "there is no egress service: add a [[service]] with egress = true";
+            return Some(note.to_owned());
+        };
         let callers = self.policy.callers(caller);
-        let reaches = services.any(|service| {
+        let reaches = egress.iter().any(|service| {
             let callee = Callee::Service {
                 domain: &service.domain,
                 name: &service.name,
             };
-            let decision =
-                self.policy
-                    .decide(&callers, &self.policy.callees(&callee), service.port);
+            let callees = self.policy.callees(&callee);
+            let decision = self.policy.decide(&callers, &callees, service.port);
             matches!(decision.rule, Some((_, Verdict::Allow)))
         });
         (!reaches).then(|| {
             format!(
-                "{from} may not call an egress service: it needs a rule with to = \"service:…\" too"
+                "{from} may not call an egress service: it needs a rule with to = \"service:{}\" too",
+                first.full_name()
             )
         })
     }
@@ -320,7 +288,7 @@ impl Rulebook {
                 gids: vec![parse_user_group(group)?],
             }),
             None if text == "host" => Ok(From::Host),
-            None => Ok(From::Vm(self.vm(text)?)),
+            None => Ok(From::Vm(self.vm(text, Stands::Vm)?)),
             Some(_) => Err(InputError::Malformed {
                 expected: "one caller",
                 found: text.chars().take(128).collect(),
@@ -345,11 +313,18 @@ impl Rulebook {
                 Ok(To::Address(parsed.to_canonical()))
             }
             Some(("name", name)) => {
-                let name = parse_dns_name(name).map_err(AskError::NoAddress)?;
-                Ok(To::Name(name))
+                let parsed = parse_dns_name(name).map_err(AskError::NoAddress)?;
+                match Host::parse(&parsed) {
+                    Ok(Host::Name(name)) => Ok(To::Name(name)),
+                    _ => Err(AskError::NoAddress(InputError::Malformed {
+                        expected: "a DNS name",
+                        found: parsed,
+                        remedy: "its last part is a number, so that programs take it for an address: ask about \"address:…\"".to_owned(),
+                    })),
+                }
             }
             None if text == "host" => Ok(To::Listener),
-            None => Ok(To::Vm(self.vm(text)?)),
+            None => Ok(To::Vm(self.vm(text, Stands::Asked)?)),
             Some(_) => Err(InputError::Malformed {
                 expected: "one callee",
                 found: text.chars().take(128).collect(),
@@ -361,13 +336,13 @@ impl Rulebook {
         }
     }
 
-    fn vm(&self, text: &str) -> Result<&LineSpec, AskError> {
+    fn vm(&self, text: &str, stands: Stands) -> Result<&LineSpec, AskError> {
         let (domain, name) = parse_full_name("a VM", text)?;
         self.plan
             .find(domain, name)
             .ok_or_else(|| AskError::UnknownVm {
                 name: full_name(domain, name),
-                nearest: self.nearest_vm(&full_name(domain, name)),
+                nearest: self.meant(domain, name, stands),
             })
     }
 
@@ -397,8 +372,18 @@ impl PolicyRule {
     }
 }
 
-fn covers_port(rule: &Rule, port: u32) -> bool {
-    rule.ports.is_empty() || rule.ports.iter().any(|range| range.contains(&port))
+/// Of a VM whose guest can call its host alone, how it reaches another.
+fn host_only_note(line: &LineSpec, to: &str, port: u32) -> Option<String> {
+    let kind = match () {
+        () if line.serial.is_some() => "serial",
+        () if line.is_hybrid() => "hybrid",
+        () => return None,
+    };
+    Some(format!(
+        "the line of {:?} is {kind}, so its guest calls its host alone: it reaches another VM where a rule redirects a port of the host, as with \
+         to = \"host\", port = {port}, redirect = \"{to}:{port}\"",
+        line.full_name()
+    ))
 }
 
 fn without_a_rule(caller: &From<'_>, callee: &To<'_>) -> (PolicyVerdict, &'static str) {
@@ -430,11 +415,4 @@ pub(super) fn redirect_words(redirect: &Redirect) -> String {
         Redirect::Vm { domain, name, .. } => full_name(domain, name),
         Redirect::Service { domain, name } => format!("service:{}", full_name(domain, name)),
     }
-}
-
-fn nearest_of(nearest: &Option<String>) -> String {
-    nearest
-        .as_ref()
-        .map(|name| format!(" (did you mean {name:?}?)"))
-        .unwrap_or_default()
 }

@@ -1,18 +1,21 @@
 //! What a rulebook says that can hardly be meant: rules that never match, names that do not exist, groups without members.
 
-use std::collections::BTreeSet;
-
 use switch::{
-    Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port,
+    Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Unreachable, Verdict,
+    is_own_port,
 };
 
 use super::Rulebook;
+use super::meant::Stands;
 use crate::api::types::{Finding, FindingKind, PolicyReport};
 use crate::config::{ServiceTarget, Written, full_name};
-use crate::input::nearest;
+use crate::input::did_you_mean;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
+
+/// The most rules that are compared with each other whenever a configuration comes into force: it takes some milliseconds.
+const MAX_RULES_AT_ONCE: usize = 2000;
 
 /// Why no other caller is let through there.
 const OWN_PORTS_ARE: &str = "ports 1005 to 1007 of a VM are for programs of its host that call them directly (its agent is at 1007)";
@@ -31,71 +34,63 @@ impl Rulebook {
 
     /// Looks for what can hardly be meant. At most [`MAX_FINDINGS`].
     pub fn check(&self) -> Vec<Finding> {
-        let mut findings = self.unreachable();
+        let mut findings = Vec::new();
+        let not_opened = self.not_opened();
+        for found in self.policy.unreachable() {
+            if !not_opened.contains_key(&found.rule.0) {
+                findings.extend(self.unreachable(&found));
+            }
+        }
+        findings.extend(not_opened.into_values());
         findings.extend(self.check_names());
         findings.truncate(MAX_FINDINGS);
         findings
     }
 
-    /// The same without what takes long to find out: rules that never match.
-    pub fn check_names(&self) -> Vec<Finding> {
+    /// The same when a configuration comes into force: of more than [`MAX_RULES_AT_ONCE`] rules without what takes long to find out.
+    pub fn check_at_once(&self) -> Vec<Finding> {
+        match self.rules.len() <= MAX_RULES_AT_ONCE {
+            true => self.check(),
+            false => self.check_names(),
+        }
+    }
+
+    /// What is found by looking at each rule, service and published port by itself.
+    pub(super) fn check_names(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for rule in &self.rules {
-            for (kind, message) in self.names_of_nobody(&rule.value) {
-                findings.push(finding(kind, rule, message));
+            for found in self.names_of_nobody(&rule.value) {
+                findings.push(found.at(rule));
             }
         }
         findings.extend(self.own_ports());
         findings.extend(self.groups_of_nobody());
         findings.extend(self.offers_to_nobody());
+        findings.extend(self.listed_for_nobody());
         findings.truncate(MAX_FINDINGS);
         findings
     }
 
-    pub(super) fn nearest_vm(&self, name: &str) -> Option<String> {
-        let names: Vec<String> = self
-            .plan
-            .lines()
-            .flat_map(|line| {
-                let aliases = line
-                    .aliases
-                    .iter()
-                    .map(|alias| full_name(&line.domain, alias));
-                std::iter::once(line.full_name()).chain(aliases)
-            })
+    fn unreachable(&self, found: &Unreachable) -> Option<Finding> {
+        let rule = self.rules.get(found.rule.0 as usize)?;
+        let earlier: Vec<String> = std::iter::once(&found.covered_by)
+            .chain(&found.together_with)
+            .take(MAX_NAMED_RULES)
+            .map(|by| self.rule(by.0).words())
             .collect();
-        nearest_name(name, &names)
-    }
-
-    pub(super) fn nearest_service(&self, name: &str) -> Option<String> {
-        let services = self.services.iter();
-        let names: Vec<String> = services.map(|service| service.value.full_name()).collect();
-        nearest_name(name, &names)
-    }
-
-    /// Rules that never match, because those before them match whatever they would.
-    fn unreachable(&self) -> Vec<Finding> {
-        let told = self.policy.unreachable().into_iter().filter_map(|found| {
-            let rule = self.rules.get(found.rule.0 as usize)?;
-            let earlier: Vec<String> = std::iter::once(&found.covered_by)
-                .chain(&found.together_with)
-                .take(MAX_NAMED_RULES)
-                .map(|by| self.rule(by.0).words())
-                .collect();
-            let (earlier, verb) = match earlier.as_slice() {
-                [one] => (format!("rule {one}"), "comes before it and matches"),
-                several => (
-                    format!("rules {}", several.join(" and ")),
-                    "come before it and together match",
-                ),
-            };
-            let message = format!(
-                "rule {} never matches: {earlier} {verb} everything that it would; remove it, or move it up",
-                self.rule(found.rule.0).words()
-            );
-            Some(finding(FindingKind::Unreachable, rule, message))
-        });
-        told.collect()
+        let (earlier, verb) = match earlier.as_slice() {
+            [one] => (format!("rule {one}"), "comes before it and matches"),
+            several => (
+                format!("rules {}", several.join(" and ")),
+                "come before it and together match",
+            ),
+        };
+        let message = format!(
+            "rule {} never matches: {earlier} {verb} everything that it would",
+            self.rule(found.rule.0).words()
+        );
+        let remedy = "remove it, or move it up";
+        Some(Found::new(FindingKind::Unreachable, message, remedy).at(rule))
     }
 
     /// Rules and published ports that are to lead where only a VM's host gets.
@@ -105,46 +100,52 @@ impl Rulebook {
             let ports: Vec<String> = ports.iter().map(u32::to_string).collect();
             let name = self.rule(index as u32).words();
             let message = format!(
-                "rule {name} names port {}, which no call by it reaches: {OWN_PORTS_ARE}; leave it out",
+                "rule {name} names port {}, which no call by it reaches: {OWN_PORTS_ARE}",
                 ports.join(", ")
             );
-            (!ports.is_empty()).then(|| finding(FindingKind::OwnPort, rule, message))
+            let remedy = "leave the port out of the rule";
+            (!ports.is_empty()).then(|| Found::new(FindingKind::OwnPort, message, remedy).at(rule))
         });
         let of_publishes = self.publishes.iter().filter_map(|publish| {
             let (name, to) = (&publish.value.name, &publish.value.to);
             let message = format!(
-                "the published port {name:?} leads to port {} of {:?} and every call is refused: {OWN_PORTS_ARE}; publish another port",
+                "the published port {name:?} leads to port {} of {:?} and every call is refused: {OWN_PORTS_ARE}",
                 to.port,
                 to.full_name()
             );
-            is_own_port(to.port).then(|| finding(FindingKind::OwnPort, publish, message))
+            let remedy = "publish another port of the VM";
+            is_own_port(to.port)
+                .then(|| Found::new(FindingKind::OwnPort, message, remedy).at(publish))
         });
         of_rules.chain(of_publishes).collect()
     }
 
-    fn names_of_nobody(&self, rule: &Rule) -> Vec<(FindingKind, String)> {
+    fn names_of_nobody(&self, rule: &Rule) -> Vec<Found> {
         let mut found = Vec::new();
         for pattern in &rule.from {
             match pattern {
-                CallerPattern::Vm { domain, name } => found.extend(self.no_vm(domain, name)),
+                CallerPattern::Vm { domain, name } => {
+                    found.extend(self.no_vm(domain, name, Stands::From));
+                }
                 CallerPattern::Group { domain, name } => found.extend(self.no_group(domain, name)),
                 _ => {}
             }
         }
         for pattern in &rule.to {
             match pattern {
-                CalleePattern::Vm { domain, name } => found.extend(self.no_vm(domain, name)),
+                CalleePattern::Vm { domain, name } => {
+                    found.extend(self.no_vm(domain, name, Stands::To));
+                }
                 CalleePattern::Group { domain, name } => found.extend(self.no_group(domain, name)),
                 CalleePattern::Service { domain, name } => {
                     found.extend(self.no_service(domain, name));
                 }
-                CalleePattern::Network(_) | CalleePattern::Name(_) => {}
                 _ => {}
             }
         }
         match &rule.verdict {
             Verdict::Redirect(Redirect::Vm { domain, name, .. }) => {
-                found.extend(self.no_vm(domain, name));
+                found.extend(self.no_vm(domain, name, Stands::Vm));
             }
             Verdict::Redirect(Redirect::Service { domain, name }) => {
                 found.extend(self.no_service(domain, &NamePattern::Exact(name.clone())));
@@ -154,18 +155,18 @@ impl Rulebook {
         found
     }
 
-    fn no_vm(&self, domain: &str, name: &str) -> Option<(FindingKind, String)> {
+    fn no_vm(&self, domain: &str, name: &str, stands: Stands) -> Option<Found> {
         if self.plan.find(domain, name).is_some() {
             return None;
         }
+        let meant = did_you_mean(&self.meant(domain, name, stands));
         let name = full_name(domain, name);
-        let meant = did_you_mean(self.nearest_vm(&name));
-        let message =
-            format!("there is no VM named {name:?}{meant}; the rule holds for it once it is added");
-        Some((FindingKind::UnknownVm, message))
+        let message = format!("there is no VM named {name:?}{meant}");
+        let remedy = "correct the name, or add the VM: the rule holds for it then";
+        Some(Found::new(FindingKind::UnknownVm, message, remedy))
     }
 
-    fn no_group(&self, domain: &str, name: &str) -> Option<(FindingKind, String)> {
+    fn no_group(&self, domain: &str, name: &str) -> Option<Found> {
         let mut lines = self.plan.lines().filter(|line| line.domain == domain);
         if lines.any(|line| line.groups.iter().any(|group| group == name)) {
             return None;
@@ -176,30 +177,17 @@ impl Rulebook {
             .any(|group| group.value.domain == domain && group.value.name == name);
         let name = full_name(domain, name);
         if is_declared {
-            let message = format!("no VM is in the group {name:?}, so nobody is meant by it");
-            return Some((FindingKind::EmptyGroup, message));
+            let message = format!("no VM is in the group {name:?}, so the rule is about nobody");
+            let remedy = "add members that exist to the group, or remove the rule";
+            return Some(Found::new(FindingKind::EmptyGroup, message, remedy));
         }
-        let groups: BTreeSet<String> = self
-            .plan
-            .lines()
-            .flat_map(|line| {
-                line.groups
-                    .iter()
-                    .map(|group| full_name(&line.domain, group))
-            })
-            .chain(
-                self.groups
-                    .iter()
-                    .map(|group| full_name(&group.value.domain, &group.value.name)),
-            )
-            .collect();
-        let groups: Vec<String> = groups.into_iter().collect();
-        let meant = did_you_mean(nearest_name(&name, &groups));
+        let meant = did_you_mean(&self.nearest_group(&name));
         let message = format!("there is no group named {name:?}{meant}");
-        Some((FindingKind::UnknownGroup, message))
+        let remedy = "correct the name, or put VMs into the group";
+        Some(Found::new(FindingKind::UnknownGroup, message, remedy))
     }
 
-    fn no_service(&self, domain: &str, pattern: &NamePattern) -> Option<(FindingKind, String)> {
+    fn no_service(&self, domain: &str, pattern: &NamePattern) -> Option<Found> {
         let mut services = self.services.iter().map(|service| &service.value);
         if services.any(|service| service.domain == domain && pattern.covers(&service.name)) {
             return None;
@@ -207,7 +195,7 @@ impl Rulebook {
         let message = match pattern {
             NamePattern::Exact(name) => {
                 let name = full_name(domain, name);
-                let meant = did_you_mean(self.nearest_service(&name));
+                let meant = did_you_mean(&self.nearest_service(&name));
                 format!("there is no service named {name:?}{meant}")
             }
             NamePattern::Prefix(start) => {
@@ -221,7 +209,8 @@ impl Rulebook {
             // Every service of a domain, also of one that has none yet.
             NamePattern::Any => return None,
         };
-        Some((FindingKind::UnknownService, message))
+        let remedy = "correct the name, or add a [[service]] with this name";
+        Some(Found::new(FindingKind::UnknownService, message, remedy))
     }
 
     /// Groups that were written down with members that do not exist, or without any.
@@ -231,16 +220,19 @@ impl Rulebook {
             let name = full_name(&group.value.domain, &group.value.name);
             if group.value.members.is_empty() {
                 let message = format!("the group {name:?} has no members");
-                findings.push(finding(FindingKind::EmptyGroup, group, message));
+                let remedy = "add members, or remove the group";
+                findings.push(Found::new(FindingKind::EmptyGroup, message, remedy).at(group));
             }
             for member in &group.value.members {
-                if self.plan.find(&group.value.domain, member).is_none() {
-                    let member = full_name(&group.value.domain, member);
-                    let meant = did_you_mean(self.nearest_vm(&member));
+                let domain = &group.value.domain;
+                if self.plan.find(domain, member).is_none() {
+                    let meant = did_you_mean(&self.meant(domain, member, Stands::Vm));
+                    let member = full_name(domain, member);
                     let message = format!(
                         "the group {name:?} has a member {member:?}, and there is no VM of this name{meant}"
                     );
-                    findings.push(finding(FindingKind::UnknownVm, group, message));
+                    let remedy = "correct the name, or add the VM: it is in the group then";
+                    findings.push(Found::new(FindingKind::UnknownVm, message, remedy).at(group));
                 }
             }
         }
@@ -262,43 +254,55 @@ impl Rulebook {
             };
             if !self.rules.iter().any(|rule| opens(&rule.value, &callee)) {
                 let name = service.full_name();
-                let message = format!(
-                    "no rule lets anybody call the service {name:?}: add one with to = \"service:{name}\""
+                let message = format!("no rule lets anybody call the service {name:?}");
+                let remedy = format!(
+                    "add a [[rule]] with from = \"VM\", to = \"service:{name}\" and action = \"allow\""
                 );
-                findings.push(finding(FindingKind::Unused, written, message));
+                findings.push(Found::new(FindingKind::Unused, message, remedy).at(written));
             }
         }
-        let beyond = |rule: &Written<Rule>| {
+        let mut beyond = self.rules.iter().filter(|rule| {
             let is_address = |pattern: &CalleePattern| {
                 matches!(pattern, CalleePattern::Network(_) | CalleePattern::Name(_))
             };
             rule.value.verdict == Verdict::Allow && rule.value.to.iter().any(is_address)
+        });
+        // "any" is about addresses too, and means them only where there is egress.
+        let is_any = |rule: &&Written<Rule>| {
+            let mut to = rule.value.to.iter();
+            to.any(|pattern| matches!(pattern, CalleePattern::AnyVm { .. }))
         };
-        match (egress, self.rules.iter().find(|rule| beyond(rule))) {
+        let beyond = match egress {
+            Some(_) => beyond.next(),
+            None => beyond.find(|rule| !is_any(rule)),
+        };
+        match (egress, beyond) {
             (Some(service), None) => {
-                let message = "nothing is reached through egress: no rule allows a \"name:…\" or an \"address:…\"";
-                findings.push(finding(FindingKind::Unused, service, message.to_owned()));
+                let message =
+                    "nothing is reached through egress: no rule allows a name or an address";
+                let remedy = "add a [[rule]] with to = \"name:…\" or \"address:…\"";
+                findings.push(Found::new(FindingKind::Unused, message, remedy).at(service));
             }
             (None, Some(rule)) => {
-                let message = "there is no egress service through which the address could be reached: add a [[service]] with egress = true";
-                findings.push(finding(
-                    FindingKind::UnknownService,
-                    rule,
-                    message.to_owned(),
-                ));
+                let message =
+                    "there is no egress service through which the address could be reached";
+                let remedy = "add a [[service]] with egress = true";
+                findings.push(Found::new(FindingKind::UnknownService, message, remedy).at(rule));
             }
             _ => {}
         }
         for publish in &self.publishes {
             let to = &publish.value.to;
             if self.plan.find(&to.domain, &to.vm).is_none() {
-                let meant = did_you_mean(self.nearest_vm(&to.full_name()));
+                let meant = did_you_mean(&self.meant(&to.domain, &to.vm, Stands::Vm));
                 let message = format!(
                     "the published port {:?} leads to the VM {:?}, and there is none of this name{meant}",
                     publish.value.name,
                     to.full_name()
                 );
-                findings.push(finding(FindingKind::UnknownVm, publish, message));
+                let remedy =
+                    "correct the name in its \"to\", or add the VM: calls are refused until then";
+                findings.push(Found::new(FindingKind::UnknownVm, message, remedy).at(publish));
             }
         }
         findings
@@ -321,21 +325,32 @@ fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
         || rule.verdict == Verdict::Allow && rule.to.iter().any(|pattern| pattern.covers(callee))
 }
 
-fn finding<T>(kind: FindingKind, written: &Written<T>, message: String) -> Finding {
-    Finding {
-        kind,
-        place: written.place.clone(),
-        message,
+/// A finding that has no place yet.
+pub(super) struct Found {
+    kind: FindingKind,
+    message: String,
+    remedy: String,
+}
+
+impl Found {
+    pub(super) fn new(
+        kind: FindingKind,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Found {
+        Found {
+            kind,
+            message: message.into(),
+            remedy: remedy.into(),
+        }
     }
-}
 
-fn nearest_name(name: &str, names: &[String]) -> Option<String> {
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    nearest(name, &names).map(str::to_owned)
-}
-
-fn did_you_mean(nearest: Option<String>) -> String {
-    nearest
-        .map(|name| format!(" (did you mean {name:?}?)"))
-        .unwrap_or_default()
+    pub(super) fn at<T>(self, written: &Written<T>) -> Finding {
+        Finding {
+            kind: self.kind,
+            place: written.place.clone(),
+            message: self.message,
+            remedy: self.remedy,
+        }
+    }
 }

@@ -25,12 +25,11 @@ impl Rulebook {
     }
 }
 
-fn info(index: u32, written: &Written<switch::Rule>) -> RuleInfo {
+pub(super) fn info(index: u32, written: &Written<switch::Rule>) -> RuleInfo {
     let rule = &written.value;
-    let (verdict, redirect) = match &rule.verdict {
-        Verdict::Allow => (PolicyVerdict::Allowed, None),
-        Verdict::Deny => (PolicyVerdict::Denied, None),
-        Verdict::Redirect(to) => (PolicyVerdict::Redirected, Some(redirect_words(to))),
+    let redirect = match &rule.verdict {
+        Verdict::Redirect(to) => Some(redirect_words(to)),
+        Verdict::Allow | Verdict::Deny => None,
     };
     let RuleLimits {
         circuits,
@@ -52,7 +51,7 @@ fn info(index: u32, written: &Written<switch::Rule>) -> RuleInfo {
             [] => vec!["*".to_owned()],
             ports => ports.iter().map(port_words).collect(),
         },
-        verdict,
+        verdict: PolicyVerdict::from(&rule.verdict),
         redirect,
         limits: limits
             .into_iter()
@@ -121,7 +120,7 @@ fn name_words(pattern: &NamePattern) -> String {
     }
 }
 
-fn network_words(network: &Network) -> String {
+pub(super) fn network_words(network: &Network) -> String {
     let (address, prefix_len) = (network.address(), network.prefix_len());
     match *network == Network::only(address) {
         true => address.to_string(),

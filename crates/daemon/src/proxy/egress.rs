@@ -24,17 +24,18 @@ use tokio::time::Instant;
 use wire::destination::{Destination, Host};
 
 use self::decide::Said;
-pub(crate) use self::decide::View;
-use self::error::EgressError;
+pub(crate) use self::decide::{View, is_network, means, means_name, must_be_named};
+pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
 use super::counter::Permit;
+use super::identity::About;
 use super::relay::{CircuitEnd, Socket, relay};
 use super::resolver::LookupError;
-use super::rules::{RuleLimit, Share};
+use super::rules::{Place, RuleLimit, Share};
 use super::shared::{InForce, Shared, count};
 use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
-use crate::config::Service;
+use crate::config::{Hosts, Service};
 
 /// How long a guest may take to say where it wants to go.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,11 +47,15 @@ pub const MAX_CONNECTIONS_PER_VM: u32 = 256;
 pub(crate) fn answer(
     shared: &Arc<Shared>,
     service: Arc<Service>,
-    vm: Address,
-    source_port: u32,
+    caller: Caller,
     permit: Permit,
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
+    let Caller {
+        vm,
+        source_port,
+        since,
+    } = caller;
     let own = shared
         .egress_by_vm
         .take(&vm.full_name(), MAX_CONNECTIONS_PER_VM);
@@ -74,6 +79,7 @@ pub(crate) fn answer(
         service,
         vm,
         source_port,
+        since,
     };
     tokio::spawn(async move {
         guest.serve(end).await;
@@ -83,12 +89,21 @@ pub(crate) fn answer(
     Ok(())
 }
 
+/// Who calls an egress service.
+pub(crate) struct Caller {
+    pub(crate) vm: Address,
+    pub(crate) source_port: u32,
+    /// What was in force when the call was allowed.
+    pub(crate) since: InForce,
+}
+
 /// One connection of a guest through egress.
 struct Guest {
     shared: Arc<Shared>,
     service: Arc<Service>,
     vm: Address,
     source_port: u32,
+    since: InForce,
 }
 
 /// What a guest was put through to.
@@ -97,6 +112,26 @@ struct Reached {
     address: SocketAddr,
     rule: RuleId,
     share: Share,
+    /// How often policies had been enforced when it was last decided about.
+    enforced: u64,
+}
+
+/// Who decides, each as it looks to the guest. All have to allow it.
+struct Views<'a>(Vec<(&'a Policy, View<'a>)>);
+
+impl Views<'_> {
+    /// The rule of the first that allows it.
+    fn permitted(&self, ask: impl Fn(&View<'_>) -> Said) -> Result<RuleId, EgressError> {
+        let mut rules = Vec::new();
+        for (policy, view) in &self.0 {
+            rules.push(permitted(policy, ask(view))?);
+        }
+        // There is always one.
+        rules
+            .first()
+            .copied()
+            .ok_or(EgressError::NoRule { address: None })
+    }
 }
 
 impl Guest {
@@ -117,12 +152,11 @@ impl Guest {
                 return;
             }
         };
-        // A snapshot: what is decided below is decided by one policy.
-        let in_force = self.shared.policy.borrow().clone();
-        let reached = self.reach(&in_force.policy, &asked.destination).await;
+        let in_force = self.in_force();
+        let reached = self.reach(&in_force, &asked.destination).await;
         self.record(&in_force.policy, &asked.destination, &reached);
         match reached {
-            Ok(reached) => self.carry(end, asked, reached, in_force).await,
+            Ok(reached) => self.carry(end, asked, reached).await,
             Err(error) => {
                 let answer = asked.dialect.refuse(&error);
                 // A guest that has hung up does not want to know.
@@ -132,45 +166,57 @@ impl Guest {
         }
     }
 
+    fn in_force(&self) -> InForce {
+        self.shared.policy.borrow().clone()
+    }
+
+    /// What decides about a place that the guest names now. The configuration that let it call egress may not be the one that is in force, and may have forbidden
+    /// that place: so both are asked.
+    fn views<'a>(&'a self, in_force: &'a InForce) -> Views<'a> {
+        let mut both = vec![in_force];
+        both.extend((!self.since.is(in_force)).then_some(&self.since));
+        let views = both.into_iter();
+        Views(views.map(|of| (&*of.policy, of.view(&self.vm))).collect())
+    }
+
     /// Decides, looks up, decides about what was found, and connects to what was allowed.
-    async fn reach(&self, policy: &Policy, to: &Destination) -> Result<Reached, EgressError> {
-        let view = View::new(policy, &self.vm);
+    async fn reach(&self, in_force: &InForce, to: &Destination) -> Result<Reached, EgressError> {
+        let policy = &*in_force.policy;
+        let views = self.views(in_force);
         let (name, addresses) = match &to.host {
             Host::Address(address) => (None, vec![*address]),
             Host::Name(name) => {
-                permitted(policy, view.name(name, to.port))?;
-                let addresses = self.look_up(name).await.map_err(|error| match error {
-                    LookupError::Unknown => EgressError::UnknownName,
-                    LookupError::TimedOut => EgressError::LookupTimedOut,
-                })?;
+                views.permitted(|view| view.name(name, to.port))?;
+                let addresses = self.look_up(name, to.port, &in_force.hosts).await?;
                 (Some(name.as_str()), addresses)
             }
         };
-        let mut allowed: Vec<(IpAddr, RuleId)> = Vec::new();
-        let mut refused = None;
-        for address in addresses {
-            match permitted(policy, view.address(address, name, to.port)) {
-                Ok(rule) => allowed.push((address, rule)),
-                Err(error) => refused = refused.or(Some(error.about(address))),
-            }
-        }
-        let Some((_, rule)) = allowed.first().copied() else {
-            return Err(refused.unwrap_or(EgressError::UnknownName));
-        };
-        // Addresses that another rule allows would count for that rule: they are left to the calls that begin with them.
-        let addresses: Vec<SocketAddr> = allowed
-            .iter()
-            .filter(|(_, of)| *of == rule)
-            .map(|(address, _)| SocketAddr::from((*address, to.port)))
+        let judge = |address| views.permitted(|view| view.address(address, name, to.port));
+        let (rule, addresses) = allowed(&addresses, judge)?;
+        // There is at least one.
+        let first = addresses[0];
+        let addresses: Vec<SocketAddr> = addresses
+            .into_iter()
+            .map(|address| SocketAddr::from((address, to.port)))
             .collect();
-        let share = self.shared.rules.admit(policy, rule).map_err(|limit| {
+        let place = Place {
+            address: first,
+            name: name.map(str::to_owned),
+            port: to.port,
+        };
+        let admitted = self.shared.rules.admit(&self.vm, place);
+        let share = admitted.map_err(|limit| {
             let label = label(policy, rule);
             match limit {
                 RuleLimit::Circuits => EgressError::RuleCircuits { rule, label },
                 RuleLimit::ConnectsPerSecond => EgressError::RuleRate { rule, label },
             }
         })?;
-        let server = tcp::connect(&addresses, self.service.connect_timeout).await;
+        let about = About {
+            name: self.service.full_name(),
+            vm: self.vm.full_name(),
+        };
+        let server = tcp::connect(&addresses, self.service.connect_timeout, &about).await;
         let failed = |reason| EgressError::from_reason(reason, rule);
         let server = server.map_err(failed)?;
         server.begin();
@@ -179,53 +225,65 @@ impl Guest {
         let from = server
             .local_addr()
             .map_err(|_| failed(Reason::HostFailed))?;
-        if let Err(error) = permitted(
-            policy,
-            view.connection(address.ip(), from.ip(), name, to.port),
-        ) {
-            return Err(error.about(address.ip()));
-        }
+        // What is in force may have changed while it was looked up and connected to.
+        let in_force = self.in_force();
+        let views = self.views(&in_force);
+        views
+            .permitted(|view| view.connection(address.ip(), from.ip(), name, to.port))
+            .map_err(|error| error.about(address.ip()))?;
         Ok(Reached {
             server,
             address,
             rule,
             share,
+            enforced: in_force.enforced,
         })
     }
 
-    async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+    async fn look_up(
+        &self,
+        name: &str,
+        port: u16,
+        hosts: &Hosts,
+    ) -> Result<Vec<IpAddr>, LookupError> {
         let turn = self.shared.turns.turn(&self.vm.full_name()).await?;
         let turn: Hold = Box::new(turn);
-        self.shared.names.lookup(name, Some(turn)).await
+        // What was judged is the whole name: a search list of the host must not make another of it.
+        let whole = format!("{name}.");
+        let names = &self.shared.names;
+        names.lookup(&whole, port, hosts, Some(turn)).await
     }
 
     /// Answers the guest and carries bytes until both ends have ended, or a new policy ends it.
-    async fn carry(&self, mut end: CircuitEnd, asked: Asked, reached: Reached, since: InForce) {
+    async fn carry(&self, mut end: CircuitEnd, asked: Asked, reached: Reached) {
         let Reached {
             mut server,
             address,
             share,
+            enforced,
             ..
         } = reached;
         // A peer that has gone without a word must not keep its place for ever.
         let _ = rustix::net::sockopt::set_socket_keepalive(&server, true);
         let (answer, first) = asked.dialect.accept(&asked.early);
-        let started = async {
-            end.stream.write_all(&answer).await?;
-            server.write_all(&first).await
-        };
-        if started.await.is_err() {
-            return;
-        }
         let name = match &asked.destination.host {
             Host::Name(name) => Some(name.as_str()),
             Host::Address(_) => None,
         };
+        let carried = async {
+            end.stream.write_all(&answer).await?;
+            server.write_all(&first).await?;
+            relay(&mut end, &mut server, &share).await;
+            std::io::Result::Ok(())
+        };
         tokio::select! {
-            () = relay(&mut end, &mut server, &share) => {}
-            () = self.forbidden(address, name, since.enforced) => {
+            // Asked first, so that nothing passes that a policy has ended.
+            biased;
+            () = self.forbidden(address, name, enforced) => {
                 tracing::info!(vm = self.vm.full_name(), to = %asked.destination, "ended a connection that the new policy does not allow");
             }
+            // A side that has gone is no matter of ours.
+            _ = carried => {}
         }
     }
 
@@ -236,7 +294,7 @@ impl Guest {
             let in_force = policies.borrow_and_update().clone();
             if in_force.enforced != enforced {
                 enforced = in_force.enforced;
-                let view = View::new(&in_force.policy, &self.vm);
+                let view = in_force.view(&self.vm);
                 if !view.still_allows(address.ip(), name, address.port()) {
                     return;
                 }
@@ -260,9 +318,19 @@ impl Guest {
             Host::Name(name) => (Some(name.clone()), None),
             Host::Address(address) => (None, Some(*address)),
         };
+        let known = |rule| label(policy, rule);
         let (rule, address, reason) = match reached {
-            Ok(reached) => (Some(reached.rule), Some(reached.address.ip()), None),
-            Err(error) => (error.rule(), error.address(), Some(error.to_string())),
+            Ok(Reached { rule, address, .. }) => {
+                (Some((*rule, known(*rule))), Some(address.ip()), None)
+            }
+            Err(error) => {
+                let named = |rule| {
+                    let named = error.label().map(str::to_owned);
+                    (rule, named.unwrap_or_else(|| known(rule)))
+                };
+                let reason = error.to_string();
+                (error.rule().map(named), error.address(), Some(reason))
+            }
         };
         (self.shared.audit)(AuditRecord {
             decision,
@@ -278,13 +346,32 @@ impl Guest {
                 port: to.port,
             },
             redirected_to: None,
-            rule: rule.map(|rule| AuditRule {
+            rule: rule.map(|(rule, label)| AuditRule {
                 index: rule.0,
-                label: label(policy, rule),
+                label,
             }),
             reason: reason.map(Cow::Owned),
         });
     }
+}
+
+/// Which of these addresses may be called, and by which rule. Those that another rule allows than the first would count for that rule: they
+/// are left to the calls that begin with them.
+pub(crate) fn allowed(
+    addresses: &[IpAddr],
+    judge: impl Fn(IpAddr) -> Result<RuleId, EgressError>,
+) -> Result<(RuleId, Vec<IpAddr>), EgressError> {
+    let mut allowed: Option<(RuleId, Vec<IpAddr>)> = None;
+    let mut refused = None;
+    for address in addresses {
+        match (judge(*address), &mut allowed) {
+            (Ok(rule), None) => allowed = Some((rule, vec![*address])),
+            (Ok(rule), Some((first, addresses))) if rule == *first => addresses.push(*address),
+            (Ok(_), Some(_)) => {}
+            (Err(error), _) => refused = refused.or(Some(error.about(*address))),
+        }
+    }
+    allowed.ok_or_else(|| refused.unwrap_or(EgressError::UnknownName))
 }
 
 /// What becomes of a call of which the policy says this.

@@ -21,7 +21,7 @@ pub mod field {
     pub const CID: u8 = 0xe2;
     /// The label of the rule that allows the call; absent where none was needed.
     pub const RULE: u8 = 0xe3;
-    /// The vsock port it calls from, in decimal. The port of the address is the lower half of it.
+    /// The vsock port it calls from, in decimal; absent where it is not known. The port of the address is the lower half of it, or 0.
     pub const SOURCE_PORT: u8 = 0xe4;
     /// The vsock port that it called, in decimal.
     pub const PORT: u8 = 0xe5;
@@ -31,6 +31,15 @@ pub mod field {
     pub const PUBLISHED: u8 = 0xe7;
     /// The user of the host that calls, in decimal, where it came in by a UNIX socket.
     pub const USER: u8 = 0xe8;
+}
+
+/// Whose call it is, for the log.
+#[derive(Debug, Default)]
+pub(crate) struct About {
+    /// The service's full name.
+    pub(crate) name: String,
+    /// The VM's.
+    pub(crate) vm: String,
 }
 
 /// The longest text of a field, in bytes. What is longer is cut.
@@ -53,7 +62,7 @@ pub(crate) enum Transport {
 pub(crate) struct Identity {
     /// The VM.
     pub(crate) vm: Address,
-    /// The port that it calls from.
+    /// The port that it calls from, or 0 where its line does not tell.
     pub(crate) source_port: u32,
     /// The port that it called.
     pub(crate) port: u32,
@@ -76,12 +85,20 @@ impl Identity {
             (field::VM, self.vm.name.clone()),
             (field::DOMAIN, self.vm.domain.clone()),
             (field::CID, self.vm.cid.to_string()),
-            (field::SOURCE_PORT, self.source_port.to_string()),
             (field::PORT, self.port.to_string()),
             (field::SERVICE, self.service.clone()),
         ];
+        fields.extend(
+            self.known_source_port()
+                .map(|port| (field::SOURCE_PORT, port)),
+        );
         fields.extend(self.rule.clone().map(|rule| (field::RULE, rule)));
         header(addresses.into(), transport, &fields)
+    }
+
+    /// A service that takes ports below 1024 for a privileged program's must not find one that nobody told.
+    fn known_source_port(&self) -> Option<String> {
+        (self.source_port != 0).then(|| self.source_port.to_string())
     }
 
     /// What a program that is the service is started for.
@@ -98,7 +115,10 @@ impl Identity {
             ("RINGDOWN_VM", self.vm.name.clone()),
             ("RINGDOWN_DOMAIN", self.vm.domain.clone()),
             ("RINGDOWN_CID", self.vm.cid.to_string()),
-            ("RINGDOWN_SOURCE_PORT", self.source_port.to_string()),
+            (
+                "RINGDOWN_SOURCE_PORT",
+                self.known_source_port().unwrap_or_default(),
+            ),
             ("RINGDOWN_PORT", self.port.to_string()),
             ("RINGDOWN_SERVICE", self.service.clone()),
             ("RINGDOWN_RULE", self.rule.clone().unwrap_or_default()),
@@ -217,15 +237,29 @@ mod tests {
             (field::VM, "web"),
             (field::DOMAIN, "red"),
             (field::CID, "70000"),
-            (field::SOURCE_PORT, "65543"),
             (field::PORT, "5000"),
             (field::SERVICE, "registry"),
+            (field::SOURCE_PORT, "65543"),
             (field::RULE, "let them"),
         ];
         assert_eq!(
             fields(&header),
             expected.map(|(kind, text)| (kind, text.to_owned()))
         );
+    }
+
+    #[test]
+    fn a_port_that_is_not_known_is_not_told() {
+        let caller = Identity {
+            source_port: 0,
+            ..identity()
+        };
+        let bytes = caller.proxy_header(Transport::Stream);
+        let (header, _) = ProxyHeader::parse(&bytes, ParseConfig::default()).expect("a header");
+        let told = fields(&header).into_iter().map(|(kind, _)| kind);
+        assert!(!told.into_iter().any(|kind| kind == field::SOURCE_PORT));
+        let environment = caller.environment();
+        assert!(environment.contains(&("RINGDOWN_SOURCE_PORT", String::new())));
     }
 
     #[test]

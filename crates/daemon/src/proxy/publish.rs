@@ -8,9 +8,11 @@ pub mod udp;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -68,9 +70,33 @@ pub(crate) struct Published {
     open: Mutex<Vec<Open>>,
 }
 
+/// A port as it is published at some time.
+pub(crate) struct Standing {
+    publish: Publish,
+    /// Whether it is still published like this. Who changes it is the thread that judges calls to guests, between two of them.
+    is_published: Arc<AtomicBool>,
+}
+
+impl Standing {
+    fn new(publish: Publish) -> Arc<Standing> {
+        Arc::new(Standing {
+            publish,
+            is_published: Arc::new(AtomicBool::new(true)),
+        })
+    }
+}
+
+impl Deref for Standing {
+    type Target = Publish;
+
+    fn deref(&self) -> &Publish {
+        &self.publish
+    }
+}
+
 /// A port that is published.
 struct Open {
-    publish: watch::Sender<Arc<Publish>>,
+    publish: watch::Sender<Arc<Standing>>,
     task: AbortHandle,
     /// Removed at once when the port is closed: by the time that the task ends, the path may be another socket's.
     _file: Option<SocketFile>,
@@ -79,6 +105,8 @@ struct Open {
 impl Drop for Open {
     /// The task owns the listener, which closes with it.
     fn drop(&mut self) {
+        let standing = self.publish.borrow();
+        standing.is_published.store(false, Ordering::Release);
         self.task.abort();
     }
 }
@@ -147,7 +175,11 @@ impl Published {
                     if let PublishListen::Unix { path, mode } = &publish.listen {
                         set_mode(path, *mode);
                     }
-                    kept.publish.send_replace(Arc::new(publish));
+                    let is_changed = kept.publish.borrow().publish != publish;
+                    if is_changed {
+                        let before = kept.publish.send_replace(Standing::new(publish));
+                        before.is_published.store(false, Ordering::Release);
+                    }
                     open.push(kept);
                 }
                 (None, Some(bound)) => open.push(self.open(publish, bound)),
@@ -178,7 +210,7 @@ impl Published {
             port = publish.to.port,
             "published a port"
         );
-        let sender = watch::Sender::new(Arc::new(publish));
+        let sender = watch::Sender::new(Standing::new(publish));
         let port = Port {
             shared: self.shared.clone(),
             publish: sender.subscribe(),
@@ -270,11 +302,21 @@ fn set_mode(path: &Path, mode: u32) {
 /// What a task needs that accepts for a published port.
 struct Port {
     shared: Arc<Shared>,
-    publish: watch::Receiver<Arc<Publish>>,
+    publish: watch::Receiver<Arc<Standing>>,
     carried: Counter,
 }
 
 impl Port {
+    /// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
+    async fn rest(&self, error: io::Error) {
+        // A caller that has hung up before it was accepted is no reason to rest.
+        if error.kind() != io::ErrorKind::ConnectionAborted {
+            let name = self.publish.borrow().name.clone();
+            tracing::warn!(name, %error, "cannot accept at a published port");
+            tokio::time::sleep(ACCEPT_REST).await;
+        }
+    }
+
     async fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
@@ -285,7 +327,7 @@ impl Port {
                     let ends = stream.local_addr().ok().map(|local| (peer, local));
                     self.take_tcp(stream, ends);
                 }
-                Err(error) => rest(error).await,
+                Err(error) => self.rest(error).await,
             }
         }
     }
@@ -306,7 +348,7 @@ impl Port {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => self.take_unix(stream),
-                Err(error) => rest(error).await,
+                Err(error) => self.rest(error).await,
             }
         }
     }
@@ -324,14 +366,14 @@ impl Port {
     }
 
     /// Has the data plane carry it.
-    fn dial(&self, publish: &Publish, socket: OwnedFd) {
+    fn dial(&self, publish: &Standing, socket: OwnedFd) {
         dial_guest(&self.shared, publish, socket, SocketType::Stream, None);
     }
 
     /// Carries it here, behind a header.
     fn carry<S: Socket + Send + 'static>(
         &self,
-        publish: Arc<Publish>,
+        publish: Arc<Standing>,
         mut client: S,
         header: Vec<u8>,
     ) where
@@ -361,19 +403,10 @@ impl Port {
     }
 }
 
-/// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
-async fn rest(error: io::Error) {
-    // A caller that has hung up before it was accepted is no reason to rest.
-    if error.kind() != io::ErrorKind::ConnectionAborted {
-        tracing::warn!(%error, "cannot accept at a published port");
-        tokio::time::sleep(ACCEPT_REST).await;
-    }
-}
-
 /// Calls the guest of a published port.
 fn dial_guest(
     shared: &Shared,
-    publish: &Publish,
+    publish: &Standing,
     socket: OwnedFd,
     socket_type: SocketType,
     cut: Option<Cut>,
@@ -388,6 +421,7 @@ fn dial_guest(
             socket,
             socket_type,
             cut,
+            is_published: publish.is_published.clone(),
         });
     }
 }

@@ -11,8 +11,13 @@ use std::time::Duration;
 use device::Hold;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::config::{Hosts, MAX_ADDRESSES};
+
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the host's administrator writes names.
+const HOSTS: &str = "/etc/hosts";
 
 /// Names that are looked up at once. Each occupies a thread of the system's resolver.
 pub const MAX_LOOKUPS: usize = 32;
@@ -30,6 +35,9 @@ pub enum LookupError {
     /// Those who would know did not answer.
     #[error("the name was not resolved in time")]
     TimedOut,
+    /// Its addresses are written down, for other ports alone.
+    #[error("[hosts] lists this name for other ports alone")]
+    NotForPort,
 }
 
 /// A lookup under way.
@@ -37,8 +45,8 @@ pub type Lookup<'a> = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupErro
 
 /// What knows the addresses of names.
 pub trait Resolver: Send + Sync + 'static {
-    /// The addresses of a name, which is a DNS name in lower case and without a dot at the end; in the order in which they are to be
-    /// tried. `turn` stands for the work, and is to be dropped when that is done, even if nobody waits for it any more.
+    /// The addresses of a name, which is a DNS name in lower case, in the order in which they are to be tried. With a dot at the end it is
+    /// the whole name, and no search list makes another of it (RFC 1034 section 3.1). `turn` stands for the work, and is to be dropped when that is done, even if nobody waits for it any more.
     fn lookup<'a>(&'a self, name: &'a str, turn: Option<Hold>) -> Lookup<'a>;
 }
 
@@ -68,8 +76,7 @@ impl Resolver for SystemResolver {
             let blocking = tokio::task::spawn_blocking(move || {
                 // The thread works on when nobody waits any more, and so it is the thread that holds them.
                 let _held = (permit, turn);
-                let addresses = (name.as_str(), 0).to_socket_addrs()?;
-                Ok::<_, io::Error>(addresses.map(|address| address.ip()).collect::<Vec<_>>())
+                system_addresses(&name)
             });
             match blocking.await {
                 Ok(Ok(addresses)) => Ok(addresses),
@@ -79,6 +86,33 @@ impl Resolver for SystemResolver {
             }
         })
     }
+}
+
+/// The addresses of a name, as the system's resolver tells them.
+fn system_addresses(name: &str) -> io::Result<Vec<IpAddr>> {
+    // Names in /etc/hosts have no dot at the end, and the C library looks for what it is given.
+    if let Some(whole) = name.strip_suffix('.') {
+        let hosts = std::fs::read_to_string(HOSTS).unwrap_or_default();
+        let addresses = addresses_in(&hosts, whole);
+        if !addresses.is_empty() {
+            return Ok(addresses);
+        }
+    }
+    let addresses = (name, 0).to_socket_addrs()?;
+    Ok(addresses.map(|address| address.ip()).collect())
+}
+
+/// The addresses of a name in a file of the form of hosts(5).
+fn addresses_in(hosts: &str, name: &str) -> Vec<IpAddr> {
+    let of_line = |line: &str| {
+        let (line, _) = line.split_once('#').unwrap_or((line, ""));
+        let mut fields = line.split_whitespace();
+        let address = fields.next()?.parse().ok()?;
+        fields
+            .any(|known| known.eq_ignore_ascii_case(name))
+            .then_some(address)
+    };
+    hosts.lines().filter_map(of_line).collect()
 }
 
 /// Whose turn it is to have a name looked up.
@@ -106,45 +140,32 @@ impl Turns {
 }
 
 /// Names whose addresses are written down, before a resolver that is asked for all others.
-pub(crate) struct Names {
-    written: Mutex<Arc<HashMap<String, Vec<IpAddr>>>>,
-    resolver: Arc<dyn Resolver>,
-}
+pub(crate) struct Names(Arc<dyn Resolver>);
 
 impl Names {
     pub(crate) fn new(resolver: Arc<dyn Resolver>) -> Names {
-        Names {
-            written: Mutex::default(),
-            resolver,
-        }
+        Names(resolver)
     }
 
-    /// Replaces what is written down.
-    pub(crate) fn set(&self, written: HashMap<String, Vec<IpAddr>>) {
-        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(written);
-    }
-
-    /// The addresses of a name: at least one. IPv4 addresses in the guise of IPv6 ones are unmasked, so that all that follows sees what will
-    /// really be called.
+    /// The addresses of a name for a port, with a dot at the end or without as for [`Resolver::lookup`]: at least one. IPv4 addresses in the
+    /// guise of IPv6 ones are unmasked, so that all that follows sees what will really be called.
     pub(crate) async fn lookup(
         &self,
         name: &str,
+        port: u16,
+        hosts: &Hosts,
         turn: Option<Hold>,
     ) -> Result<Vec<IpAddr>, LookupError> {
-        let written = self
-            .written
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let addresses = match written.get(name) {
-            Some(addresses) => addresses.clone(),
-            None => tokio::time::timeout(LOOKUP_TIMEOUT, self.resolver.lookup(name, turn))
-                .await
-                .map_err(|_| LookupError::TimedOut)??,
-        };
+        match hosts.addresses(name, port) {
+            Some(addresses) if addresses.is_empty() => return Err(LookupError::NotForPort),
+            Some(addresses) => return Ok(addresses),
+            None => {}
+        }
+        let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.0.lookup(name, turn)).await;
+        let found = found.map_err(|_| LookupError::TimedOut)??;
         let mut distinct: Vec<IpAddr> = Vec::new();
-        for address in addresses.into_iter().map(|address| address.to_canonical()) {
-            if !distinct.contains(&address) && distinct.len() < super::tcp::MAX_ADDRESSES {
+        for address in found.into_iter().map(|address| address.to_canonical()) {
+            if !distinct.contains(&address) && distinct.len() < MAX_ADDRESSES {
                 distinct.push(address);
             }
         }
@@ -158,6 +179,7 @@ impl Names {
     pub(crate) async fn server(
         &self,
         text: &str,
+        hosts: &Hosts,
         turns: &Turns,
         vm: &str,
     ) -> Result<Vec<SocketAddr>, LookupError> {
@@ -167,7 +189,8 @@ impl Names {
         let (host, port) = text.rsplit_once(':').ok_or(LookupError::Unknown)?;
         let port: u16 = port.parse().map_err(|_| LookupError::Unknown)?;
         let turn: Hold = Box::new(turns.turn(vm).await?);
-        let addresses = self.lookup(&host.to_ascii_lowercase(), Some(turn)).await?;
+        let host = host.to_ascii_lowercase();
+        let addresses = self.lookup(&host, port, hosts, Some(turn)).await?;
         Ok(addresses
             .into_iter()
             .map(|address| SocketAddr::from((address, port)))
@@ -178,6 +201,7 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ListedAddress;
 
     struct Fixed(Vec<IpAddr>);
 
@@ -210,29 +234,37 @@ mod tests {
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("an address");
         let plain: IpAddr = [10, 0, 0, 1].into();
         let names = Names::new(Arc::new(Fixed(vec![mapped, plain])));
-        assert_eq!(run(names.lookup("a", None)), Ok(vec![plain]));
+        assert_eq!(
+            run(names.lookup("a", 80, &Hosts::default(), None)),
+            Ok(vec![plain])
+        );
         let many = (0..=255).map(|last| IpAddr::from([10, 0, 0, last]));
         let names = Names::new(Arc::new(Fixed(many.collect())));
-        let found = run(names.lookup("a", None)).expect("addresses");
-        assert_eq!(found.len(), super::super::tcp::MAX_ADDRESSES);
+        let found = run(names.lookup("a", 80, &Hosts::default(), None)).expect("addresses");
+        assert_eq!(found.len(), MAX_ADDRESSES);
         let names = Names::new(Arc::new(Fixed(Vec::new())));
-        assert_eq!(run(names.lookup("a", None)), Err(LookupError::Unknown));
+        assert_eq!(
+            run(names.lookup("a", 80, &Hosts::default(), None)),
+            Err(LookupError::Unknown)
+        );
     }
 
     #[test]
     fn what_is_written_down_is_not_asked_for() {
         let names = Names::new(Arc::new(Silent));
         let address: IpAddr = [127, 0, 0, 1].into();
-        names.set(HashMap::from([("db.test".to_owned(), vec![address])]));
-        assert_eq!(run(names.lookup("db.test", None)), Ok(vec![address]));
-        assert_eq!(
-            run(names.lookup("other.test", None)),
-            Err(LookupError::TimedOut)
-        );
-        assert_eq!(
-            run(names.server("DB.test:80", &Turns::default(), "web")),
-            Ok(vec![SocketAddr::from((address, 80))])
-        );
+        let listed = |name: &str, port| (name.to_owned(), vec![ListedAddress { address, port }]);
+        let hosts = Hosts::from_iter([listed("db.test", None), listed("web.test", Some(80))]);
+        let lookup = |name: &str, port| run(names.lookup(name, port, &hosts, None));
+        assert_eq!(lookup("db.test", 1), Ok(vec![address]));
+        assert_eq!(lookup("web.test", 80), Ok(vec![address]));
+        assert_eq!(lookup("web.test", 81), Err(LookupError::NotForPort));
+        assert_eq!(lookup("other.test", 80), Err(LookupError::TimedOut));
+        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), "web"));
+        let found = Ok(vec![SocketAddr::from((address, 80))]);
+        assert_eq!(server("DB.test:80"), found);
+        assert_eq!(server("web.test:80"), found);
+        assert_eq!(server("web.test:81"), Err(LookupError::NotForPort));
     }
 
     #[test]
@@ -258,24 +290,65 @@ mod tests {
     fn a_service_with_a_name_takes_a_turn_of_the_vm_that_calls() {
         let address = IpAddr::from([192, 0, 2, 1]);
         let names = Names::new(Arc::new(Fixed(vec![address])));
-        let turns = Turns::default();
+        let (hosts, turns) = (Hosts::default(), Turns::default());
         run(async {
             let mut held = Vec::new();
             for _ in 0..MAX_LOOKUPS_PER_VM {
                 held.push(turns.turn("web").await.expect("a turn"));
             }
-            let refused = names.server("db.test:80", &turns, "web").await;
+            let refused = names.server("db.test:80", &hosts, &turns, "web").await;
             assert_eq!(refused, Err(LookupError::TimedOut));
-            assert!(names.server("db.test:80", &turns, "db").await.is_ok());
+            assert!(
+                names
+                    .server("db.test:80", &hosts, &turns, "db")
+                    .await
+                    .is_ok()
+            );
             // An address is not looked up.
-            assert!(names.server("192.0.2.1:80", &turns, "web").await.is_ok());
+            assert!(
+                names
+                    .server("192.0.2.1:80", &hosts, &turns, "web")
+                    .await
+                    .is_ok()
+            );
         });
+    }
+
+    #[test]
+    fn a_hosts_file_is_read_as_hosts_5_says() {
+        let file = "127.0.0.1 localhost\n# 192.0.2.9 db\n192.0.2.1\tDB.Example db # 192.0.2.8\n::1 db\nno-address db\n\n192.0.2.2\n";
+        let addresses = |name| addresses_in(file, name);
+        let expected: [IpAddr; 2] = [[192, 0, 2, 1].into(), std::net::Ipv6Addr::LOCALHOST.into()];
+        assert_eq!(addresses("db"), expected);
+        assert_eq!(addresses("db.example"), expected[..1]);
+        assert_eq!(addresses("192.0.2.8"), [] as [IpAddr; 0]);
+        assert_eq!(addresses("example"), [] as [IpAddr; 0]);
+    }
+
+    #[test]
+    fn the_whole_name_is_written_down_and_in_the_hosts_file_without_its_dot() {
+        let names = Names::new(Arc::new(SystemResolver::default()));
+        let none = Hosts::default();
+        let found = run(names.lookup("localhost.", 80, &none, None)).expect("addresses");
+        assert!(
+            found.iter().all(|address| address.is_loopback()),
+            "{found:?}"
+        );
+        let address: IpAddr = [192, 0, 2, 1].into();
+        let listed = ListedAddress {
+            address,
+            port: None,
+        };
+        let hosts = Hosts::from_iter([("db.test".to_owned(), vec![listed])]);
+        let found = run(names.lookup("db.test.", 80, &hosts, None));
+        assert_eq!(found, Ok(vec![address]));
     }
 
     #[test]
     fn servers_are_addresses_or_names() {
         let names = Names::new(Arc::new(SystemResolver::default()));
-        let server = |text: &str| run(names.server(text, &Turns::default(), "web"));
+        let hosts = Hosts::default();
+        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), "web"));
         assert_eq!(
             server("[::1]:53"),
             Ok(vec!["[::1]:53".parse().expect("an address")])

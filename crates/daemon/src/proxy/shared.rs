@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use switch::{Policy, ServiceId};
+use device::{Called, ServiceCall};
+use switch::{Address, Policy, ServiceId};
 use tokio::sync::watch;
 
 use super::counter::{Counter, Counters, Permit};
+use super::egress::View;
 use super::exchange::Exchange;
 use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
-use crate::config::Service;
+use crate::config::{Hosts, Service};
+use crate::offers::Groups;
 
 /// Takes records for the audit. It must not wait.
 pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
@@ -22,7 +25,7 @@ pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
 pub(crate) struct Shared {
     pub(crate) names: Names,
     pub(crate) turns: Turns,
-    pub(crate) rules: Rules,
+    pub(crate) rules: Arc<Rules>,
     pub(crate) audit: AuditSink,
     pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
     pub(crate) policy: watch::Sender<InForce>,
@@ -38,11 +41,35 @@ pub(crate) struct Shared {
 }
 
 /// The policy that is in force.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct InForce {
     pub(crate) policy: Arc<Policy>,
+    /// The names of `[hosts]`.
+    pub(crate) hosts: Arc<Hosts>,
+    /// The groups that its rules are about. Those of a caller may be of before.
+    pub(crate) groups: Arc<Groups>,
     /// How often circuits that exist have been made subject to a new policy.
     pub(crate) enforced: u64,
+}
+
+impl InForce {
+    /// The policy as it looks to a VM, in the groups that it is in now.
+    pub(crate) fn view(&self, vm: &Address) -> View<'_> {
+        let groups = self.groups.get(&vm.full_name());
+        View::new(
+            &self.policy,
+            &self.hosts,
+            vm,
+            groups.map_or(&[], Vec::as_slice),
+        )
+    }
+
+    /// Whether it says the same as another, which it does as long as neither has been replaced.
+    pub(crate) fn is(&self, other: &InForce) -> bool {
+        Arc::ptr_eq(&self.policy, &other.policy)
+            && Arc::ptr_eq(&self.hosts, &other.hosts)
+            && Arc::ptr_eq(&self.groups, &other.groups)
+    }
 }
 
 /// What the proxy has done since it was started. Every count only grows.
@@ -68,6 +95,14 @@ struct Offer {
     connections: Counter,
 }
 
+/// A call with what belongs to the configuration that allowed it: what is offered may be something else by the time it is put through.
+pub(crate) struct TakenCall {
+    pub(crate) call: ServiceCall,
+    /// The service, if it is one, and room for one more connection to it, if there is any.
+    pub(crate) service: Option<(Arc<Service>, Option<Permit>)>,
+    pub(crate) in_force: InForce,
+}
+
 impl Shared {
     pub(crate) fn new(
         policy: Arc<Policy>,
@@ -75,16 +110,17 @@ impl Shared {
         audit: AuditSink,
         program_grace: Duration,
     ) -> Shared {
+        let in_force = InForce {
+            policy,
+            ..InForce::default()
+        };
         Shared {
             names,
             turns: Turns::default(),
-            rules: Rules::default(),
+            rules: Arc::new(Rules::new(in_force.clone())),
             audit,
             exchange: OnceLock::new(),
-            policy: watch::Sender::new(InForce {
-                policy,
-                enforced: 0,
-            }),
+            policy: watch::Sender::new(in_force),
             stop: watch::Sender::new(false),
             program_grace,
             programs: watch::Sender::new(0),
@@ -112,8 +148,39 @@ impl Shared {
             .collect();
     }
 
-    /// A service, and room for one more connection to it, if there is any.
-    pub(crate) fn service(&self, id: ServiceId) -> Option<(Arc<Service>, Option<Permit>)> {
+    /// Replaces the policy, and the groups that it is about.
+    pub(crate) fn set_policy(
+        &self,
+        policy: Arc<Policy>,
+        hosts: Hosts,
+        groups: Groups,
+        enforce_existing: bool,
+    ) {
+        self.policy.send_modify(|in_force| {
+            *in_force = InForce {
+                policy,
+                hosts: Arc::new(hosts),
+                groups: Arc::new(groups),
+                enforced: in_force.enforced + u64::from(enforce_existing),
+            };
+            self.rules.set(in_force.clone());
+        });
+    }
+
+    /// Takes a call, with what it is put through to by what is in force now.
+    pub(crate) fn take(&self, call: ServiceCall) -> TakenCall {
+        let service = match call.called {
+            Called::Service(id) => self.service(id),
+            _ => None,
+        };
+        TakenCall {
+            call,
+            service,
+            in_force: self.policy.borrow().clone(),
+        }
+    }
+
+    fn service(&self, id: ServiceId) -> Option<(Arc<Service>, Option<Permit>)> {
         let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
         let offer = offered.get(&id)?;
         let permit = offer.connections.take(offer.service.max_connections);

@@ -8,14 +8,19 @@ use tokio::time::Instant;
 use wire::vsock::SocketType;
 
 use super::counter::Permit;
-use super::identity::{Identity, Transport};
+use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
-use super::shared::{Shared, count};
+use super::shared::{InForce, Shared, TakenCall, count};
 use super::{datagram, directory, egress, program, tcp, udp, unix};
 use crate::config::{Service, ServiceTarget};
 
 /// Puts a call through.
-pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
+pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
+    let TakenCall {
+        call,
+        service,
+        in_force,
+    } = taken;
     let ServiceCall {
         called,
         vm,
@@ -26,17 +31,11 @@ pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
         reply,
         ..
     } = call;
-    let id = match called {
-        Called::Directory => return directory::answer(&shared, vm, socket_type, reply),
-        Called::Service(id) => id,
-        // The switchboard's own.
-        Called::Switchboard | Called::Listener => {
-            count(&shared.counts.failed);
-            return reply.failed(Reason::NoListener);
-        }
-    };
-    let Some((service, permit)) = shared.service(id) else {
-        // It has been taken away between the decision and now.
+    if called == Called::Directory {
+        return directory::answer(&shared, vm, socket_type, reply);
+    }
+    let Some((service, permit)) = service else {
+        // It is the switchboard's own, or has been taken away.
         count(&shared.counts.failed);
         return reply.failed(Reason::NoListener);
     };
@@ -49,7 +48,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
     };
     let Some(permit) = permit else {
         tracing::warn!(
-            service = service.full_name(),
+            name = service.full_name(),
             vm = identity.vm.full_name(),
             limit = service.max_connections,
             "refused a call: the service has as many connections as it may"
@@ -62,6 +61,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, call: ServiceCall) {
         identity,
         socket_type,
         permit,
+        in_force,
     };
     if let Err((reason, reply)) = put_through(&shared, call, reply).await {
         count(&shared.counts.failed);
@@ -74,6 +74,17 @@ struct Call {
     identity: Identity,
     socket_type: SocketType,
     permit: Permit,
+    /// What was in force when it was judged.
+    in_force: InForce,
+}
+
+impl Call {
+    fn about(&self) -> About {
+        About {
+            name: self.service.full_name(),
+            vm: self.identity.vm.full_name(),
+        }
+    }
 }
 
 async fn put_through(
@@ -95,7 +106,8 @@ async fn put_through(
     let direct = match &call.service.target {
         ServiceTarget::Tcp(server) => tcp_server(shared, &call, server).await,
         ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
-            unix::connect(path, datagram::kernel_type(call.socket_type), timeout).await
+            let socket_type = datagram::kernel_type(call.socket_type);
+            unix::connect(path, socket_type, timeout, &call.about()).await
         }
         ServiceTarget::Udp(server) => {
             let server = server.clone();
@@ -110,16 +122,15 @@ async fn put_through(
                 service,
                 identity,
                 permit,
+                in_force,
                 ..
             } = call;
-            return egress::answer(
-                shared,
-                service,
-                identity.vm,
-                identity.source_port,
-                permit,
-                reply,
-            );
+            let caller = egress::Caller {
+                vm: identity.vm,
+                source_port: identity.source_port,
+                since: in_force,
+            };
+            return egress::answer(shared, service, caller, permit, reply);
         }
     };
     let socket = match direct {
@@ -147,7 +158,7 @@ async fn tcp_server(
     let start = Instant::now();
     let addresses = resolve(shared, call, server).await?;
     let left = call.service.connect_timeout.saturating_sub(start.elapsed());
-    let stream = tcp::connect(&addresses, left).await?;
+    let stream = tcp::connect(&addresses, left, &call.about()).await?;
     let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
     Ok(stream.into())
 }
@@ -158,10 +169,11 @@ async fn resolve(
     server: &str,
 ) -> Result<Vec<std::net::SocketAddr>, Reason> {
     let vm = call.identity.vm.full_name();
-    let addresses = shared.names.server(server, &shared.turns, &vm);
+    let hosts = shared.policy.borrow().hosts.clone();
+    let addresses = shared.names.server(server, &hosts, &shared.turns, &vm);
     match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(LookupError::Unknown)) => Err(Reason::Unreachable),
+        Ok(Err(LookupError::Unknown | LookupError::NotForPort)) => Err(Reason::Unreachable),
         Ok(Err(LookupError::TimedOut)) | Err(_) => Err(Reason::ServiceTimedOut),
     }
 }
@@ -176,7 +188,7 @@ async fn udp_server(
         let addresses = resolve(shared, &call, server).await?;
         // Datagrams are not answered when they arrive, so one address is as good as another.
         let server = *addresses.first().ok_or(Reason::Unreachable)?;
-        let socket = udp::connect(server).await?;
+        let socket = udp::connect(server, &call.about()).await?;
         let pair = datagram::pair(call.socket_type).map_err(|_| Reason::HostFailed)?;
         let halves = datagram::halves(pair.0, call.socket_type).map_err(|_| Reason::HostFailed)?;
         Ok((socket, halves, pair.1))
@@ -192,7 +204,8 @@ async fn udp_server(
     tokio::spawn(async move {
         let ended = udp::relay(halves, &socket, &header, udp::IDLE_TIMEOUT).await;
         if let Err(error) = ended {
-            tracing::debug!(service = call.service.full_name(), %error, "a session ended");
+            let About { name, vm } = call.about();
+            tracing::debug!(name, vm, %error, "a session ended");
         }
         drop(call.permit);
     });

@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use switch::Reason;
 
-/// The most addresses of one server that are tried.
-pub(crate) const MAX_ADDRESSES: usize = 16;
+use super::identity::About;
+use crate::config::MAX_ADDRESSES;
 
 /// How long one address is waited for before the next is tried beside it (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -24,6 +24,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 pub(crate) async fn connect(
     addresses: &[SocketAddr],
     timeout: Duration,
+    about: &About,
 ) -> Result<TcpStream, Reason> {
     let deadline = Instant::now() + timeout;
     let mut waiting = addresses.iter().copied().take(MAX_ADDRESSES);
@@ -46,7 +47,7 @@ pub(crate) async fn connect(
                     stream.set_nodelay(true).map_err(|_| Reason::HostFailed)?;
                     return Ok(stream);
                 }
-                Ok(Err(error)) => failure = more_telling(failure, reason_of(&error)),
+                Ok(Err(error)) => failure = more_telling(failure, reason_of(&error, about)),
                 Err(_) => failure = more_telling(failure, Reason::HostFailed),
             },
             () = sleep(HEAD_START), if more => {}
@@ -58,13 +59,13 @@ pub(crate) async fn connect(
 }
 
 /// What an error of connecting means to the caller.
-pub(crate) fn reason_of(error: &io::Error) -> Reason {
+pub(crate) fn reason_of(error: &io::Error, About { name, vm }: &About) -> Reason {
     match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Reason::NoListener,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Reason::Unreachable,
         io::ErrorKind::TimedOut => Reason::ServiceTimedOut,
         _ => {
-            tracing::warn!(%error, "cannot connect");
+            tracing::warn!(name, vm, %error, "cannot connect");
             Reason::HostFailed
         }
     }
@@ -119,7 +120,11 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
         let address = listener.local_addr().expect("an address");
         let (refused, _keep) = closed();
-        let stream = runtime().block_on(connect(&[refused, refused, address], PATIENCE));
+        let stream = runtime().block_on(connect(
+            &[refused, refused, address],
+            PATIENCE,
+            &About::default(),
+        ));
         let stream = stream.expect("connected");
         assert_eq!(stream.peer_addr().expect("a peer"), address);
         assert!(stream.nodelay().expect("an option"));
@@ -130,14 +135,16 @@ mod tests {
         let (refused, _keep) = closed();
         // The broadcast address has no host behind it: Linux answers that the network cannot be reached.
         let nowhere = SocketAddr::from(([255, 255, 255, 255], 1));
-        let result = runtime().block_on(connect(&[nowhere], PATIENCE));
+        let result = runtime().block_on(connect(&[nowhere], PATIENCE, &About::default()));
         assert_eq!(result.err(), Some(Reason::Unreachable));
         for addresses in [[nowhere, refused], [refused, nowhere]] {
-            let result = runtime().block_on(connect(&addresses, PATIENCE));
+            let result = runtime().block_on(connect(&addresses, PATIENCE, &About::default()));
             assert_eq!(result.err(), Some(Reason::NoListener));
         }
         assert_eq!(
-            runtime().block_on(connect(&[], PATIENCE)).err(),
+            runtime()
+                .block_on(connect(&[], PATIENCE, &About::default()))
+                .err(),
             Some(Reason::Unreachable)
         );
     }
@@ -159,7 +166,11 @@ mod tests {
         let runtime = runtime();
         let mut held = Vec::new();
         let refusal = loop {
-            match runtime.block_on(connect(&[address], Duration::from_millis(100))) {
+            match runtime.block_on(connect(
+                &[address],
+                Duration::from_millis(100),
+                &About::default(),
+            )) {
                 Ok(stream) => held.push(stream),
                 Err(refusal) => break refusal,
             }

@@ -10,6 +10,7 @@ use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
+use super::identity::About;
 use super::tcp::reason_of;
 use switch::Reason;
 
@@ -20,7 +21,7 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// That there is no route, or no socket.
-pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Reason> {
+pub(crate) async fn connect(server: SocketAddr, about: &About) -> Result<UdpSocket, Reason> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -30,7 +31,8 @@ pub(crate) async fn connect(server: SocketAddr) -> Result<UdpSocket, Reason> {
         socket.connect(server).await?;
         Ok(socket)
     };
-    connect.await.map_err(|error: io::Error| reason_of(&error))
+    let failed = |error: io::Error| reason_of(&error, about);
+    connect.await.map_err(failed)
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
@@ -132,7 +134,8 @@ mod tests {
         runtime.block_on(async {
             let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
             let address = server.local_addr().expect("an address");
-            let socket = connect(address).await.expect("a socket");
+            let about = About::default();
+            let socket = connect(address, &about).await.expect("a socket");
             let (ours, theirs) = datagram::pair(SocketType::SeqPacket).expect("two sockets");
             let halves = datagram::halves(ours, SocketType::SeqPacket).expect("halves");
             let start = Instant::now();

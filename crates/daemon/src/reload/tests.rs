@@ -156,6 +156,26 @@ fn a_file_that_has_changed_comes_into_force() {
 }
 
 #[test]
+fn a_service_that_leads_elsewhere_is_another_service() {
+    let text = |more: &str| {
+        format!("[[service]]\nname = \"x\"\nport = 5000\nto = \"tcp:127.0.0.1:{more}\n")
+    };
+    let daemon = FakeDaemon::with_file(&text("5000\""));
+    for (more, number) in [
+        ("5000\"\nmax-connections = 7", 1),
+        ("5001\"", 2),
+        ("5001\"\nconnect-timeout-ms = 7", 2),
+        ("5001\"\nproxy-protocol = true", 3),
+        ("5000\"", 4),
+    ] {
+        write(&daemon, &text(more));
+        assert_eq!(reload(&daemon).0, 200, "{more}");
+        let services = &in_force(&daemon)["services"];
+        assert_eq!(*services, json!([[number, "x", 5000]]), "{more}");
+    }
+}
+
+#[test]
 fn a_file_that_has_not_changed_changes_nothing() {
     let daemon = FakeDaemon::with_file(FIRST);
     let before = in_force(&daemon);

@@ -6,7 +6,7 @@
 //!
 //! - no new process, and no program: threads only (`clone3` keeps its arguments in memory, where a filter cannot look, so it is answered with
 //!   "not implemented", and the C library takes `clone`);
-//! - no memory that is both writable and executable;
+//! - no mapping that is writable and executable at once (two of one file can be one each, as libraries that are loaded later must be executable);
 //! - no input typed into a terminal, behind which a shell may be; and no descriptor whose signals go to another process, which the kernel would then send;
 //! - no file that runs with the rights of its owner or group, which another user of this machine could start outside the sandbox;
 //! - sockets of those families only that Ringdown has. `AF_VSOCK` is not among them: the daemon is the other end of that.
@@ -80,7 +80,7 @@ const WAITING: [i64; 17] = [
 ];
 
 /// Bytes and descriptors. What is not done by `ioctl` and `fcntl` is in the table of conditions.
-const BYTES: [i64; 20] = [
+const BYTES: [i64; 21] = [
     libc::SYS_close,
     libc::SYS_close_range,
     libc::SYS_copy_file_range,
@@ -95,6 +95,7 @@ const BYTES: [i64; 20] = [
     libc::SYS_pipe2,
     libc::SYS_pread64,
     libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_pwrite64,
     libc::SYS_pwritev,
     libc::SYS_read,

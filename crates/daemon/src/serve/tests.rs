@@ -166,7 +166,7 @@ fn so_many_rules_and_no_more() {
     let error = refusal(&config);
     assert_eq!(
         error.to_string(),
-        "--allow from=*,to=*,port=2: too many rules: at most 16384 fit into one daemon"
+        "--allow from=*,to=*,port=2: too many rules: at most 16384 are possible"
     );
 }
 

@@ -16,10 +16,19 @@ use wire::switchboard::{Kind, Lines, Place};
 use wire::vsock::SocketType;
 
 use super::{Shared, ask, board, lines};
+use crate::places::{Limits, NoPlace, Places, Whose};
 use crate::proxy::datagram;
 
-/// Programs at once, of which those that listen stay. Further ones wait in the socket's backlog.
-pub const MAX_PROGRAMS: usize = 1024;
+/// Programs at once, of which those that listen stay. Further ones are refused.
+pub(super) const PROGRAMS: Limits = Limits {
+    of_class: 1024,
+    of_user: 256,
+    what: "connections to circuit.sock",
+    remedy: "close some, or try again when some are closed",
+};
+
+/// Programs at once that only hear that they are refused. Those beyond them are closed.
+const MAX_TURNED_AWAY: usize = 64;
 
 /// Calls that wait for one program that listens. Further ones are refused.
 const MAX_BACKLOG: usize = 64;
@@ -29,6 +38,9 @@ const MAX_BACKLOG_OF_VM: usize = 16;
 
 /// How long a program may take for its request, and to read what it is told.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one that is refused may take to ask.
+const TURNED_AWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a call may take. The data plane gives up sooner, and says why.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -103,9 +115,15 @@ impl Listener {
 
 /// Serves programs for as long as the thread lasts.
 pub(super) async fn serve(shared: Arc<Shared>, listener: UnixListener) {
-    let places = Arc::new(Semaphore::new(MAX_PROGRAMS));
-    // The semaphore is never closed, so a place always comes.
-    while let Ok(place) = places.clone().acquire_owned().await {
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    serve_others(shared, listener, owners.to_vec()).await;
+}
+
+/// The same, with these users as owners.
+pub(super) async fn serve_others(shared: Arc<Shared>, listener: UnixListener, owners: Vec<u32>) {
+    let turned_away = Arc::new(Semaphore::new(MAX_TURNED_AWAY));
+    let places = Places::default();
+    loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -114,14 +132,49 @@ pub(super) async fn serve(shared: Arc<Shared>, listener: UnixListener) {
                 continue;
             }
         };
+        let program = device::peer(stream.as_fd());
+        let whose = match program.as_ref().map(|program| program.uid) {
+            Ok(uid) if owners.contains(&uid) => Whose::Owner,
+            Ok(uid) => Whose::Operator(uid),
+            // Peers that the kernel does not name share the places of one user.
+            Err(_) => Whose::Operator(u32::MAX),
+        };
+        let place = match places.enter(whose, PROGRAMS) {
+            Ok(place) => place,
+            Err(full) => {
+                turn_away(stream, full, &turned_away);
+                continue;
+            }
+        };
         let shared = shared.clone();
         tokio::spawn(async move {
-            if let Err(error) = converse(&shared, stream).await {
+            if let Err(error) = converse(&shared, stream, program).await {
                 tracing::debug!(%error, "a conversation with a program about circuits broke");
             }
             drop(place);
         });
     }
+}
+
+/// Answers a program for which there is no place, and closes. It takes no place from others, and little time.
+fn turn_away(mut stream: UnixStream, full: NoPlace, places: &Arc<Semaphore>) {
+    let Ok(place) = places.clone().try_acquire_owned() else {
+        return;
+    };
+    tokio::spawn(async move {
+        // What it asks for is taken first: left unread, it would turn the end behind the answer into an error.
+        let asked = timeout(
+            TURNED_AWAY_TIMEOUT,
+            lines::next(&mut Lines::new(), &mut stream),
+        )
+        .await;
+        if let Ok(Ok(Some(_))) = asked {
+            let answer = Answer::error(ErrorCode::Busy, full.to_string());
+            // The peer may have gone.
+            let _ = hand(&stream, Delivered::new(answer)).await;
+        }
+        drop(place);
+    });
 }
 
 /// Why a program gets nothing.
@@ -131,8 +184,11 @@ fn refusal(code: ErrorCode, words: impl ToString) -> Refusal {
     (code, words.to_string())
 }
 
-async fn converse(shared: &Arc<Shared>, mut stream: UnixStream) -> io::Result<()> {
-    let program = device::peer(stream.as_fd());
+async fn converse(
+    shared: &Arc<Shared>,
+    mut stream: UnixStream,
+    program: io::Result<Peer>,
+) -> io::Result<()> {
     let mut lines = Lines::new();
     let request = timeout(TIMEOUT, lines::next(&mut lines, &mut stream)).await?;
     let request = match request {

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::switchboard::Lines;
@@ -121,6 +122,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             questions,
             read: 0,
             devices: 0,
+            arrival: None,
         };
         let writing = tokio::spawn(write(writer, said));
         let ended = tokio::select! {
@@ -133,6 +135,8 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             Err(error) => tracing::warn!(vm, %error, "the agent's session about circuits broke"),
         }
         shared.apply(|board| board.session_ended(&vm));
+        // A VM has one thread for arrivals, however often its agent comes while its VMM does not answer.
+        session.arrived().await;
         let name = vm.clone();
         if let Some(told) = shared.with_pool(move |pool| pool.gone(&name)) {
             // It fails only when the daemon ends.
@@ -160,6 +164,8 @@ struct Session {
     /// Bytes that were read.
     read: u64,
     devices: u32,
+    /// The pool's work at its beginning, which a VMM can hold up.
+    arrival: Option<JoinHandle<()>>,
 }
 
 impl Session {
@@ -222,10 +228,20 @@ impl Session {
             session.say(FromDaemon::Welcome { version: VERSION });
         }
         let vm = self.vm.clone();
-        self.tell_pool(move |pool| pool.arrived(&vm)).await;
-        // From here on what it says is heard without delay, and may be waited for.
+        self.arrival = self.shared.with_pool(move |pool| pool.arrived(&vm));
+        self.arrived().await;
+        // From here on its lines are read without delay, and may be waited for.
         self.shared.state().board.session_began(&self.vm);
         Ok(())
+    }
+
+    /// Waits until the pool has done its work at the beginning. If that is given up, it can be waited for again.
+    async fn arrived(&mut self) {
+        if let Some(arrival) = &mut self.arrival {
+            // It fails only when the daemon ends.
+            let _ = arrival.await;
+        }
+        self.arrival = None;
     }
 
     async fn tell_pool(&self, job: impl FnOnce(&dyn super::pool::WindowPool) + Send + 'static) {

@@ -1,5 +1,6 @@
 //! What the board says is done in the order in which it says it.
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wire::switchboard::Hex16;
 use wire::switchboard::link::FromDaemon;
 
@@ -25,7 +26,7 @@ fn what_the_board_says_is_done_in_its_order_whoever_tells_it() {
             scope.spawn(|| {
                 for _ in 0..EVENTS {
                     shared.apply(|_| {
-                        // The board is locked, so this is the order in which it speaks.
+                        // The board is locked, so this is the order of its answers.
                         let first = next.fetch_add(WORDS, Ordering::Relaxed);
                         let words = |generation| FromDaemon::Revoke {
                             uuid: Hex16([0; 16]),
@@ -46,5 +47,39 @@ fn what_the_board_says_is_done_in_its_order_whoever_tells_it() {
             panic!("{expected} was not said");
         };
         assert_eq!(generation, expected);
+    }
+}
+
+/// One user's programs that connect and say nothing leave places to the others'.
+#[tokio::test]
+async fn a_user_has_so_many_programs_and_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let windows = crate::windows::Windows::new(directory.path()).unwrap();
+    let switchboard = Switchboard::start(Arc::new(windows)).unwrap();
+    let path = directory.path().join("circuit.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    // This user is none of those who own the daemon.
+    let served = program::serve_others(switchboard.shared.clone(), listener, Vec::new());
+    tokio::spawn(served);
+    let ask = async || {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        let request = b"CONNECT to=web:1 kind=bytes ring=65536\n";
+        stream.write_all(request).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let mut held = Vec::new();
+    for _ in 0..program::PROGRAMS.of_user {
+        held.push(UnixStream::connect(&path).await.unwrap());
+    }
+    // More than all places: none of these takes one.
+    for _ in 0..program::PROGRAMS.of_class {
+        let answer = ask().await;
+        assert!(answer.contains("has 256 connections"), "{answer}");
+    }
+    held.clear();
+    while ask().await.contains("connections") {
+        tokio::task::yield_now().await;
     }
 }

@@ -73,6 +73,30 @@ fn whoever_connects_is_the_guests_caller() {
 }
 
 #[test]
+fn a_call_is_told_when_its_port_is_published_otherwise() {
+    let stand = Stand::new();
+    let address = free_address();
+    let at = publish(PublishListen::Tcp(address.to_string()));
+    let mut elsewhere = at.clone();
+    elsewhere.to.port = 81;
+    let mut of_before = None;
+    for (next, is_the_same) in [(&at, true), (&at, true), (&elsewhere, false), (&at, false)] {
+        set(&stand, vec![next.clone()]);
+        let _client = dial(address);
+        let call = stand.exchange.next_call();
+        let is_published = |call: &device::PublishedCall| {
+            call.is_published.load(std::sync::atomic::Ordering::Acquire)
+        };
+        assert!(is_published(&call));
+        assert_eq!(of_before.as_ref().is_none_or(is_published), is_the_same);
+        of_before = Some(call);
+    }
+    set(&stand, Vec::new());
+    let last = of_before.expect("a call").is_published;
+    assert!(!last.load(std::sync::atomic::Ordering::Acquire));
+}
+
+#[test]
 fn a_unix_socket_has_its_mode_and_goes_with_its_port() {
     let stand = Stand::new();
     let directory = tempfile::tempdir().expect("a directory");

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use daemon::audit::AuditRecord;
-use daemon::config::{Service, ServiceTarget};
+use daemon::config::{Hosts, Service, ServiceTarget};
+use daemon::offers::Groups;
 use daemon::proxy::{Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use rustix::net::RecvFlags;
@@ -96,6 +97,7 @@ impl Resolver for Script {
             .expect("not poisoned")
             .push(name.to_owned());
         let mut answers = self.answers.lock().expect("not poisoned");
+        let name = name.strip_suffix('.').unwrap_or(name);
         let found = answers.get_mut(name).map(|answers| match answers.len() {
             1 => answers[0].clone(),
             _ => answers.remove(0),
@@ -139,6 +141,18 @@ impl Stand {
         }
     }
 
+    /// Replaces the rules, and the groups of VMs.
+    pub fn set_rules(&self, rules: Vec<Rule>, groups: &[(&str, &str)], enforce_existing: bool) {
+        let mut of = Groups::new();
+        for (vm, group) in groups {
+            let groups = of.entry((*vm).to_owned()).or_default();
+            groups.push((*group).to_owned());
+        }
+        let policy = Arc::new(Policy::new(rules));
+        self.proxy
+            .set_policy(policy, Hosts::default(), of, enforce_existing);
+    }
+
     /// Offers one service, and gives its number.
     pub fn offer(&self, service: Service) -> ServiceId {
         let mut names = self.names.lock().expect("not poisoned");
@@ -164,6 +178,17 @@ impl Stand {
         socket_type: SocketType,
         rule: Option<&str>,
     ) -> Result<Connected, Reason> {
+        self.begin(vm, called, socket_type, rule)()
+    }
+
+    /// Calls, and gives what waits for the answer.
+    pub fn begin(
+        &self,
+        vm: &Address,
+        called: Called,
+        socket_type: SocketType,
+        rule: Option<&str>,
+    ) -> impl FnOnce() -> Result<Connected, Reason> + use<> {
         let (answer, answered) = channel();
         (self.dialer)(ServiceCall {
             called,
@@ -181,13 +206,15 @@ impl Stand {
                 let _ = answer.send(result);
             }),
         });
-        let answer = answered.recv_timeout(PATIENCE).expect("an answer");
-        // The data plane passes over what is not for the guest.
-        if let Ok(Connected { socket, unread, .. }) = &answer {
-            let taken = rustix::net::recv(socket, &mut vec![0; *unread], RecvFlags::empty());
-            assert!(*unread == 0 || taken.is_ok_and(|(taken, _)| taken == *unread));
+        move || {
+            let answer = answered.recv_timeout(PATIENCE).expect("an answer");
+            // The data plane passes over what is not for the guest.
+            if let Ok(Connected { socket, unread, .. }) = &answer {
+                let taken = rustix::net::recv(socket, &mut vec![0; *unread], RecvFlags::empty());
+                assert!(*unread == 0 || taken.is_ok_and(|(taken, _)| taken == *unread));
+            }
+            answer
         }
-        answer
     }
 
     /// Calls a service with a stream that is a UNIX socket, and whatever holds its place.

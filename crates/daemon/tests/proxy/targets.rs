@@ -2,8 +2,10 @@
 
 use std::net::{TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 
-use daemon::config::ServiceTarget;
+use daemon::config::{Hosts, ListedAddress, ServiceTarget};
+use daemon::offers::Groups;
 use daemon::proxy::identity::field;
 use device::Called;
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
@@ -185,9 +187,14 @@ fn a_service_is_told_who_calls() {
 fn a_name_may_stand_for_a_servers_address() {
     let stand = Stand::new();
     let (listener, address) = tcp_listener();
+    let listed = ListedAddress {
+        address: address.ip(),
+        port: None,
+    };
+    let hosts = Hosts::from_iter([("server.test".to_owned(), vec![listed])]);
     stand
         .proxy
-        .set_hosts([("server.test".to_owned(), vec![address.ip()])].into());
+        .set_policy(Arc::default(), hosts, Groups::default(), false);
     let id = stand.offer(service(tcp(format!("server.test:{}", address.port()))));
     let _connected = stand
         .call(Called::Service(id), SocketType::Stream)

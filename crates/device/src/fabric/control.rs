@@ -1,6 +1,5 @@
 //! What VMMs ask for: rings that start and stop, memory that changes, guests that come and go.
 
-use std::collections::HashSet;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -8,10 +7,11 @@ use memory::queue::{Chain, Queue};
 use switch::{Event, LineId};
 
 use super::Fabric;
+use crate::fault::NOT_SHARED;
 use crate::frontend::{Answer, Message, Request, RingStart};
-use crate::line::StoppedRing;
+use crate::line::{Leaving, StoppedRing};
 use crate::reactor::{EventFlags, Token};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 use crate::vsock::{EVENT, FEATURE_SEQPACKET, RINGS, RX, TX};
 
 /// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
@@ -27,10 +27,33 @@ impl Fabric {
         let known = self
             .line(id)
             .is_some_and(|line| line.generation == message.generation);
+        if known && matches!(message.request, Request::Detach { .. }) {
+            return self.let_leave(id, message);
+        }
         let answer = match known {
             true => self.obey(id, message.request),
             false => Err("the line is closed".to_owned()),
         };
+        // The thread that asked may have gone.
+        let _ = message.answer.send(answer);
+    }
+
+    /// A VMM is gone. What its guest sent last is taken first, in as many turns as that needs.
+    fn let_leave(&mut self, id: LineId, message: Message) {
+        if let Some(line) = self.line(id) {
+            let left = 2 * line.half_of_ring();
+            line.leaving = Some(Leaving { message, left });
+        }
+        self.schedule_drain(id);
+    }
+
+    /// Nothing more is taken of what a guest sent before its VMM went, if that is so.
+    pub(super) fn leave(&mut self, id: LineId) {
+        let leaving = self.line(id).and_then(|line| line.leaving.take());
+        let Some(Leaving { message, .. }) = leaving else {
+            return;
+        };
+        let answer = self.obey(id, message.request);
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }
@@ -44,12 +67,11 @@ impl Fabric {
                 Ok(0)
             }
             Request::Detach { fault } => {
-                self.drain_last(id);
                 self.forget_guest(id);
                 if let Some(line) = self.line(id) {
                     line.attached = false;
                     if let Some(fault) = fault {
-                        line.set_fault(&fault);
+                        line.last_fault.set(&fault);
                     }
                 }
                 Ok(0)
@@ -116,21 +138,22 @@ impl Fabric {
             line: id,
             index: index as u8,
         };
+        let is_fresh = queue.is_fresh();
+        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
         // Edge-triggered: each kick is an edge, and the counter need not be read back.
         self.reactor
-            .add(&start.kick, token, EventFlags::IN | EventFlags::ET)
+            .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let resumes = self.line(id).is_some_and(|line| {
             let stopped = line.stopped[index].as_ref();
-            stopped.is_some_and(|stopped| stopped.base == start.setup.ring_base)
-                && !queue.is_fresh()
+            stopped.is_some_and(|stopped| stopped.base == start.setup.ring_base) && !is_fresh
         });
         // A ring that has been used and that nothing is known of: what the guest holds for open is not.
-        let used_before = !resumes && !queue.is_fresh();
-        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        let used_before = !resumes && !is_fresh;
         let Some(line) = self.line(id) else {
             return Ok(0);
         };
+        let was_kicked = ring.is_kicked;
         line.rings[index] = Some(ring);
         line.seqpacket = start.features & FEATURE_SEQPACKET != 0;
         if !resumes && index != EVENT {
@@ -139,7 +162,24 @@ impl Fabric {
         }
         line.stopped[index] = None;
         self.rings_changed(id);
+        if was_kicked {
+            self.look_at_ring(id, index);
+        }
         Ok(0)
+    }
+
+    /// A guest has kicked this ring: if nothing that it writes is seen here, its calls would have no answer.
+    pub(super) fn look_at_ring(&mut self, id: LineId, index: usize) {
+        let Some(line) = self.line(id) else { return };
+        match ring::look(&mut line.rings, index) {
+            None => {}
+            Some(true) => self.rings_changed(id),
+            Some(false) => {
+                tracing::warn!(vm = line.name, "{NOT_SHARED}");
+                line.last_fault.set(&NOT_SHARED);
+                self.forget_circuits(id);
+            }
+        }
     }
 
     /// If both rings run now, packets may flow; and if the driver has started anew, it knows nothing of what was before.
@@ -151,7 +191,7 @@ impl Fabric {
         if std::mem::take(&mut line.starts_anew) {
             let seqpacket = line.seqpacket;
             tracing::info!(vm = line.name, "the guest's driver is running");
-            line.last_fault = None;
+            line.last_fault.clear();
             self.tell_of_line(
                 id,
                 Event::LineUp {
@@ -198,7 +238,6 @@ impl Fabric {
     /// only be paused.
     fn stop_ring(&mut self, id: LineId, index: usize) -> u32 {
         if index == TX {
-            self.drain_last(id);
             self.unpark(id);
         }
         self.carry_out();
@@ -242,17 +281,11 @@ impl Fabric {
         self.look_at_stopped_at = None;
         let mut abandoned = Vec::new();
         let mut waits = false;
-        let busy: HashSet<LineId> = self
-            .switch
-            .lines()
-            .filter(|line| line.circuits > 0)
-            .map(|line| line.id)
-            .collect();
         for (index, line) in self.lines.iter() {
             let (id, Some(line)) = (LineId(index as u32), line) else {
                 continue;
             };
-            if !busy.contains(&id) {
+            if self.switch.circuits_of(id) == 0 {
                 // It has nothing to lose.
                 continue;
             }
@@ -297,7 +330,7 @@ impl Fabric {
     pub(super) fn fail_line(&mut self, id: LineId, error: &dyn Display) {
         let Some(line) = self.line(id) else { return };
         tracing::warn!(vm = line.name, %error, "the guest's device failed; a reset of the guest's driver brings it back");
-        line.set_fault(error);
+        line.last_fault.set(error);
         for ring in line.rings.iter_mut().flatten() {
             ring.enabled = false;
         }

@@ -22,10 +22,7 @@ const REDIAL_MOST: Duration = Duration::from_millis(100);
 /// A dial that found the listener's backlog full.
 #[derive(Debug)]
 pub(super) struct Redial {
-    pub(super) circuit: CircuitId,
-    pub(super) line: LineId,
-    port: u32,
-    socket_type: SocketType,
+    pub(super) call: HostCall,
     /// Whether the VMM of a hybrid line is dialled, and not the listener for a port.
     vmm: bool,
     pub(super) next_at: Time,
@@ -60,7 +57,6 @@ impl Fabric {
             Some(service) => Some(Called::Service(service)),
             None if port == wire::directory::PORT => Some(Called::Directory),
             None if port == wire::switchboard::link::PORT => Some(Called::Switchboard),
-            None if self.is_listening(line, port) => Some(Called::Listener),
             None => None,
         };
         if let Some(called) = called {
@@ -69,18 +65,17 @@ impl Fabric {
         if port == self.agent_port && socket_type == SocketType::Stream {
             return self.deliver_arrival(circuit, line, source_port);
         }
-        let give_up_at = self.now + DIAL_PATIENCE;
-        let wait = REDIAL_FIRST;
-        self.attempt(Redial {
-            circuit,
-            line,
-            port,
-            socket_type,
-            vmm: false,
+        self.attempt(self.first_attempt(call, false));
+    }
+
+    fn first_attempt(&self, call: HostCall, vmm: bool) -> Redial {
+        Redial {
+            call,
+            vmm,
             next_at: self.now,
-            wait,
-            give_up_at,
-        });
+            wait: REDIAL_FIRST,
+            give_up_at: self.now + DIAL_PATIENCE,
+        }
     }
 
     /// Whether a program of the host listens at this port for calls of this line's guest.
@@ -96,7 +91,8 @@ impl Fabric {
     }
 
     /// Has calls of guests to this port of the host, of one VM by its full name or of all, put through by the dialer, or no longer. What is
-    /// offered as a service there stays a service.
+    /// offered as a service there stays a service, and a program that listens at the port's path stays before it: whoever may make that path is
+    /// nearer to the daemon than a member of its group.
     pub fn set_listening(&mut self, port: u32, vm: Option<String>, listens: bool) {
         let listeners = self.listening.entry(port).or_default();
         match listens {
@@ -119,16 +115,16 @@ impl Fabric {
         if self.line(line).is_some_and(|line| line.carrier.is_some()) {
             return self.dial_by_carrier(circuit, line, port);
         }
-        self.attempt(Redial {
+        let call = HostCall {
             circuit,
             line,
             port,
+            source_port: 0,
             socket_type: SocketType::Stream,
-            vmm: true,
-            next_at: self.now,
-            wait: REDIAL_FIRST,
-            give_up_at: self.now + DIAL_PATIENCE,
-        });
+            service: None,
+            rule: None,
+        };
+        self.attempt(self.first_attempt(call, true));
     }
 
     /// Has the dialer put a call through. Its answer comes later.
@@ -187,21 +183,25 @@ impl Fabric {
     }
 
     fn attempt(&mut self, mut redial: Redial) {
-        let Some(line) = self.line(redial.line) else {
+        let call = redial.call;
+        let Some(line) = self.line(call.line) else {
             return;
         };
-        let circuit = redial.circuit;
+        let circuit = call.circuit;
         let path = match redial.vmm {
             true => line.vmm.clone().unwrap_or_default(),
-            false => port_path(&line.host_path, redial.port),
+            false => port_path(&line.host_path, call.port),
         };
-        match dial(&path, redial.socket_type) {
-            Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, redial.port),
+        match dial(&path, call.socket_type) {
+            Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, call.port),
             Dial::Reached(socket) => self.host_reached(circuit, Connected::new(socket, None)),
             Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(Reason::NotRunning),
             }),
+            Dial::Failed(Reason::NoListener) if self.is_listening(call.line, call.port) => {
+                self.dial_service(call, Called::Listener);
+            }
             Dial::Failed(reason) => self.tell(Event::HostDialed {
                 circuit,
                 result: Err(reason),

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use memory::io::Gather;
@@ -47,6 +48,8 @@ pub struct PublishedCall {
     pub socket_type: SocketType,
     /// Shared with the other side of the connection: whether an end of it is one.
     pub cut: Option<Cut>,
+    /// Whether the port is published like this. It is set between two turns, with the configuration: see [`Change`](super::Change).
+    pub is_published: Arc<AtomicBool>,
 }
 
 /// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
@@ -181,8 +184,15 @@ impl Fabric {
             self.reactor
                 .add(&self.callers[slot as usize].socket, token, SOCKET_EVENTS)
         {
-            tracing::warn!(%error, "cannot wait for a program's request");
-            self.remove_caller(slot);
+            if let Some(caller) = self.remove_caller(slot) {
+                let vm = self.line(id).map(|line| line.name.clone());
+                let name = match &caller.who {
+                    Who::Published(name) => Some(&**name),
+                    _ => None,
+                };
+                tracing::warn!(vm, name, %error, "cannot wait for a caller");
+                caller.refuse(&connect::refused(Reason::HostFailed));
+            }
             return None;
         }
         if speaks {
@@ -250,10 +260,12 @@ impl Fabric {
     }
 
     /// Puts somebody who has come in by a published port through to a port of a guest. `socket` is connected and does not block; it
-    /// becomes the circuit's end. When the call is refused, it is closed, with a reset if it is TCP.
+    /// becomes the circuit's end. When the call is refused, or the port was published like this only when the connection came, it is
+    /// closed, with a reset if it is TCP.
     pub fn dial_guest(&mut self, call: PublishedCall) {
         reset_on_close(&call.socket);
-        let Some(line) = self.line_named(&call.vm) else {
+        let line = self.line_named(&call.vm);
+        let Some(line) = line.filter(|_| call.is_published.load(Ordering::Acquire)) else {
             return mark(call.cut.as_ref());
         };
         let caller = Caller {

@@ -8,9 +8,9 @@ use memory::guest::{self, GuestMemory};
 use memory::io::{Received, Scatter, is_memory_fault};
 use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 use wire::pcapng::Direction;
-use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
+use wire::vsock::{HEADER_LEN, Header, Operation};
 
-use super::Fabric;
+use super::{Fabric, TURN_DESCRIPTORS};
 use crate::circuit::{BehindRequest, HostSocket, is_broken};
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
@@ -21,15 +21,12 @@ const PUMP_TURNS: usize = 256;
 /// Buffers that one read of a host program's socket may fill.
 const SCATTER_BUFFERS: usize = 64;
 
-/// After so many more circuits that wait for room for a message, those that have ended are struck out.
-const SHORT_SWEEP: usize = 1024;
-
 /// A turn of data, as the switch asked for it.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
-    line: LineId,
-    circuit: CircuitId,
-    from: Side,
+pub(super) struct Turn {
+    pub(super) line: LineId,
+    pub(super) circuit: CircuitId,
+    pub(super) from: Side,
     budget: usize,
     packets: usize,
     header: Header,
@@ -53,6 +50,9 @@ impl Fabric {
             return;
         }
         for _ in 0..PUMP_TURNS {
+            if self.has_read_enough(id) {
+                break;
+            }
             if !self.switch.has_work(id) || !self.has_buffers(id, 1) {
                 return;
             }
@@ -79,8 +79,16 @@ impl Fabric {
         self.wake(id);
     }
 
+    /// Whether so many descriptors of this guest's buffers have been read that it is the others' turn.
+    fn has_read_enough(&mut self, id: LineId) -> bool {
+        let turn = self.turn;
+        let read = self.line(id).map_or((0, 0), |line| line.buffers_read);
+        read.0 == turn && read.1 >= TURN_DESCRIPTORS
+    }
+
     /// Takes buffers from the guest until at least `count` are held. Without enough, it asks to be told of new ones.
     fn has_buffers(&mut self, id: LineId, count: usize) -> bool {
+        let turn = self.turn;
         loop {
             let mut chain = self.spare_chains.pop().unwrap_or_default();
             let Some(line) = self.line(id) else {
@@ -98,6 +106,11 @@ impl Fabric {
             }
             match ring.queue.pop(&mut chain) {
                 Ok(true) if guest::total_len(&chain.writable) > HEADER_LEN => {
+                    let before = match line.buffers_read {
+                        (of, read) if of == turn => read,
+                        _ => 0,
+                    };
+                    line.buffers_read = (turn, before + usize::from(chain.descriptors));
                     ring.held.push_back(chain)
                 }
                 Ok(true) => {
@@ -234,7 +247,7 @@ impl Fabric {
     }
 
     /// The host program says no more, or its circuit was cut before it could.
-    fn host_ended(&mut self, id: CircuitId) {
+    pub(super) fn host_ended(&mut self, id: CircuitId) {
         let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
         let event = match host.is_some_and(HostSocket::is_cut) {
             true => Event::Kill {
@@ -282,7 +295,12 @@ impl Fabric {
         let most = turn.packets.min(SCATTER_BUFFERS);
         let mut room = 0;
         let mut buffers = 0;
-        while buffers < most && room < turn.budget && self.has_buffers(turn.line, buffers + 1) {
+        while buffers < most && room < turn.budget {
+            if buffers > 0 && self.has_read_enough(turn.line)
+                || !self.has_buffers(turn.line, buffers + 1)
+            {
+                break;
+            }
             let ring = self.line(turn.line)?.rings[RX].as_ref()?;
             room += guest::total_len(&ring.held[buffers].writable) - HEADER_LEN;
             buffers += 1;
@@ -346,143 +364,6 @@ impl Fabric {
         packets
     }
 
-    /// Whether a read of no bytes was the end of data. A message of no bytes looks the same; it has no form in vsock, and is
-    /// passed over as Linux does.
-    fn no_message_is_left(&mut self, id: CircuitId) -> bool {
-        let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
-        host.is_none_or(|host| {
-            host.ending && rustix::io::ioctl_fionread(&host.socket).is_ok_and(|left| left == 0)
-        })
-    }
-
-    /// Whether so much of host programs' messages waits for this guest that the next one is not to be read. The first one
-    /// always is.
-    fn is_short_of_room(&mut self, turn: Turn) -> bool {
-        let most = self.switch.limits(turn.line).line_grant_bytes;
-        let Some(line) = self.line(turn.line) else {
-            return false;
-        };
-        let held = line.host_message_bytes.total();
-        if held == 0 || held < most {
-            return false;
-        }
-        let Some(host) = self
-            .circuit(turn.circuit)
-            .and_then(|circuit| circuit.host.as_mut())
-        else {
-            return false;
-        };
-        if !std::mem::replace(&mut host.short_of_room, true) {
-            self.wait_for_room(turn);
-        }
-        true
-    }
-
-    fn wait_for_room(&mut self, turn: Turn) {
-        let circuits = &self.circuits;
-        let Some(line) = self
-            .lines
-            .get_mut(turn.line.0 as usize)
-            .and_then(Option::as_mut)
-        else {
-            return;
-        };
-        if line.short_of_room.is_empty() {
-            self.short_lines.push_back(turn.line);
-        } else if line.short_of_room.len() % SHORT_SWEEP == 0 {
-            // Circuits that have ended meanwhile must not pile up.
-            line.short_of_room.retain(|id| {
-                let circuit = circuits.get(id.index as usize).and_then(Option::as_ref);
-                circuit.is_some_and(|circuit| circuit.id == *id)
-            });
-        }
-        line.short_of_room.push(turn.circuit);
-    }
-
-    /// Reads on from the host programs of those guests that have taken half of what waited for them: not after each
-    /// message, or each would have all programs looked at.
-    pub(super) fn end_shortage(&mut self) {
-        for _ in 0..self.short_lines.len() {
-            let Some(id) = self.short_lines.pop_front() else {
-                return;
-            };
-            let most = self.switch.limits(id).line_grant_bytes;
-            let Some(line) = self.line(id) else { continue };
-            if line.host_message_bytes.total() > most / 2 {
-                self.short_lines.push_back(id);
-                continue;
-            }
-            for circuit in std::mem::take(&mut line.short_of_room) {
-                if let Some(host) = self
-                    .circuit(circuit)
-                    .and_then(|circuit| circuit.host.as_mut())
-                {
-                    host.short_of_room = false;
-                    self.tell(Event::HostReadable { circuit });
-                }
-            }
-        }
-    }
-
-    /// A message of a host program is read as a whole and then sent on as the guest has room.
-    fn take_message(&mut self, turn: Turn) {
-        if self.is_short_of_room(turn) {
-            return self.tell(Event::HostDrained {
-                circuit: turn.circuit,
-            });
-        }
-        let mut room = std::mem::take(&mut self.message_room);
-        let received = self
-            .circuit(turn.circuit)
-            .and_then(|circuit| circuit.host.as_ref())
-            .map(|host| {
-                let mut scatter = Scatter::new();
-                scatter.push_bytes(&mut room).map_err(io::Error::other)?;
-                scatter.receive_record(host.socket.as_fd())
-            });
-        match received {
-            Some(Ok(record)) if record.len == 0 && self.no_message_is_left(turn.circuit) => {
-                self.host_ended(turn.circuit);
-            }
-            Some(Ok(record)) if record.len == 0 => {}
-            Some(Ok(record))
-                if record.truncated
-                    || record.len > self.switch.window_towards(turn.circuit, turn.from.other()) =>
-            {
-                self.tell(Event::Kill {
-                    circuit: turn.circuit,
-                    reason: Reason::MessageTooLong,
-                });
-            }
-            Some(Ok(record)) => {
-                let tally = self
-                    .line(turn.line)
-                    .map(|line| line.host_message_bytes.clone());
-                if let (Some(tally), Some(circuit)) = (tally, self.circuit(turn.circuit)) {
-                    let entry = tally.enter(record.len as u64);
-                    let kept = circuit.kept_or_new(turn.from);
-                    kept.store(record.len, SEQPACKET_END_OF_MESSAGE, Some(entry))
-                        .copy_from_slice(&room[..record.len]);
-                }
-                self.tell(Event::HostStored {
-                    circuit: turn.circuit,
-                    len: record.len as u32,
-                });
-            }
-            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.tell(Event::HostDrained {
-                    circuit: turn.circuit,
-                });
-            }
-            Some(Err(_)) => self.tell(Event::Kill {
-                circuit: turn.circuit,
-                reason: Reason::PeerReset,
-            }),
-            None => {}
-        }
-        self.message_room = room;
-    }
-
     /// What is kept, cut to the guest's buffers. Returns how many packets were sent.
     fn send_kept_to_guest(&mut self, turn: Turn) -> u32 {
         let Some(memory) = self.memory(turn.line, RX) else {
@@ -496,8 +377,12 @@ impl Fabric {
             packets: 0,
         };
         let mut budget = turn.budget;
-        while budget > 0 && (sent.packets as usize) < turn.packets && self.has_buffers(turn.line, 1)
-        {
+        while budget > 0 && (sent.packets as usize) < turn.packets {
+            if sent.packets > 0 && self.has_read_enough(turn.line)
+                || !self.has_buffers(turn.line, 1)
+            {
+                break;
+            }
             let Some((len, flags)) = self.fill_buffer(turn, &memory, budget) else {
                 break;
             };

@@ -102,7 +102,7 @@ impl Fabric {
         if self.line(id).is_none_or(|line| line.carrier.is_none()) {
             return;
         }
-        let up = self.switch.lines().any(|line| line.id == id && line.up);
+        let up = self.switch.is_up(id);
         match (up, answers) {
             (false, true) => {
                 let seqpacket = false;

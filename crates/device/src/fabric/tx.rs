@@ -13,8 +13,8 @@ use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
-use super::Fabric;
 use super::capture::Payload;
+use super::{Fabric, TURN_DESCRIPTORS};
 use crate::kept::Parcel;
 use crate::tally::Tally;
 use crate::vsock::TX;
@@ -22,6 +22,12 @@ use crate::vsock::TX;
 /// Packets taken from one guest in one turn, before the others have theirs. Also by how many a guest may exceed what it
 /// may send without payload.
 const DRAIN_BATCH: usize = 256;
+
+/// What a guest's parked packets may weigh together; what is beyond that is stored. They are all stored at once when its ring stops.
+const PARKED_WEIGHT: usize = 16 << 20;
+
+/// What a piece of a parked packet weighs, as much as so many bytes.
+const PIECE_WEIGHT: usize = 1024;
 
 /// How often the log says that a guest sends too many packets without payload.
 const REST_REPORTS: Duration = Duration::from_secs(60);
@@ -50,12 +56,21 @@ pub(super) struct Packet {
     header: Header,
 }
 
+impl Packet {
+    /// What it weighs while it is parked.
+    fn weight(&self) -> usize {
+        self.header.len as usize + self.chain.readable.len() * PIECE_WEIGHT
+    }
+}
+
 /// What has been taken from a guest in the batch at hand.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Batch {
     packets: usize,
     /// Descriptors of the ring that they take up.
     entries: usize,
+    /// Descriptors that were read for them.
+    descriptors: usize,
     /// Payload for other guests.
     bytes_for_guests: usize,
 }
@@ -69,20 +84,15 @@ pub(super) struct Outgoing {
 }
 
 impl Fabric {
-    /// Takes what a guest has sent, up to a batch.
+    /// Takes what a guest has sent, up to a batch. What a guest has sent last is taken, too, unless it rests.
     pub(super) fn drain(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.draining = false;
-        if !line.is_running() || self.lost_memory(id) || self.rests(id) {
-            return;
-        }
-        if let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) {
-            ring.queue.disable_notifications();
-        }
-        let more = self.drain_batch(id, Fabric::batch_is_full);
-        self.flush_outgoing();
-        if more {
+        let is_heard = line.is_running() && !self.lost_memory(id) && !self.rests(id);
+        if is_heard && self.drain_batch(id) {
             self.schedule_drain(id);
+        } else {
+            self.leave(id);
         }
     }
 
@@ -124,21 +134,27 @@ impl Fabric {
         }
     }
 
-    /// Takes everything that a guest has sent before its ring stops, even from one that rests: at most what the ring can hold.
-    pub(super) fn drain_last(&mut self, id: LineId) {
-        if self.line(id).is_some_and(|line| line.is_running()) {
-            let ring_is_through = |fabric: &Fabric, _| {
-                fabric.batch.packets >= usize::from(memory::queue::MAX_QUEUE_SIZE)
-            };
-            self.drain_batch(id, ring_is_through);
-            self.flush_outgoing();
+    /// Takes a batch of packets. Returns whether there may be more.
+    fn drain_batch(&mut self, id: LineId) -> bool {
+        if let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) {
+            ring.queue.disable_notifications();
+        }
+        self.batch = Batch::default();
+        let more = self.take_batch(id);
+        self.flush_outgoing();
+        let taken = self.batch.packets;
+        match self.line(id).and_then(|line| line.leaving.as_mut()) {
+            Some(leaving) => {
+                leaving.left = leaving.left.saturating_sub(taken);
+                more && leaving.left > 0
+            }
+            None => more,
         }
     }
 
     /// Takes packets until it is enough. Returns whether there may be more.
-    fn drain_batch(&mut self, id: LineId, is_enough: impl Fn(&Fabric, LineId) -> bool) -> bool {
-        self.batch = Batch::default();
-        while !is_enough(self, id) {
+    fn take_batch(&mut self, id: LineId) -> bool {
+        while !self.batch_is_full(id) {
             let mut chain = self.spare_chains.pop().unwrap_or_default();
             let is_first = self.batch.packets == 0;
             let Some(ring) = self.line(id).and_then(|line| line.rings[TX].as_mut()) else {
@@ -151,6 +167,7 @@ impl Fabric {
                     }
                     self.batch.packets += 1;
                     self.batch.entries += usize::from(chain.entries);
+                    self.batch.descriptors += usize::from(chain.descriptors);
                     self.take_packet(id, chain);
                 }
                 Ok(false) => {
@@ -174,6 +191,7 @@ impl Fabric {
         let Batch {
             packets,
             entries,
+            descriptors,
             bytes_for_guests,
         } = self.batch;
         let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
@@ -181,6 +199,7 @@ impl Fabric {
         let together = self.outgoing.len() * PACKETS_TOGETHER;
         // An empty batch is not full, even where the ring has a single entry and no half.
         packets >= DRAIN_BATCH
+            || descriptors >= TURN_DESCRIPTORS
             || bytes_for_guests >= GUEST_BATCH_BYTES
             || (packets > 0 && entries >= half && packets >= together)
     }
@@ -287,10 +306,13 @@ impl Fabric {
         if for_guest {
             self.batch.bytes_for_guests += packet.header.len as usize;
         }
-        let entries = usize::from(packet.chain.entries);
+        let (entries, weight) = (usize::from(packet.chain.entries), packet.weight());
         let has_place = |fabric: &mut Fabric| {
             let line = fabric.line(line);
-            line.is_some_and(|line| line.parked + entries <= line.half_of_ring())
+            line.is_some_and(|line| {
+                line.parked + entries <= line.half_of_ring()
+                    && line.parked_weight + weight <= PARKED_WEIGHT
+            })
         };
         if for_guest && !has_place(self) {
             // The receivers may have room; what is parked first goes first.
@@ -305,6 +327,7 @@ impl Fabric {
     }
 
     fn park(&mut self, id: CircuitId, from: Side, packet: Packet) {
+        let weight = packet.weight();
         let Packet {
             line,
             chain,
@@ -320,9 +343,11 @@ impl Fabric {
             offset: HEADER_LEN,
             left: header.len as usize,
             flags: header.flags,
+            weight,
         });
         if let Some(line) = self.line(line) {
             line.parked += entries;
+            line.parked_weight += weight;
         }
     }
 
@@ -518,9 +543,16 @@ impl Fabric {
 
     /// Gives a parcel's descriptors back, if it has any.
     pub(super) fn give_back(&mut self, parcel: Parcel) {
-        if let Parcel::Parked { line, chain, .. } = parcel {
+        if let Parcel::Parked {
+            line,
+            chain,
+            weight,
+            ..
+        } = parcel
+        {
             if let Some(line) = self.line(line) {
                 line.parked = line.parked.saturating_sub(usize::from(chain.entries));
+                line.parked_weight = line.parked_weight.saturating_sub(weight);
             }
             self.complete(line, TX, chain, 0);
         }
@@ -584,6 +616,7 @@ fn unpark_parcel(
         offset,
         left,
         flags,
+        ..
     } = parcel
     else {
         return None;

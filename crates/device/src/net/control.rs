@@ -7,9 +7,10 @@ use switch::LineId;
 
 use super::NetFabric;
 use super::port::{PortRing, is_transmit};
+use crate::fault::NOT_SHARED;
 use crate::frontend::{Answer, Message, Request, RingStart};
 use crate::reactor::{EventFlags, Token};
-use crate::ring::Ring;
+use crate::ring::{self, Ring};
 
 impl NetFabric {
     /// Does what a port's VMM asks, and answers.
@@ -31,8 +32,11 @@ impl NetFabric {
         let port = &mut self.ports[number];
         match request {
             Request::Attach => port.attached = true,
-            Request::Detach { .. } => {
+            Request::Detach { fault } => {
                 port.attached = false;
+                if let Some(fault) = fault {
+                    port.last_fault.set(&fault);
+                }
                 self.forget_rings(number);
             }
             Request::Reset => self.forget_rings(number),
@@ -49,6 +53,7 @@ impl NetFabric {
                 if let Some(ring) = port.ring(index) {
                     ring.ring.enabled = enabled;
                 }
+                port.forget_fault();
                 if enabled && is_transmit(index) {
                     self.make_ready(number, index);
                 }
@@ -73,9 +78,10 @@ impl NetFabric {
             line: LineId(number as u32),
             index: index as u8,
         };
+        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
         // Edge-triggered: each kick is an edge, and the counter need not be read back.
         self.reactor
-            .add(&start.kick, token, EventFlags::IN | EventFlags::ET)
+            .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let port = &mut self.ports[number];
         port.set_features(start.features);
@@ -83,12 +89,32 @@ impl NetFabric {
             true => FIRST_PACKED_BASE,
             false => FIRST_SPLIT_BASE,
         };
-        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        let was_kicked = ring.is_kicked;
         port.rings[index] = Some(PortRing::new(ring, port.moderation));
+        port.forget_fault();
         if is_transmit(index) {
             self.make_ready(number, index);
         }
+        if was_kicked {
+            self.look_at_ring(number, index);
+        }
         Ok(0)
+    }
+
+    /// A guest has kicked this ring: if nothing that it writes is seen here, none of its frames will be.
+    pub(super) fn look_at_ring(&mut self, number: usize, index: usize) {
+        let Some(port) = self.ports.get_mut(number) else {
+            return;
+        };
+        match ring::look(&mut port.rings, index) {
+            None => {}
+            Some(true) => port.forget_fault(),
+            Some(false) => {
+                let network = &self.networks[port.network].name;
+                tracing::warn!(vm = port.vm, network, "{NOT_SHARED}");
+                port.last_fault.set(&NOT_SHARED);
+            }
+        }
     }
 
     /// Stops a ring, and says how many chains have been taken from it.
@@ -115,6 +141,7 @@ impl NetFabric {
     /// A guest's rings or memory cannot be used: its port is down until its driver starts anew.
     pub(super) fn fail_port(&mut self, number: usize, error: &dyn Display) {
         let port = &mut self.ports[number];
+        port.last_fault.set(error);
         tracing::warn!(vm = port.vm, %error, "the guest's network device failed; a reset of the guest's driver brings it back");
         self.forget_rings(number);
     }

@@ -9,6 +9,7 @@ use switch::bridge::{PortId, Tagging, Verdict};
 use wire::ethernet::{HEADER_LEN, TAG_LEN};
 use wire::net_header::{NET_HEADER_LEN, NetHeader, Offloads};
 
+use super::cost;
 use super::deliver::Source;
 use super::port::{PortCounters, pair_of};
 use super::snapshot::Frame;
@@ -29,6 +30,8 @@ pub(super) struct Batch {
     pub(super) frames: Vec<Frame>,
     /// How many of the chains and frames are of this batch.
     count: usize,
+    /// What it costs to pass on those that were judged: see [`cost`].
+    cost: usize,
     /// By the place of the destination in the table of ports: which frames go there, in their order.
     lists: Vec<Vec<Routed>>,
     /// Destinations whose list is not empty.
@@ -57,6 +60,7 @@ impl Default for Batch {
             chains: vec![Chain::default(); MAX_BATCH],
             frames: vec![Frame::default(); MAX_BATCH],
             count: 0,
+            cost: 0,
             lists: Vec::new(),
             touched: Vec::new(),
             asked: Vec::new(),
@@ -72,20 +76,36 @@ impl Batch {
         self.limit = frames.clamp(1, MAX_BATCH);
     }
 
-    /// Takes frames out of a ring, and copies their beginnings. Returns whether there may be more.
+    /// Takes frames out of a ring. Returns whether there may be more.
     fn take(&mut self, queue: &mut Queue) -> Result<bool, QueueError> {
-        self.count = 0;
-        self.refused.clear();
-        while self.count < self.limit {
-            if !queue.pop(&mut self.chains[self.count])? {
+        self.begin();
+        let mut bytes = 0;
+        while self.count < self.limit && bytes < cost::MAX_BATCH_BYTES {
+            let chain = &mut self.chains[self.count];
+            if !queue.pop(chain)? {
                 return Ok(false);
             }
+            let len = total_len(&chain.readable);
+            self.frames[self.count].len = len;
+            bytes += len;
             self.count += 1;
         }
         Ok(true)
     }
 
-    /// Copies the beginnings of frames, checks their headers, and has the bridge say where they go.
+    /// Forgets the batch before.
+    pub(super) fn begin(&mut self) {
+        (self.count, self.cost) = (0, 0);
+        self.refused.clear();
+    }
+
+    /// Whether there is enough to do.
+    pub(super) fn is_full(&self) -> bool {
+        self.cost >= cost::MAX_BATCH
+    }
+
+    /// Copies the beginnings of frames, checks their headers, and has the bridge say where they go. Once there is enough to do, the others
+    /// are left out of the batch: returns how many that are.
     fn classify(
         &mut self,
         now: Time,
@@ -94,12 +114,15 @@ impl Batch {
         memory: &GuestMemory,
         sends: Offloads,
         counters: &mut PortCounters,
-    ) {
+    ) -> usize {
         for index in 0..self.count {
+            if self.is_full() {
+                let left = self.count - index;
+                self.count = index;
+                return left;
+            }
             let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
-            // Of a chain that holds no frame nothing is known, least of all what was here before.
-            frame.receive(0);
-            let Some(len) = frame_len(chain) else {
+            let Some(len) = frame_len(frame.len) else {
                 // What was here before says nothing of this sender's flows.
                 frame.receive(0);
                 counters.malformed_headers += 1;
@@ -124,12 +147,7 @@ impl Batch {
             }
             self.route(now, from, network, index);
         }
-    }
-
-    /// Begins a batch of frames that are in memory of our own.
-    pub(super) fn begin_private(&mut self) {
-        self.count = 0;
-        self.refused.clear();
+        0
     }
 
     /// Puts a frame that is in memory of our own into the batch. Returns whether it may be what its header says.
@@ -155,15 +173,25 @@ impl Batch {
     pub(super) fn route(&mut self, now: Time, from: PortId, network: &mut Network, index: usize) {
         let frame = &self.frames[index];
         let segment_len = frame.offload().longest_segment_len(frame.len);
+        // Whether a guest takes segments uncut is known only when it is given them.
+        let pieces = match segment_len == frame.len {
+            true => 1,
+            false => frame.offload().segments(frame.len),
+        };
+        let cost = frame.len + cost::PIECE * pieces;
         let verdict = network
             .bridge
             .classify(now, from, frame.head(), frame.len, segment_len);
         match verdict {
             Verdict::Drop(refusal) => self.refused.push((index, refusal.name())),
-            Verdict::Port(to, tagging) => self.append(network.behind(to), index, tagging),
+            Verdict::Port(to, tagging) => {
+                self.cost += cost;
+                self.append(network, to, index, tagging);
+            }
             Verdict::Flood => {
                 for (to, tagging) in network.bridge.flood_ports() {
-                    self.append(network.behind(*to), index, *tagging);
+                    self.cost += cost;
+                    self.append(network, *to, index, *tagging);
                 }
             }
         }
@@ -173,11 +201,17 @@ impl Batch {
         &self.frames[..self.count]
     }
 
-    fn append(&mut self, behind: Option<Behind>, frame: usize, tagging: Tagging) {
-        let routed = Routed { frame, tagging };
-        let number = match behind {
+    fn append(&mut self, network: &Network, to: PortId, index: usize, tagging: Tagging) {
+        let routed = Routed {
+            frame: index,
+            tagging,
+        };
+        let number = match network.behind(to) {
             Some(Behind::Guest(number)) => number,
-            Some(Behind::Uplink) => return self.leaving.push(routed),
+            Some(Behind::Uplink) => {
+                self.cost += cost::SYSTEM_CALL * network.calls_to_send(&self.frames[index]);
+                return self.leaving.push(routed);
+            }
             Some(Behind::Station) => return self.asked.push(routed),
             None => return,
         };
@@ -215,20 +249,20 @@ impl Batch {
     }
 }
 
-/// The length of the frame in a chain, behind its virtio header, unless it is none.
-fn frame_len(chain: &Chain) -> Option<usize> {
-    let len = total_len(&chain.readable).checked_sub(NET_HEADER_LEN)?;
+/// The length of the frame in a chain of so many bytes, behind its virtio header, unless it is none.
+fn frame_len(chain_len: usize) -> Option<usize> {
+    let len = chain_len.checked_sub(NET_HEADER_LEN)?;
     (HEADER_LEN..=MAX_FRAME_LEN).contains(&len).then_some(len)
 }
 
 impl NetFabric {
     /// Copies the frames of the batch to where they go, one destination after the other: each ring is touched once.
-    pub(super) fn pass_on(&mut self, network: usize, source: &Source<'_>) {
+    pub(super) fn pass_on(&mut self, network: usize, from: PortId, source: &Source<'_>) {
         while let Some((destination, list)) = self.batch.next_destination() {
             self.deliver(destination, &list, source);
             self.batch.give_back(destination, list);
         }
-        self.send_out(network, source);
+        self.send_out(network, from, source);
         self.ask_station(network, source);
     }
 
@@ -253,8 +287,8 @@ impl NetFabric {
         ring.queue().disable_notifications();
         let memory = Arc::clone(ring.queue().memory());
         let taken = self.batch.take(ring.queue());
-        let pairs = port.queue_pairs;
-        self.batch.classify(
+        let (from, pairs) = (port.id, port.queue_pairs);
+        let left = self.batch.classify(
             self.now,
             port.id,
             network,
@@ -262,6 +296,10 @@ impl NetFabric {
             port.sends,
             &mut port.counters,
         );
+        if left > 0 {
+            // Less than a batch.
+            ring.queue().rewind(left as u16);
+        }
         if pairs > 1 {
             for frame in self.batch.taken_frames() {
                 port.steering.learn(frame.flow(), pair_of(index));
@@ -272,7 +310,8 @@ impl NetFabric {
         if let Some(mut watch) = self.captures.watch(network, number, &port.vm) {
             watch.taken(&self.batch, &source);
         }
-        self.pass_on(network, &source);
+        self.pass_on(network, from, &source);
+        self.blind_cost += self.batch.cost;
         self.ports[number].counters.malformed_headers += std::mem::take(&mut self.batch.spoiled);
         let Some(ring) = self.ports[number].ring(index) else {
             return;
@@ -287,6 +326,7 @@ impl NetFabric {
             return self.fail_port(number, &memory::guest::MemoryError::Poisoned);
         }
         match taken {
+            _ if left > 0 => self.make_ready(number, index),
             Ok(true) => self.make_ready(number, index),
             Ok(false) => self.leave_unarmed(number, index),
             Err(error) => self.fail_port(number, &error),

@@ -1,6 +1,5 @@
 //! What a VMM is told about a port's network device (virtio 1.2, section 5.1).
 
-use wire::ethernet::MacAddress;
 use wire::net_header::Offloads;
 
 use crate::frontend::{FEATURE_RING_PACKED, Model};
@@ -31,23 +30,13 @@ const GUEST_USO4: u64 = 1 << 54;
 const GUEST_USO6: u64 = 1 << 55;
 const HOST_USO: u64 = 1 << 56;
 
-/// The link is up (virtio 1.2, section 5.1.4, `VIRTIO_NET_S_LINK_UP`).
-const LINK_UP: u16 = 1;
-
-/// The device of a port.
-pub(super) fn model(mac: Option<MacAddress>, mtu: u16, queue_pairs: u16) -> Model {
-    let mac = mac.map_or([0; 6], |mac| mac.0);
-    let mut config = mac.to_vec();
-    for word in [LINK_UP, queue_pairs, mtu] {
-        config.extend_from_slice(&word.to_le_bytes());
-    }
-    // Speed and duplex: unknown.
-    config.extend_from_slice(&[0xff; 5]);
+/// The device of a port. Its configuration is the VMM's as the control queue is: QEMU warns of a network back end that offers one.
+pub(super) fn model(queue_pairs: u16) -> Model {
     let multiqueue = if queue_pairs > 1 { MQ } else { 0 };
     Model {
         features: FEATURES | multiqueue,
         rings: 2 * usize::from(queue_pairs),
-        config,
+        config: Vec::new(),
         may_repeat_regions: queue_pairs > 1,
     }
 }

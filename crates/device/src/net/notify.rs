@@ -3,9 +3,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::NetFabric;
 use super::moderation::Due;
 use super::port::{PortRing, is_transmit};
+use super::{NetFabric, cost};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Lazily;
 
@@ -16,10 +16,6 @@ const SENT_DELAY: Duration = Duration::from_micros(100);
 /// So many bytes that have left are news at once. Linux gives its card no more of a flow than two of the longest frames, or what the flow sends in a millisecond, until
 /// it hears that they have left ("TCP small queues", `tcp_small_queue_check`).
 const SENT_BYTES: usize = 128 << 10;
-
-/// Turns with frames to pass between two looks at the descriptors: a look costs a system call, and what comes that way can wait for
-/// a few batches.
-const MAX_BLIND_TURNS: u32 = 16;
 
 /// Looks at the rings between two looks at the descriptors, when there is nothing else to do.
 const LOOKS_AT_RINGS: u32 = 16;
@@ -47,20 +43,18 @@ impl NetFabric {
         limit: Option<Duration>,
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
-        if !self.answering.is_empty() {
-            return self.reactor.wait(Some(Duration::ZERO), happened);
-        }
-        if !self.ready.is_empty() {
+        let is_busy = !self.ready.is_empty();
+        if is_busy && self.answering.is_empty() {
             // Those who keep us at work must not keep the others, who were not asked to notify, waiting.
             self.look_at_unarmed();
-            self.blind_turns += 1;
-            if self.blind_turns < MAX_BLIND_TURNS {
+            if self.blind_cost < cost::MAX_BLIND {
                 return Ok(());
             }
-            self.blind_turns = 0;
+        }
+        self.blind_cost = 0;
+        if is_busy || !self.answering.is_empty() {
             return self.reactor.wait(Some(Duration::ZERO), happened);
         }
-        self.blind_turns = 0;
         let look_for = self.spin.patience();
         if !look_for.is_zero() {
             let found = self.look(look_for, happened)?;

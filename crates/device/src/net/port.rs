@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use memory::queue::Queue;
 use switch::bridge::PortId;
-use wire::ethernet::MacAddress;
 use wire::net_header::Offloads;
 
 use super::model;
 use super::moderation::{Moderation, ModerationSetting};
+use crate::fault::LastFault;
 use crate::frontend::Frontend;
 use crate::ring::Ring;
 
@@ -40,14 +40,13 @@ pub(super) struct Port {
     pub(super) id: PortId,
     /// Where the VMM connects.
     pub(super) path: PathBuf,
-    pub(super) mac: Option<MacAddress>,
-    pub(super) mtu: u16,
     pub(super) queue_pairs: u16,
     pub(super) moderation: ModerationSetting,
     /// The thread that speaks with the VMM; none while the link is down.
     pub(super) frontend: Option<Frontend>,
     /// A VMM is connected.
     pub(super) attached: bool,
+    pub(super) last_fault: LastFault,
     pub(super) rings: Vec<Option<PortRing>>,
     /// Where a ring stands that has never run, in the format that the driver uses.
     pub(super) first_base: u32,
@@ -146,6 +145,19 @@ impl Port {
         })
     }
 
+    /// Whether the guest's driver runs, as far as can be seen.
+    pub(super) fn driver_runs(&self) -> bool {
+        let mut rings = self.rings.iter().flatten();
+        self.receiving_ring(0).is_some() && !rings.any(|ring| ring.ring.is_out_of_sight())
+    }
+
+    /// If the guest's driver runs, what was wrong before is over.
+    pub(super) fn forget_fault(&mut self) {
+        if self.driver_runs() {
+            self.last_fault.clear();
+        }
+    }
+
     /// Has the processor fetch buffers that will be filled soon.
     #[inline]
     pub(super) fn prefetch(&self, index: usize, ahead: u16, buffers: u16) {
@@ -172,6 +184,18 @@ impl PortRing {
 
     pub(super) fn queue(&mut self) -> &mut Queue {
         &mut self.ring.queue
+    }
+}
+
+impl AsRef<Ring> for PortRing {
+    fn as_ref(&self) -> &Ring {
+        &self.ring
+    }
+}
+
+impl AsMut<Ring> for PortRing {
+    fn as_mut(&mut self) -> &mut Ring {
+        &mut self.ring
     }
 }
 

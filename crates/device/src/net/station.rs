@@ -130,10 +130,10 @@ impl NetFabric {
 
     /// Passes on a frame that is in memory of our own.
     fn inject(&mut self, index: usize, from: PortId, bytes: Vec<u8>) {
-        self.batch.begin_private();
+        self.batch.begin();
         self.batch.frames[0].receive_whole(&bytes);
         self.batch
             .route(self.now, from, &mut self.networks[index], 0);
-        self.pass_on(index, &Source::Private(&[Room::of(bytes)]));
+        self.pass_on(index, from, &Source::Private(&[Room::of(bytes)]));
     }
 }

@@ -1,4 +1,5 @@
 mod capture;
+mod cost;
 mod hostile;
 mod house;
 mod lifecycle;
@@ -8,3 +9,5 @@ mod paths;
 mod rules;
 mod sleepers;
 mod station;
+mod unseen;
+mod uplinks;

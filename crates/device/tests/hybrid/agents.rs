@@ -171,7 +171,7 @@ fn nobody_but_a_program_that_calls_directly_reaches_an_agent() {
     assert_eq!(answer(&mut redirected), format!("ERR {}", Reason::OwnPort));
     assert!(dials.try_recv().is_err(), "the serial guest heard of it");
     assert_eq!(house.circuits(), 0);
-    // The agent behind the VMM has heard nothing: the first call that arrives is this one.
+    // The agent behind the VMM has received nothing: the first call that arrives is this one.
     let _near = program(&house.host_path("db"), b"CONNECT 22\n");
     assert_eq!(callee.accept().0, 22);
 }

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -188,6 +189,11 @@ impl House {
 
     /// Somebody comes in by a published port that leads to this VM. Returns the client's end.
     pub fn publish(&self, vm: &str, port: u32) -> TcpStream {
+        self.publish_while(vm, port, &Arc::new(true.into()))
+    }
+
+    /// The same, by a port that may have been published only when somebody came in.
+    pub fn publish_while(&self, vm: &str, port: u32, is_published: &Arc<AtomicBool>) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -200,6 +206,7 @@ impl House {
             socket: OwnedFd::from(socket),
             socket_type: SocketType::Stream,
             cut: None,
+            is_published: is_published.clone(),
         };
         self.ask(move |fabric| fabric.dial_guest(call));
         client

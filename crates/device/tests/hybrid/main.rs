@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agents;
+mod change;
 mod circuits;
 mod hostile;
 mod house;

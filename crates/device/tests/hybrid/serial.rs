@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use device::{Cut, Reply};
+use device::{Cut, PublishedCall, Reply};
 use switch::{CalleePattern, Reason, ServiceId, Verdict};
+
+use wire::vsock::SocketType;
 
 use crate::PATIENCE;
 use crate::house::{House, calls_services, converse, rule};
@@ -211,4 +214,30 @@ fn a_line_that_is_closed_leaves_nothing_and_ends_everything() {
     assert!(!house.path("old").exists());
     // The carrier went with it.
     assert!(dials.recv_timeout(PATIENCE).is_err());
+}
+
+/// The system may have no room left to watch one more socket; what cannot be watched at all stands for that here.
+#[test]
+fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
+    let house = House::new(HashMap::new());
+    let _dials = house.add_serial("old", 3);
+    house.set_guest("old", true);
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let cut = Cut::default();
+    let call = PublishedCall {
+        name: "web".into(),
+        vm: "old".to_owned(),
+        port: 80,
+        socket: file(),
+        socket_type: SocketType::Stream,
+        cut: Some(cut.clone()),
+        is_published: std::sync::Arc::new(true.into()),
+    };
+    house.ask(move |fabric| fabric.dial_guest(call));
+    assert!(cut.load(Ordering::Acquire));
+    let cut = Cut::default();
+    let (name, theirs) = ("old".to_owned(), cut.clone());
+    let called = house.ask(move |fabric| fabric.guest_calls(&name, 5000, file(), theirs));
+    assert!(called.is_err());
+    assert!(cut.load(Ordering::Acquire));
 }

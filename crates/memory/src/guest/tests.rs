@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use proptest::collection::vec;
@@ -424,7 +424,19 @@ fn refuses_files_that_will_not_do() {
         .unwrap_err();
         assert!(matches!(error, MemoryError::NotARegularFile), "{error}");
     }
-    let read_only = File::open("/proc/self/exe").unwrap();
+    // On /proc: a regular file of a file system that holds no guest's memory.
+    let file = File::open("/proc/self/maps").unwrap();
+    let error = add(RegionSpec {
+        file,
+        ..spec(0, page)
+    })
+    .unwrap_err();
+    assert!(
+        matches!(error, MemoryError::FileSystem { kind: 0x9fa0 }),
+        "{error}"
+    );
+    let memory = arena.region(0).unwrap().file;
+    let read_only = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
     let error = add(RegionSpec {
         file: read_only,
         ..spec(0, page)

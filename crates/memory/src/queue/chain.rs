@@ -98,6 +98,7 @@ pub(super) fn take_only(
         _ => return false,
     }
     chain.entries = 1;
+    chain.descriptors = 1;
     chain.readable.clear();
     chain.writable.clear();
     let list = if flags & WRITE == 0 {
@@ -124,8 +125,6 @@ pub(super) struct Reader<'a> {
     chain: &'a mut Chain,
     /// What errors call the chain.
     head: u16,
-    /// Descriptors so far.
-    count: usize,
     /// Their bytes so far.
     bytes: u64,
 }
@@ -134,13 +133,13 @@ impl<'a> Reader<'a> {
     /// Empties the chain, to be filled.
     #[inline]
     pub(super) fn new(memory: &'a GuestMemory, chain: &'a mut Chain, head: u16) -> Reader<'a> {
+        chain.descriptors = 0;
         chain.readable.clear();
         chain.writable.clear();
         Reader {
             memory,
             chain,
             head,
-            count: 0,
             bytes: 0,
         }
     }
@@ -161,8 +160,8 @@ impl<'a> Reader<'a> {
             flags,
             ..
         } = descriptor;
-        self.count += 1;
-        if self.count > MAX_CHAIN_LEN {
+        self.chain.descriptors += 1;
+        if usize::from(self.chain.descriptors) > MAX_CHAIN_LEN {
             return Err(QueueError::ChainTooLong { head });
         }
         // Nothing in the specification forbids it, and there is nothing to do for it.

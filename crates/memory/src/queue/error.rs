@@ -31,7 +31,7 @@ pub enum QueueError {
     },
     /// A part of the queue that does not lie inside one region.
     #[error(
-        "the {area}, {len} bytes at front-end address {address:#x}, is not inside one memory region"
+        "the {area}, {len} bytes at front-end address {address:#x}, is not inside one memory region that the VMM shares (share=on)"
     )]
     AreaOutside {
         /// Which of the three.

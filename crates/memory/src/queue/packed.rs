@@ -242,6 +242,11 @@ impl Packed {
         self.fresh
     }
 
+    pub(super) fn is_blank(&self) -> bool {
+        let mut words = 0..2 * usize::from(self.setup.size);
+        words.all(|word| self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed) == 0)
+    }
+
     pub(super) fn driver_digest(&self) -> u64 {
         let mut digest = DefaultHasher::new();
         for word in 0..2 * usize::from(self.setup.size) {

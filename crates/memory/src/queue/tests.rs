@@ -423,3 +423,19 @@ fn rewinding_too_far_is_a_mistake() {
     pair.pop().unwrap();
     pair.queue.rewind(2);
 }
+
+#[test]
+fn a_queue_is_blank_until_its_driver_writes() {
+    for format in FORMATS {
+        for bits in 0..4 {
+            let mut pair = Pair::of(format, 0, 8, bits & 1 != 0, bits & 2 != 0);
+            assert!(pair.queue.is_blank());
+            // What the device writes is not the driver's.
+            pair.queue.disable_notifications();
+            pair.queue.enable_notifications();
+            assert!(pair.queue.is_blank());
+            pair.add(1);
+            assert!(!pair.queue.is_blank());
+        }
+    }
+}

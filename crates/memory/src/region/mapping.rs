@@ -2,12 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
+use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstatfs, statx};
+
 use crate::fault::{self, Registration};
 use crate::guest::MemoryError;
+
+/// File systems by their numbers (statfs(2)).
+const HUGETLBFS: u32 = 0x9584_58F6;
+const FUSE: u32 = 0x6573_5546;
 
 /// A span of our address space that shows a file.
 ///
@@ -42,14 +47,12 @@ impl Mapping {
         _frontend_address: u64,
     ) -> Result<Mapping, MemoryError> {
         fault::install().map_err(MemoryError::Map)?;
-        let metadata = file.metadata().map_err(MemoryError::Map)?;
-        if !metadata.is_file() {
-            return Err(MemoryError::NotARegularFile);
-        }
-        if metadata.len() < offset + size {
+        check_file_system(file)?;
+        let found = file.metadata().map_err(MemoryError::Map)?.len();
+        if found < offset + size {
             return Err(MemoryError::FileTooShort {
                 needed: offset + size,
-                found: metadata.len(),
+                found,
             });
         }
         let page_len = page_len(file)?;
@@ -157,24 +160,50 @@ impl Drop for AddressSpan {
     }
 }
 
+/// Disk file systems whose files may be guest memory. Their numbers are the kernel's (statfs(2)); not all C libraries have them.
+const DISK_FILE_SYSTEMS: [u32; 8] = [
+    0x0000_EF53, // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683E, // Btrfs
+    0xF2F5_2010, // F2FS
+    0x2FC1_2FC1, // ZFS
+    0xCA45_1A4E, // bcachefs
+    0x3153_464A, // JFS
+    0x8584_58F6, // ramfs
+];
+
+/// Refuses a file unless its pages come from memory or a local disk. Elsewhere an access may have to wait for a process or another machine: FUSE,
+/// overlayfs, whose lower layers may be FUSE, and network file systems.
+fn check_file_system(file: &File) -> Result<(), MemoryError> {
+    // DONT_SYNC: what is known of the file without asking its file system.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let known = statx(file, "", flags, StatxFlags::TYPE).map_err(map_error)?;
+    if FileType::from_raw_mode(known.stx_mode.into()) != FileType::RegularFile {
+        return Err(MemoryError::NotARegularFile);
+    }
+    // Only files of tmpfs and hugetlbfs have seals, so what nearly every VMM hands over needs no question to a file system.
+    if fcntl_get_seals(file).is_ok() {
+        return Ok(());
+    }
+    // This may block, if a process serves the file system: the caller is on a thread of the VMM's own.
+    let kind = fstatfs(file).map_err(map_error)?.f_type as u32;
+    match DISK_FILE_SYSTEMS.contains(&kind) {
+        true => Ok(()),
+        false => Err(MemoryError::FileSystem { kind }),
+    }
+}
+
+fn map_error(error: rustix::io::Errno) -> MemoryError {
+    MemoryError::Map(error.into())
+}
+
 /// Size in bytes of the pages that a mapping of this file has.
 pub(crate) fn page_len(file: &File) -> Result<usize, MemoryError> {
-    let mut statistics = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open and the buffer is large enough for the answer.
-    let result = unsafe { libc::fstatfs(file.as_raw_fd(), statistics.as_mut_ptr()) };
-    if result != 0 {
-        return Err(MemoryError::Map(io::Error::last_os_error()));
-    }
-    // SAFETY: the call succeeded, so it has filled in the buffer.
-    let statistics = unsafe { statistics.assume_init() };
-    match statistics.f_type {
-        libc::HUGETLBFS_MAGIC => Ok(statistics.f_bsize as usize),
+    let statistics = fstatfs(file).map_err(map_error)?;
+    match statistics.f_type as u32 {
+        HUGETLBFS => Ok(statistics.f_bsize as usize),
         // Its pages come from a process, which can let every access of ours wait for ever.
-        libc::FUSE_SUPER_MAGIC => Err(MemoryError::ServedByAProcess),
-        _ => {
-            // SAFETY: no memory is involved.
-            let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-            Ok(usize::try_from(len).expect("every Linux system has a page size"))
-        }
+        FUSE => Err(MemoryError::FileSystem { kind: FUSE }),
+        _ => Ok(rustix::param::page_size()),
     }
 }

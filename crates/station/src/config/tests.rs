@@ -39,6 +39,7 @@ pub(crate) fn host(number: u8) -> Host {
         mac,
         ipv4: Some(Ipv4Addr::new(10, 0, 0, number)),
         ipv6: Some(slaac_address(OWN_IPV6, mac)),
+        isolated: false,
     }
 }
 

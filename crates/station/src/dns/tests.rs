@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::advertise::encoded_domain;
-use crate::config::tests::{OWN, OWN_IPV6, config, host};
+use crate::config::tests::{OWN, OWN_IPV6, config, guest_mac, host};
 use crate::hosts::Use;
 
 const A: u16 = 1;
@@ -52,7 +52,12 @@ impl House {
     }
 
     fn say(&self, message: &[u8]) -> Option<Reply> {
-        self.resolver.answer(message, &self.hosts).map(Reply::read)
+        self.say_as(guest_mac(99), message)
+    }
+
+    fn say_as(&self, asker: MacAddress, message: &[u8]) -> Option<Reply> {
+        let answer = self.resolver.answer(asker, message, &self.hosts);
+        answer.map(Reply::read)
     }
 
     fn ask(&self, name: &str, kind: u16) -> Reply {
@@ -291,6 +296,52 @@ fn addresses_have_names() {
     }
 }
 
+/// Guests that the switch keeps apart find out nothing of each other, by name or by address; hosts outside find all.
+#[test]
+fn isolated_guests_are_told_of_themselves_and_of_the_network_only() {
+    let mut house = House::new();
+    let isolated = Host {
+        isolated: true,
+        ..host(4)
+    };
+    let list = vec![host(2), host(3), isolated];
+    house.hosts = Hosts::new(list, &config()).unwrap();
+    let stable: Ipv6Addr = "fd00:1:2:3:1234:5678:9abc:def0".parse().unwrap();
+    house
+        .hosts
+        .hear(guest_mac(4), stable, Use::Speaks, OWN_IPV6);
+    let of_address = |number: u8| format!("{number}.0.0.10.in-addr.arpa");
+    for (asker, asked, is_told) in [
+        (4, 4, true),
+        (4, 2, false),
+        (2, 4, false),
+        (2, 3, true),
+        (99, 2, true),
+        (99, 4, true),
+    ] {
+        let mut questions = vec![
+            (format!("guest{asked}.lan"), A),
+            (format!("guest{asked}"), ANY),
+            (of_address(asked), PTR),
+            (reverse(host(asked).ipv6.unwrap()), PTR),
+        ];
+        if asked == 4 {
+            questions.push((reverse(stable), PTR));
+        }
+        for (name, kind) in questions {
+            let reply = house.say_as(guest_mac(asker), &question(&name, kind));
+            let found = if is_told { NO_ERROR } else { NO_SUCH_NAME };
+            let reply = reply.unwrap();
+            assert_eq!(reply.rcode(), found, "{asker} asks {name}");
+            assert_eq!(reply.data().is_empty(), !is_told);
+        }
+    }
+    for name in ["ns.lan".to_owned(), of_address(1)] {
+        let reply = house.say_as(guest_mac(4), &question(&name, ANY));
+        assert_eq!(reply.unwrap().rcode(), NO_ERROR);
+    }
+}
+
 #[test]
 fn the_station_has_a_name_that_a_host_may_take() {
     let house = House::new();
@@ -476,7 +527,7 @@ proptest! {
         if is_extended {
             message = extended(message, 0, datagram_len);
         }
-        let answer = house.resolver.answer(&message, &house.hosts).unwrap();
+        let answer = house.resolver.answer(guest_mac(99), &message, &house.hosts).unwrap();
         prop_assert!(answer.len() <= MAX_ANSWER_LEN);
         prop_assert_eq!(&answer[12..asked], &message[12..asked]);
         let answer = Message::from_slice(&answer).unwrap();

@@ -92,6 +92,7 @@ fn the_list_is_limited() {
             mac: MacAddress::from_u64(0x5254_0100_0000 + index as u64),
             ipv4: None,
             ipv6: None,
+            isolated: false,
         };
         (0..len).map(nameless).collect()
     };
@@ -165,6 +166,26 @@ fn an_ipv6_address_is_the_one_that_was_heard() {
     }
 }
 
+/// The switch shows the station no question for an address that another guest has: who is heard last has it.
+#[test]
+fn an_ipv6_address_leads_to_one_host() {
+    let stable: Ipv6Addr = "fd00:1:2:3:1234:5678:9abc:def0".parse().unwrap();
+    let mut hosts = Hosts::new(vec![host(2), host(3)], &config()).unwrap();
+    for (number, usage) in [(3, Use::Probes), (2, Use::Speaks), (3, Use::Probes)] {
+        hosts.hear(guest_mac(number), stable, usage, OWN_IPV6);
+        assert_eq!(hosts.heard_from(stable), Some(&host(number)));
+        assert_eq!(hosts.ipv6_of(&host(number)), Some(stable));
+        assert_eq!(hosts.ipv6_of(&host(5 - number)), None);
+    }
+    hosts.hear(
+        guest_mac(3),
+        "fe80::3".parse().unwrap(),
+        Use::Probes,
+        OWN_IPV6,
+    );
+    assert_eq!(hosts.heard_from(stable), None);
+}
+
 #[test]
 fn a_host_without_ipv4_is_believed_to_have_the_likely_address() {
     let only = Host {
@@ -195,5 +216,5 @@ fn only_of_hosts_is_anything_kept_in_mind() {
     assert_eq!(after.ipv6_of(&host(2)), Some(address));
     let mut without = Hosts::new(vec![host(3)], &config()).unwrap();
     without.remember(after);
-    assert!(without.heard.is_empty());
+    assert!(without.heard.is_empty() && without.by_heard.is_empty());
 }

@@ -130,7 +130,7 @@ impl PortConfig {
             .ipv6_guard
             .as_ref()
             .map_or(0, |guard| guard.addresses_max);
-        u32::from(self.macs_max()) + u32::from(bindings)
+        u32::from(self.learned_max) + u32::from(bindings)
     }
 
     /// The VLAN in which its addresses are its own.
@@ -141,11 +141,9 @@ impl PortConfig {
         }
     }
 
-    pub(super) fn macs_max(&self) -> u16 {
-        match self.mac {
-            None => self.learned_max,
-            Some(_) => 0,
-        }
+    /// Whether it may use MAC addresses that were not assigned to it.
+    pub(super) fn learns(&self) -> bool {
+        self.learned_max > 0
     }
 }
 

@@ -23,8 +23,8 @@ pub(super) const DHCP_CLIENT: u16 = 68;
 const DHCPV6_SERVER: u16 = 547;
 const DHCPV6_CLIENT: u16 = 546;
 
-/// For so long somebody who asks for an address that another has just taken, or asks for again, is not heard: the two would both give it up (RFC 4862,
-/// section 5.4.3), so that one guest could keep another from ever having an address. Later it is heard, so that the one who has it can answer.
+/// For so long a question for an address that another has just taken, or asks for again, is refused: the two would both give it up (RFC 4862,
+/// section 5.4.3), so that one guest could keep another from ever having an address. Later it is passed on, so that the owner can answer.
 pub(super) const TENTATIVE: Duration = Duration::from_secs(3);
 
 /// A frame, and where it came from.
@@ -50,15 +50,24 @@ impl Arrival<'_> {
 }
 
 impl Bridge {
-    /// Whether a frame passes the filters of the port it came from.
+    /// Whether a frame passes the filters of the port it came from, and which port alone it is for, if filters know that.
     #[inline]
-    pub(super) fn filter(&mut self, arrival: &Arrival<'_>) -> Result<(), Refusal> {
+    pub(super) fn filter(&mut self, arrival: &Arrival<'_>) -> Result<Option<PortId>, Refusal> {
         if arrival.kind == PortKind::Station {
-            return Ok(());
+            return Ok(None);
         }
-        match arrival.head.layer3(arrival.snapshot, arrival.frame_len) {
+        let layer3 = arrival.head.layer3(arrival.snapshot, arrival.frame_len);
+        if let (Layer3::Ipv6(ip), true) = (&layer3, arrival.is_guest()) {
+            return self.filter_ipv6(arrival, ip);
+        }
+        self.filter_others(arrival, layer3).map(|()| None)
+    }
+
+    /// What is not IPv6 of a guest's.
+    #[inline]
+    fn filter_others(&mut self, arrival: &Arrival<'_>, layer3: Layer3) -> Result<(), Refusal> {
+        match layer3 {
             Layer3::Ipv4(ip) => self.filter_ipv4(arrival, &ip),
-            Layer3::Ipv6(ip) if arrival.is_guest() => self.filter_ipv6(arrival, &ip),
             Layer3::Ipv6(ip) => self.filter_outside(arrival, &ip),
             Layer3::Arp(arp) => self.filter_arp(arrival, &arp),
             Layer3::Other => Ok(()),
@@ -94,7 +103,7 @@ impl Bridge {
 
     /// Whether a port may ask for an address, as far as that was assigned.
     ///
-    /// Who hears another ask for the address that it asks for gives it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1). Those behind
+    /// A host that receives a question for the address that it asks for itself gives it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1). Those behind
     /// an uplink can use the address out there, and are to learn whose it is, but not meanwhile. A guest cannot use it: there is nothing to ask.
     pub(super) fn may_ask_for(&mut self, arrival: &Arrival<'_>, address: IpAddr) -> bool {
         let Some(assigned) = self.assigned.get_mut(&(arrival.vlan, address)) else {
@@ -154,7 +163,7 @@ impl Bridge {
         owner.is_none_or(|owner| owner.port == arrival.from)
     }
 
-    fn filter_ipv6(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
+    fn filter_ipv6(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<Option<PortId>, Refusal> {
         check_transport(ip.transport, (DHCPV6_SERVER, DHCPV6_CLIENT))?;
         let kind = match ip.transport {
             Transport::Icmpv6 { kind, .. } => Some(kind),
@@ -170,11 +179,15 @@ impl Bridge {
         }
         match kind {
             Some(kind) if Neighbour::has_type(kind) => self.filter_neighbour(arrival, ip),
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
-    fn filter_neighbour(&mut self, arrival: &Arrival<'_>, ip: &Ipv6) -> Result<(), Refusal> {
+    fn filter_neighbour(
+        &mut self,
+        arrival: &Arrival<'_>,
+        ip: &Ipv6,
+    ) -> Result<Option<PortId>, Refusal> {
         let message = Neighbour::parse(&arrival.head, ip, arrival.snapshot);
         let neighbour = message
             .filter(|neighbour| neighbour.complete && ip.fragment == Fragment::Whole)
@@ -184,16 +197,23 @@ impl Bridge {
             return Err(Refusal::NeighbourAddress);
         }
         match (neighbour.message, neighbour.target) {
-            (NeighbourMessage::Advertisement, Some(target)) => self.use_ipv6(arrival, target),
+            (NeighbourMessage::Advertisement, Some(target)) => {
+                self.use_ipv6(arrival, target).map(|()| None)
+            }
             (NeighbourMessage::Solicitation, Some(target)) if ip.source.is_unspecified() => {
                 self.ask_for_ipv6(arrival, target)
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
-    /// A port asks whether anybody has an address, as it wants it itself.
-    fn ask_for_ipv6(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
+    /// A port asks whether another has an address, as it wants it itself. If one has it the question is for that one alone: the rest, the network itself above
+    /// all, take the address of a question for the sender's.
+    fn ask_for_ipv6(
+        &mut self,
+        arrival: &Arrival<'_>,
+        target: Ipv6Addr,
+    ) -> Result<Option<PortId>, Refusal> {
         if !self.may_ask_for(arrival, IpAddr::V6(target)) {
             return Err(Refusal::Ipv6Taken);
         }
@@ -205,13 +225,13 @@ impl Bridge {
             Some(owner) if arrival.now.saturating_sub(owner.since) < TENTATIVE => {
                 Err(Refusal::Ipv6Taken)
             }
-            Some(_) => Ok(()),
+            Some(owner) => Ok(Some(owner.port)),
             // The network itself has it, and will say so.
-            None if !self.is_free(arrival, IpAddr::V6(target)) => Ok(()),
+            None if !self.is_free(arrival, IpAddr::V6(target)) => Ok(None),
             None => {
                 self.use_ipv6(arrival, target)?;
                 self.bindings.renew(arrival.now, key, arrival.from);
-                Ok(())
+                Ok(None)
             }
         }
     }

@@ -1,23 +1,23 @@
 //! IPv6 addresses that are in use behind uplinks.
 //!
-//! No guest may have the address of a router or a resolver out there, whichever speaks first. But what any host out there says must not cost a
+//! No guest may have the address of a router or a resolver out there, whichever uses it first. But what any host out there says must not cost a
 //! guest its own. In the words of RFC 6620, an uplink is a trusted port:
 //!
 //! - Who takes part in neighbour discovery behind an uplink is on this link, and its address is the uplink's, as any address is a port's. Other packets
 //!   may come from afar by way of a router. They keep an address and claim none.
-//! - A guest asks whether an address is in use before it uses it (RFC 4862, section 5.4). If those outside could hear that and none has answered in time,
+//! - A guest asks whether an address is in use before it uses it (RFC 4862, section 5.4). If the question went out there and no host has answered in time,
 //!   the address is the guest's. A guest that did not ask gives way to the first one outside who uses it.
-//! - A router has its link-local address in any case, for as long as it says that it is a router: no guest can say that, and whoever
-//!   can, out there, does with the network's packets what it likes anyway.
+//! - A router has its link-local address in any case, for as long as it says that it is a router: no guest can say that, and a host
+//!   out there that can controls the network's packets anyway.
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use wire::ethernet::{Fragment, Ipv6, Layer3, Neighbour, NeighbourMessage, Transport};
+use wire::ethernet::{Fragment, Head, Ipv6, Layer3, Neighbour, NeighbourMessage, Transport};
 
 use super::filter::{Arrival, TENTATIVE};
 use super::owners::Owner;
-use super::{Bridge, Ipv6Prefix, PortKind, Refusal};
+use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal};
 use crate::Time;
 
 impl Bridge {
@@ -50,6 +50,26 @@ impl Bridge {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a frame from an uplink says where an address is that was assigned to the uplink, as its gateway is. The MAC address is the uplink's
+    /// then, whichever guest was first to use it: an IP address is no safer than the MAC address that it is found at.
+    pub(super) fn is_reserved_outside(&self, arrival: &Arrival<'_>) -> bool {
+        if arrival.kind != PortKind::Uplink {
+            return false;
+        }
+        let said = match arrival.head.layer3(arrival.snapshot, arrival.frame_len) {
+            Layer3::Arp(arp) if arp.sender_mac == arrival.head.source => {
+                Some(IpAddr::V4(arp.sender))
+            }
+            Layer3::Ipv6(ip) => {
+                let neighbour = said_by_neighbour(arrival, &ip).ok().flatten();
+                neighbour.map(|_| IpAddr::V6(ip.source))
+            }
+            _ => None,
+        };
+        let assigned = said.and_then(|address| self.assigned.get(&(arrival.vlan, address)));
+        assigned.is_some_and(|assigned| assigned.port == arrival.from)
     }
 
     fn pass_from_afar(&mut self, arrival: &Arrival<'_>, source: Ipv6Addr) -> Result<(), Refusal> {
@@ -89,18 +109,19 @@ impl Bridge {
         let is_guests = owner.is_some_and(|owner| {
             !self.is_same_side(arrival, owner.port) && has_asked(arrival.now, owner)
         });
-        if is_guests && lifetime.is_none() {
+        // A lifetime of zero: it is no router, or no longer (RFC 4861, section 4.2).
+        if is_guests && lifetime.is_none_or(|lifetime| lifetime.is_zero()) {
             return Err(Refusal::Ipv6Taken);
         }
         self.take_outside(arrival, address);
         if let Some(lifetime) = lifetime {
-            let until = arrival.now + lifetime;
-            self.bindings.keep(key, arrival.from, until);
+            let now = arrival.now;
+            self.bindings.keep(now, key, arrival.from, now + lifetime);
         }
         Ok(())
     }
 
-    /// A host behind an uplink wants an address. If a guest has it, that one is to hear this, unless both have only just come up.
+    /// A host behind an uplink wants an address. If a guest has it, the question goes to that guest, unless both have only just come up.
     fn ask_from_outside(&mut self, arrival: &Arrival<'_>, target: Ipv6Addr) -> Result<(), Refusal> {
         if !self.may_ask_for(arrival, IpAddr::V6(target)) {
             return Err(Refusal::Ipv6Taken);
@@ -139,21 +160,24 @@ impl Bridge {
         }
     }
 
-    /// Notes that a guest has asked for its address where those behind an uplink hear it. The frame is on its way to the ports of the flood.
-    pub(super) fn note_question(&mut self, arrival: &Arrival<'_>) {
-        if arrival.kind != PortKind::Guest {
-            return;
-        }
-        let Layer3::Ipv6(ip) = arrival.head.layer3(arrival.snapshot, arrival.frame_len) else {
+    /// Says that a frame of this port has left by an uplink: it was classified and was to go there, and the host has taken it. If a guest asks
+    /// by it whether its address is in use, those behind the uplink have been asked only now. `snapshot` and `frame_len` are those that were classified.
+    pub fn note_sent_out(&mut self, now: Time, from: PortId, snapshot: &[u8], frame_len: usize) {
+        let Some(head) = Head::parse(snapshot).filter(|head| head.destination.is_multicast())
+        else {
             return;
         };
-        let goes_out = |(port, _): &(super::PortId, _)| {
-            self.gates[usize::from(port.0)].place.kind == PortKind::Uplink
+        let Some(port) = self.ports.get(from.0.into()) else {
+            return;
         };
-        let question = Neighbour::question(&arrival.head, &ip, arrival.snapshot);
-        if let Some(target) = question.filter(|_| self.flooded.iter().any(goes_out)) {
-            let key = (arrival.vlan, target);
-            self.bindings.ask(arrival.now, key, arrival.from);
+        let (Layer3::Ipv6(ip), Some(vlan)) = (
+            head.layer3(snapshot, frame_len),
+            port.config.vlan.admit(head.tag),
+        ) else {
+            return;
+        };
+        if let Some(target) = Neighbour::question(&head, &ip, snapshot) {
+            self.bindings.ask(now, (vlan, target), from);
         }
     }
 }

@@ -10,6 +10,9 @@
 //! nothing that one port does costs another anything. There is no timer: an address that is too old is one that is not there. To move an
 //! address to the end of its list at each frame would cost more than the rest of the decision, so that is done
 //! only when the last time was a while ago ([`Owners::coarse`]).
+//!
+//! Routers' addresses, which [`Owners::keep`] names, are in a second list of their port, of [`KEPT_MAX`] at most: however many other addresses are used behind
+//! that port, none takes their place.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -24,12 +27,15 @@ use crate::Time;
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
+/// The most addresses that are kept for a port. A link has a router or two.
+const KEPT_MAX: u32 = 16;
+
 #[derive(Debug)]
 pub(super) struct Owners<K> {
     slots: Slab<Slot<K>>,
     by_key: HashMap<K, u32, FixedState>,
-    /// By the port's number.
-    lists: Vec<List>,
+    /// By the port's number: the addresses that are used, and those that are kept.
+    lists: Vec<[List; 2]>,
     ageing: Duration,
     /// How much too old the time of an address' last use may be.
     coarse: Duration,
@@ -43,6 +49,8 @@ struct Slot<K> {
     seen: Time,
     /// Until when it is the port's also if it is not seen.
     kept: Time,
+    /// It is in the list of those that are kept.
+    is_kept: bool,
     asked: Option<Time>,
     older: u32,
     newer: u32,
@@ -104,7 +112,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     pub(super) fn count(&self, port: PortId) -> u32 {
         self.lists
             .get(usize::from(port.0))
-            .map_or(0, |list| list.count)
+            .map_or(0, |[used, kept]| used.count + kept.count)
     }
 
     /// Who has an address.
@@ -123,11 +131,40 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         now.saturating_sub(slot.seen) < self.ageing || now < slot.kept
     }
 
-    /// An address that is `port`'s stays so until then, also if it is not seen.
-    pub(super) fn keep(&mut self, key: K, port: PortId, until: Time) {
-        if let Some(slot) = self.slot_of(key, port) {
-            slot.kept = until;
+    /// An address that is `port`'s stays so until then, also if it is not seen, and makes room for no other. While [`KEPT_MAX`] are kept, a further
+    /// one makes room as all others do.
+    pub(super) fn keep(&mut self, now: Time, key: K, port: PortId, until: Time) {
+        let Some(slot) = self.slot_of(key, port) else {
+            return;
+        };
+        slot.kept = until;
+        let was_kept = slot.is_kept;
+        let index = self.by_key[&key];
+        if !was_kept && until > now {
+            self.release(now, port);
         }
+        let has_room = was_kept || self.lists[usize::from(port.0)][1].count < KEPT_MAX;
+        self.put(index, until > now && has_room);
+    }
+
+    /// Keeps those of a port's addresses no longer whose time is over.
+    fn release(&mut self, now: Time, port: PortId) {
+        let mut next = self.lists[usize::from(port.0)][1].oldest;
+        while next != NONE {
+            let index = next;
+            let slot = &self.slots[index as usize];
+            next = slot.newer;
+            if slot.kept <= now {
+                self.put(index, false);
+            }
+        }
+    }
+
+    /// Puts a slot at the new end of one of its port's lists.
+    fn put(&mut self, index: u32, is_kept: bool) {
+        self.unlink(index);
+        self.slots[index as usize].is_kept = is_kept;
+        self.link(index);
     }
 
     /// `port` asks whether another has an address that is its own, as if it were new.
@@ -137,7 +174,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
     }
 
-    /// Those behind uplinks are asked whether one of them has an address that is `port`'s.
+    /// Those behind uplinks have been asked whether one of them has an address that is `port`'s.
     pub(super) fn ask(&mut self, now: Time, key: K, port: PortId) {
         if let Some(slot) = self.slot_of(key, port) {
             slot.asked.get_or_insert(now);
@@ -189,11 +226,11 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     fn insert(&mut self, now: Time, key: K, port: PortId, max: u16) {
         let number = usize::from(port.0);
         if self.lists.len() <= number {
-            self.lists.resize(number + 1, EMPTY);
+            self.lists.resize(number + 1, [EMPTY; 2]);
         }
-        let list = self.lists[number];
-        if list.count >= u32::from(max) && list.oldest != NONE {
-            self.remove(list.oldest);
+        let [used, kept] = self.lists[number];
+        if used.count + kept.count >= u32::from(max) {
+            self.remove_oldest(port);
         }
         // Far below 2^32: the network's bound is a number of 32 bits, and reserved.
         let index = self.slots.insert(Slot {
@@ -202,6 +239,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             since: now,
             seen: now,
             kept: Time::ZERO,
+            is_kept: false,
             asked: None,
             older: NONE,
             newer: NONE,
@@ -212,12 +250,14 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     /// Forgets all addresses of a port.
     pub(super) fn forget(&mut self, port: PortId) {
-        while let Some(list) = self.lists.get(usize::from(port.0)) {
-            if list.oldest == NONE {
-                return;
-            }
-            self.remove(list.oldest);
-        }
+        while self.remove_oldest(port) {}
+    }
+
+    /// Removes the address of a port that has been out of use for longest, one that is kept only if there is no other. Says whether there was one.
+    fn remove_oldest(&mut self, port: PortId) -> bool {
+        let lists = self.lists.get(usize::from(port.0)).into_iter().flatten();
+        let oldest = lists.map(|list| list.oldest).find(|oldest| *oldest != NONE);
+        oldest.map(|oldest| self.remove(oldest)).is_some()
     }
 
     /// Forgets the addresses that are meant, whoever has them. Takes time in proportion to all there are.
@@ -248,10 +288,10 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         self.by_key.remove(&slot.key);
     }
 
-    /// Puts a slot at the new end of its port's list.
+    /// Puts a slot at the new end of its list.
     fn link(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        let list = &mut self.lists[usize::from(slot.port.0)];
+        let list = &mut self.lists[usize::from(slot.port.0)][usize::from(slot.is_kept)];
         (slot.older, slot.newer) = (list.newest, NONE);
         let older = slot.older;
         list.newest = index;
@@ -264,8 +304,8 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     fn unlink(&mut self, index: u32) {
         let slot = &self.slots[index as usize];
-        let (port, older, newer) = (slot.port, slot.older, slot.newer);
-        let list = &mut self.lists[usize::from(port.0)];
+        let (older, newer) = (slot.older, slot.newer);
+        let list = &mut self.lists[usize::from(slot.port.0)][usize::from(slot.is_kept)];
         list.count -= 1;
         match older {
             NONE => list.oldest = newer,

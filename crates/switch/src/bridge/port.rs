@@ -78,7 +78,7 @@ impl Storm {
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Gate {
-    /// The address that it has been assigned, as a number; 0, which no port can have, where addresses are learned.
+    /// The only address that it may use, as a number, or [`Gate::LEARNS`].
     pub(super) mac: u64,
     pub(super) received_frames: u64,
     pub(super) received_bytes: u64,
@@ -86,7 +86,7 @@ pub(super) struct Gate {
     pub(super) sent_bytes: u64,
     /// The VLAN of an access port, `None` for a trunk.
     pub(super) access: Option<VlanId>,
-    /// The address that a guest has been assigned and may use alone.
+    /// The only address that a guest may use.
     pub(super) ipv4: Option<Ipv4Addr>,
     pub(super) place: Place,
     pub(super) is_up: bool,
@@ -95,9 +95,12 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// Instead of a port's address where addresses are learned. No frame can have it as its source, which has 48 bits.
+    pub(super) const LEARNS: u64 = u64::MAX;
+
     /// Of a number that is no port's.
     pub(super) const NONE: Gate = Gate {
-        mac: 0,
+        mac: Gate::LEARNS,
         received_frames: 0,
         received_bytes: 0,
         sent_frames: 0,
@@ -124,12 +127,14 @@ impl Gate {
 
     pub(super) fn set_config(&mut self, config: &PortConfig) {
         let rates = config.rates;
-        self.mac = config.mac.map_or(0, MacAddress::to_u64);
+        let only = config.mac.filter(|_| !config.learns());
+        self.mac = only.map_or(Gate::LEARNS, MacAddress::to_u64);
         self.access = match config.vlan {
             Vlan::Access(vlan) => Some(vlan),
             Vlan::Trunk { .. } => None,
         };
-        self.ipv4 = config.ipv4.filter(|_| config.kind == PortKind::Guest);
+        let has_one = config.kind == PortKind::Guest && !config.learns();
+        self.ipv4 = config.ipv4.filter(|_| has_one);
         self.place = Place {
             kind: config.kind,
             isolated: config.isolated,

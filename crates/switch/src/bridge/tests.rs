@@ -170,7 +170,21 @@ impl World {
         self.bridge.add_port(config).unwrap()
     }
 
+    /// Sends a frame. What is to leave by an uplink does.
     fn send(&mut self, from: PortId, frame: &[u8]) -> Verdict {
+        let verdict = self.classify(from, frame);
+        let is_uplink = |(port, _): &(PortId, Tagging)| {
+            self.bridge.config(*port).unwrap().kind == PortKind::Uplink
+        };
+        if verdict == Verdict::Flood && self.bridge.flood_ports().iter().any(is_uplink) {
+            let snapshot = &frame[..frame.len().min(SNAPSHOT_LEN)];
+            self.bridge
+                .note_sent_out(self.now, from, snapshot, frame.len());
+        }
+        verdict
+    }
+
+    fn classify(&mut self, from: PortId, frame: &[u8]) -> Verdict {
         let snapshot = &frame[..frame.len().min(SNAPSHOT_LEN)];
         self.bridge
             .classify(self.now, from, snapshot, frame.len(), frame.len())

@@ -83,6 +83,18 @@ impl Policy {
         }
     }
 
+    /// The rules, in order, that match when one of these callers calls one of these callees at this port. The first is the one that
+    /// [`Policy::decide`] finds.
+    pub fn matching<'a>(
+        &'a self,
+        from: &'a RuleSet,
+        to: &'a RuleSet,
+        port: u32,
+    ) -> impl Iterator<Item = (RuleId, &'a Rule)> + 'a {
+        set::rules(meet(from, to, self.ports.at(port)))
+            .map_while(|rule| Some((rule, self.rule(rule)?)))
+    }
+
     /// The rules, in order, that match when one of these callers calls one of these callees at some port. It takes
     /// [`Policy::decide`] to know at which.
     pub fn between<'a>(

@@ -183,6 +183,31 @@ fn a_file_that_changed_meanwhile_begins_again() {
     );
 }
 
+/// Who may write in the destination's directory puts another name of a file there, which would be written to as what is left.
+#[test]
+fn what_is_left_is_no_name_of_another_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("file"), noise(4_000_000, 1)).unwrap();
+    fs::write(at("other"), "as it was").unwrap();
+    let mut transfer = Transfer::new(&at("file"), &at("copy"));
+    assert!(!transfer.connect(1_000_000));
+    let names = fs::read_dir(directory.path()).unwrap();
+    let mut names = names.map(|entry| entry.unwrap().file_name());
+    let left = names.find(|name| name.to_string_lossy().ends_with(".partial"));
+    let left = directory.path().join(left.unwrap());
+    fs::remove_file(&left).unwrap();
+    fs::hard_link(at("other"), &left).unwrap();
+    assert!(transfer.connect(usize::MAX));
+    assert!(
+        transfer.failed[0].1.contains("is not its file any more"),
+        "{:?}",
+        transfer.failed
+    );
+    assert_eq!(fs::read_to_string(at("other")).unwrap(), "as it was");
+    assert!(!at("copy").exists());
+}
+
 #[test]
 fn a_source_that_is_gone_meanwhile_is_told() {
     let directory = tempfile::tempdir().unwrap();

@@ -84,7 +84,7 @@ impl Neighbour {
         Some(neighbour)
     }
 
-    /// The address in question, if this is duplicate address detection that each host with that address hears and answers
+    /// The address in question, if this is duplicate address detection that each host with that address receives and answers
     /// (RFC 4861, section 7.1.1; RFC 4862, section 5.4.3): sent to its group, with nothing that would have it thrown away.
     pub fn question(head: &Head, ip: &Ipv6, snapshot: &[u8]) -> Option<Ipv6Addr> {
         let neighbour = Neighbour::parse(head, ip, snapshot)?;

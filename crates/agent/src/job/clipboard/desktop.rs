@@ -74,6 +74,8 @@ impl Desktop {
                     "--property=User",
                     "--property=Active",
                     "--property=Class",
+                    "--property=Seat",
+                    "--property=Remote",
                 ],
             )?;
             sessions.extend(session(id, &about));
@@ -145,10 +147,13 @@ fn session(id: &str, about: &str) -> Option<Session> {
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
     };
+    // A session without a seat, as over ssh, is always active (sd_session_is_active(3) looks at the seat's).
+    let is_here =
+        property("Seat").is_some_and(|seat| !seat.is_empty()) && property("Remote") == Some("no");
     let is_active = property("Active") == Some("yes") && property("Class") == Some("user");
     let uid = property("User")?.parse().ok()?;
     let id = id.to_owned();
-    is_active.then_some(Session { id, uid })
+    (is_active && is_here).then_some(Session { id, uid })
 }
 
 /// Nothing that could be taken for an option.
@@ -197,13 +202,20 @@ mod tests {
             id: "c1".to_owned(),
             uid: 1000,
         });
-        assert_eq!(session("c1", "User=1000\nActive=yes\nClass=user\n"), here);
-        assert_eq!(session("c1", "User=1000\nActive=no\nClass=user\n"), None);
-        assert_eq!(
-            session("c1", "User=1000\nActive=yes\nClass=greeter\n"),
-            None
-        );
-        assert_eq!(session("c1", "User=nobody\nActive=yes\nClass=user\n"), None);
+        let about = "User=1000\nActive=yes\nClass=user\nSeat=seat0\nRemote=no\n";
+        assert_eq!(session("c1", about), here);
+        // As systemd's loginctl prints the session of an ssh login: active, and no seat.
+        for (part, other) in [
+            ("Active=yes", "Active=no"),
+            ("Class=user", "Class=greeter"),
+            ("User=1000", "User=nobody"),
+            ("Seat=seat0", "Seat="),
+            ("Seat=seat0\n", ""),
+            ("Remote=no", "Remote=yes"),
+            ("Remote=no\n", ""),
+        ] {
+            assert_eq!(session("c1", &about.replace(part, other)), None, "{other}");
+        }
         assert_eq!(session("c1", ""), None);
     }
 

@@ -104,7 +104,8 @@ fn thousands_of_programs_are_turned_away_and_hold_up_nobody_for_ever() {
     // A seat is free once its thread has seen that its program has gone.
     loop {
         let mut program = world.program();
-        program.say(LISTEN);
+        // It may have been turned away already, and its socket be closed.
+        let _ = program.stream.write_all(format!("{LISTEN}\n").as_bytes());
         let (answer, _) = program.line();
         if answer.starts_with("LISTENING ") {
             break;

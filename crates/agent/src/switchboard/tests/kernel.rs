@@ -96,7 +96,9 @@ impl Kernel {
         let device = device(root, number);
         fs::create_dir_all(&device).unwrap();
         fs::write(device.join("uuid"), hyphenated).unwrap();
-        self.state.lock().unwrap().windows.push(number);
+        // Held, as what is asked for at the attributes comes before or after it.
+        let mut state = self.state.lock().unwrap();
+        state.windows.push(number);
         bind(root, number);
     }
 
@@ -110,17 +112,15 @@ impl Kernel {
     }
 
     pub fn remove(&self, number: u8) {
+        let mut state = self.state.lock().unwrap();
         unbind(self.directory.path(), number);
         fs::remove_dir_all(device(self.directory.path(), number)).unwrap();
-        self.state
-            .lock()
-            .unwrap()
-            .windows
-            .retain(|known| *known != number);
+        state.windows.retain(|known| *known != number);
     }
 
     /// Only unbinds.
     pub fn unbind(&self, number: u8) {
+        let _state = self.state.lock().unwrap();
         unbind(self.directory.path(), number);
     }
 

@@ -53,7 +53,7 @@ fn facts_of(vm: &Vm, theme: Theme) -> Vec<Fact> {
     }
     let agent = match &vm.agent {
         Some([software, hostname]) => format!("{software} in {hostname}"),
-        None => vm.state.meaning().to_owned(),
+        None => vm.state_in_words.clone(),
     };
     let of = |most: Option<String>| most.map_or(String::new(), |most| format!(" of {most}"));
     let uses = format!(

@@ -134,6 +134,7 @@ function vmView(name) {
     const { counters = {}, limits = {}, usage = {}, agent, groups = [], aliases = [] } = told;
     facts.draw([
       ["State", `${told.state}: ${STATES[told.state] ?? ""}`],
+      told.last_fault ? ["Last fault", told.last_fault] : null,
       ["Line", `${told.kind}, CID ${told.cid}`],
       ["Sends", `${rate(rates.up)}, ${bytes(counters.bytes_from_guest ?? 0)} in all`],
       ["Receives", `${rate(rates.down)}, ${bytes(counters.bytes_to_guest ?? 0)} in all`],

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use axum::routing::get;
@@ -15,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::BODY_TIMEOUT;
 use crate::config::ControlGroups;
-use crate::events::{MAX_READERS, MAX_READERS_OF_USER};
+use crate::events::READERS;
 use crate::fake;
 
 struct Server {
@@ -36,9 +35,10 @@ impl Server {
             Access::new(ControlGroups::default()),
             stalled.clone(),
             std::future::pending(),
-            Most {
-                connections: max_connections,
+            Limits {
+                of_class: max_connections,
                 of_user: 1,
+                ..CONNECTIONS
             },
         ));
         Server {
@@ -55,9 +55,9 @@ impl Server {
         let listener = UnixListener::bind(&path).unwrap();
         let stalled = StalledClients::default();
         let access = Access::of_groups_only(groups);
-        let most = Most {
-            connections: MAX_CONNECTIONS,
+        let most = Limits {
             of_user,
+            ..CONNECTIONS
         };
         tokio::spawn(serve_so_many(
             listener,
@@ -98,36 +98,31 @@ fn on_a_standing_clock(test: impl Future<Output = ()>) {
 }
 
 #[test]
-fn so_many_connections_are_served_and_the_next_waits_for_a_place() {
+fn so_many_connections_are_served_and_the_next_hears_why_not() {
     on_a_standing_clock(async {
-        let (arrived, leave) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-        let (seen, left) = (arrived.clone(), leave.clone());
+        let leave = Arc::new(Notify::new());
+        let left = leave.clone();
         let stay = move || {
-            let (seen, left) = (seen.clone(), left.clone());
-            async move {
-                seen.fetch_add(1, Ordering::Relaxed);
-                left.notified().await;
-            }
+            let left = left.clone();
+            async move { left.notified().await }
         };
         let server = Server::start(Router::new().route("/", get(stay)), 2);
-        let mut connections = Vec::new();
-        for _ in 0..3 {
-            connections.push(
-                server
-                    .request("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                    .await,
-            );
-        }
+        let request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let served = [server.request(request).await, server.request(request).await];
+        let refused = answer(server.request(request).await).await;
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        let why = "root and the daemon's user have 2 connections to the control socket";
+        assert!(refused.contains(why), "{refused}");
         // The clock moves on when everybody waits: then all that could arrive has arrived.
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(arrived.load(Ordering::Relaxed), 2);
-        leave.notify_one();
-        sleep(Duration::from_secs(1)).await;
-        assert_eq!(arrived.load(Ordering::Relaxed), 3);
         leave.notify_waiters();
-        for connection in connections {
+        for connection in served {
             assert!(answer(connection).await.starts_with("HTTP/1.1 200"));
         }
+        let next = server.request(request).await;
+        sleep(Duration::from_secs(1)).await;
+        leave.notify_waiters();
+        assert!(answer(next).await.starts_with("HTTP/1.1 200"));
     });
 }
 
@@ -204,6 +199,9 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
             .find(|line| line.starts_with("date: "))
             .unwrap()
             .to_owned();
+        // Nor who may do it, which is in the configuration that they may not see.
+        let numbers = [u32::MAX - 1, u32::MAX - 2].map(|gid| gid.to_string());
+        assert!(!numbers.iter().any(|gid| answer.contains(gid)), "{answer}");
         answers.insert(answer.replace(&date, ""));
     }
     assert_eq!(answers.len(), 1, "{answers:?}");
@@ -212,7 +210,11 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
 #[tokio::test]
 async fn whoever_may_read_may_not_change_or_capture() {
     let (_arrivals, router) = fake::router();
-    let server = Server::for_group(router, own_group(), 3);
+    let groups = ControlGroups {
+        operate: Some(u32::MAX - 2),
+        ..own_group()
+    };
+    let server = Server::for_group(router, groups, 3);
     for (request, status) in [
         ("GET /v1/vms", "200"),
         ("HEAD /v1/vms", "200"),
@@ -229,6 +231,9 @@ async fn whoever_may_read_may_not_change_or_capture() {
             answer.starts_with(&format!("HTTP/1.1 {status} ")),
             "{request}: {answer}"
         );
+        let names_the_group =
+            answer.contains("members of the group \\\"4294967293\\\" (operate-group");
+        assert_eq!(names_the_group, status == "403", "{request}: {answer}");
     }
 }
 
@@ -265,10 +270,10 @@ async fn a_user_has_so_many_connections_and_no_more() {
 #[tokio::test]
 async fn a_user_follows_the_events_so_often_and_no_more() {
     let (_arrivals, router) = fake::router();
-    let server = Server::for_group(router, own_group(), 2 * MAX_READERS_OF_USER);
+    let server = Server::for_group(router, own_group(), 2 * READERS.of_user);
     let follow = "GET /v1/events HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let mut readers = Vec::new();
-    for _ in 0..MAX_READERS_OF_USER {
+    for _ in 0..READERS.of_user {
         let mut reader = server.request(follow).await;
         let mut head = [0; 12];
         reader.read_exact(&mut head).await.unwrap();
@@ -278,7 +283,7 @@ async fn a_user_follows_the_events_so_often_and_no_more() {
     let refused = answer(server.request(follow).await).await;
     assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
     let uid = rustix::process::getuid().as_raw();
-    let words = format!("user {uid} follows the events 16 times already");
+    let words = format!("user {uid} has 16 readers of the events");
     assert!(
         refused.contains(&words) && refused.contains("too-many-readers"),
         "{refused}"
@@ -304,11 +309,11 @@ async fn a_user_follows_the_events_so_often_and_no_more() {
 async fn who_owns_the_daemon_follows_however_often_others_do() {
     let (_arrivals, router) = fake::router();
     // One router for both doors, as there is one ring of events.
-    let others = Server::for_group(router.clone(), own_group(), 2 * MAX_READERS_OF_USER);
-    let own = Server::start(router, MAX_CONNECTIONS);
+    let others = Server::for_group(router.clone(), own_group(), 2 * READERS.of_user);
+    let own = Server::start(router, CONNECTIONS.of_class);
     let follow = "GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut readers = Vec::new();
-    for (server, count) in [(&others, MAX_READERS_OF_USER), (&own, MAX_READERS)] {
+    for (server, count) in [(&others, READERS.of_user), (&own, READERS.of_class)] {
         for _ in 0..count {
             let mut reader = server.request(follow).await;
             let mut head = [0; 12];
@@ -321,7 +326,7 @@ async fn who_owns_the_daemon_follows_however_often_others_do() {
     let refused = answer(own.request(&follow).await).await;
     assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
     assert!(
-        refused.contains("root and the daemon's user follow"),
+        refused.contains("root and the daemon's user have 64 readers"),
         "{refused}"
     );
 }

@@ -168,12 +168,8 @@ fn each_wrong_word_is_refused_with_its_remedy() {
             "\"host\" cannot be the name of a VM: it has a meaning",
         ),
         (caller, "a/b/c", "\"b/c\" cannot be the name of a VM"),
-        (
-            caller,
-            "service:x",
-            "is not somebody who can call: write a VM",
-        ),
-        (caller, "address:10.0.0.1", "is not somebody who can call"),
+        (caller, "service:x", "is not a caller: write a VM"),
+        (caller, "address:10.0.0.1", "is not a caller"),
         (caller, "user:", "the system knows no user \"\""),
         (
             caller,
@@ -187,11 +183,7 @@ fn each_wrong_word_is_refused_with_its_remedy() {
             "users:nosuchgroup",
             "the system knows no group of users \"nosuchgroup\": check",
         ),
-        (
-            callee,
-            "user:root",
-            "is not somebody who can be called: write a VM",
-        ),
+        (callee, "user:root", "is not a callee: write a VM"),
         (callee, "service:", "\"\" cannot be the name of a service"),
         (
             callee,
@@ -261,7 +253,16 @@ fn each_wrong_word_is_refused_with_its_remedy() {
         (ports, "1-4294967295", "is not a port"),
         (ports, "-1", "is not a port"),
         (ports, "+1", "is not a port"),
-        (ports, "1-", "from 0 to 4294967294, or \"*\" for any"),
+        (
+            ports,
+            "5432-",
+            "\"5432-\" is not a port or a range of ports: write a number from 0 to 4294967294, a range as \"8000-8999\", or \"*\" for any",
+        ),
+        (
+            ports,
+            "80,443",
+            "several are a list in the file: [80, \"8000-8999\"]",
+        ),
         (ports, "4294967296", "is not a port"),
         (
             vm_port,

@@ -9,8 +9,8 @@ use crate::config::addresses::STATION_NUMBER;
 use crate::config::network::AddressRequest;
 use crate::config::pattern::malformed;
 use crate::config::{Config, ConfigError, NetworkRequest, check_dns_domain, refuse};
-use crate::input::InputError;
-use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, NetworkSpec, StationSpec, UplinkDevice};
+use crate::input::{InputError, nearest_full_name};
+use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, NetworkSpec, StationSpec};
 
 /// A network, and what its ports are unless they say otherwise.
 #[derive(Debug, Clone)]
@@ -29,6 +29,12 @@ impl Plan {
     /// The network with this full name.
     pub fn network(&self, full_name: &str) -> Option<&NetworkSpec> {
         self.networks.get(full_name).map(|network| &network.spec)
+    }
+
+    /// Of the networks, the one that may be meant by another name.
+    pub fn nearest_network(&self, full_name: &str) -> Option<String> {
+        let names: Vec<String> = self.networks.keys().cloned().collect();
+        nearest_full_name(full_name, &names)
     }
 
     /// Makes the networks those of a configuration. `before` is what belonged to somebody until now: none becomes a network's own.
@@ -94,7 +100,7 @@ impl Plan {
                 }
             }
             if let (Some(ours), Some(theirs)) = (&request.uplink, &other.spec.uplink) {
-                if interface(&ours.device) == interface(&theirs.device) {
+                if ours.device.name() == theirs.device.name() {
                     return Err(taken(format!("the {}", ours.device), owner));
                 }
             }
@@ -179,12 +185,6 @@ impl Plan {
             }
         }
         Ok(())
-    }
-}
-
-fn interface(device: &UplinkDevice) -> &str {
-    match device {
-        UplinkDevice::Tap(name) | UplinkDevice::Interface(name) => name,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::config::addresses::Addresses;
 use crate::config::network::is_label;
 use crate::config::pattern::malformed;
 use crate::config::{PortRequest, VmRequest};
-use crate::input::{InputError, check_socket_path};
+use crate::input::{InputError, check_socket_path, did_you_mean};
 use crate::line::LineSpec;
 use crate::net::{NetHost, NetworkSpec, PortSpec, hears_station};
 
@@ -41,6 +41,8 @@ struct Owner {
 pub(super) struct PortRefusal {
     /// Full name of its VM.
     pub(super) vm: String,
+    /// Where a file names its network.
+    pub(super) place: Option<String>,
     pub(super) error: InputError,
 }
 
@@ -127,6 +129,7 @@ impl Plan {
                 mac: port.mac,
                 ipv4: port.ipv4,
                 ipv6: port.ipv6,
+                isolated: port.isolated,
             });
         }
         hosts
@@ -158,28 +161,29 @@ impl Plan {
     /// [`PortRefusal`] with the VM whose port cannot be had. Then some ports are new and some are old.
     pub(super) fn renew_ports(&mut self, before: &Occupied) -> Result<(), PortRefusal> {
         let mut wanted = self.wanted();
-        let refused = |vm: &str, error| PortRefusal {
-            vm: vm.to_owned(),
+        let refused = |port: &Wanted, error| PortRefusal {
+            vm: port.vm.clone(),
+            place: port.request.place.clone(),
             error,
         };
         if let Some(beyond) = wanted.get(MAX_PORTS) {
             let (what, limit) = ("ports of VMs in networks", MAX_PORTS);
-            return Err(refused(&beyond.vm, InputError::TooMany { what, limit }));
+            return Err(refused(beyond, InputError::TooMany { what, limit }));
         }
         let mut claims = Claims::new(before, self);
         for port in &mut wanted {
             self.claim_given(port, &mut claims)
-                .map_err(|error| refused(&port.vm, error))?;
+                .map_err(|error| refused(port, error))?;
         }
         for port in &mut wanted {
             self.claim_number(port, &mut claims)
-                .map_err(|error| refused(&port.vm, error))?;
+                .map_err(|error| refused(port, error))?;
         }
         let mut ports: BTreeMap<String, Vec<PortSpec>> = BTreeMap::new();
         for port in wanted {
             let spec = self
                 .port(&port, &mut claims)
-                .map_err(|error| refused(&port.vm, error))?;
+                .map_err(|error| refused(&port, error))?;
             ports.entry(port.vm).or_default().push(spec);
         }
         for (name, line) in &mut self.lines {
@@ -210,11 +214,15 @@ impl Plan {
             let names = self
                 .networks()
                 .filter(|network| network.domain == port.domain);
-            let known: Vec<&str> = names.map(|network| network.name.as_str()).collect();
+            let names: Vec<&str> = names.map(|network| network.name.as_str()).collect();
+            let meant = did_you_mean(&self.nearest_network(&port.network));
             return Err(InputError::UnknownNetwork {
                 name: port.request.network.clone(),
                 domain: port.domain.clone(),
-                known: known.join(", "),
+                known: match names.as_slice() {
+                    [] => format!("{meant}: "),
+                    names => format!("{meant}: choose one of {}, or ", names.join(", ")),
+                },
             });
         };
         if let Some(mac) = port.request.mac {

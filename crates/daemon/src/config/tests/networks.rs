@@ -211,7 +211,16 @@ fn a_port_is_the_same_in_a_file_and_on_the_command_line() {
     let written = "dmz,mac=52:54:00:00:00:01,ipv4=10.1.2.3,vhost-user=/etc/ringdown/dmz.vhost,trunk=10+20,native=30,isolated,\
                    learn=true,frames-per-second=1000,bytes-per-second=65536,broadcasts-per-second=0,queue-pairs=8,moderation=1000us";
     let expected = [port("lan").unwrap(), port(written).unwrap()];
-    assert_eq!(config.vms[0].value.ports, expected);
+    let mut ports = config.vms[0].value.ports.clone();
+    let places = ports.iter_mut().map(|port| port.place.take().unwrap());
+    assert_eq!(
+        places.collect::<Vec<_>>(),
+        [
+            "ringdown.toml: line 4, column 21, networks",
+            "ringdown.toml: line 6, column 19, network"
+        ]
+    );
+    assert_eq!(ports, expected);
     assert_eq!(
         vm("name=web,networks=lan+dmz").unwrap().ports,
         [port("lan").unwrap(), port("network=dmz").unwrap()]
@@ -261,7 +270,9 @@ fn what_no_port_can_be_is_refused() {
     let in_file = |text: &str| refusal(&format!("[[vm]]\nname = \"web\"\n{text}"));
     let found = in_file("networks = [\"lan\", \"lan\"]");
     assert!(
-        found.contains("a network \"lan\" is there already"),
+        found.contains(
+            "line 3, column 20: a port of this VM in the network \"lan\" is there already"
+        ),
         "{found}"
     );
     let found = in_file("networks = \"lan\"\n[[vm.net]]\nnetwork = \"lan\"");
@@ -324,6 +335,7 @@ fn everything_that_is_left_out_is_made_and_stays() {
         mac: port.mac,
         ipv4: port.ipv4,
         ipv6: port.ipv6,
+        isolated: port.isolated,
     };
     assert_eq!(
         plan.net_hosts("lan"),
@@ -466,57 +478,63 @@ fn what_collides_is_refused_at_its_place() {
             "line 1",
             "a pool of this network",
         ),
-        (vm("a", ""), "line 1", "add a [[network]] with this name"),
         (
-            network("dmz", "") + &vm("a", ""),
-            "line 4",
-            "choose one of dmz, or add",
+            vm("a", ""),
+            "line 4, column 11, network",
+            "add a [[network]] with this name",
+        ),
+        (
+            network("dmz", "")
+                + &network("la", "")
+                + "[[vm]]\nname = \"a\"\nnetworks = [\"dmz\", \"lan\"]\n",
+            "line 9, column 20, networks",
+            "there is no network named \"lan\" in the domain \"default\" (did you mean \"la\"?): choose one of dmz, la, or add",
         ),
         (
             lan.clone() + &vm("a", "ipv4 = \"10.1.3.2\""),
-            "line 4",
+            "line 7",
             "10.1.2.0/24, itself 10.1.2.1",
         ),
         (
             lan.clone() + &vm("a", "ipv4 = \"10.1.2.1\""),
-            "line 4",
+            "line 7",
             "is not an address for a VM",
         ),
         (
             lan.clone() + &vm("a", "ipv4 = \"10.1.2.9\"") + &vm("b", "ipv4 = \"10.1.2.9\""),
-            "line 9",
+            "line 12",
             "belongs to \"a\" already",
         ),
         (
             lan.clone()
                 + &vm("a", "mac = \"52:54:00:00:00:01\"")
                 + &vm("b", "mac = \"52:54:00:00:00:01\""),
-            "line 9",
+            "line 12",
             "belongs to \"a\" already",
         ),
         (
             network("lan", "ipv4 = false") + &vm("a", "ipv4 = \"10.1.2.9\""),
-            "line 4",
+            "line 7",
             "in a network without IPv4",
         ),
         (
             lan.clone() + &vm("a", "vhost-user = \"/x\"") + &vm("b", "vhost-user = \"/x\""),
-            "line 9",
+            "line 12",
             "/x is used by VM \"a\" already",
         ),
         (
             lan.clone() + &vm("a", "vhost-user = \"/run/ringdown/a.sock\""),
-            "line 4",
+            "line 7",
             "is used by VM \"a\" already",
         ),
         (
             lan.clone() + &vm("a", "vhost-user = \"/run/ringdown/control.sock\""),
-            "line 4",
+            "line 7",
             "the control API",
         ),
         (
             lan.clone() + &vm(&"x".repeat(MAX_NAME_LEN), "") + &network(&"y".repeat(40), "") + "",
-            "line 4",
+            "line 7",
             "",
         ),
     ];
@@ -526,7 +544,9 @@ fn what_collides_is_refused_at_its_place() {
             Err(found) => assert!(
                 !expected.is_empty()
                     && found.contains(expected)
-                    && found.contains(&format!("{place},")),
+                    && [",", ":"]
+                        .iter()
+                        .any(|end| found.contains(&format!("{place}{end}"))),
                 "{text}\nexpected {place} …{expected}…\nfound {found}"
             ),
         }
@@ -571,7 +591,7 @@ fn what_was_asked_for_wins_over_what_is_made() {
     let full = format!("{text}\n[[vm]]\nname = \"c\"\nnetworks = [\"lan\"]");
     let found = planned(&full).unwrap_err();
     assert!(
-        found.contains("line 16") && found.contains("no address left"),
+        found.contains("line 18") && found.contains("no address left"),
         "{found}"
     );
     // One that is away gives its address up rather than that, but not in the same step.

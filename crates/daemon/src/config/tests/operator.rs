@@ -261,11 +261,11 @@ fn each_bad_table_is_refused_with_its_place_and_remedy() {
         ),
         (
             rule("action = \"allow\"\nport = []"),
-            "line 5, column 8: \"port\" is an empty list, which would match nothing",
+            "line 5, column 8: \"port\" is an empty list: write at least one entry",
         ),
         (
             rule("action = \"allow\"\nport = [1, \"2-x\"]"),
-            "line 5, column 12: \"x\" is not a port",
+            "line 5, column 12: \"2-x\" is not a port or a range of ports",
         ),
         (
             rule("action = \"allow\"\nport = 4294967295"),
@@ -295,7 +295,7 @@ fn each_bad_table_is_refused_with_its_place_and_remedy() {
             "[[rule]]\nfrom = [\"a\", \"B\"]\nto = \"*\"".into(),
             "line 2, column 14: \"B\" cannot be the name of a VM",
         ),
-        (long_list, "too many entries of one list: at most 64 fit"),
+        (long_list, "too many entries of one list: at most 64 are"),
         (
             "[[allow]]\nfrom = \"host\"\nto = \"*\"\nport = \"*\"".into(),
             "\"host\" cannot be the name of a VM",

@@ -170,7 +170,7 @@ fn each_table_has_a_largest_number_and_no_more() {
         MAX_RULES
     );
     let found = refusal(&rule.repeat(MAX_RULES + 1));
-    let expected = "line 65537, column 1: too many rules: at most 16384 fit";
+    let expected = "line 65537, column 1: too many rules: at most 16384 are";
     assert!(found.contains(expected), "{found}");
     let found = planned(&(rule.repeat(MAX_RULES) + allow)).unwrap_err();
     assert!(found.contains(expected), "{found}");
@@ -228,7 +228,7 @@ fn memberships_have_a_largest_number_however_they_come() {
     let found = plan.add(&one_more).unwrap_err().to_string();
     assert_eq!(
         found,
-        "too many memberships in groups: at most 4096 fit into one daemon"
+        "too many memberships in groups: at most 4096 are possible"
     );
     assert_eq!(plan.get("one-more"), None);
     plan.add(&VmRequest::named("one-more")).unwrap();
@@ -351,6 +351,37 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     for path in ["collector", "run/web.sock_9000", "v.sock_", "fc.host_9000"] {
         for target in kinds(path) {
             read(&target).expect(&target);
+        }
+    }
+}
+
+/// The service or the channel was there first, and led to a path at which nobody was.
+#[test]
+fn no_vm_is_added_at_whose_sockets_guests_are_led_by_a_service_or_a_channel() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    std::os::unix::fs::symlink("later.sock", run.join("link")).unwrap();
+    for path in ["later.sock", "link", "later.vhost"] {
+        let path = run.join(path);
+        let path = path.display();
+        for (text, owner) in [
+            (
+                format!("[[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{path}\"\n"),
+                "the service \"s\"",
+            ),
+            (
+                format!(
+                    "[[vm]]\nname = \"old\"\n[[vm.channel]]\nname = \"c\"\nto = \"unix:{path}\"\n"
+                ),
+                "a channel of VM \"old\"",
+            ),
+        ] {
+            let plan = Plan::new(run.to_owned(), Cids::default());
+            let mut book = crate::policy::Rulebook::new(plan, &file(&text).unwrap()).unwrap();
+            let found = book.clone().add(&VmRequest::named("later"));
+            let found = found.expect_err(&text).to_string();
+            assert!(found.contains(&format!("is used by {owner}")), "{found}");
+            book.add(&VmRequest::named("other")).unwrap();
         }
     }
 }

@@ -30,7 +30,7 @@ fn windows_are_written_in_the_file_and_as_an_option() {
 fn what_no_windows_can_be_is_refused_with_its_place() {
     let place = "ringdown.toml: line 3, column 11: ";
     for (written, expected) in [
-        ("\"9x16M\"", "\"9x16M\" is no number and size of windows"),
+        ("\"9x16M\"", "\"9x16M\" is not a number and size of windows"),
         (
             "\"4x6M\"",
             "1 to 8 windows of 8M to 1G each, in steps of 2M",

@@ -15,25 +15,25 @@ fn follow(events: &Events, whose: Whose, count: usize) -> Vec<EventReader> {
     (0..count).map(read).collect()
 }
 
-fn refusal(events: &Events, whose: Whose) -> TooManyReaders {
+fn refusal(events: &Events, whose: Whose) -> NoPlace {
     events.read(following(), whose).unwrap_err()
 }
 
 #[tokio::test]
 async fn a_user_has_so_many_places_and_takes_none_of_others() {
     let events = events();
-    let one = Whose::User(1);
-    let mut readers = follow(&events, one, MAX_READERS_OF_USER - 1);
+    let one = Whose::Reader(1);
+    let mut readers = follow(&events, one, READERS.of_user - 1);
     readers.extend(follow(&events, one, 1));
-    assert_eq!(refusal(&events, one), TooManyReaders::OfUser(1));
+    assert_eq!(refusal(&events, one), NoPlace::OfUser(1, READERS));
     // Whose they are is all that counts.
-    let _others = follow(&events, Whose::User(2), MAX_READERS_OF_USER);
-    let _own = follow(&events, Whose::Owners, MAX_READERS_OF_USER + 1);
+    let _others = follow(&events, Whose::Reader(2), READERS.of_user);
+    let _own = follow(&events, Whose::Owner, READERS.of_user + 1);
     readers.pop();
     readers.extend(follow(&events, one, 1));
     let refused = refusal(&events, one).to_string();
     assert!(
-        refused.contains("user 1 follows the events 16 times already"),
+        refused.contains("user 1 has 16 readers of the events"),
         "{refused}"
     );
     assert!(refused.contains("end one of them first"), "{refused}");
@@ -42,21 +42,26 @@ async fn a_user_has_so_many_places_and_takes_none_of_others() {
 #[tokio::test]
 async fn all_users_together_leave_those_who_own_the_daemon_their_places() {
     let events = events();
-    let users = MAX_READERS / MAX_READERS_OF_USER;
+    let users = READERS.of_class / READERS.of_user;
     let mut readers = Vec::new();
     for uid in 0..users as u32 {
-        readers.extend(follow(&events, Whose::User(uid), MAX_READERS_OF_USER));
+        readers.extend(follow(&events, Whose::Reader(uid), READERS.of_user));
     }
-    assert_eq!(readers.len(), MAX_READERS);
-    let late = Whose::User(users as u32);
-    assert_eq!(refusal(&events, late), TooManyReaders::OfUsers);
-    let mut own = follow(&events, Whose::Owners, MAX_READERS);
-    assert_eq!(refusal(&events, Whose::Owners), TooManyReaders::OfOwners);
+    assert_eq!(readers.len(), READERS.of_class);
+    let late = Whose::Reader(users as u32);
+    assert_eq!(refusal(&events, late), NoPlace::OfClass(late, READERS));
+    // Those who may do more have places of their own.
+    drop(follow(&events, Whose::Operator(0), READERS.of_user));
+    let mut own = follow(&events, Whose::Owner, READERS.of_class);
+    assert_eq!(
+        refusal(&events, Whose::Owner),
+        NoPlace::OfClass(Whose::Owner, READERS)
+    );
     // What is kept is shown to anybody, without a place.
     tell(&events, 3);
-    for whose in [Whose::Owners, Whose::User(0), late] {
+    for whose in [Whose::Owner, Whose::Reader(0), late] {
         let (reader, _) = events.read(Asked::default(), whose).unwrap();
-        assert_eq!(events.counts().1, 2 * MAX_READERS);
+        assert_eq!(events.counts().1, 2 * READERS.of_class);
         let mut stream = reader.stream(None);
         let mut seen = Vec::new();
         while let Some(piece) = next_piece(&mut stream).await {
@@ -66,23 +71,26 @@ async fn all_users_together_leave_those_who_own_the_daemon_their_places() {
     }
     own.pop();
     readers.pop();
-    own.extend(follow(&events, Whose::Owners, 1));
+    own.extend(follow(&events, Whose::Owner, 1));
     readers.extend(follow(&events, late, 1));
-    assert_eq!(refusal(&events, Whose::Owners), TooManyReaders::OfOwners);
+    assert_eq!(
+        refusal(&events, Whose::Owner),
+        NoPlace::OfClass(Whose::Owner, READERS)
+    );
 }
 
 #[tokio::test]
 async fn those_who_were_dropped_count_until_they_have_heard_of_it() {
     let events = events();
-    let whose = Whose::User(1);
-    let mut dropped = follow(&events, whose, MAX_READERS_OF_USER);
+    let whose = Whose::Reader(1);
+    let mut dropped = follow(&events, whose, READERS.of_user);
     tell(&events, MAX_EVENTS + 1);
-    assert_eq!(events.dropped_readers(), MAX_READERS_OF_USER as u64);
-    let _reading = follow(&events, whose, MAX_READERS_OF_USER);
-    assert_eq!(refusal(&events, whose), TooManyReaders::OfUser(1));
+    assert_eq!(events.dropped_readers(), READERS.of_user as u64);
+    let _reading = follow(&events, whose, READERS.of_user);
+    assert_eq!(refusal(&events, whose), NoPlace::OfUser(1, READERS));
     tell(&events, MAX_EVENTS + 1);
     // Nobody reads, but there are twice as many as may.
-    assert_eq!(refusal(&events, whose), TooManyReaders::OfUser(1));
+    assert!(matches!(refusal(&events, whose), NoPlace::OfUser(1, _)));
     dropped.pop();
     follow(&events, whose, 1);
 }
@@ -91,7 +99,7 @@ async fn those_who_were_dropped_count_until_they_have_heard_of_it() {
 async fn who_asks_for_what_is_kept_and_is_slow_is_told_what_was_missed() {
     let events = events();
     tell(&events, 200);
-    let (reader, _) = events.read(Asked::default(), Whose::User(1)).unwrap();
+    let (reader, _) = events.read(Asked::default(), Whose::Reader(1)).unwrap();
     let mut stream = reader.stream(None);
     let mut text = next_piece(&mut stream).await.unwrap();
     // Nothing is read while the ring turns: what was on its way is two pieces at most.

@@ -6,7 +6,7 @@
 //!
 //! - a rule that names its network and denies it holds behind every name, wherever the rule about the name stands;
 //! - one that belongs to the host or its networks ([`routes`](super::routes)), or is not of the public Internet, must be allowed by a rule
-//!   that names its network, which "any" does not.
+//!   that names its network, which "any" does not; or be written down in `[hosts]` for the very name that a rule names.
 //!
 //! Those addresses that pass are the ones that are called. They are not looked up again, so it is no use to give a name other addresses
 //! once it has been checked. When the connection is there, and before a byte passes, its address is decided about once more: it may have
@@ -15,10 +15,13 @@
 use std::net::IpAddr;
 
 use rustix::io::Errno;
-use switch::{Address, Callee, CalleePattern, Caller, Policy, RuleId, RuleSet, Verdict};
+use switch::{
+    Address, Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, RuleSet, Verdict,
+};
 
 use super::addresses::{is_special, translated};
 use super::routes;
+use crate::config::Hosts;
 
 /// The longest prefix of what is no network but the world, or a large part of it: `2000::/3` is all of the public IPv6 Internet.
 const WORLD_PREFIX_LEN: u8 = 3;
@@ -51,23 +54,31 @@ pub(crate) enum Said {
 /// A policy as it looks to one guest.
 pub(crate) struct View<'a> {
     policy: &'a Policy,
+    hosts: &'a Hosts,
     caller: RuleSet,
     is_near: IsNear,
 }
 
 impl<'a> View<'a> {
-    pub(crate) fn new(policy: &'a Policy, vm: &Address) -> View<'a> {
+    /// As it looks to a VM that is in these groups.
+    pub(crate) fn new(
+        policy: &'a Policy,
+        hosts: &'a Hosts,
+        vm: &Address,
+        groups: &[String],
+    ) -> View<'a> {
         let caller = Caller::Vm {
             domain: &vm.domain,
             name: &vm.name,
-            groups: &vm.groups,
+            groups,
         };
-        View::of(policy, &caller)
+        View::of(policy, hosts, &caller)
     }
 
-    pub(crate) fn of(policy: &'a Policy, caller: &Caller<'_>) -> View<'a> {
+    pub(crate) fn of(policy: &'a Policy, hosts: &'a Hosts, caller: &Caller<'_>) -> View<'a> {
         View {
             policy,
+            hosts,
             caller: policy.callers(caller),
             is_near: routes::is_near,
         }
@@ -114,7 +125,7 @@ impl<'a> View<'a> {
                 return refused;
             }
         }
-        if matches!(alone, Said::Allowed(_)) {
+        if matches!(alone, Said::Allowed(_)) || self.is_listed(address, name, port) {
             return said;
         }
         if is_special(address) {
@@ -133,28 +144,40 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What the first rule about an address says that names its network, if the rules before it do not decide about it by number.
-    fn by_itself(&self, address: IpAddr, port: u16) -> Said {
-        match self.ask(Some(address), None, port) {
-            Said::Allowed(rule) | Said::Denied(rule) | Said::Redirected(rule)
-                if !self.means(rule, address) =>
-            {
-                Said::NoRule
+    /// Whether an address is written down for the name, and the first rule about the name alone allows it and names it, rather than every
+    /// name or all below a domain: who has written both means this address.
+    fn is_listed(&self, address: IpAddr, name: Option<&str>, port: u16) -> bool {
+        let Some(name) = name else {
+            return false;
+        };
+        let listed = self.hosts.addresses(name, port);
+        match self.name(name, port) {
+            Said::Allowed(rule) if listed.is_some_and(|listed| listed.contains(&address)) => {
+                let rule = self.policy.rule(rule);
+                rule.is_some_and(|rule| means_name(rule, name))
             }
-            said => said,
+            _ => false,
         }
     }
 
-    /// Whether a rule names a network around this address, rather than every address there is: who writes "any" thinks of the
-    /// world, not of the host's own services.
-    fn means(&self, rule: RuleId, address: IpAddr) -> bool {
-        let to = self.policy.rule(rule).map_or(&[][..], |rule| &rule.to);
-        to.iter().any(|pattern| match pattern {
-            CalleePattern::Network(network) => {
-                is_network(network.prefix_len()) && network.contains(address)
+    /// What the first rule about an address says that names its network, if the rules before it do not decide about it by number. One that
+    /// denies every address decides too, but does not except the address from rules behind it that deny its network.
+    fn by_itself(&self, address: IpAddr, port: u16) -> Said {
+        let about = Callee::Address {
+            address: Some(address),
+            name: None,
+        };
+        let callee = self.policy.callees(&about);
+        let mut is_denied = false;
+        for (id, rule) in self.policy.matching(&self.caller, &callee, port.into()) {
+            match (means(rule, address), &rule.verdict) {
+                (false, Verdict::Allow) => return Said::NoRule,
+                (false, _) => is_denied = true,
+                (true, Verdict::Allow) if is_denied => return Said::NoRule,
+                (true, verdict) => return Said::of(id, verdict),
             }
-            _ => false,
-        })
+        }
+        Said::NoRule
     }
 
     /// Whether a place that has been called may still be called.
@@ -164,24 +187,76 @@ impl<'a> View<'a> {
             && is_allowed(self.address(address, name, port))
     }
 
+    /// The rule that allows a connection, for which it counts.
+    pub(crate) fn rule_for(
+        &self,
+        address: IpAddr,
+        name: Option<&str>,
+        port: u16,
+    ) -> Option<RuleId> {
+        match self.ask(Some(address), name, port) {
+            Said::Allowed(rule) => Some(rule),
+            _ => None,
+        }
+    }
+
     fn ask(&self, address: Option<IpAddr>, name: Option<&str>, port: u16) -> Said {
         let callee = self.policy.callees(&Callee::Address { address, name });
         match self.policy.decide(&self.caller, &callee, port.into()).rule {
             None => Said::NoRule,
-            Some((rule, Verdict::Allow)) => Said::Allowed(rule),
-            Some((rule, Verdict::Deny)) => Said::Denied(rule),
-            Some((rule, Verdict::Redirect(_))) => Said::Redirected(rule),
+            Some((rule, verdict)) => Said::of(rule, verdict),
         }
     }
+}
+
+impl Said {
+    fn of(rule: RuleId, verdict: &Verdict) -> Said {
+        match verdict {
+            Verdict::Allow => Said::Allowed(rule),
+            Verdict::Deny => Said::Denied(rule),
+            Verdict::Redirect(_) => Said::Redirected(rule),
+        }
+    }
+}
+
+/// Whether a rule names a network around this address, rather than every address there is: who writes "any" thinks of the
+/// world, not of the host's own services.
+pub(crate) fn means(rule: &Rule, address: IpAddr) -> bool {
+    rule.to.iter().any(|pattern| match pattern {
+        CalleePattern::Network(network) => {
+            is_network(network.prefix_len()) && network.contains(address)
+        }
+        _ => false,
+    })
+}
+
+/// Whether an address is opened only by a rule that names it, as far as can be told without a call.
+pub(crate) fn must_be_named(address: IpAddr) -> bool {
+    is_special(address) || routes::is_near(address, None) == Ok(true)
+}
+
+/// Whether a rule names this name, rather than names of which it is one.
+pub(crate) fn means_name(rule: &Rule, name: &str) -> bool {
+    rule.to.iter().any(|pattern| match pattern {
+        CalleePattern::Name(NamePattern::Exact(exact)) => exact == name,
+        _ => false,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switch::{CallerPattern, NamePattern, Network, Rule};
+    use crate::config::ListedAddress;
+    use std::sync::LazyLock;
+    use switch::{CallerPattern, Network};
 
     /// What `web` may do on a host to which nothing is near but `9.9.9.9`, which has no way to `8.8.8.8`, and knows nothing of `7.7.7.7`.
     fn view_of(policy: &Policy) -> View<'_> {
+        static NONE: LazyLock<Hosts> = LazyLock::new(Hosts::default);
+        view_with(policy, &NONE)
+    }
+
+    fn view_with<'a>(policy: &'a Policy, hosts: &'a Hosts) -> View<'a> {
         View {
             is_near: |to, _| match to {
                 to if to == ip("9.9.9.9") => Ok(true),
@@ -189,7 +264,7 @@ mod tests {
                 to if to == ip("7.7.7.7") => Err(Errno::PERM),
                 _ => Ok(false),
             },
-            ..View::new(policy, &Address::new("web", 3))
+            ..View::new(policy, hosts, &Address::new("web", 3), &[])
         }
     }
 
@@ -230,7 +305,8 @@ mod tests {
         assert_eq!(web.name("b.test", 443), Said::NoRule);
         assert_eq!(web.address(ip("1.1.1.1"), Some("a.test"), 443), allowed);
         assert_eq!(web.address(ip("1.1.1.1"), None, 443), Said::NoRule);
-        let db = View::new(&policy, &Address::new("db", 4));
+        let hosts = Hosts::default();
+        let db = View::new(&policy, &hosts, &Address::new("db", 4), &[]);
         assert_eq!(db.name("a.test", 443), Said::NoRule);
     }
 
@@ -338,6 +414,23 @@ mod tests {
             Said::Denied(RuleId(3))
         );
         assert!(!view.still_allows(ip("1.1.1.1"), Some("a.test"), 443));
+        // Rules that deny everything else do not hide it, wherever they stand.
+        let policy = Policy::new(vec![
+            by_name.clone(),
+            rule(network("0.0.0.0", 0), Verdict::Deny),
+            rule(network("1.1.1.7", 32), Verdict::Allow),
+            rule(network("10.0.0.0", 8), Verdict::Allow),
+            rule(network("1.1.1.0", 24), Verdict::Deny),
+        ]);
+        let view = view_of(&policy);
+        let said = |address| view.address(ip(address), Some("a.test"), 443);
+        for denied in ["1.1.1.1", "64:ff9b::1.1.1.1"] {
+            assert_eq!(said(denied), Said::Denied(RuleId(4)), "{denied}");
+        }
+        assert_eq!(said("1.1.1.7"), Said::Allowed(RuleId(0)));
+        assert_eq!(said("1.1.2.1"), Said::Allowed(RuleId(0)));
+        // By number this address is denied, so no rule opens it.
+        assert_eq!(said("10.0.0.1"), Said::Special);
         // At another port the rule says nothing.
         let mut elsewhere = rule(network("1.1.1.0", 24), Verdict::Deny);
         elsewhere.ports = vec![80..=80];
@@ -379,6 +472,80 @@ mod tests {
         let view = view_of(&policy);
         for named in ["9.9.9.9", "8.8.8.8"] {
             assert_eq!(view.connection(ip(named), from, None, 443), allowed);
+        }
+    }
+
+    #[test]
+    fn a_rule_that_names_a_listed_name_opens_its_addresses_for_it() {
+        let listed = |address: &str, port| ListedAddress {
+            address: ip(address),
+            port,
+        };
+        let hosts = Hosts::from_iter([
+            (
+                "in.test".to_owned(),
+                vec![listed("127.0.0.1", Some(443)), listed("9.9.9.9", None)],
+            ),
+            ("other.test".to_owned(), vec![listed("127.0.0.2", None)]),
+        ]);
+        let exact = |name: &str, verdict| {
+            let mut rule = rule(named(NamePattern::Exact(name.to_owned())), verdict);
+            rule.ports.clear();
+            rule
+        };
+        let wildcard = || {
+            rule(
+                named(NamePattern::Suffix(".test".to_owned())),
+                Verdict::Allow,
+            )
+        };
+        let allow = exact("in.test", Verdict::Allow);
+        let allowed = Said::Allowed(RuleId(0));
+        let policy = Policy::new(vec![allow.clone(), wildcard()]);
+        let view = view_with(&policy, &hosts);
+        let own = ip("127.0.0.1");
+        assert_eq!(view.address(own, Some("in.test"), 443), allowed);
+        assert_eq!(view.address(ip("9.9.9.9"), Some("in.test"), 80), allowed);
+        assert!(view.still_allows(own, Some("in.test"), 443));
+        let from = ip("192.0.2.1");
+        assert_eq!(view.connection(own, from, Some("in.test"), 443), allowed);
+        for (address, name, port, said) in [
+            // Another port, another address, and by number.
+            ("127.0.0.1", Some("in.test"), 80, Said::Special),
+            ("127.0.0.2", Some("in.test"), 443, Said::Special),
+            ("127.0.0.1", None, 443, Said::NoRule),
+            // A name that no rule names, and one that is not listed.
+            ("127.0.0.2", Some("other.test"), 443, Said::Special),
+            ("127.0.0.1", Some("new.test"), 443, Said::Special),
+        ] {
+            let found = view.address(ip(address), name, port);
+            assert_eq!(found, said, "{address} {name:?} {port}");
+        }
+        // Denied by number, wherever that stands; and by name, before.
+        let deny = rule(network("127.0.0.0", 8), Verdict::Deny);
+        let never = exact("in.test", Verdict::Deny);
+        let world = |verdict| rule(network("0.0.0.0", 0), verdict);
+        for (rules, said) in [
+            (vec![allow.clone(), deny.clone()], Said::Denied(RuleId(1))),
+            (vec![deny, allow.clone()], Said::Denied(RuleId(0))),
+            (vec![never, allow.clone()], Said::Denied(RuleId(0))),
+            (
+                vec![world(Verdict::Deny), allow.clone()],
+                Said::Denied(RuleId(0)),
+            ),
+            (vec![allow.clone(), world(Verdict::Deny)], allowed),
+            // The first rule about the name decides, and a wildcard does not name it.
+            (vec![wildcard(), allow.clone()], Said::Special),
+            (
+                vec![rule(named(NamePattern::Any), Verdict::Allow), allow.clone()],
+                Said::Special,
+            ),
+            // One about every address is not about the name.
+            (vec![world(Verdict::Allow), allow.clone()], allowed),
+        ] {
+            let policy = Policy::new(rules);
+            let found = view_with(&policy, &hosts).address(own, Some("in.test"), 443);
+            assert_eq!(found, said, "{policy:?}");
         }
     }
 }

@@ -7,6 +7,8 @@ use switch::{Reason, RuleId};
 use wire::http_connect;
 use wire::socks;
 
+use crate::proxy::resolver::LookupError;
+
 /// Why a guest does not get where it wants. The words stand in the audit and in the answers to HTTP.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EgressError {
@@ -31,6 +33,8 @@ pub(crate) enum EgressError {
         error: Errno,
         address: Option<IpAddr>,
     },
+    #[error("denied: the name is listed for other ports alone")]
+    NotForPort,
     #[error("denied: rule \"{label}\" redirects, which egress does not do")]
     Redirected { rule: RuleId, label: String },
     #[error("denied: rule \"{label}\" has as many circuits as its limit allows")]
@@ -53,6 +57,16 @@ pub(crate) enum EgressError {
 
 fn words(address: Option<IpAddr>) -> String {
     address.map_or_else(|| "this".to_owned(), |address| address.to_string())
+}
+
+impl From<LookupError> for EgressError {
+    fn from(error: LookupError) -> EgressError {
+        match error {
+            LookupError::Unknown => EgressError::UnknownName,
+            LookupError::TimedOut => EgressError::LookupTimedOut,
+            LookupError::NotForPort => EgressError::NotForPort,
+        }
+    }
 }
 
 impl EgressError {
@@ -85,6 +99,7 @@ impl EgressError {
             EgressError::Denied { .. }
                 | EgressError::NoRule { .. }
                 | EgressError::Special { .. }
+                | EgressError::NotForPort
                 | EgressError::Redirected { .. }
                 | EgressError::RuleCircuits { .. }
                 | EgressError::RuleRate { .. }
@@ -106,6 +121,17 @@ impl EgressError {
         }
     }
 
+    /// What a person finds that rule by, where it is known.
+    pub(crate) fn label(&self) -> Option<&str> {
+        match self {
+            EgressError::Denied { label, .. }
+            | EgressError::Redirected { label, .. }
+            | EgressError::RuleCircuits { label, .. }
+            | EgressError::RuleRate { label, .. } => Some(label),
+            _ => None,
+        }
+    }
+
     /// The address that it is about, if it came so far.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
@@ -123,6 +149,7 @@ impl EgressError {
             EgressError::Denied { .. }
             | EgressError::NoRule { .. }
             | EgressError::Special { .. }
+            | EgressError::NotForPort
             | EgressError::Redirected { .. } => socks::Reply::NotAllowed,
             EgressError::RuleCircuits { .. }
             | EgressError::RuleRate { .. }
@@ -140,6 +167,7 @@ impl EgressError {
         let (status, error) = match self {
             EgressError::Denied { .. }
             | EgressError::NoRule { .. }
+            | EgressError::NotForPort
             | EgressError::Redirected { .. } => (403, "http_request_denied"),
             EgressError::Special { .. } => (403, "destination_ip_prohibited"),
             EgressError::RuleCircuits { .. } => (503, "connection_limit_reached"),

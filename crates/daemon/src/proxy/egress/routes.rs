@@ -1,7 +1,7 @@
 //! Whether the host's routing leads an address to the host itself or to a network that it is attached to.
 //!
 //! The kernel is asked about each address when it is about to be called (rtnetlink(7), `RTM_GETROUTE`): its answer covers addresses of all
-//! interfaces, further local and anycast routes, every routing table and rule, and is never older than the question. No list is kept that
+//! interfaces, further local and anycast routes, every routing table, and rules but those about a protocol, a port or a mark that is given later; it is never older than the question. No list is kept that
 //! would have to be kept up. The kernel answers while the question is sent, without a lock that others hold, so nothing waits.
 
 use std::net::IpAddr;

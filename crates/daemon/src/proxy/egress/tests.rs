@@ -28,8 +28,10 @@ fn guest(policy: Policy) -> Guest {
     let records: Mutex<Vec<AuditRecord>> = Mutex::default();
     let audit = Box::new(move |record| records.lock().expect("not poisoned").push(record));
     let names = Names::new(Arc::new(Silent));
+    let shared = Shared::new(Arc::new(policy), names, audit, Duration::ZERO);
+    let since = shared.policy.borrow().clone();
     Guest {
-        shared: Arc::new(Shared::new(Arc::new(policy), names, audit, Duration::ZERO)),
+        shared: Arc::new(shared),
         service: Arc::new(Service {
             name: "egress".to_owned(),
             domain: DEFAULT_DOMAIN.to_owned(),
@@ -41,6 +43,7 @@ fn guest(policy: Policy) -> Guest {
         }),
         vm: Address::new("web", 3),
         source_port: 1,
+        since,
     }
 }
 

@@ -17,8 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
 
-use super::dial_guest;
-use crate::config::Publish;
+use super::{Standing, dial_guest};
 use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use crate::proxy::identity::{Transport, published_header};
 use crate::proxy::shared::{Shared, count};
@@ -51,7 +50,7 @@ struct Datagram {
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     socket: std::net::UdpSocket,
-    publish: watch::Receiver<Arc<Publish>>,
+    publish: watch::Receiver<Arc<Standing>>,
 ) -> io::Result<()> {
     let socket = Arc::new(UdpSocket::from_std(socket)?);
     let prefers_stream = Arc::new(AtomicBool::new(false));
@@ -111,7 +110,7 @@ pub(crate) async fn serve(
 
 struct Session {
     shared: Arc<Shared>,
-    publish: Arc<Publish>,
+    publish: Arc<Standing>,
     socket: Arc<UdpSocket>,
     peer: SocketAddr,
     prefers_stream: Arc<AtomicBool>,

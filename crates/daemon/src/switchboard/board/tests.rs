@@ -348,7 +348,7 @@ fn a_callee_gets_a_stream_when_its_callers_agent_goes() {
     let mut board = board();
     web_dials(&mut board);
     db_accepted(&mut board);
-    // Before all that it had said was heard.
+    // Before all of its lines were read.
     assert_eq!(board.session_ended("web"), [stream("db", 8, "web:40001")]);
     assert_eq!(board.settled("web", id(0)), []);
     assert_eq!(board.waiting().count(), 0);

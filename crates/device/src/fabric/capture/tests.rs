@@ -105,6 +105,7 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
         socket: socket.into(),
         socket_type: SocketType::Stream,
         cut: None,
+        is_published: std::sync::Arc::new(true.into()),
     });
     let deadline = Instant::now() + Duration::from_secs(20);
     while rustix::io::read(&own, &mut [0; 1]).is_err_and(|error| error == rustix::io::Errno::AGAIN)

@@ -26,7 +26,7 @@ struct Tape {
 }
 
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Tape>>);
+pub(super) struct Recorder(Arc<Mutex<Tape>>);
 
 /// The end of a recorder at the switch.
 struct Head(Recorder);
@@ -105,7 +105,7 @@ fn words(bytes: Vec<u8>) -> String {
 }
 
 impl Recorder {
-    fn of(house: &mut House, vm: Option<&str>, options: CaptureOptions) -> Recorder {
+    pub(super) fn of(house: &mut House, vm: Option<&str>, options: CaptureOptions) -> Recorder {
         let recorder = Recorder::default();
         let head = Box::new(Head(recorder.clone()));
         house.fabric.capture(LAN, vm, options, head).unwrap();
@@ -153,6 +153,12 @@ impl Recorder {
 
     fn packets(&self) -> Vec<Captured> {
         self.read().0
+    }
+
+    /// The frames of the capture so far.
+    pub(super) fn frames(&self) -> Vec<Vec<u8>> {
+        let packets = self.packets().into_iter();
+        packets.map(|packet| packet.bytes).collect()
     }
 }
 

@@ -9,8 +9,10 @@ use wire::net_header::{
     FLAG_NEEDS_CHECKSUM, GSO_ECN, GSO_TCP6, GSO_UDP, GSO_UDP_FRAGMENTS, NET_HEADER_LEN, NetHeader,
 };
 
+use super::capture::Recorder;
 use super::house::{Driver, Guest, House, PLAIN, RECEIVE, TRANSMIT, frame, mac};
 use super::packets::Packet;
+use crate::CaptureOptions;
 use crate::net::drain::MAX_FRAME_LEN;
 
 /// One who lies, and two who go on meanwhile.
@@ -453,6 +455,7 @@ fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {
         let mut liar = house.guest_in(1, Driver::default(), Arc::clone(&shared));
         let friend = house.guest_in(2, Driver::default(), Arc::clone(&shared));
         let mut victim = house.guest_with(3, Driver::plain());
+        let capture = Recorder::of(&mut house, Some("vm3"), CaptureOptions::default());
         let honest = frame(victim.mac, liar.mac, len);
         // Behind it in the batch, and delivered before it, as what came last is still in the cache.
         let place = shared.allocate(NET_HEADER_LEN + len, 64);
@@ -489,6 +492,7 @@ fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {
             now[judged..],
             "so it was changed before it was copied"
         );
+        assert_eq!(capture.frames(), std::slice::from_ref(frame));
     }
 }
 

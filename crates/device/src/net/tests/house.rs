@@ -225,9 +225,7 @@ impl House {
             network: LAN.to_owned(),
             vm: format!("vm{number}"),
             vhost_user: self.socket_of(number),
-            mac: bridge.mac,
             bridge,
-            mtu: 1500,
             queue_pairs: driver.queue_pairs,
             moderation: driver.moderation,
         }

@@ -39,12 +39,13 @@ fn an_address_that_is_assigned_later_is_taken_from_whoever_learned_it() {
 fn groups_and_zero_are_nobodys() {
     let mut world = World::new();
     world.add(learning());
-    world.add(learning());
+    world.add(PortConfig::guest(mac(2)));
     for source in [BROADCAST, group(), MacAddress::ZERO] {
-        assert_eq!(
-            world.refusal(A, &plain(mac(2), source)),
-            Some(Refusal::InvalidSource)
-        );
+        let mut udp = udp4(mac(2), source, ipv4(1), (5, 5));
+        udp.resize(60, 0);
+        for frame in [plain(mac(2), source), udp] {
+            assert_eq!(world.refusal(A, &frame), Some(Refusal::InvalidSource));
+        }
         let error = world.bridge.add_port(PortConfig::guest(source));
         assert_eq!(error, Err(AddPortError::InvalidMac(source)));
     }
@@ -331,4 +332,71 @@ fn assigned_addresses_are_one_ports() {
         })
     ));
     world.add(prefixes(8));
+}
+
+#[test]
+fn a_guest_with_guests_has_its_own_addresses_alone() {
+    let mut world = World::guests(1);
+    let own = world.add(PortConfig {
+        mac: Some(mac(5)),
+        ipv4: Some(ipv4(77)),
+        ..learning()
+    });
+    let other = world.add(learning());
+    let uplink = world.add(PortConfig::uplink());
+    for thief in [other, uplink] {
+        let as_own = plain(BROADCAST, mac(5));
+        assert_eq!(world.refusal(thief, &as_own), Some(Refusal::SourceTaken));
+        let claim = arp(BROADCAST, mac(9), (mac(9), ipv4(77)), ipv4(1));
+        assert_eq!(world.refusal(thief, &claim), Some(Refusal::ArpSender));
+    }
+    assert_eq!(world.receivers(A, &plain(mac(5), mac(1))), [own]);
+    // It may use them, and others: those are learned.
+    for (source, address) in [(5, 77), (5, 78), (50, 79)] {
+        let said = arp(
+            BROADCAST,
+            mac(source),
+            (mac(source), ipv4(address)),
+            ipv4(1),
+        );
+        assert_eq!(world.refusal(own, &said), None, "{source} {address}");
+    }
+    assert_eq!(world.receivers(A, &plain(mac(50), mac(1))), [own]);
+}
+
+#[test]
+fn the_mac_address_of_a_gateway_is_its_uplinks_whoever_used_it_first() {
+    let mut world = World::guests(1);
+    let guest = world.add(learning());
+    let uplink = world.add(PortConfig {
+        ipv4: Some(ipv4(254)),
+        addresses: vec![IpAddr::V6(ipv6(254))],
+        ..PortConfig::uplink()
+    });
+    let mut advertisement = neighbour(136, ipv6(254), Some(mac(201)));
+    advertisement[4] = 0xe0;
+    for (gateway, says) in [
+        (
+            mac(200),
+            arp(mac(1), mac(200), (mac(200), ipv4(254)), ipv4(1)),
+        ),
+        (
+            mac(201),
+            ipv6_packet(mac(1), mac(201), ipv6(254), 58, &advertisement),
+        ),
+    ] {
+        assert_eq!(world.refusal(guest, &plain(BROADCAST, gateway)), None);
+        assert_eq!(world.receivers(A, &plain(gateway, mac(1))), [guest]);
+        // What comes from afar proves nothing.
+        let from_afar = udp4(mac(1), gateway, ipv4(9), (5, 5));
+        let refused = world.refusal(uplink, &from_afar);
+        assert_eq!(refused, Some(Refusal::SourceTaken));
+        assert_eq!(world.receivers(uplink, &says), [A]);
+        for _ in 0..3 {
+            assert_eq!(world.receivers(A, &plain(gateway, mac(1))), [uplink]);
+            let refused = world.refusal(guest, &plain(BROADCAST, gateway));
+            assert_eq!(refused, Some(Refusal::SourceTaken));
+            world.now += 2 * world.bridge.limits().ageing;
+        }
+    }
 }

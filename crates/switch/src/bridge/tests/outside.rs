@@ -157,6 +157,12 @@ fn a_router_keeps_its_address_as_long_as_it_says_that_it_is_one() {
     world.now += world.bridge.limits().ageing;
     assert_eq!(world.refusal(A, &ask(1, address)), None);
     world.now += 10 * SECOND;
+    // A lifetime of zero says that it is no router (RFC 4861, section 4.2).
+    assert_eq!(
+        world.refusal(UPLINK, &router_advertisement(ROUTER, address, 0)),
+        TAKEN
+    );
+    assert_eq!(owner(&world, address), Some(A));
     assert_eq!(
         world.refusal(UPLINK, &router_advertisement(ROUTER, address, 1800)),
         None
@@ -203,7 +209,7 @@ fn a_guest_that_has_asked_keeps_its_address() {
     ] {
         assert_eq!(world.refusal(UPLINK, &spoofed), TAKEN);
     }
-    // Who comes later outside may ask, and hears the guest.
+    // A host that comes later outside may ask, and the guest answers.
     assert!(world.receivers(UPLINK, &ask(ROUTER, address)).contains(&A));
     assert_eq!(world.refusal(A, &advertise(1, address)), None);
     // Asking again, after the link was down for one, changes nothing.
@@ -217,7 +223,7 @@ fn a_guest_that_has_asked_keeps_its_address() {
     assert_eq!(world.refusal(A, &data(1, own(51))), TAKEN);
 }
 
-/// A question that an honest host would not answer has been heard by none (RFC 4861, section 7.1.1).
+/// A question that no host would answer proves nothing (RFC 4861, section 7.1.1).
 #[test]
 fn a_question_that_nobody_answers_proves_nothing() {
     type Change = fn(&mut Vec<u8>);
@@ -262,6 +268,30 @@ fn a_question_that_nobody_answers_proves_nothing() {
     );
     world.now += 4 * SECOND;
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);
+}
+
+/// Nor has one that the host did not take.
+#[test]
+fn a_question_that_did_not_leave_proves_nothing() {
+    let mut world = world();
+    assert_eq!(world.classify(A, &ask(1, own(50))), Verdict::Flood);
+    assert!(
+        world
+            .bridge
+            .flood_ports()
+            .iter()
+            .any(|(port, _)| *port == UPLINK)
+    );
+    world.now += 4 * SECOND;
+    assert_eq!(world.refusal(A, &data(1, own(50))), None);
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);
+    assert_eq!(owner(&world, own(50)), Some(UPLINK));
+    // One that is asked again and leaves does.
+    assert_eq!(world.classify(A, &ask(1, own(51))), Verdict::Flood);
+    world.now += SECOND;
+    assert_eq!(world.refusal(A, &ask(1, own(51))), None);
+    world.now += 4 * SECOND;
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(51))), TAKEN);
 }
 
 #[test]
@@ -335,6 +365,72 @@ fn a_flood_from_outside_costs_guests_nothing() {
     }
 }
 
+/// More addresses than are kept for an uplink must not make room for a guest at the address of a router.
+#[test]
+fn a_flood_from_outside_takes_no_address_from_a_router() {
+    let mut world = world();
+    let max = PortConfig::uplink().ipv6_guard.unwrap().addresses_max;
+    let flood = |world: &mut World| {
+        for number in 0..=max {
+            let _ = world.send(UPLINK, &advertise(ROUTER, own(number)));
+        }
+    };
+    let [first, second] = [200, 201].map(ipv6);
+    for address in [first, second] {
+        let advertised = router_advertisement(ROUTER, address, 1800);
+        assert_eq!(world.refusal(UPLINK, &advertised), None);
+    }
+    flood(&mut world);
+    for address in [first, second] {
+        assert_eq!(owner(&world, address), Some(UPLINK));
+        assert_eq!(world.refusal(A, &advertise(1, address)), TAKEN);
+    }
+    let count = |world: &World| world.bridge.bindings.count(UPLINK);
+    assert_eq!(count(&world), u32::from(max));
+    // One that is no router any more is like others.
+    let advertised = router_advertisement(ROUTER, first, 0);
+    assert_eq!(world.refusal(UPLINK, &advertised), None);
+    flood(&mut world);
+    assert_eq!(owner(&world, first), None);
+    assert_eq!(owner(&world, second), Some(UPLINK));
+    // Hosts that all say that they are routers have no more room together, and cost the first ones nothing.
+    for number in 0..=max {
+        let [high, low] = number.to_be_bytes();
+        let address = Ipv6Addr::new(0xfe80, 0, 0, 0, 9, 9, high.into(), low.into());
+        let _ = world.send(UPLINK, &router_advertisement(ROUTER, address, 1800));
+    }
+    flood(&mut world);
+    assert_eq!(owner(&world, second), Some(UPLINK));
+    assert_eq!(count(&world), u32::from(max));
+    // When their time is over there is room for others.
+    world.now += 1800 * SECOND;
+    let advertised = router_advertisement(ROUTER, first, 1800);
+    assert_eq!(world.refusal(UPLINK, &advertised), None);
+    flood(&mut world);
+    assert_eq!(owner(&world, first), Some(UPLINK));
+}
+
+/// Others would take the address for that of the guest that asks: the network itself would tell its name to those who ask whose the address is.
+#[test]
+fn a_question_for_anothers_address_gets_to_that_one_alone() {
+    let mut world = world();
+    let station = world.add(PortConfig::station(mac(254)));
+    for (address, asked, seen) in [
+        (own(50), A, advertise(1, own(50))),
+        (own(51), UPLINK, advertise(ROUTER, own(51))),
+    ] {
+        assert_eq!(world.refusal(asked, &seen), None);
+        world.now += 10 * SECOND;
+        let question = ask(2, address);
+        assert_eq!(world.receivers(B, &question), [asked]);
+        // Also when it is sent to the network itself.
+        let direct = [&mac(254).0[..], &question[6..]].concat();
+        assert_eq!(world.receivers(B, &direct), [asked]);
+    }
+    let question = ask(2, own(52));
+    assert_eq!(world.receivers(B, &question), [A, UPLINK, station]);
+}
+
 #[test]
 fn an_address_outside_moves_between_uplinks() {
     let mut world = world();
@@ -382,6 +478,36 @@ fn what_is_assigned_to_an_uplink_is_no_guests() {
     };
     world.bridge.configure_port(uplink, trunk).unwrap();
     assert_eq!(world.refusal(A, &advertise(1, ipv6(1))), TAKEN);
+}
+
+/// While an uplink's device is away its hosts are still there.
+#[test]
+fn what_is_in_use_outside_stays_so_while_the_link_is_down() {
+    let mut world = world();
+    let learning = world.add(PortConfig::learning_guest());
+    let seen = [
+        advertise(ROUTER, own(50)),
+        router_advertisement(ROUTER, ipv6(200), 1800),
+    ];
+    for frame in seen {
+        assert_eq!(world.refusal(UPLINK, &frame), None);
+    }
+    world.bridge.set_link(UPLINK, false);
+    world.now += world.bridge.limits().ageing - SECOND;
+    for address in [own(50), ipv6(200)] {
+        assert_eq!(world.refusal(A, &advertise(1, address)), TAKEN);
+    }
+    let stolen = plain(BROADCAST, mac(ROUTER));
+    assert_eq!(world.refusal(learning, &stolen), Some(Refusal::SourceTaken));
+    // What has been silent for long is free, but for a router's.
+    world.now += SECOND;
+    assert_eq!(world.refusal(A, &ask(1, own(50))), None);
+    assert_eq!(world.refusal(A, &advertise(1, ipv6(200))), TAKEN);
+    // A guest that asked while nobody could hear it gives way.
+    world.now += 10 * SECOND;
+    world.bridge.set_link(UPLINK, true);
+    assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);
+    assert_eq!(owner(&world, own(50)), Some(UPLINK));
 }
 
 /// What is looked at must be seen: hosts read neighbour discovery behind any extension, and some of them in fragments.
@@ -508,7 +634,7 @@ fn no_question_costs_a_guest_its_address_when_it_asks_again() {
             );
         }
     }
-    // Other guests need not hear from its owner what was assigned: they cannot use it anyway.
+    // Other guests need no answer from its owner for what was assigned: they cannot use it anyway.
     world.now += 100 * SECOND;
     for address in [ipv6(1), made_of(mac(1))] {
         assert_eq!(world.refusal(B, &ask(2, address)), TAKEN);
@@ -516,7 +642,7 @@ fn no_question_costs_a_guest_its_address_when_it_asks_again() {
     }
     assert_eq!(world.refusal(B, &probe(2)), Some(Refusal::ArpSender));
     assert!(world.receivers(uplink, &probe(ROUTER)).contains(&A));
-    // Of one that a guest has chosen, its owner tells them, once it is settled.
+    // For one that a guest has chosen its owner answers, once that is settled.
     assert!(world.receivers(B, &ask(2, chosen)).contains(&A));
 }
 

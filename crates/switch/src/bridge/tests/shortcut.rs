@@ -128,6 +128,17 @@ fn between_all_kinds_of_ports() {
 }
 
 #[test]
+fn from_what_is_no_interfaces_address() {
+    let mut twins = Twins::new(&[PortConfig::learning_guest(), PortConfig::guest(mac(2))]);
+    for source in [MacAddress::ZERO, BROADCAST, group()] {
+        let mut udp = udp4(mac(2), source, ipv4(1), (5, 5));
+        udp.resize(60, 0);
+        twins.send(A, &udp, udp.len(), udp.len());
+    }
+    twins.compare();
+}
+
+#[test]
 fn whichever_bit_is_another() {
     let unguarded = [PortConfig::guest(mac(1)), PortConfig::guest(mac(2))];
     for configs in [&configs()[..], &unguarded] {

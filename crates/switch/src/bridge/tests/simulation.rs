@@ -145,11 +145,14 @@ impl Model {
                 }
             }
         };
-        let wrong_source = match config.mac {
-            Some(mac) => mac != sent.source,
-            None => !sent.source.is_assignable() || self.assigned(sent.source).is_some(),
+        let owner = self.assigned(sent.source);
+        let learns = config.learned_max > 0;
+        let wrong_source = match learns {
+            false => config.mac != Some(sent.source),
+            true => !sent.source.is_assignable() || owner.is_some_and(|owner| owner != sent.from),
         };
-        if hidden || wrong_source || (config.mac.is_none() && !self.learn(now, sent, vlan)) {
+        let to_learn = learns && owner.is_none();
+        if hidden || wrong_source || (to_learn && !self.learn(now, sent, vlan)) {
             return Expected::Refused;
         }
         self.destination(sent, vlan)
@@ -218,7 +221,7 @@ impl Model {
             Some(_) => return Expected::Refused,
             None => 2,
         };
-        let takes = |port: &ModelPort| storm < 2 || port.config.mac.is_none();
+        let takes = |port: &ModelPort| storm < 2 || port.config.learned_max > 0;
         let ports = self
             .all()
             .filter(|(to, port)| takes(port) && self.may_get(sent, vlan, *to));
@@ -278,10 +281,16 @@ impl Simulation {
         let mut config = match self.random.below(8) {
             0 | 1 => PortConfig::uplink(),
             2 => PortConfig::station(address),
-            3 | 4 => PortConfig::learning_guest(),
+            3 => PortConfig::learning_guest(),
+            4 => PortConfig {
+                mac: Some(address),
+                ..PortConfig::learning_guest()
+            },
             _ => PortConfig::guest(address),
         };
-        config.learned_max = 1 + self.random.below(8) as u16;
+        if config.learned_max > 0 {
+            config.learned_max = 1 + self.random.below(8) as u16;
+        }
         config.ipv6_guard = None;
         config.isolated = self.random.one_in(4);
         config.vlan = match self.random.below(3) {
@@ -314,7 +323,8 @@ impl Simulation {
                 self.world.bridge.set_link(id, is_up);
                 if let Some(Some(port)) = self.model.ports.get_mut(usize::from(number)) {
                     port.is_up = is_up;
-                    if !is_up {
+                    // Behind an uplink hosts live on.
+                    if !is_up && port.config.kind != PortKind::Uplink {
                         self.forget(number);
                     }
                 }

@@ -243,6 +243,9 @@ proptest! {
                 .map(|index| RuleId(index as u32))
                 .collect();
             prop_assert_eq!(&between, &expected);
+            let matching: Vec<RuleId> = policy.matching(&from, &to, *port).map(|(rule, _)| rule).collect();
+            let at_port: Vec<RuleId> = expected.iter().copied().filter(|rule| is_about_port(&rules[rule.0 as usize], *port)).collect();
+            prop_assert_eq!(matching, at_port);
 
             let explanation = policy.explain(&calling.caller(), &called.callee(), *port);
             prop_assert_eq!(explanation.decided_by.map(|matched| matched.rule), decided);

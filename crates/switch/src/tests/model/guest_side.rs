@@ -12,8 +12,13 @@ use crate::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 
 impl World {
     pub(crate) fn circuit_at(&self, key: &EndKey) -> Option<(CircuitId, Side)> {
-        let (index, side) = *self.switch.by_end.get(key)?;
-        Some((self.switch.circuits[index as usize].id, side))
+        let EndKey {
+            line,
+            port,
+            peer_cid,
+            peer_port,
+        } = *key;
+        self.switch.circuit_of(line, port, peer_cid, peer_port)
     }
 
     /// Takes up to `max` packets that a guest has sent.
@@ -71,8 +76,7 @@ impl World {
             }
             let asks_again = header.operation == Operation::Request as u16
                 && SocketType::from_wire(header.socket_type)
-                    .zip(self.switch.find(circuit))
-                    .is_some_and(|(kind, index)| self.switch.is_same_dial(index, side, kind));
+                    .is_some_and(|kind| self.asks_again(circuit, side, kind));
             if header.operation == Operation::Reset as u16
                 || (header.operation == Operation::Request as u16 && !asks_again)
             {

@@ -9,8 +9,8 @@ use super::program::Answer;
 use super::world::World;
 use crate::switch::EndKey;
 use crate::{
-    Callee, CalleeId, Caller, CallerId, Decided, HostCaller, LineId, Policy, Reason, Rule, RuleId,
-    ServiceEntry, ServiceId, Verdict,
+    Callee, CalleeId, Caller, CallerId, CircuitId, Decided, HostCaller, LineId, Policy, Reason,
+    Rule, RuleId, ServiceEntry, ServiceId, Side, Verdict,
 };
 
 /// The first of these rules that matches, found one by one.
@@ -52,7 +52,9 @@ impl World {
             .filter(|(_, circuit)| circuit.reason == Some(Reason::Denied))
             .map(|(_, circuit)| circuit.id)
             .collect();
-        for circuit in cut_short {
+        let to_be_cut = self.switch.cuts.iter();
+        let to_be_cut = to_be_cut.flat_map(|cut| cut.circuits.as_slice());
+        for circuit in cut_short.into_iter().chain(to_be_cut.map(|(id, _)| *id)) {
             self.audit.taint(circuit);
         }
         for action in actions {
@@ -119,7 +121,7 @@ impl World {
 
     /// Whether this packet is a call, and not the repetition of one.
     pub(super) fn dials_anew(&self, line: LineId, key: &EndKey, header: &Header) -> bool {
-        let known = self.switch.by_end.get(key);
+        let known = self.circuit_at(key);
         let is_call = header.operation == Operation::Request as u16
             && header.src_cid == u64::from(self.guests[&line].cid)
             && u32::try_from(header.dst_cid).is_ok();
@@ -127,11 +129,18 @@ impl World {
         else {
             return false;
         };
-        let again = known.is_some_and(|(index, side)| {
-            self.switch
-                .is_same_dial(*index as usize, *side, socket_type)
-        });
+        let again =
+            known.is_some_and(|(circuit, side)| self.asks_again(circuit, side, socket_type));
         !again
+    }
+
+    /// Whether a request repeats the dial of this circuit, of which nobody is lost.
+    pub(super) fn asks_again(&self, circuit: CircuitId, side: Side, kind: SocketType) -> bool {
+        self.switch.find(circuit).is_some_and(|index| {
+            let ends = &self.switch.circuits[index].ends;
+            let is_whole = !ends.iter().any(|end| self.switch.is_lost(end));
+            is_whole && self.switch.is_same_dial(index, side, kind)
+        })
     }
 
     /// Asks the rules one by one what the switch has found out by its tables.

@@ -60,8 +60,9 @@ impl Log {
     }
 
     /// Asks another switch the same, and compares every answer.
-    pub(crate) fn replay(&self) -> usize {
+    pub(crate) fn replay(&self, cuts_at_once: usize) -> usize {
         let mut switch = Switch::new(Limits::default());
+        switch.cuts_at_once = cuts_at_once;
         let kept = self.kept.as_ref().expect("the log was kept");
         for (input, output, expected) in kept {
             let mut actions = Vec::new();

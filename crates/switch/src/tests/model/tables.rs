@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::world::World;
+use crate::event::{HostCaller, ProgramId};
 use crate::{LineId, Side};
 
 impl World {
@@ -14,6 +15,12 @@ impl World {
             BTreeMap::<LineId, u32>::new(),
             BTreeMap::<LineId, u64>::new(),
         );
+        for (index, program) in &switch.programs {
+            let host = Some(HostCaller::Program(ProgramId(index as u32)));
+            let circuits = switch.circuits.iter();
+            let own = circuits.filter(|(_, circuit)| circuit.call.host == host);
+            assert_eq!(program.circuits as usize, own.count(), "{program:?}");
+        }
         let (mut listed, mut deadlines) = (0, 0);
         for (_, circuit) in &switch.circuits {
             deadlines += usize::from(circuit.deadline.is_some());

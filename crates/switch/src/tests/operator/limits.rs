@@ -219,6 +219,26 @@ fn a_rule_allows_so_many_calls_in_a_second_whoever_calls() {
 }
 
 #[test]
+fn a_reload_gives_nobody_calls_that_have_been_used_up() {
+    let limited = || allow("*", "db").within(connects(2));
+    let (mut world, lines) = world(vec![limited(), allow("*", "*")]);
+    world.advance(Duration::from_secs(1));
+    for caller in &lines[..2] {
+        assert!(call(&mut world, *caller, 5, 80).is_ok());
+    }
+    // The rule stands elsewhere now, and so is called otherwise.
+    world.set_rules(vec![allow("ci", "cache"), limited(), allow("*", "*")]);
+    assert_eq!(call(&mut world, lines[0], 5, 80), Err(Reason::RuleRate));
+    world.advance(Duration::from_secs(1) / 2);
+    assert!(call(&mut world, lines[0], 5, 80).is_ok());
+    // Another limit is another budget.
+    let other = allow("*", "db").within(connects(3));
+    world.set_rules(vec![other, allow("*", "*")]);
+    assert!(call(&mut world, lines[0], 5, 80).is_ok());
+    world.finish();
+}
+
+#[test]
 fn with_no_calls_a_second_there_are_none() {
     let (mut world, lines) = world(vec![allow("*", "db").within(connects(0))]);
     world.advance(Duration::from_secs(1000));

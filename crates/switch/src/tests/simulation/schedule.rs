@@ -58,6 +58,8 @@ impl Schedule {
         let limits = limits(&mut random);
         let (mut world, lines) = World::kept(if ruled { 0 } else { guests }, limits, log);
         world.log.traced = super::number("RINGDOWN_SIM_TRACE").map(|number| number as u32);
+        // Few circuits, and yet not all cut at once in most worlds.
+        world.switch.cuts_at_once = [64, 1, 2, 3][(seed % 4) as usize];
         world.socket_buffer = random.pick(&[200, 2000, 20_000]);
         let mut schedule = Schedule {
             world,

@@ -1,5 +1,7 @@
 //! `scripts/setup`, with an apt-get that does what the test says.
 
+#![allow(clippy::unwrap_used)]
+
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};

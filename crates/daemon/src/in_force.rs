@@ -1,0 +1,219 @@
+//! How something comes into force: the whole of a configuration, or one VM that is added or removed by hand.
+//!
+//! Everything that can fail is done before anything that a guest could notice: listeners are made, and networks opened. What judges calls and what
+//! carries them out then changes in one go, between two turns of the worker ([`LineWorker::change`]): lines, services, rules, groups and
+//! aliases, and with them what the proxy keeps ([`Offers::prepare`]). So no call is judged by a part of one configuration and a part of another, or
+//! judged by one and carried out by another.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::api::StalledClients;
+use crate::audit::Audit;
+use crate::capture::Captures;
+use crate::config::{Chardev, PlanChange, StateError};
+use crate::control::ControlError;
+use crate::events::Events;
+use crate::line::{LineChange, LineSpec, LineWorker, PolicyChange};
+use crate::net::{NetChange, NetWorker};
+use crate::offers::Offers;
+use crate::policy::Rulebook;
+use crate::reload::{ReadConfig, Settings};
+use crate::runtime::{check_directory, remove_stale_socket};
+use crate::switchboard::Circuits;
+use crate::windows::Windows;
+
+/// What is in force, and changes only as a whole.
+#[derive(Debug, Clone)]
+pub struct InForce {
+    /// The VMs, the rules and the offers.
+    pub book: Rulebook,
+    /// Full names of the VMs that the configuration named, as against those that were added by hand.
+    pub configured: BTreeSet<String>,
+    /// The file of the audit.
+    pub audit: Option<PathBuf>,
+}
+
+/// What stands in the way of something coming into force. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub struct Hindrance {
+    /// The VM that it is about, by full name, if it is about one.
+    pub vm: Option<String>,
+    /// What it is.
+    pub error: Box<ControlError>,
+}
+
+impl fmt::Display for Hindrance {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.vm {
+            Some(vm) => write!(formatter, "VM {vm:?}: {}", self.error),
+            None => self.error.fmt(formatter),
+        }
+    }
+}
+
+impl<E: Into<ControlError>> From<E> for Hindrance {
+    fn from(error: E) -> Hindrance {
+        Hindrance {
+            vm: None,
+            error: Box::new(error.into()),
+        }
+    }
+}
+
+/// What the control plane works with.
+pub struct Parts {
+    /// The data plane.
+    pub worker: Arc<dyn LineWorker>,
+    /// The part of it that switches frames.
+    pub net: Arc<dyn NetWorker>,
+    /// Who serves services and published ports.
+    pub offers: Arc<dyn Offers>,
+    /// Who sets zero-copy circuits up, and knows all circuits.
+    pub circuits: Arc<dyn Circuits>,
+    /// The windows of all VMs.
+    pub windows: Arc<Windows>,
+    /// Where decisions are written.
+    pub audit: Audit,
+    /// Where it is told what happens.
+    pub events: Events,
+    /// Who looks at what passes.
+    pub captures: Captures,
+    /// Whom the control API has cut off.
+    pub stalled_clients: StalledClients,
+    /// What holds for as long as the daemon runs.
+    pub settings: Settings,
+    /// Where the configuration comes from.
+    pub read_config: ReadConfig,
+}
+
+impl Parts {
+    /// Brings what is next into force, or nothing of it. `change` are the lines that come and go with it.
+    ///
+    /// # Errors
+    /// [`Hindrance`].
+    pub fn put_in_force(
+        &self,
+        current: &InForce,
+        next: &InForce,
+        change: &PlanChange,
+        enforce_existing: bool,
+    ) -> Result<(), Hindrance> {
+        self.remember(&current.book, &next.book)?;
+        let mut offer = next.book.offer();
+        offer.enforce_existing = enforce_existing;
+        let services = offer.entries();
+        let commit = self.offers.prepare(offer)?;
+        let lines = LineChange {
+            added: change.added.clone(),
+            removed: change.removed.iter().map(LineSpec::full_name).collect(),
+            services,
+            policy: PolicyChange {
+                policy: next.book.policy(),
+                groups: next.book.groups(),
+                aliases: next.book.aliases(),
+                enforce_existing,
+            },
+            commit,
+        };
+        self.move_audit(current, next)?;
+        if let Err(hindrance) = self.change(current, next, lines) {
+            for spec in &change.added {
+                self.windows.close(&spec.full_name());
+            }
+            // It was open a moment ago.
+            if let Err(error) = self.move_audit(next, current) {
+                tracing::error!("{error}");
+            }
+            return Err(hindrance);
+        }
+        if enforce_existing {
+            self.circuits.enforce();
+        }
+        for spec in &change.removed {
+            let name = spec.full_name();
+            // Behind the line, so that no circuit of the VM has them.
+            self.circuits.removed(&name);
+            self.windows.close(&name);
+        }
+        Ok(())
+    }
+
+    /// Changes lines and networks, or nothing but the windows of new lines.
+    fn change(
+        &self,
+        current: &InForce,
+        next: &InForce,
+        lines: LineChange,
+    ) -> Result<(), Hindrance> {
+        for spec in &lines.added {
+            self.prepare_line(spec).map_err(|error| Hindrance {
+                vm: Some(spec.full_name()),
+                error: Box::new(error),
+            })?;
+        }
+        let networks = NetChange::between(&current.book.plan, &next.book.plan);
+        networks.open(self.net.as_ref())?;
+        if let Err(fault) = self.worker.change(lines) {
+            networks.undo(self.net.as_ref());
+            return Err(Hindrance {
+                vm: fault.vm,
+                error: Box::new(fault.error.into()),
+            });
+        }
+        networks.settle(self.net.as_ref());
+        networks.close(self.net.as_ref());
+        Ok(())
+    }
+
+    /// Writes down which context identifiers and which addresses belong to which names, if that has changed.
+    fn remember(&self, current: &Rulebook, next: &Rulebook) -> Result<(), StateError> {
+        let (cids, addresses) = (current.plan.cids(), current.plan.addresses());
+        next.plan.save(&self.settings.state_dir, cids, addresses)
+    }
+
+    fn move_audit(&self, from: &InForce, to: &InForce) -> Result<(), ControlError> {
+        if from.audit == to.audit {
+            return Ok(());
+        }
+        let moved = self.audit.move_to(to.audit.as_deref());
+        moved.map_err(|error| ControlError::AuditFile {
+            path: to.audit.clone().unwrap_or_default(),
+            error,
+        })
+    }
+
+    /// Gets ready for a line to be opened: checks its directories, takes over stale sockets, and makes its windows.
+    fn prepare_line(&self, spec: &LineSpec) -> Result<(), ControlError> {
+        // Where a VMM listens there may be nothing yet, and nothing has to be made.
+        let ours = |chardev: &Chardev, option| match chardev {
+            Chardev::Listen(path) => Some((path.clone(), option, true)),
+            Chardev::Connect(_) => None,
+        };
+        let mut sockets = vec![(spec.host.clone(), "host=PATH", true)];
+        let vmm = spec.hybrid.clone();
+        sockets.extend(vmm.map(|path| (path, "hybrid=PATH", false)));
+        let vhost_user = spec.vhost_user.clone();
+        sockets.extend(vhost_user.map(|path| (path, "vhost-user=PATH", true)));
+        let serial = spec.serial.as_ref();
+        sockets.extend(serial.and_then(|of| ours(of, "serial=PATH")));
+        for channel in &spec.channels {
+            sockets.extend(ours(&channel.chardev, "listen = \"PATH\""));
+            let listens_at = channel.listens_at();
+            sockets.extend(listens_at.map(|path| (path.to_owned(), "to = \"listen:PATH\"", true)));
+        }
+        for (path, option, is_ours) in &sockets {
+            check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
+            if *is_ours && remove_stale_socket(path)? {
+                tracing::warn!(
+                    vm = spec.full_name(),
+                    socket = %path.display(),
+                    "took over the stale socket of a daemon that has died"
+                );
+            }
+        }
+        Ok(self.windows.open(spec)?)
+    }
+}

@@ -1,0 +1,121 @@
+//! Rules that nearly decided otherwise about a call: what a person looks for who expected another answer.
+
+use switch::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule};
+
+use super::Rulebook;
+use super::listing::info;
+use crate::api::types::{PassedOver, PolicyAnswer, PolicyVerdict};
+use crate::proxy::egress::is_network;
+
+/// The most rules that are told of in an answer.
+const MAX_PASSED_OVER: usize = 4;
+
+impl Rulebook {
+    /// Rules before the one that decided that say otherwise and match in all but one regard: those first that differ in the port, then in the
+    /// caller, then in the callee. A call that is allowed is compared with rules that name its caller or callee.
+    pub(super) fn passed_over(
+        &self,
+        answer: &PolicyAnswer,
+        decision: &Decision<'_>,
+        from: &Caller<'_>,
+        to: &Callee<'_>,
+    ) -> Vec<PassedOver> {
+        let end = decision.rule.map(|(id, _)| id.0 as usize);
+        let rules = self.policy.rules();
+        let mut passed_over = Vec::new();
+        for (index, rule) in rules.iter().take(end.unwrap_or(rules.len())).enumerate() {
+            let verdict = PolicyVerdict::from(&rule.verdict);
+            let Some(differs_in) = differs_in(rule, from, to, answer.port) else {
+                continue;
+            };
+            let helps = match answer.verdict {
+                PolicyVerdict::Denied => verdict != PolicyVerdict::Denied,
+                _ => verdict != answer.verdict && names_an_end(rule, from, to),
+            };
+            let Some(written) = self.rules.get(index).filter(|_| helps) else {
+                continue;
+            };
+            let words = info(index as u32, written);
+            let has = match differs_in {
+                "port" => words.ports,
+                "from" => words.from,
+                _ => words.to,
+            };
+            passed_over.push(PassedOver {
+                rule: self.rule(index as u32),
+                verdict,
+                differs_in: differs_in.to_owned(),
+                has,
+            });
+        }
+        passed_over.sort_by_key(|passed| {
+            ["port", "from", "to"]
+                .iter()
+                .position(|key| *key == passed.differs_in)
+        });
+        passed_over.truncate(MAX_PASSED_OVER);
+        passed_over
+    }
+}
+
+/// The one key in which a rule does not match, if it is one, and if the rule could be about such a caller and such a callee.
+fn differs_in(rule: &Rule, from: &Caller<'_>, to: &Callee<'_>, port: u32) -> Option<&'static str> {
+    let has_port = rule.ports.is_empty() || rule.ports.iter().any(|range| range.contains(&port));
+    let fits = [
+        (rule.from.iter().any(|pattern| pattern.covers(from)), "from"),
+        (rule.to.iter().any(|pattern| pattern.covers(to)), "to"),
+        (has_port, "port"),
+    ];
+    let mut misses = fits.iter().filter(|(fits, _)| !fits);
+    let (Some((_, key)), None) = (misses.next(), misses.next()) else {
+        return None;
+    };
+    let is_kin = match *key {
+        "from" => rule
+            .from
+            .iter()
+            .any(|pattern| is_caller_like(pattern, from)),
+        "to" => rule.to.iter().any(|pattern| is_callee_like(pattern, to)),
+        _ => true,
+    };
+    is_kin.then_some(*key)
+}
+
+fn is_caller_like(pattern: &CallerPattern, from: &Caller<'_>) -> bool {
+    let is_program = matches!(
+        pattern,
+        CallerPattern::Host | CallerPattern::User(_) | CallerPattern::UserGroup(_)
+    );
+    is_program != matches!(from, Caller::Vm { .. })
+}
+
+fn is_callee_like(pattern: &CalleePattern, to: &Callee<'_>) -> bool {
+    match pattern {
+        CalleePattern::AnyVm { .. } | CalleePattern::Vm { .. } | CalleePattern::Group { .. } => {
+            matches!(to, Callee::Vm { .. })
+        }
+        CalleePattern::Service { .. } => matches!(to, Callee::Service { .. }),
+        CalleePattern::Listeners => *to == Callee::Listener,
+        CalleePattern::Network(_) | CalleePattern::Name(_) => matches!(to, Callee::Address { .. }),
+    }
+}
+
+/// Whether a rule names the caller or the callee, rather than all of their kind.
+fn names_an_end(rule: &Rule, from: &Caller<'_>, to: &Callee<'_>) -> bool {
+    let names_caller = |pattern: &CallerPattern| {
+        let is_all = matches!(pattern, CallerPattern::AnyVm { .. } | CallerPattern::Host);
+        !is_all && pattern.covers(from)
+    };
+    let names_callee = |pattern: &CalleePattern| {
+        let is_all = match pattern {
+            CalleePattern::AnyVm { .. } | CalleePattern::Listeners => true,
+            CalleePattern::Service { name, .. } | CalleePattern::Name(name) => {
+                *name == NamePattern::Any
+            }
+            CalleePattern::Network(network) => !is_network(network.prefix_len()),
+            CalleePattern::Vm { .. } | CalleePattern::Group { .. } => false,
+        };
+        !is_all && pattern.covers(to)
+    };
+    rule.from.iter().any(names_caller) || rule.to.iter().any(names_callee)
+}

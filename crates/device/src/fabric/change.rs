@@ -1,0 +1,133 @@
+//! How a configuration comes into force: in one go, between two turns.
+//!
+//! Calls are judged in turns, and a call is carried out, or handed to the dialer, in the turn that judged it. So whatever changes together within
+//! [`Fabric::change`] is never seen in part by a call: it is judged and carried out under the configuration of before, or under that of after.
+//! What belongs to a configuration and is others' to keep, such as what the dialer puts calls through to, changes in the same go
+//! ([`Change::commit`]).
+
+use std::sync::Arc;
+
+use switch::{LineId, Policy, ServiceEntry};
+
+use super::{Carrier, Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
+
+/// Everything that changes with a configuration.
+pub struct Change {
+    /// Lines to open.
+    pub added: Vec<NewLine>,
+    /// Lines to close, by the full names of their VMs.
+    pub removed: Vec<String>,
+    /// All services that guests can call from now on.
+    pub services: Vec<ServiceEntry>,
+    /// The rules from now on.
+    pub policy: Arc<Policy>,
+    /// The groups that each VM is in from now on, by its full name. VMs that are not named keep theirs.
+    pub groups: Vec<(String, Vec<String>)>,
+    /// The other names that each VM has from now on, by its full name. VMs that are not named keep theirs.
+    pub aliases: Vec<(String, Vec<String>)>,
+    /// Whether circuits that would not be set up any more are cut short.
+    pub enforce_existing: bool,
+    /// What others keep of the configuration. It must not wait, and is dropped when the change is not made.
+    pub commit: Box<dyn FnOnce() + Send>,
+}
+
+/// A line to open.
+pub enum NewLine {
+    /// One with rings.
+    Rings(LineConfig),
+    /// One of a VM whose VMM has a vsock device of its own.
+    Hybrid(HybridConfig),
+    /// One whose streams somebody else carries.
+    Serial(SerialConfig, Carrier),
+}
+
+impl NewLine {
+    fn full_name(&self) -> String {
+        let address = match self {
+            NewLine::Rings(config) => &config.address,
+            NewLine::Hybrid(config) => &config.address,
+            NewLine::Serial(config, _) => &config.address,
+        };
+        address.full_name()
+    }
+}
+
+/// The line that cannot be opened, by the full name of its VM, and why.
+pub type RefusedLine = (String, OpenLineError);
+
+impl Fabric {
+    /// Makes a change, all of it at once. Returns how many circuits were cut short because they would not be set up any more.
+    ///
+    /// # Errors
+    /// When a line cannot be opened. Nothing has changed then.
+    pub fn change(&mut self, change: Change) -> Result<usize, RefusedLine> {
+        // What has been judged is carried out before anything changes.
+        self.carry_out();
+        self.open_lines(change.added)?;
+        // While nothing is judged yet by the new rules, in which these VMs do not exist.
+        self.strike_lines(&change.removed);
+        self.set_aliases(change.aliases);
+        self.set_services(change.services);
+        let ended = self.set_policy(change.policy, change.groups, change.enforce_existing);
+        (change.commit)();
+        Ok(ended)
+    }
+
+    fn open_lines(&mut self, added: Vec<NewLine>) -> Result<(), RefusedLine> {
+        let mut opened = Vec::new();
+        for line in added {
+            let name = line.full_name();
+            let result = match line {
+                NewLine::Rings(config) => self.open_line(&config),
+                NewLine::Hybrid(config) => self.open_hybrid_line(&config),
+                NewLine::Serial(config, carrier) => self.open_serial_line(&config, carrier),
+            };
+            if let Err(error) = result {
+                self.strike_lines(&opened);
+                return Err((name, error));
+            }
+            opened.push(name);
+        }
+        Ok(())
+    }
+
+    /// Closes the line of this VM, by its full name, cutting its circuits short. Returns whether there was one.
+    pub fn close_line(&mut self, name: &str) -> bool {
+        let Some(id) = self.line_named(name) else {
+            return false;
+        };
+        self.strike_line(id);
+        true
+    }
+
+    fn strike_lines(&mut self, names: &[String]) {
+        for name in names {
+            if let Some(id) = self.line_named(name) {
+                self.strike_line(id);
+            }
+        }
+    }
+
+    /// Cuts the circuits of a line short, and forgets it. Its guest is not heard any more: a call that waits in its ring is not judged.
+    fn strike_line(&mut self, id: LineId) {
+        let Some(line) = self.line(id) else {
+            return;
+        };
+        for ring in line.rings.iter_mut().flatten() {
+            ring.enabled = false;
+        }
+        self.forget_guest(id);
+        self.switch.remove_line(self.now, id, &mut self.actions);
+        self.carry_out();
+        self.callers.retain(|_, caller| {
+            let stays = caller.line != id;
+            if !stays {
+                caller.refuse(&wire::connect::refused(switch::Reason::Operator));
+            }
+            stays
+        });
+        self.redials.retain(|redial| redial.call.line != id);
+        self.captures.forget_line(id);
+        self.lines[id.0 as usize] = None;
+    }
+}

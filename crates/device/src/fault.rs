@@ -1,0 +1,60 @@
+//! Why a guest's device does not work, in words.
+
+use std::fmt::Display;
+
+/// The longest text of a fault that is kept.
+pub const MAX_FAULT_CHARS: usize = 256;
+
+/// QEMU hands over memory that has a file and is shared, and says nothing of the rest.
+pub(crate) const NO_SHARED_MEMORY: &str =
+    "the VMM shares no memory: give its memory backend share=on (see `ringdown args`)";
+
+/// The guest's driver notifies, and no ring of its device shows anything; see [`look`](crate::ring::look).
+pub(crate) const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
+
+/// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
+#[derive(Debug, Default)]
+pub(crate) struct LastFault(Option<String>);
+
+impl LastFault {
+    /// Keeps it, up to [`MAX_FAULT_CHARS`] and without control characters.
+    pub(crate) fn set(&mut self, fault: &dyn Display) {
+        let text = fault.to_string();
+        let shown = text.chars().take(MAX_FAULT_CHARS);
+        let shown = shown.map(|letter| match letter.is_control() {
+            true => char::REPLACEMENT_CHARACTER,
+            false => letter,
+        });
+        self.0 = Some(shown.collect());
+    }
+
+    /// A driver runs.
+    pub(crate) fn clear(&mut self) {
+        self.0 = None;
+    }
+
+    pub(crate) fn text(&self) -> Option<String> {
+        self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_fault_is_kept_what_can_be_shown() {
+        let mut fault = LastFault::default();
+        for len in [MAX_FAULT_CHARS - 1, MAX_FAULT_CHARS, MAX_FAULT_CHARS + 1] {
+            fault.set(&"µ".repeat(len));
+            let kept = fault.text().map(|text| text.chars().count());
+            assert_eq!(kept, Some(len.min(MAX_FAULT_CHARS)));
+        }
+        fault.set(&"a\x1b[2J\nb");
+        assert_eq!(fault.text().as_deref(), Some("a\u{fffd}[2J\u{fffd}b"));
+        for ours in [NO_SHARED_MEMORY, NOT_SHARED] {
+            fault.set(&ours);
+            assert_eq!(fault.text().as_deref(), Some(ours));
+        }
+    }
+}

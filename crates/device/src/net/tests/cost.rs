@@ -1,0 +1,205 @@
+//! Frames that cost much: cut into many segments, long, or for an uplink. Whoever sends them must not keep others waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use memory::driver::Arena;
+use switch::bridge::{BridgeLimits, PortConfig};
+use wire::net_header::NetHeader;
+
+use super::house::{Driver, Guest, House, LAN, TRANSMIT, frame, mac};
+use super::packets::Packet;
+use super::uplinks::{OUTSIDE, datagram, flooder, narrow_uplink, on_the_wire, wide_uplink};
+
+/// Another network, with an uplink of its own.
+const DMZ: &str = "dmz";
+
+/// The most that may be done for one guest while another waits, as docs/threat-model.md has it: bytes copied, segments made,
+/// system calls.
+const MOST_BYTES: usize = 4 << 20;
+const MOST_SEGMENTS: usize = 4096;
+const MOST_CALLS: u64 = 512;
+
+/// A guest in the other network.
+fn guest_of_dmz(house: &mut House, number: u8) -> Guest {
+    let driver = Driver::default();
+    let mut config = house.port_config(number, PortConfig::guest(mac(number)), &driver);
+    config.network = DMZ.to_owned();
+    house.fabric.add_port(config).unwrap();
+    let arena = Arc::new(Arena::new(32 << 20).unwrap());
+    house.guest_of(DMZ, number, driver, arena)
+}
+
+fn sent_by(house: &House, network: &str) -> u64 {
+    let networks = house.fabric.networks();
+    let found = networks.iter().find(|found| found.name == network);
+    found.unwrap().uplink.as_ref().unwrap().counters.sent_frames
+}
+
+/// Lets a guest send this frame without pause. Has another one begin to wait after the first turn, and turns until it is served.
+/// Returns how many frames were taken from the first one meanwhile, and how many the uplink was given.
+fn flood(
+    house: &mut House,
+    flooder: &mut Guest,
+    (header, frame): (NetHeader, &[u8]),
+    wait: impl FnOnce(),
+    mut is_served: impl FnMut() -> bool,
+) -> (usize, u64) {
+    let mut before = (0, 0);
+    let mut wait = Some(wait);
+    let counted = |house: &House, flooder: &Guest| {
+        let taken = house.counters(flooder).frames_from_guest;
+        (taken as usize, sent_by(house, LAN))
+    };
+    house.settle();
+    for _ in 0..100_000 {
+        while flooder.try_enqueue(TRANSMIT, header, frame, &[]) {}
+        flooder.kick();
+        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+        if let Some(wait) = wait.take() {
+            before = counted(house, flooder);
+            wait();
+        } else if is_served() {
+            let after = counted(house, flooder);
+            return (after.0 - before.0, after.1 - before.1);
+        }
+    }
+    panic!("the other one is never served");
+}
+
+#[test]
+fn segments_for_an_uplink_do_not_keep_the_uplink_of_another_network_waiting() {
+    let mut house = House::new();
+    let limits = BridgeLimits::default();
+    house.fabric.add_network(DMZ, limits).unwrap();
+    let mut flooder = flooder(&mut house);
+    let outside = wide_uplink(&mut house, LAN);
+    outside
+        .send(&on_the_wire(&frame(mac(1), OUTSIDE, 60)))
+        .unwrap();
+    let wire = narrow_uplink(&mut house, DMZ);
+    let mut waiting = guest_of_dmz(&mut house, 2);
+    let packet = datagram(&flooder, 128 * 500);
+    let sent = frame(waiting.mac, OUTSIDE, 60);
+    let (taken, calls) = flood(
+        &mut house,
+        &mut flooder,
+        (packet.to_be_cut(500), &packet.frame),
+        || {
+            rustix::io::write(&wire, &on_the_wire(&sent)).unwrap();
+        },
+        || waiting.frames() == [sent.clone()],
+    );
+    assert!(calls <= MOST_CALLS, "{calls} system calls");
+    assert!(taken * 128 <= MOST_SEGMENTS, "{taken} frames");
+}
+
+#[test]
+fn segments_for_a_guest_do_not_keep_another_guest_waiting() {
+    for (len, size) in [(1366, 1), (60_000, 48), (60_000, 1400)] {
+        let mut house = House::new();
+        let _outside = wide_uplink(&mut house, LAN);
+        let (mut flooder, plain) = (flooder(&mut house), house.guest_with(2, Driver::plain()));
+        let (mut web, mut db) = (house.guest(3), house.guest(4));
+        let packet = Packet::tcp4(&flooder, &plain, len);
+        let sent = frame(db.mac, web.mac, 60);
+        let (taken, _) = flood(
+            &mut house,
+            &mut flooder,
+            (packet.to_be_cut(size), &packet.frame),
+            || web.send(&sent),
+            || db.frames() == [sent.clone()],
+        );
+        let segments = taken * len.div_ceil(size.into());
+        assert!(segments <= MOST_SEGMENTS, "{segments} of {size} bytes");
+    }
+}
+
+#[test]
+fn long_frames_do_not_keep_another_guest_waiting() {
+    let mut house = House::with_mtu(u16::MAX);
+    let _outside = wide_uplink(&mut house, LAN);
+    let (mut flooder, other) = (flooder(&mut house), house.guest(2));
+    let (mut web, mut db) = (house.guest(3), house.guest(4));
+    let long = frame(other.mac, flooder.mac, 65_000);
+    let sent = frame(db.mac, web.mac, 60);
+    let (taken, _) = flood(
+        &mut house,
+        &mut flooder,
+        (NetHeader::default(), &long),
+        || web.send(&sent),
+        || db.frames() == [sent.clone()],
+    );
+    assert!(taken * long.len() <= MOST_BYTES, "{taken} frames");
+}
+
+/// A turn has room for so much work, whoever it is done for.
+#[test]
+fn many_who_send_long_frames_do_not_keep_an_uplink_waiting() {
+    let mut house = House::with_mtu(u16::MAX);
+    let wire = narrow_uplink(&mut house, LAN);
+    let mut waiting = house.guest(1);
+    let mut others: Vec<_> = (2..18).map(|number| house.guest(number)).collect();
+    let long = |to: &Guest, from: &Guest| frame(to.mac, from.mac, 65_000);
+    house.settle();
+    let refill = |others: &mut Vec<Guest>| {
+        for number in 0..others.len() {
+            let sent = long(&others[number ^ 1], &others[number]);
+            while others[number].try_enqueue(TRANSMIT, NetHeader::default(), &sent, &[]) {}
+            others[number].kick();
+        }
+    };
+    let taken = |house: &House, others: &[Guest]| {
+        let counters = others.iter().map(|guest| house.counters(guest));
+        counters
+            .map(|counters| counters.bytes_from_guest)
+            .sum::<u64>()
+    };
+    refill(&mut others);
+    house.fabric.turn(Some(Duration::ZERO)).unwrap();
+    let before = taken(&house, &others);
+    let sent = frame(waiting.mac, OUTSIDE, 60);
+    rustix::io::write(&wire, &on_the_wire(&sent)).unwrap();
+    while waiting.frames() != [sent.clone()] {
+        refill(&mut others);
+        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+    }
+    let bytes = (taken(&house, &others) - before) as usize;
+    // What was done before the wire was looked at, and in that same turn after it.
+    assert!(bytes <= 2 * MOST_BYTES, "{bytes} bytes");
+}
+
+/// What ends a batch stays in the ring, and comes next.
+#[test]
+fn frames_arrive_in_their_order_however_much_they_cost() {
+    for kind in Driver::of_each_kind() {
+        let driver = Driver {
+            ring_size: 64,
+            ..kind
+        };
+        let mut house = House::new();
+        let mut web = house.guest_with(1, driver.clone());
+        let mut db = house.guest_with(2, driver);
+        let mut expected = Vec::new();
+        for (number, (len, size)) in [(1366, 1), (400, 1), (90, 90), (1300, 10)]
+            .into_iter()
+            .cycle()
+            .take(40)
+            .enumerate()
+        {
+            let mut packet = Packet::tcp4(&web, &db, len);
+            let last = packet.frame.len() - 1;
+            packet.frame[last] = number as u8;
+            web.enqueue(packet.to_be_cut(size), &packet.frame);
+            expected.push(packet.frame);
+        }
+        web.kick();
+        house.settle();
+        let received = db.frames();
+        assert_eq!(received.len(), expected.len());
+        assert!(received == expected, "another order");
+        house.rest();
+        web.take_sent(TRANSMIT);
+        assert_eq!(web.outstanding, 0);
+    }
+}

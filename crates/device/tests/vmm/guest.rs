@@ -1,0 +1,205 @@
+//! A guest whose VMM and driver say what they are told to, with no help from the code under test.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use device::Fabric;
+use memory::driver::{Arena, DriverQueue, RawDescriptor};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use wire::vsock::{HEADER_LEN, Header};
+
+use crate::turn_until;
+
+pub const RX: usize = 0;
+pub const TX: usize = 1;
+
+/// Entries of each ring.
+pub const RING: u16 = 256;
+
+/// Entries of a table: as many as a chain may have.
+pub const TABLE: u16 = 1024;
+
+/// Where the guest sees its memory.
+const BASE: u64 = 1 << 32;
+
+/// Version 1, and indirect tables. Without the protocol's features rings are enabled from the start.
+const FEATURES: u64 = 1 << 32 | 1 << 28;
+
+/// Numbers of requests (vhost-user, "Front-end message types").
+pub mod request {
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+}
+
+pub struct Guest {
+    pub vmm: UnixStream,
+    arena: Arc<Arena>,
+    queues: [DriverQueue; 2],
+    kicks: [OwnedFd; 2],
+    _calls: [OwnedFd; 2],
+}
+
+impl Guest {
+    /// A guest whose rings run when this returns, with those of the guests of all other lines.
+    pub fn attach(fabric: &mut Fabric, socket: &Path) -> Guest {
+        let arena = Arc::new(Arena::new(4 << 20).unwrap());
+        let queue = || DriverQueue::new(Arc::clone(&arena), BASE, RING, false, true);
+        let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let guest = Guest {
+            vmm: UnixStream::connect(socket).unwrap(),
+            queues: [queue(), queue()],
+            kicks: [event(), event()],
+            _calls: [event(), event()],
+            arena,
+        };
+        guest.start();
+        turn_until(fabric, "the driver runs", |fabric| {
+            fabric.lines().iter().all(|line| line.report.up)
+        });
+        guest
+    }
+
+    fn start(&self) {
+        use request::*;
+        let none: [BorrowedFd<'_>; 0] = [];
+        send(&self.vmm, SET_OWNER, &[], &none);
+        send(&self.vmm, SET_FEATURES, &quads(&[FEATURES]), &none);
+        let region = self.arena.region(BASE).unwrap();
+        let table = quads(&[1, BASE, region.size, region.frontend_address, 0]);
+        send(&self.vmm, SET_MEM_TABLE, &table, &[region.file.as_fd()]);
+        for index in [RX, TX] {
+            let setup = self.queues[index].setup();
+            let number = |value: u64| quads(&[index as u64 | value << 32]);
+            send(&self.vmm, SET_VRING_NUM, &number(RING.into()), &none);
+            let places = [setup.descriptors, setup.used, setup.available, 0];
+            let places = [number(0), quads(&places)].concat();
+            send(&self.vmm, SET_VRING_ADDR, &places, &none);
+            send(&self.vmm, SET_VRING_BASE, &number(0), &none);
+            let events = [
+                (SET_VRING_CALL, &self._calls[index]),
+                (SET_VRING_KICK, &self.kicks[index]),
+            ];
+            for (request, event) in events {
+                send(&self.vmm, request, &number(0), &[event.as_fd()]);
+            }
+        }
+    }
+
+    /// A packet in memory: its header, and as many bytes of payload as it says.
+    pub fn packet(&self, header: &Header) -> RawDescriptor {
+        let len = HEADER_LEN + header.len as usize;
+        let place = self.arena.allocate(len, 8);
+        self.arena.write(place, &header.to_bytes());
+        RawDescriptor {
+            address: BASE + place as u64,
+            len: len as u32,
+            flags: 0,
+            next: 0,
+        }
+    }
+
+    /// The same packet or buffer, described by a table of [`TABLE`] descriptors: one of a header's length, and others of one byte.
+    pub fn in_pieces(&self, whole: RawDescriptor) -> RawDescriptor {
+        let place = self.arena.allocate(16 * usize::from(TABLE), 16);
+        let header = HEADER_LEN as u32;
+        for index in 0..TABLE {
+            let (offset, len) = match index {
+                0 => (0, header),
+                // What the packet does not have is read again.
+                _ => (
+                    header + u32::from(index - 1) % (whole.len - header).max(1),
+                    1,
+                ),
+            };
+            let is_last = index + 1 == TABLE;
+            let piece = RawDescriptor {
+                address: whole.address + u64::from(offset),
+                len,
+                flags: whole.flags | if is_last { 0 } else { RawDescriptor::NEXT },
+                next: if is_last { 0 } else { index + 1 },
+            };
+            let offset = place + 16 * usize::from(index);
+            self.arena.write(offset, &piece.to_bytes());
+        }
+        RawDescriptor {
+            address: BASE + place as u64,
+            len: 16 * u32::from(TABLE),
+            flags: RawDescriptor::INDIRECT,
+            next: 0,
+        }
+    }
+
+    /// Room for a packet.
+    pub fn buffer(&self, len: usize) -> RawDescriptor {
+        RawDescriptor {
+            address: BASE + self.arena.allocate(len, 8) as u64,
+            len: len as u32,
+            flags: RawDescriptor::WRITE,
+            next: 0,
+        }
+    }
+
+    /// Makes a chain of this descriptor available `count` times, without a notification.
+    pub fn offer(&mut self, ring: usize, descriptor: RawDescriptor, count: u16) {
+        let queue = &mut self.queues[ring];
+        let first = queue.available_index();
+        for index in first..first + count {
+            queue.write_descriptor(index, descriptor);
+            queue.set_available_entry(index, index);
+        }
+        queue.set_available_index(first + count);
+    }
+
+    pub fn kick(&self, ring: usize) {
+        assert_eq!(
+            rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes()),
+            Ok(8)
+        );
+    }
+
+    /// How many chains of this ring have been given back.
+    pub fn given_back(&self, ring: usize) -> u16 {
+        self.queues[ring].used_index()
+    }
+
+    /// The VMM is gone; the guest's memory is still there to be looked at.
+    pub fn hang_up(&self) {
+        self.vmm.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+}
+
+pub fn quads(numbers: &[u64]) -> Vec<u8> {
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
+}
+
+/// Sends a message.
+pub fn send(vmm: &UnixStream, request: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut bytes = [request, 1, payload.len() as u32]
+        .map(u32::to_le_bytes)
+        .concat();
+    bytes.extend_from_slice(payload);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let slices = [IoSlice::new(&bytes)];
+    let sent = sendmsg(vmm, &slices, &mut ancillary, SendFlags::NOSIGNAL);
+    assert_eq!(sent.unwrap(), bytes.len());
+}
