@@ -6,12 +6,12 @@
 
 mod early;
 mod event;
+mod request;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,9 +29,11 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
-use crate::Waker;
 use crate::fault::NO_SHARED_MEMORY;
 use crate::socket::Listener;
+
+use request::Caller;
+pub(crate) use request::{Answer, Identity, Mailbox, Message, Model, Request, RingStart};
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
 const MAX_MEMORY_SLOTS: u64 = 509;
@@ -48,82 +50,6 @@ const FEATURE_VERSION_1: u64 = 1 << 32;
 pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURES: u64 =
     FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
-
-/// What a VMM finds behind a socket.
-#[derive(Debug, Clone)]
-pub(crate) struct Model {
-    /// Virtio features beside those that all devices here have.
-    pub(crate) features: u64,
-    /// How many rings the device has.
-    pub(crate) rings: usize,
-    /// Its configuration, as the guest reads it; empty where the VMM has one itself.
-    pub(crate) config: Vec<u8>,
-    /// The VMM may say the same of a region of memory again: QEMU before version 8.1 adds and removes each once for every pair of rings.
-    pub(crate) may_repeat_regions: bool,
-}
-
-/// Which device of which VM this is about.
-#[derive(Debug, Clone)]
-pub(crate) struct Identity {
-    /// The number of the line or port.
-    pub(crate) device: u32,
-    /// Which use of that number: a device that was removed is not answered for by its successor.
-    pub(crate) generation: u64,
-    /// The VM, for the log.
-    pub(crate) vm: String,
-}
-
-/// What a VMM asks of the fabric.
-#[derive(Debug)]
-pub(crate) enum Request {
-    /// A VMM has connected.
-    Attach,
-    /// The VMM is gone. What it sent last is still to be read. If its connection did not end as it should, this says why.
-    Detach { fault: Option<String> },
-    /// A ring is complete and may run. A ring that runs already is replaced.
-    Start { index: usize, start: Box<RingStart> },
-    /// Stop a ring. The answer is where it would go on.
-    Stop { index: usize },
-    /// Interrupt the guest here from now on.
-    SetCall { index: usize, call: Option<File> },
-    /// Let a ring run, or hold it.
-    SetEnabled { index: usize, enabled: bool },
-    /// The guest's memory is this from now on.
-    ReplaceMemory { memory: Arc<GuestMemory> },
-    /// Forget every circuit.
-    Reset,
-}
-
-#[derive(Debug)]
-pub(crate) struct RingStart {
-    pub(crate) setup: QueueSetup,
-    pub(crate) memory: Arc<GuestMemory>,
-    pub(crate) kick: File,
-    pub(crate) call: Option<File>,
-    pub(crate) enabled: bool,
-    /// All features that the driver has accepted.
-    pub(crate) features: u64,
-}
-
-/// A request with the way back for its answer.
-#[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) device: u32,
-    /// See [`Identity::generation`].
-    pub(crate) generation: u64,
-    pub(crate) request: Request,
-    pub(crate) answer: SyncSender<Answer>,
-}
-
-/// The fabric's answer: a number where one was asked for, or why it cannot be done.
-pub(crate) type Answer = Result<u32, String>;
-
-/// How to reach the fabric from another thread.
-#[derive(Debug, Clone)]
-pub(crate) struct Mailbox {
-    pub(crate) messages: Sender<Message>,
-    pub(crate) waker: Waker,
-}
 
 /// The thread of one line. When this is dropped nobody listens at the line's socket any more, its VMM is hung up on, and the thread ends by
 /// itself. Nobody waits for that: it may be closing a file of the VMM's, which takes as long as whoever serves the file likes.
@@ -289,35 +215,6 @@ fn enabled_early(stream: &UnixStream, session: &Mutex<Session>) -> ProtocolResul
     let done = session.set_vring_enable(enable.ring, enable.enabled);
     enable.answer(stream, done)?;
     Ok(true)
-}
-
-/// One device's way to ask the fabric.
-#[derive(Debug, Clone)]
-struct Caller {
-    identity: Identity,
-    mailbox: Mailbox,
-}
-
-impl Caller {
-    fn call(&self, request: Request) -> ProtocolResult<u32> {
-        let (answer, wait) = sync_channel(1);
-        let message = Message {
-            device: self.identity.device,
-            generation: self.identity.generation,
-            request,
-            answer,
-        };
-        let gone = |_| ProtocolError::Disconnected;
-        self.mailbox
-            .messages
-            .send(message)
-            .map_err(|_| ProtocolError::Disconnected)?;
-        self.mailbox.waker.wake();
-        wait.recv().map_err(gone)?.map_err(|reason| {
-            tracing::debug!(vm = self.identity.vm, %reason, "refused what the VMM asked");
-            ProtocolError::ReqHandlerError(io::Error::other(reason))
-        })
-    }
 }
 
 /// What the VMM has said about one ring.
