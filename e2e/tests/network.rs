@@ -182,6 +182,17 @@ impl Deref for Held {
     }
 }
 
+impl Drop for Held {
+    /// A test that fails leaves the others the configuration that they expect.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let file = self.daemon.runtime_directory().join("ringdown.toml");
+            let _ = fs::write(file, CONFIGURATION);
+            let _ = self.daemon.run(&["reload"]);
+        }
+    }
+}
+
 fn scene() -> Held {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     Held {

@@ -89,6 +89,8 @@ fn ports_that_are_kept_apart_reach_the_network_itself_only() {
     let (web, db) = (scene.guest("web"), scene.guest("db"));
     let own = network(&scene, "lan")["ipv4"].clone();
     let own = own.as_str().unwrap().split('/').next().unwrap();
+    // A broadcast that asks for the other's MAC address is not refused, so that has to be known before.
+    assert_answers(web, &address_of(&scene, "lan", "db", "ipv4"));
     let lan = "[[network]]\nname = \"lan\"\n";
     assert!(CONFIGURATION.contains(lan));
     reload(

@@ -106,7 +106,8 @@ fn iperf3_measures_tcp_and_udp() {
                 true => &end["sum"],
                 false => &end["sum_received"],
             };
-            let rate = sum["bits_per_second"].as_f64().unwrap();
+            let rate = sum["bits_per_second"].as_f64();
+            let rate = rate.unwrap_or_else(|| panic!("{guest} {options}: {report}"));
             eprintln!("{guest} and db, iperf3 {options}: {:.0} Mbit/s", rate / 1e6);
             let lost = sum["lost_percent"].as_f64().unwrap_or(0.0);
             assert!(rate > 0.0 && lost < 100.0, "{guest} {options}: {sum}");
