@@ -138,9 +138,10 @@ impl Callers {
         // Not what was expected before it came: the host may have been given a new secret meanwhile.
         match &*self.known(deadline)? {
             State::Prove(secret) if *secret == given => Ok(()),
-            _ => Err(refusal(
+            _ => Err(Stop::Report(ErrorReport::new(
+                ErrorKind::WrongProof,
                 "this connection's proof that it comes from the host is not the one that the agent gave its host last: if the agent has just called its host anew, try again",
-            )),
+            ))),
         }
     }
 

@@ -246,7 +246,7 @@ fn who_does_not_prove_to_be_the_host_is_refused() {
     assert_eq!(kind, ErrorKind::Forbidden);
     assert!(message.contains("does not prove"), "{message}");
     let (kind, message) = refused(&house, Some(Secret::new([0; 32])));
-    assert_eq!(kind, ErrorKind::Forbidden);
+    assert_eq!(kind, ErrorKind::WrongProof);
     assert!(message.contains("not the one"), "{message}");
     // Another first frame, and the proof too late.
     let mut late = house.caller();
@@ -258,7 +258,7 @@ fn who_does_not_prove_to_be_the_host_is_refused() {
     // The agent calls anew: what its host knew is worth nothing any more.
     drop(uplink);
     let (_uplink, renewed) = house.answered();
-    assert_eq!(refused(&house, Some(secret)).0, ErrorKind::Forbidden);
+    assert_eq!(refused(&house, Some(secret)).0, ErrorKind::WrongProof);
     drop(house.client(&renewed));
 }
 

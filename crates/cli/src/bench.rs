@@ -185,6 +185,15 @@ pub enum BenchError {
 }
 
 impl BenchError {
+    /// The agent is just giving its host a new secret.
+    fn is_secret_change(&self) -> bool {
+        match self {
+            BenchError::Connect { source, .. } => source.is_secret_change(),
+            BenchError::Agent { report, .. } => report.kind == ErrorKind::WrongProof,
+            _ => false,
+        }
+    }
+
     /// Whether the one guest could not reach the other.
     fn is_unreachable(&self) -> bool {
         matches!(self, BenchError::Agent { report, .. } if report.kind == ErrorKind::Unreachable)

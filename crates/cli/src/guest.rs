@@ -5,19 +5,22 @@
 
 mod access;
 mod connect;
+mod secret_change;
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use wire::agent::{
-    CONNECTION_CHANNEL, DecodeError, Decoder, ErrorReport, Frame, Hello, Invalid, negotiate,
+    AGENT_AWAY, CONNECTION_CHANNEL, DecodeError, Decoder, ErrorKind, ErrorReport, Frame, Hello,
+    Invalid, negotiate,
 };
 
 use crate::jobs::logs::is_harmful;
 pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
+pub(crate) use secret_change::across_secret_change;
 
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +74,17 @@ pub enum GuestError {
     Protocol(String),
 }
 
+impl GuestError {
+    /// The agent is just giving its host a new secret.
+    pub(crate) fn is_secret_change(&self) -> bool {
+        match self {
+            GuestError::Refused { reason } => reason == AGENT_AWAY,
+            GuestError::Agent(report) => report.kind == ErrorKind::WrongProof,
+            _ => false,
+        }
+    }
+}
+
 impl From<DecodeError> for GuestError {
     fn from(error: DecodeError) -> GuestError {
         GuestError::Protocol(error.to_string())
@@ -100,7 +114,10 @@ pub(crate) struct Connection {
 impl Connection {
     /// Reach the agent of the guest behind this host socket, and make sure that it can do what `capability` stands for.
     pub(crate) fn open(host_socket: &Path, capability: &str) -> Result<Connection, GuestError> {
-        let connection = Connection::greet(connect(host_socket)?)?;
+        let connection = across_secret_change(
+            || Connection::greet(connect(host_socket)?),
+            GuestError::is_secret_change,
+        )?;
         if !connection.hello.can(capability) {
             return Err(GuestError::Unsupported(format!(
                 "the guest's {} does not offer {capability}: it is older than that, or its administrator has switched it off",

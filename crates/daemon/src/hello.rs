@@ -134,7 +134,9 @@ pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
     match words.decoder.next_frame()? {
         Some((CONNECTION_CHANNEL, Frame::Hello(_))) => Ok(()),
         Some((_, Frame::Error(report))) => Err(match report.kind {
-            ErrorKind::Forbidden => HelloError::NotTaken(harmless(&report.message)),
+            ErrorKind::Forbidden | ErrorKind::WrongProof => {
+                HelloError::NotTaken(harmless(&report.message))
+            }
             _ => HelloError::Unsaid(harmless(&report.message)),
         }),
         _ => Err(HelloError::NotAHello),
@@ -374,7 +376,7 @@ mod tests {
         let ours = Secret::new([5; SECRET_LEN]);
         let words = "not the one";
         let report = |kind| wire::agent::ErrorReport::new(kind, words);
-        let kinds = [ErrorKind::Forbidden, ErrorKind::Forbidden, ErrorKind::Busy];
+        let kinds = [ErrorKind::WrongProof, ErrorKind::Forbidden, ErrorKind::Busy];
         runtime().block_on(async {
             let vmm = tokio::net::UnixListener::bind(&path).unwrap();
             let agents = ours.clone();

@@ -29,9 +29,7 @@ pub enum Reason {
     )]
     OwnPort,
     /// No agent has called from the VM, so that it has given nothing by which a call to it proves that it comes from the host.
-    #[error(
-        "the guest's agent has not called the host yet, so no call can prove to it that it comes from the host: wait until the VM is ready"
-    )]
+    #[error("{}", wire::agent::AGENT_AWAY)]
     AgentAway,
     /// The agent has given nothing by which a call to it proves that it comes from the host.
     #[error(

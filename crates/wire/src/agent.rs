@@ -52,7 +52,7 @@ pub mod transfer;
 
 pub use body::{ErrorKind, ErrorReport, ExecStart, ExitStatus, Hello, Terminal};
 pub use decoder::{DecodeError, Decoder};
-pub use secret::{CALLERS_KNOWN, CALLERS_PROVE, CAPABILITY_PROOF, SECRET_LEN, Secret};
+pub use secret::{AGENT_AWAY, CALLERS_KNOWN, CALLERS_PROVE, CAPABILITY_PROOF, SECRET_LEN, Secret};
 
 use serde::{Deserialize, Serialize};
 

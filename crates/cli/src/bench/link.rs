@@ -11,7 +11,7 @@ use wire::agent::{
 };
 
 use super::{BenchError, Party, STALL_TIMEOUT};
-use crate::guest::{ANSWER_TIMEOUT, connect, printable};
+use crate::guest::{ANSWER_TIMEOUT, across_secret_change, connect, printable};
 
 /// How long one call of the system may wait before the stream looks whether it is enough.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -27,6 +27,12 @@ pub(super) struct Link {
 impl Link {
     /// Reach the agent of this VM, and ask it for this.
     pub(super) fn open(party: &Party, start: Start) -> Result<Link, BenchError> {
+        let mut link = across_secret_change(|| Link::reach(party), BenchError::is_secret_change)?;
+        link.say(Message::Start(start))?;
+        Ok(link)
+    }
+
+    fn reach(party: &Party) -> Result<Link, BenchError> {
         let vm = party.name.clone();
         let stream = match connect(&party.host_socket) {
             Ok(stream) => stream,
@@ -48,7 +54,6 @@ impl Link {
             .set_write_timeout(Some(LOOK_INTERVAL))
             .map_err(local)?;
         link.greet()?;
-        link.say(Message::Start(start))?;
         Ok(link)
     }
 

@@ -98,7 +98,7 @@ async fn answer_as_vmm(stream: &mut UnixStream) {
     let answer = match frame == Frame::Secret(Secret::new([1; SECRET_LEN])) {
         true => Frame::Hello(Hello::new("ringdown-agent")),
         false => Frame::Error(wire::agent::ErrorReport::new(
-            wire::agent::ErrorKind::Forbidden,
+            wire::agent::ErrorKind::WrongProof,
             "not the one",
         )),
     };

@@ -193,6 +193,9 @@ pub enum ErrorKind {
     Unreachable,
     /// The guest's administrator has switched this off, or the connection does not prove that it comes from the host.
     Forbidden,
+    /// The connection's proof that it comes from the host is not the one that the agent gave its host last. Where a program of the host called, the agent
+    /// has called its host anew meanwhile, and nothing has been done: call again.
+    WrongProof,
 }
 
 /// Why an operation or a stream ends before its time.

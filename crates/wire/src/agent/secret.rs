@@ -12,8 +12,11 @@
 //! host, for a program that calls the agent        agent
 //!   Secret ────────────────────────────────────►
 //!   Hello, and whatever else the program says ─►
-//!                        ◄────────────────────── Hello   (or Error, if the secret is missing or another)
+//!                        ◄────────────────────── Hello   (or Error: Forbidden without a secret, WrongProof with another)
 //! ```
+//!
+//! An agent that calls its host anew gives it another secret, and calls with the one before may be under way then. They are refused before
+//! anything is done, and the program of the host calls again.
 //!
 //! The layout of [`Hello`](super::Hello) stays as it is: sides of before ignore capabilities that they do not know, and then no secret is given.
 
@@ -24,6 +27,9 @@ use subtle::ConstantTimeEq;
 
 /// The length of a secret in bytes: none can be guessed.
 pub const SECRET_LEN: usize = 32;
+
+/// Why the daemon refuses a call to an agent that has given no secret yet, or whose own call has ended.
+pub const AGENT_AWAY: &str = "the guest's agent has not called the host yet, so no call can prove to it that it comes from the host: wait until the VM is ready";
 
 /// The capability of an agent, in its own call to the host, of giving a secret and asking callers for it.
 pub const CAPABILITY_PROOF: &str = "proof";

@@ -143,6 +143,7 @@ fn any_kind_of_error() -> impl Strategy<Value = ErrorKind> {
         ErrorKind::Internal,
         ErrorKind::Unreachable,
         ErrorKind::Forbidden,
+        ErrorKind::WrongProof,
     ])
 }
 
