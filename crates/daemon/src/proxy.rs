@@ -60,7 +60,7 @@ pub const MAX_WAITING_CALLS: usize = 1024;
 pub const MAX_CALLS_IN_PROGRESS: usize = 4096;
 
 /// Threads for what cannot be done without waiting: names, programs, questions to the data plane.
-const MAX_BLOCKING_THREADS: usize = 64;
+const MAX_BLOCKING_THREADS: usize = resolver::MAX_LOOKUPS + 32;
 
 /// What a proxy is started with.
 pub struct Options {

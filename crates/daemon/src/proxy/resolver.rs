@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use device::Hold;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-use crate::config::{Hosts, MAX_ADDRESSES};
+use crate::config::{Hosts, MAX_ADDRESSES, MAX_VMS};
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -19,12 +19,14 @@ pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where the host's administrator writes names.
 const HOSTS: &str = "/etc/hosts";
 
-/// Names that are looked up at once. Each occupies a thread of the system's resolver.
-pub const MAX_LOOKUPS: usize = 32;
-
-/// Names that one VM has looked up at once. Further ones wait their turn, so that a VM that asks for names nobody answers for
-/// leaves threads to the others.
+/// Names that one VM has looked up at once. Further ones wait their turn.
 pub const MAX_LOOKUPS_PER_VM: usize = 8;
+
+/// Names that are looked up at once for VMs that have one looked up already. A VM's first waits for no other VM, whose name servers may never answer.
+const MAX_FURTHER_LOOKUPS: usize = 32;
+
+/// Names that are looked up at once. Each occupies a thread of the system's resolver until that gives up.
+pub(super) const MAX_LOOKUPS: usize = MAX_VMS + MAX_FURTHER_LOOKUPS;
 
 /// Why a name has no addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -53,13 +55,13 @@ pub trait Resolver: Send + Sync + 'static {
 /// The host's own resolver: `/etc/hosts`, DNS and whatever else nsswitch.conf(5) names.
 #[derive(Debug)]
 pub struct SystemResolver {
-    lookups: Arc<Semaphore>,
+    addresses: fn(&str) -> io::Result<Vec<IpAddr>>,
 }
 
 impl Default for SystemResolver {
     fn default() -> SystemResolver {
         SystemResolver {
-            lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
+            addresses: system_addresses,
         }
     }
 }
@@ -67,16 +69,12 @@ impl Default for SystemResolver {
 impl Resolver for SystemResolver {
     fn lookup<'a>(&'a self, name: &'a str, turn: Option<Hold>) -> Lookup<'a> {
         let name = name.to_owned();
-        let lookups = self.lookups.clone();
+        let addresses = self.addresses;
         Box::pin(async move {
-            let permit = lookups
-                .acquire_owned()
-                .await
-                .map_err(|_| LookupError::TimedOut)?;
             let blocking = tokio::task::spawn_blocking(move || {
-                // The thread works on when nobody waits any more, and so it is the thread that holds them.
-                let _held = (permit, turn);
-                system_addresses(&name)
+                // The thread works on when nobody waits any more, and so it is the thread that holds it.
+                let _held = turn;
+                addresses(&name)
             });
             match blocking.await {
                 Ok(Ok(addresses)) => Ok(addresses),
@@ -116,26 +114,74 @@ fn addresses_in(hosts: &str, name: &str) -> Vec<IpAddr> {
 }
 
 /// Whose turn it is to have a name looked up.
-#[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<String, Arc<Semaphore>>>);
+#[derive(Debug)]
+pub(crate) struct Turns {
+    by_vm: Mutex<HashMap<String, Arc<TurnsOfVm>>>,
+    further: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct TurnsOfVm {
+    all: Arc<Semaphore>,
+    first: Arc<Semaphore>,
+}
+
+/// A turn. It is over when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _of_vm: OwnedSemaphorePermit,
+    _first_or_further: OwnedSemaphorePermit,
+    // Behind the permits, so that the table keeps the VM for as long as it has one.
+    _vm: Arc<TurnsOfVm>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns {
+            by_vm: Mutex::default(),
+            further: Arc::new(Semaphore::new(MAX_FURTHER_LOOKUPS)),
+        }
+    }
+}
 
 impl Turns {
     /// A turn for a VM, by its full name, when it has one.
     ///
     /// # Errors
     /// That it had none in [`LOOKUP_TIMEOUT`].
-    pub(crate) async fn turn(&self, vm: &str) -> Result<OwnedSemaphorePermit, LookupError> {
-        let turns = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Those that nobody uses are made anew when somebody does: the table never outgrows the VMs that exist.
-            all.retain(|_, turns| Arc::strong_count(turns) > 1);
-            all.entry(vm.to_owned())
-                .or_insert_with(|| Arc::new(Semaphore::new(MAX_LOOKUPS_PER_VM)))
-                .clone()
+    pub(crate) async fn turn(&self, vm: &str) -> Result<Turn, LookupError> {
+        let vm = self.of_vm(vm);
+        let waiting = async {
+            let of_vm = vm.all.clone().acquire_owned().await?;
+            let first_or_further = tokio::select! {
+                biased;
+                first = vm.first.clone().acquire_owned() => first?,
+                further = self.further.clone().acquire_owned() => further?,
+            };
+            Ok::<_, AcquireError>((of_vm, first_or_further))
         };
-        let turn = tokio::time::timeout(LOOKUP_TIMEOUT, turns.acquire_owned()).await;
-        turn.map_err(|_| LookupError::TimedOut)?
-            .map_err(|_| LookupError::TimedOut)
+        let turn = tokio::time::timeout(LOOKUP_TIMEOUT, waiting).await;
+        let (of_vm, first_or_further) = turn
+            .map_err(|_| LookupError::TimedOut)?
+            .map_err(|_| LookupError::TimedOut)?;
+        Ok(Turn {
+            _of_vm: of_vm,
+            _first_or_further: first_or_further,
+            _vm: vm,
+        })
+    }
+
+    fn of_vm(&self, vm: &str) -> Arc<TurnsOfVm> {
+        let mut all = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
+        // An unused entry is made anew when it is needed: the table never outgrows the VMs that exist.
+        all.retain(|_, turns| Arc::strong_count(turns) > 1);
+        let new = || TurnsOfVm {
+            all: Arc::new(Semaphore::new(MAX_LOOKUPS_PER_VM)),
+            first: Arc::new(Semaphore::new(1)),
+        };
+        all.entry(vm.to_owned())
+            .or_insert_with(|| Arc::new(new()))
+            .clone()
     }
 }
 
@@ -200,6 +246,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::config::ListedAddress;
 
@@ -282,8 +330,60 @@ mod tests {
             assert!(waiting.await.is_ok());
             drop(held);
             let _one = turns.turn("db").await.expect("a turn");
-            assert_eq!(turns.0.lock().expect("not poisoned").len(), 1);
+            assert_eq!(turns.by_vm.lock().expect("not poisoned").len(), 1);
         });
+    }
+
+    /// Threads that wait for a name server that never answers.
+    static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+    fn partly_silent(name: &str) -> io::Result<Vec<IpAddr>> {
+        if name == "silent.test" {
+            STOPPED.fetch_add(1, Ordering::AcqRel);
+            loop {
+                std::thread::park();
+            }
+        }
+        Ok(vec![[192, 0, 2, 1].into()])
+    }
+
+    #[test]
+    fn vms_whose_name_servers_never_answer_keep_no_other_from_looking_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(MAX_LOOKUPS)
+            .build()
+            .expect("a runtime");
+        let resolver = SystemResolver {
+            addresses: partly_silent,
+        };
+        let names = Arc::new(Names::new(Arc::new(resolver)));
+        let turns = Arc::new(Turns::default());
+        const VMS: usize = 40;
+        runtime.block_on(async {
+            for vm in 0..VMS {
+                for _ in 0..2 * MAX_LOOKUPS_PER_VM {
+                    let (names, turns) = (names.clone(), turns.clone());
+                    tokio::spawn(async move {
+                        let hosts = Hosts::default();
+                        let vm = format!("vm{vm}");
+                        names.server("silent.test:53", &hosts, &turns, &vm).await
+                    });
+                }
+            }
+            // Until they hold all that they can.
+            let stopped = async {
+                while STOPPED.load(Ordering::Acquire) < VMS + MAX_FURTHER_LOOKUPS {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(60), stopped).await;
+            let hosts = Hosts::default();
+            let found = names.server("db.test:80", &hosts, &turns, "web").await;
+            assert!(found.is_ok(), "{found:?}, {waited:?}");
+            assert!(waited.is_ok(), "all turns are taken");
+        });
+        runtime.shutdown_background();
     }
 
     #[test]
