@@ -14,7 +14,8 @@ use crate::stream::try_receive;
 /// Carries bytes both ways between two non-blocking sockets until both directions have ended, each for itself.
 ///
 /// # Errors
-/// The first error of either socket, or that the host's connection ended without a word; then nothing more is carried.
+/// The first error of either socket, or that the host's connection ended without a word. What the program said before is sent to the host then,
+/// without an end, unless it was the host's connection that failed.
 pub(super) fn carry(host: &OwnedFd, program: &OwnedFd, decoder: Decoder) -> io::Result<()> {
     let mut carried = Carried {
         host,
@@ -27,14 +28,20 @@ pub(super) fn carry(host: &OwnedFd, program: &OwnedFd, decoder: Decoder) -> io::
         heard_end: false,
         is_delivered: false,
     };
-    loop {
-        carried.hear_program()?;
-        carried.hear_host()?;
-        if carried.has_said_all() && carried.is_delivered {
-            return Ok(());
+    carried.carry_on().map_err(|failed| match failed {
+        Failed::Host(error) => error,
+        Failed::Program(error) => {
+            // An error here is of the host's connection, and the program's was the first.
+            let _ = carried.drain_program();
+            error
         }
-        carried.wait()?;
-    }
+    })
+}
+
+/// What ends carrying before its time.
+enum Failed {
+    Host(io::Error),
+    Program(io::Error),
 }
 
 struct Carried<'a> {
@@ -55,6 +62,38 @@ struct Carried<'a> {
 }
 
 impl Carried<'_> {
+    fn carry_on(&mut self) -> Result<(), Failed> {
+        loop {
+            self.hear_program()?;
+            self.hear_host()?;
+            if self.has_said_all() && self.is_delivered {
+                return Ok(());
+            }
+            self.wait()?;
+        }
+    }
+
+    /// Sends the host what the program had said when it failed.
+    fn drain_program(&mut self) -> io::Result<()> {
+        loop {
+            while !self.said_end && self.outgoing.has_room_for_data() {
+                match self
+                    .outgoing
+                    .read_data(Stream::Stdout, self.program, MAX_DATA_LEN)
+                {
+                    Ok(1..) | Err(Errno::INTR) => {}
+                    Ok(0) | Err(_) => self.said_end = true,
+                }
+            }
+            self.outgoing.send(self.host)?;
+            if self.has_said_all() {
+                return Ok(());
+            }
+            let mut wanted = [PollFd::new(self.host, PollFlags::OUT)];
+            crate::pump::wait_for(&mut wanted).map_err(|(_, error)| error)?;
+        }
+    }
+
     fn has_said_all(&self) -> bool {
         self.said_end && self.outgoing.is_empty()
     }
@@ -68,7 +107,7 @@ impl Carried<'_> {
         self.incoming.is_empty() && !(self.heard_end && self.has_said_all())
     }
 
-    fn hear_program(&mut self) -> io::Result<()> {
+    fn hear_program(&mut self) -> Result<(), Failed> {
         while self.wants_program() {
             match self
                 .outgoing
@@ -79,18 +118,18 @@ impl Carried<'_> {
                     let end = Frame::EndOfStream(Stream::Stdout);
                     self.outgoing
                         .push(OPERATION_CHANNEL, &end)
-                        .map_err(|report| io::Error::other(report.message))?;
+                        .map_err(|report| Failed::Host(io::Error::other(report.message)))?;
                 }
                 Ok(_) => {}
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(Failed::Program(error.into())),
             }
         }
-        self.outgoing.send(self.host)
+        self.outgoing.send(self.host).map_err(Failed::Host)
     }
 
-    fn hear_host(&mut self) -> io::Result<()> {
+    fn hear_host(&mut self) -> Result<(), Failed> {
         loop {
             while self.sent < self.incoming.len() {
                 match send(
@@ -101,20 +140,20 @@ impl Carried<'_> {
                     Ok(len) => self.sent += len,
                     Err(Errno::AGAIN) => return Ok(()),
                     Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(Failed::Program(error.into())),
                 }
             }
             self.incoming.clear();
             self.sent = 0;
             if self.heard_end {
-                self.deliver_end()?;
+                self.deliver_end().map_err(Failed::Program)?;
                 if self.has_said_all() {
                     return Ok(());
                 }
             }
-            if !self.take_frame()? {
-                match try_receive(self.host, &mut self.decoder)? {
-                    Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            if !self.take_frame().map_err(Failed::Host)? {
+                match try_receive(self.host, &mut self.decoder).map_err(Failed::Host)? {
+                    Some(0) => return Err(Failed::Host(io::ErrorKind::UnexpectedEof.into())),
                     Some(_) => {}
                     None => return Ok(()),
                 }
@@ -158,7 +197,7 @@ impl Carried<'_> {
     }
 
     /// Waits until a direction can go on, or a socket that still matters has failed.
-    fn wait(&self) -> io::Result<()> {
+    fn wait(&self) -> Result<(), Failed> {
         let flags = |reads, writes| {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, reads);
@@ -168,13 +207,55 @@ impl Carried<'_> {
         let of_host = flags(self.wants_host(), !self.outgoing.is_empty());
         let of_program = flags(self.wants_program(), !self.incoming.is_empty());
         let mut wanted = Vec::with_capacity(2);
-        if !of_host.is_empty() || !self.has_said_all() {
+        let has_host = !of_host.is_empty() || !self.has_said_all();
+        if has_host {
             wanted.push(PollFd::new(self.host, of_host));
         }
         // What the program has said goes out first, even if it is gone.
         if !of_program.is_empty() || (!self.is_delivered && self.outgoing.is_empty()) {
             wanted.push(PollFd::new(self.program, of_program));
         }
-        crate::pump::wait_for(&mut wanted)
+        crate::pump::wait_for(&mut wanted).map_err(|(index, error)| match index {
+            0 if has_host => Failed::Host(error),
+            _ => Failed::Program(error),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::pump::tests::{LEN, answered_and_reset};
+
+    #[test]
+    fn what_a_program_said_before_its_reset_is_sent_without_an_end() {
+        for question in [&b""[..], b"question"] {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            near.set_nonblocking(true).unwrap();
+            let frame = Frame::Data {
+                stream: Stream::Stdin,
+                bytes: question,
+            };
+            if !question.is_empty() {
+                far.write_all(&frame.to_bytes(OPERATION_CHANNEL).unwrap())
+                    .unwrap();
+            }
+            let near = OwnedFd::from(near);
+            assert!(carry(&near, &answered_and_reset(), Decoder::new()).is_err());
+            drop(near);
+            let mut heard = Vec::new();
+            let _ = far.read_to_end(&mut heard);
+            let mut expected = Vec::new();
+            let frame = Frame::Data {
+                stream: Stream::Stdout,
+                bytes: &[7; LEN],
+            };
+            frame.encode(OPERATION_CHANNEL, &mut expected).unwrap();
+            assert_eq!(heard.len(), expected.len());
+            assert!(heard == expected);
+        }
     }
 }
