@@ -2,7 +2,8 @@
 //!
 //! Everything that can fail is done before anything that a guest could notice: listeners are made, and networks opened. What judges calls and what
 //! carries them out then changes in one go, between two turns of the worker ([`LineWorker::change`]): lines, services, rules, groups and
-//! aliases, and with them what the proxy keeps ([`Offers::prepare`]). So no call is judged by a part of one configuration and a part of another, or
+//! aliases, and with them what the proxy keeps ([`Offers::prepare`]). Networks change right after it on their own thread, which passes no frame meanwhile
+//! ([`NetWorker::prepare`]). So no call is judged by a part of one configuration and a part of another, or
 //! judged by one and carried out by another.
 
 use std::collections::BTreeSet;
@@ -146,7 +147,7 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
-        lines: LineChange,
+        mut lines: LineChange,
     ) -> Result<(), Hindrance> {
         for spec in &lines.added {
             self.prepare_line(spec).map_err(|error| Hindrance {
@@ -155,17 +156,17 @@ impl Parts {
             })?;
         }
         let networks = NetChange::between(&current.book.plan, &next.book.plan);
-        networks.open(self.net.as_ref())?;
-        if let Err(fault) = self.worker.change(lines) {
-            networks.undo(self.net.as_ref());
-            return Err(Hindrance {
-                vm: fault.vm,
-                error: Box::new(fault.error.into()),
-            });
-        }
-        networks.settle(self.net.as_ref());
-        networks.close(self.net.as_ref());
-        Ok(())
+        let (offers, networks) = (lines.commit, self.net.prepare(networks)?);
+        lines.commit = Box::new(move || {
+            offers();
+            networks();
+        });
+        let changed = self.worker.change(lines);
+        self.net.settle();
+        changed.map_err(|fault| Hindrance {
+            vm: fault.vm,
+            error: Box::new(fault.error.into()),
+        })
     }
 
     /// Writes down which context identifiers and which addresses belong to which names, if that has changed.

@@ -3,6 +3,7 @@
 //! As with lines, the control plane knows it only through a trait, [`NetWorker`]. Everything that a specification says has been
 //! validated, and is complete: defaults are filled in.
 
+mod apply;
 mod bridge;
 mod change;
 mod subnet;
@@ -22,8 +23,10 @@ use wire::ethernet::MacAddress;
 use crate::capture::CaptureSender;
 use crate::config::full_name;
 use crate::line::Counters;
+use crate::offers::Commit;
 
 pub use bridge::{refused_counters, switch_counters};
+pub(crate) use change::PlacedPort;
 pub use change::{NetChange, NetFault, NetFaultCause};
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 pub use worker::NetThread;
@@ -317,53 +320,15 @@ pub enum NetError {
 /// The switching part of the data plane as the control plane sees it. Every method may be called from any thread and returns soon.
 /// Networks and VMs are named by their full names.
 pub trait NetWorker: Send + Sync + 'static {
-    /// Adds a network without ports. Its uplink works when this returns.
+    /// Opens what a change adds, and holds all frames of all networks until what is returned is called, which makes the rest of the change before any frame
+    /// passes, or dropped, which undoes it. To call it does not wait; [`settle`](Self::settle) does.
     ///
     /// # Errors
-    /// [`NetError`]. Nothing of it remains then.
-    fn add_network(&self, spec: NetworkSpec) -> Result<(), NetError>;
+    /// [`NetFault`] says what cannot be opened. Nothing of the change remains then, and nothing is held.
+    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault>;
 
-    /// Changes what the network answers. MTU and uplink are what they were; its hosts it is told anew.
-    ///
-    /// # Errors
-    /// [`NetError::UnknownNetwork`], [`NetError::Io`] when the worker has stopped.
-    fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError>;
-
-    /// Opens the device of a network's uplink again if it was removed. Without an uplink, or while it works, there is nothing to do.
-    ///
-    /// # Errors
-    /// [`NetError::UnknownNetwork`], [`NetError::Uplink`].
-    fn restore_uplink(&self, network: &str) -> Result<(), NetError>;
-
-    /// Removes a network, and the ports that it still has.
-    ///
-    /// # Errors
-    /// [`NetError::UnknownNetwork`].
-    fn remove_network(&self, network: &str) -> Result<(), NetError>;
-
-    /// Replaces the hosts that a network gives addresses to, and whose names it knows.
-    ///
-    /// # Errors
-    /// [`NetError::UnknownNetwork`], [`NetError::Refused`].
-    fn set_hosts(&self, network: &str, hosts: Vec<NetHost>) -> Result<(), NetError>;
-
-    /// Adds a port, whose link is up. Its socket listens when this returns.
-    ///
-    /// # Errors
-    /// [`NetError`]. Nothing of it remains then.
-    fn add_port(&self, spec: PortSpec) -> Result<(), NetError>;
-
-    /// Changes a port. Socket and number of queues are what they were, and the link stays up or down.
-    ///
-    /// # Errors
-    /// [`NetError`].
-    fn configure_port(&self, spec: PortSpec) -> Result<(), NetError>;
-
-    /// Removes a port and its socket.
-    ///
-    /// # Errors
-    /// [`NetError::UnknownNetwork`], [`NetError::UnknownPort`].
-    fn remove_port(&self, network: &str, vm: &str) -> Result<(), NetError>;
+    /// Waits until a change that was committed or dropped is made or undone. What failed of it is in the log.
+    fn settle(&self);
 
     /// Takes a port's link down, which drops the VM's frames and closes the connection of its VMM, so that the guest sees that there is no
     /// carrier; or up again.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device::CaptureOptions;
 
@@ -10,15 +10,19 @@ use super::capture::FakeCapture;
 use crate::capture::CaptureSender;
 use crate::line::Counters;
 use crate::net::{
-    MacStatus, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner, PortSpec,
-    PortStatus,
+    MacStatus, NetChange, NetError, NetFault, NetHost, NetWorker, NetworkSpec, NetworkStatus,
+    PlacedPort, PortOwner, PortSpec, PortStatus,
 };
+use crate::offers::Commit;
 use crate::runtime::{RuntimeError, listen_privately};
+
+/// By full name.
+type Networks = Arc<Mutex<BTreeMap<String, Network>>>;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct FakeNet {
-    networks: Mutex<BTreeMap<String, Network>>,
+    networks: Networks,
     captures: Mutex<Vec<FakeCapture>>,
 }
 
@@ -90,7 +94,7 @@ impl FakeNet {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
-        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.networks)
     }
 
     /// Does something with a network that is there.
@@ -137,53 +141,32 @@ impl Port {
     }
 }
 
-impl NetWorker for FakeNet {
-    fn add_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
-        let name = spec.full_name();
-        let network = Network {
-            spec,
-            hosts: Vec::new(),
-            ports: BTreeMap::new(),
-        };
-        match self.lock().insert(name, network) {
-            None => Ok(()),
-            Some(_) => Err(NetError::Refused("it is there already".to_owned())),
+/// What has been opened and is neither committed nor undone.
+struct Prepared {
+    networks: Networks,
+    change: NetChange,
+}
+
+impl Prepared {
+    fn with_network(&self, name: &str, act: impl FnOnce(&mut Network)) {
+        if let Some(network) = lock(&self.networks).get_mut(name) {
+            act(network);
         }
     }
 
-    fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
-        self.with(&spec.full_name(), |network| {
-            network.spec = spec.clone();
-            network.hosts.clear();
-            Ok(())
-        })
-    }
-
-    fn restore_uplink(&self, network: &str) -> Result<(), NetError> {
-        self.with(network, |_| Ok(()))
-    }
-
-    fn remove_network(&self, network: &str) -> Result<(), NetError> {
-        let removed = self.lock().remove(network);
-        let network = network.to_owned();
-        let mut removed = removed.ok_or(NetError::UnknownNetwork { network })?;
-        removed.ports.values_mut().for_each(Port::close);
-        Ok(())
-    }
-
-    fn set_hosts(&self, network: &str, hosts: Vec<NetHost>) -> Result<(), NetError> {
-        self.with(network, |network| {
-            network.hosts = hosts;
-            Ok(())
-        })
-    }
-
-    fn add_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        let vm = spec.vm.clone();
-        self.with(&spec.network.clone(), |network| {
+    fn open(&self) -> Result<(), NetFault> {
+        for spec in &self.change.added_networks {
+            let network = Network {
+                spec: spec.clone(),
+                hosts: Vec::new(),
+                ports: BTreeMap::new(),
+            };
+            lock(&self.networks).insert(spec.full_name(), network);
+        }
+        for PlacedPort { port: spec, .. } in &self.change.added_ports {
             let mut port = Port {
                 status: PortStatus {
-                    owner: PortOwner::Vm(vm.clone()),
+                    owner: PortOwner::Vm(spec.vm.clone()),
                     link_up: true,
                     attached: false,
                     driver_ready: false,
@@ -191,32 +174,78 @@ impl NetWorker for FakeNet {
                     counters: Counters::from([("received_frames", 0), ("sent_frames", 0)]),
                     refused: Counters::new(),
                 },
-                spec,
+                spec: spec.clone(),
                 listener: None,
             };
-            port.listen()?;
-            match network.ports.insert(vm, port) {
-                None => Ok(()),
-                Some(_) => Err(NetError::Refused("the port is there already".to_owned())),
-            }
-        })
+            let listens = port.listen();
+            listens.map_err(|error| NetFault::of_port(spec, error))?;
+            self.with_network(&spec.network, |network| {
+                network.ports.insert(spec.vm.clone(), port);
+            });
+        }
+        Ok(())
     }
 
-    fn configure_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        self.with(&spec.network.clone(), |network| {
-            let port = network.port(&spec.vm)?;
-            port.spec = spec;
-            Ok(())
-        })
+    fn commit(mut self) {
+        let change = std::mem::take(&mut self.change);
+        for spec in change.changed_networks {
+            let name = spec.full_name();
+            self.with_network(&name, |network| {
+                network.spec = spec;
+                network.hosts.clear();
+            });
+        }
+        for PlacedPort { port: spec, .. } in change.changed_ports {
+            self.with_network(&spec.network.clone(), |network| {
+                if let Ok(port) = network.port(&spec.vm) {
+                    port.spec = spec;
+                }
+            });
+        }
+        for (name, hosts) in change.hosts {
+            self.with_network(&name, |network| network.hosts = hosts);
+        }
+        self.remove(&change.removed_ports, &change.removed_networks);
     }
 
-    fn remove_port(&self, network: &str, vm: &str) -> Result<(), NetError> {
-        self.with(network, |network| {
-            network.port(vm)?.close();
-            network.ports.remove(vm);
-            Ok(())
-        })
+    fn remove(&self, ports: &[PortSpec], networks: &[String]) {
+        for spec in ports {
+            self.with_network(&spec.network, |network| {
+                if let Some(mut port) = network.ports.remove(&spec.vm) {
+                    port.close();
+                }
+            });
+        }
+        for name in networks {
+            lock(&self.networks).remove(name);
+        }
     }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let placed = std::mem::take(&mut self.change.added_ports);
+        let ports: Vec<PortSpec> = placed.into_iter().map(|placed| placed.port).collect();
+        let networks = self.change.added_networks.iter();
+        let networks: Vec<String> = networks.map(NetworkSpec::full_name).collect();
+        self.remove(&ports, &networks);
+    }
+}
+
+fn lock(networks: &Networks) -> MutexGuard<'_, BTreeMap<String, Network>> {
+    networks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl NetWorker for FakeNet {
+    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault> {
+        change.clear_sockets()?;
+        let networks = self.networks.clone();
+        let prepared = Prepared { networks, change };
+        prepared.open()?;
+        Ok(Box::new(move || prepared.commit()))
+    }
+
+    fn settle(&self) {}
 
     fn set_link(&self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         self.with(network, |network| {
@@ -289,10 +318,8 @@ impl NetWorker for FakeNet {
     }
 
     fn stop(&self) {
-        let names: Vec<String> = self.lock().keys().cloned().collect();
-        for name in names {
-            // It was there a moment ago.
-            let _ = self.remove_network(&name);
+        for mut network in std::mem::take(&mut *self.lock()).into_values() {
+            network.ports.values_mut().for_each(Port::close);
         }
     }
 }

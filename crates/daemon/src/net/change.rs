@@ -2,27 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use super::{NetError, NetHost, NetWorker, NetworkSpec, PortSpec};
+use super::{NetError, NetHost, NetworkSpec, PortSpec};
 use crate::config::Plan;
 use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
 
 /// What has to be done so that networks are as another plan has them.
 ///
-/// It is carried out in three steps: [`open`](Self::open) does what can fail, and undoes it then; [`settle`](Self::settle) changes what
-/// goes on; [`close`](Self::close) removes what is no longer named. Removals come last, so that what they occupy is occupied until then: a
-/// plan never gives it to somebody else at the same time.
+/// It is carried out in one order ([`NetWorker::prepare`](super::NetWorker::prepare)): what is added comes first, as it can fail and is undone then; then what changes; then what is
+/// no longer named goes. Removals come last, so that what they occupy is occupied until then: a plan never gives it to somebody else at the same time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetChange {
-    added_networks: Vec<NetworkSpec>,
-    changed_networks: Vec<NetworkSpec>,
+    pub(crate) added_networks: Vec<NetworkSpec>,
+    pub(crate) changed_networks: Vec<NetworkSpec>,
     /// Networks that stay, and have an uplink.
-    kept_uplinks: Vec<String>,
-    removed_networks: Vec<String>,
-    added_ports: Vec<PortSpec>,
-    changed_ports: Vec<PortSpec>,
-    removed_ports: Vec<PortSpec>,
+    pub(crate) kept_uplinks: Vec<String>,
+    pub(crate) removed_networks: Vec<String>,
+    pub(crate) added_ports: Vec<PlacedPort>,
+    pub(crate) changed_ports: Vec<PlacedPort>,
+    pub(crate) removed_ports: Vec<PortSpec>,
     /// Networks that are told other hosts than before.
-    hosts: Vec<(String, Vec<NetHost>)>,
+    pub(crate) hosts: Vec<(String, Vec<NetHost>)>,
+}
+
+/// A port, and the network that it is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlacedPort {
+    pub(crate) network: NetworkSpec,
+    pub(crate) port: PortSpec,
 }
 
 /// Why a network or a port could not be opened.
@@ -67,113 +73,85 @@ impl NetChange {
             if is_changed || hosts != current.net_hosts(name) {
                 change.hosts.push((name.clone(), hosts));
             }
+            let placed = |port: &PortSpec| PlacedPort {
+                network: (*spec).clone(),
+                port: port.clone(),
+            };
+            let before = ports(current, name);
+            for (vm, port) in ports(next, name) {
+                match before.get(vm) {
+                    None => change.added_ports.push(placed(port)),
+                    Some(before) if *before != port => change.changed_ports.push(placed(port)),
+                    Some(_) => {}
+                }
+            }
+        }
+        for name in old.keys() {
+            let after = ports(next, name);
+            let gone = ports(current, name).into_iter();
+            let gone = gone.filter(|(vm, _)| !after.contains_key(vm));
+            change
+                .removed_ports
+                .extend(gone.map(|(_, port)| port.clone()));
         }
         let removed = old.keys().filter(|name| !new.contains_key(*name));
         change.removed_networks = removed.cloned().collect();
-        let (old, new) = (ports(current), ports(next));
-        for (key, port) in &new {
-            match old.get(key) {
-                None => change.added_ports.push((*port).clone()),
-                Some(before) if before != port => change.changed_ports.push((*port).clone()),
-                Some(_) => {}
-            }
-        }
-        let removed = old.iter().filter(|(key, _)| !new.contains_key(*key));
-        change.removed_ports = removed.map(|(_, port)| (*port).clone()).collect();
         change
     }
 
-    /// Adds what is new. When it fails, nothing of it remains.
-    ///
-    /// # Errors
-    /// [`NetFault`].
-    pub fn open(&self, worker: &dyn NetWorker) -> Result<(), NetFault> {
-        let mut opened = NetChange::default();
-        let result = self.open_all(worker, &mut opened);
-        if result.is_err() {
-            opened.undo(worker);
-        }
-        result
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == NetChange::default()
     }
 
-    fn open_all(&self, worker: &dyn NetWorker, opened: &mut NetChange) -> Result<(), NetFault> {
-        for spec in &self.added_networks {
-            let added = worker.add_network(spec.clone());
-            added.map_err(|error| NetFault {
-                what: format!("network {:?}", spec.full_name()),
-                error: error.into(),
-            })?;
-            opened.added_networks.push(spec.clone());
-        }
-        for spec in &self.added_ports {
-            open_port(worker, spec).map_err(|error| NetFault {
-                what: format!("VM {:?} in the network {:?}", spec.vm, spec.network),
-                error,
-            })?;
-            opened.added_ports.push(spec.clone());
+    /// Checks the directories of new ports' sockets, and removes stale ones.
+    ///
+    /// # Errors
+    /// [`NetFault`] with the port whose socket cannot be made.
+    pub(crate) fn clear_sockets(&self) -> Result<(), NetFault> {
+        for PlacedPort { port, .. } in &self.added_ports {
+            clear_socket(port).map_err(|error| NetFault::of_port(port, error))?;
         }
         Ok(())
     }
+}
 
-    /// Removes what [`open`](Self::open) has added.
-    pub fn undo(&self, worker: &dyn NetWorker) {
-        for port in &self.added_ports {
-            tell(&port.network, worker.remove_port(&port.network, &port.vm));
-        }
-        for network in &self.added_networks {
-            let name = network.full_name();
-            tell(&name, worker.remove_network(&name));
+impl NetFault {
+    pub(crate) fn of_network(spec: &NetworkSpec, error: NetError) -> NetFault {
+        NetFault {
+            what: format!("network {:?}", spec.full_name()),
+            error: error.into(),
         }
     }
 
-    /// Changes what goes on, and looks for devices of uplinks that were removed. What fails is told by the log: the worker refuses none of it unless it
-    /// has stopped, or a device is still not there.
-    pub fn settle(&self, worker: &dyn NetWorker) {
-        for network in &self.changed_networks {
-            let name = network.full_name();
-            tell(&name, worker.configure_network(network.clone()));
-        }
-        for name in &self.kept_uplinks {
-            tell(name, worker.restore_uplink(name));
-        }
-        for port in &self.changed_ports {
-            tell(&port.network, worker.configure_port(port.clone()));
-        }
-        for (name, hosts) in &self.hosts {
-            tell(name, worker.set_hosts(name, hosts.clone()));
+    pub(crate) fn of_port(port: &PortSpec, error: impl Into<NetFaultCause>) -> NetFault {
+        NetFault {
+            what: format!("VM {:?} in the network {:?}", port.vm, port.network),
+            error: error.into(),
         }
     }
 
-    /// Removes what is no longer named.
-    pub fn close(&self, worker: &dyn NetWorker) {
-        for port in &self.removed_ports {
-            tell(&port.network, worker.remove_port(&port.network, &port.vm));
-        }
-        for name in &self.removed_networks {
-            tell(name, worker.remove_network(name));
+    /// Nothing of the change can be done.
+    pub(crate) fn of_all(error: NetError) -> NetFault {
+        NetFault {
+            what: "the networks".to_owned(),
+            error: error.into(),
         }
     }
 }
 
-/// Checks the directory of a port's socket, takes over a stale one, and has the port added.
-fn open_port(worker: &dyn NetWorker, spec: &PortSpec) -> Result<(), NetFaultCause> {
-    let directory = spec.socket.parent();
+fn clear_socket(port: &PortSpec) -> Result<(), RuntimeError> {
+    let directory = port.socket.parent();
     check_directory(directory.unwrap_or("/".as_ref()), "vhost-user = \"PATH\"")?;
-    if remove_stale_socket(&spec.socket)? {
+    if remove_stale_socket(&port.socket)? {
         tracing::warn!(
-            vm = spec.vm,
-            network = spec.network,
-            socket = %spec.socket.display(),
+            vm = port.vm,
+            network = port.network,
+            socket = %port.socket.display(),
             "took over the stale socket of a daemon that has died"
         );
     }
-    Ok(worker.add_port(spec.clone())?)
-}
-
-fn tell(network: &str, result: Result<(), NetError>) {
-    if let Err(error) = result {
-        tracing::error!(network, %error, "a network is not as it should be");
-    }
+    Ok(())
 }
 
 fn by_name(plan: &Plan) -> BTreeMap<String, &NetworkSpec> {
@@ -181,11 +159,9 @@ fn by_name(plan: &Plan) -> BTreeMap<String, &NetworkSpec> {
     networks.map(|spec| (spec.full_name(), spec)).collect()
 }
 
-fn ports(plan: &Plan) -> BTreeMap<(&str, &str), &PortSpec> {
+/// The ports in a network, by VM.
+fn ports<'a>(plan: &'a Plan, network: &str) -> BTreeMap<&'a str, &'a PortSpec> {
     let ports = plan.lines().flat_map(|line| &line.ports);
-    let keyed = |port| -> ((&str, &str), &PortSpec) {
-        let port: &PortSpec = port;
-        ((&port.network, &port.vm), port)
-    };
-    ports.map(keyed).collect()
+    let ports = ports.filter(|port| port.network == network);
+    ports.map(|port| (port.vm.as_str(), port)).collect()
 }

@@ -1,29 +1,23 @@
 //! The thread that switches frames, and the handle by which the control plane reaches it.
 
-use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::CaptureOptions;
-use device::net::{
-    ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot, NetworkSnapshot, PortCounters,
-};
-use station::{Host, Ipv4Settings, StationConfig};
+use device::net::{NetFabric, NetPortSnapshot, NetworkSnapshot, PortCounters};
 use switch::bridge::{self, PortId};
 
 use super::{
-    MacStatus, Moderation, NetError, NetHost, NetWorker, NetworkSpec, NetworkStatus, PortOwner,
-    PortSpec, PortStatus, UplinkDevice, refused_counters, switch_counters,
+    MacStatus, NetChange, NetError, NetFault, NetWorker, NetworkStatus, PortOwner, PortStatus,
+    UplinkDevice, apply, refused_counters, switch_counters,
 };
 use crate::capture::CaptureSender;
 use crate::line::Counters;
+use crate::offers::Commit;
 use crate::orders::Orders;
-
-/// How long a guest may use an address before it asks again. It gets the same one each time; the renewals tell it of other changes.
-const LEASE: Duration = Duration::from_secs(12 * 3600);
 
 /// Switches frames, on a thread that begins with the first network.
 pub struct NetThread {
@@ -35,8 +29,6 @@ pub struct NetThread {
 struct Running {
     orders: Orders<NetFabric>,
     thread: JoinHandle<()>,
-    /// By full name: ports depend on their networks.
-    networks: BTreeMap<String, NetworkSpec>,
 }
 
 impl NetThread {
@@ -55,21 +47,17 @@ impl NetThread {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the thread do something to a network that exists.
+    /// Has the thread do something to a network.
     fn tell<T: Send + 'static>(
         &self,
         network: &str,
-        job: impl FnOnce(&mut NetFabric, &NetworkSpec) -> Result<T, device::net::NetError>
-        + Send
-        + 'static,
+        job: impl FnOnce(&mut NetFabric) -> Result<T, device::net::NetError> + Send + 'static,
     ) -> Result<T, NetError> {
         let running = self.running();
         let unknown = || NetError::UnknownNetwork {
             network: network.to_owned(),
         };
-        let running = running.as_ref().ok_or_else(unknown)?;
-        let spec = running.networks.get(network).ok_or_else(unknown)?.clone();
-        let done = running.orders.ask(move |fabric| job(fabric, &spec));
+        let done = running.as_ref().ok_or_else(unknown)?.orders.ask(job);
         done.ok_or_else(stopped)?.map_err(net_error)
     }
 }
@@ -80,111 +68,57 @@ impl Running {
         fabric.set_spin(spin);
         fabric.set_batch(batch.unwrap_or(NetFabric::MAX_BATCH));
         let (orders, thread) = Orders::start("net", fabric)?;
-        Ok(Running {
-            orders,
-            thread,
-            networks: BTreeMap::new(),
-        })
-    }
-
-    fn add_network(&mut self, spec: NetworkSpec) -> Result<(), NetError> {
-        let name = spec.full_name();
-        let (network, wanted) = (name.clone(), spec.clone());
-        let added = self.orders.ask(move |fabric| {
-            fabric.add_network(&network, wanted.bridge_limits())?;
-            let station = (wanted.station_port(), station_config(&wanted));
-            let furnished = fabric
-                .set_station(&network, station)
-                .and_then(|()| set_uplink(fabric, &wanted));
-            furnished.inspect_err(|_| {
-                // It was added a moment ago.
-                let _ = fabric.remove_network(&network);
-            })
-        });
-        added.ok_or_else(stopped)?.map_err(net_error)?;
-        self.networks.insert(name, spec);
-        Ok(())
+        Ok(Running { orders, thread })
     }
 }
 
 impl NetWorker for NetThread {
-    fn add_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
+    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault> {
+        if change.is_empty() {
+            return Ok(Box::new(|| {}));
+        }
+        change.clear_sockets()?;
         let mut running = self.running();
-        match &mut *running {
-            Some(running) => running.add_network(spec),
-            none => none
-                .insert(Running::start(self.spin, self.batch)?)
-                .add_network(spec),
-        }
-    }
-
-    fn configure_network(&self, spec: NetworkSpec) -> Result<(), NetError> {
-        let name = spec.full_name();
-        let (network, station) = (name.clone(), (spec.station_port(), station_config(&spec)));
-        self.tell(&name, move |fabric, _| {
-            fabric.set_station(&network, station)
-        })?;
-        if let Some(running) = &mut *self.running() {
-            running.networks.insert(name, spec);
-        }
-        Ok(())
-    }
-
-    fn restore_uplink(&self, network: &str) -> Result<(), NetError> {
-        let name = network.to_owned();
-        self.tell(network, move |fabric, _| fabric.restore_uplink(&name))
-    }
-
-    fn remove_network(&self, network: &str) -> Result<(), NetError> {
-        let name = network.to_owned();
-        self.tell(network, move |fabric, _| fabric.remove_network(&name))?;
-        if let Some(running) = &mut *self.running() {
-            running.networks.remove(network);
-        }
-        Ok(())
-    }
-
-    fn set_hosts(&self, network: &str, hosts: Vec<NetHost>) -> Result<(), NetError> {
-        let hosts = hosts.into_iter().map(|host| Host {
-            name: host.name,
-            aliases: host.aliases,
-            mac: host.mac,
-            ipv4: host.ipv4,
-            ipv6: host.ipv6,
-            isolated: host.isolated,
+        let running = match &mut *running {
+            Some(running) => running,
+            none => {
+                let started = Running::start(self.spin, self.batch);
+                none.insert(started.map_err(|error| NetFault::of_all(error.into()))?)
+            }
+        };
+        let (opened, is_open) = channel();
+        let (commit, committed) = channel();
+        running.orders.order(move |fabric| {
+            let result = apply::open(&change, fabric);
+            let failed = result.is_err();
+            // The asker waits for it.
+            let _ = opened.send(result);
+            if failed {
+                return;
+            }
+            match committed.recv() {
+                Ok(()) => apply::settle(change, fabric),
+                Err(_) => apply::undo(&change, fabric),
+            }
         });
-        let (name, hosts) = (network.to_owned(), hosts.collect());
-        self.tell(network, move |fabric, _| fabric.set_hosts(&name, hosts))
+        is_open
+            .recv()
+            .unwrap_or_else(|_| Err(NetFault::of_all(stopped())))?;
+        Ok(Box::new(move || {
+            // A thread that has ended passes no frames.
+            let _ = commit.send(());
+        }))
     }
 
-    fn add_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        self.tell(&spec.network.clone(), move |fabric, network| {
-            fabric.add_port(NetPortConfig {
-                bridge: spec.bridge_port(network),
-                queue_pairs: spec.queue_pairs,
-                moderation: moderation(spec.moderation),
-                network: spec.network,
-                vm: spec.vm,
-                vhost_user: spec.socket,
-            })
-        })
-    }
-
-    fn configure_port(&self, spec: PortSpec) -> Result<(), NetError> {
-        self.tell(&spec.network.clone(), move |fabric, network| {
-            let config = spec.bridge_port(network);
-            fabric.configure_port(&spec.network, &spec.vm, config, moderation(spec.moderation))
-        })
-    }
-
-    fn remove_port(&self, network: &str, vm: &str) -> Result<(), NetError> {
-        let (name, vm) = (network.to_owned(), vm.to_owned());
-        self.tell(network, move |fabric, _| fabric.remove_port(&name, &vm))
+    fn settle(&self) {
+        if let Some(running) = &*self.running() {
+            running.orders.ask(|_| ());
+        }
     }
 
     fn set_link(&self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (name, vm) = (network.to_owned(), vm.to_owned());
-        self.tell(network, move |fabric, _| fabric.set_link(&name, &vm, up))
+        self.tell(network, move |fabric| fabric.set_link(&name, &vm, up))
     }
 
     fn networks(&self) -> Vec<NetworkStatus> {
@@ -198,7 +132,7 @@ impl NetWorker for NetThread {
 
     fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError> {
         let name = network.to_owned();
-        let snapshot = self.tell(network, move |fabric, _| {
+        let snapshot = self.tell(network, move |fabric| {
             let mut networks = fabric.networks().into_iter();
             let found = networks.find(|network| network.name == name);
             found.ok_or(device::net::NetError::NoNetwork(name))
@@ -220,7 +154,7 @@ impl NetWorker for NetThread {
         sender: CaptureSender,
     ) -> Result<(), NetError> {
         let (name, vm) = (network.to_owned(), vm.map(str::to_owned));
-        self.tell(network, move |fabric, _| {
+        self.tell(network, move |fabric| {
             fabric.capture(&name, vm.as_deref(), options, Box::new(sender))
         })
     }
@@ -238,46 +172,6 @@ impl NetWorker for NetThread {
 impl Drop for NetThread {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-fn set_uplink(fabric: &mut NetFabric, spec: &NetworkSpec) -> Result<(), device::net::NetError> {
-    let (Some(uplink), Some(port)) = (&spec.uplink, spec.uplink_port()) else {
-        return Ok(());
-    };
-    let device = match uplink.device.clone() {
-        UplinkDevice::Tap(name) => device::net::UplinkDevice::Tap(name),
-        UplinkDevice::Interface(name) => device::net::UplinkDevice::Interface(name),
-    };
-    fabric.set_uplink(&spec.full_name(), &device, port)
-}
-
-fn station_config(spec: &NetworkSpec) -> StationConfig {
-    let station = spec.station.clone();
-    StationConfig {
-        mac: station.mac,
-        ipv4: station.ipv4.map(|ipv4| Ipv4Settings {
-            address: ipv4.own,
-            prefix_len: ipv4.prefix_len,
-        }),
-        ipv6: station.ipv6.map(|ipv6| ipv6.own),
-        domain: station.dns_domain,
-        mtu: spec.mtu,
-        dhcp: station.dhcp && station.ipv4.is_some(),
-        advertise: station.router_advertisements && station.ipv6.is_some(),
-        dns: station.dns,
-        lease: LEASE,
-        gateway: station.gateway,
-        pool: station.pool,
-        seed: RandomState::new().hash_one(spec.full_name()),
-    }
-}
-
-fn moderation(setting: Moderation) -> ModerationSetting {
-    match setting {
-        Moderation::Adaptive => ModerationSetting::Adaptive,
-        Moderation::Off => ModerationSetting::Off,
-        Moderation::Window(window) => ModerationSetting::Window(window),
     }
 }
 
@@ -422,7 +316,7 @@ fn stopped() -> NetError {
     ))
 }
 
-fn net_error(error: device::net::NetError) -> NetError {
+pub(super) fn net_error(error: device::net::NetError) -> NetError {
     use device::net::NetError as Device;
     match error {
         Device::NoNetwork(network) => NetError::UnknownNetwork { network },
@@ -433,5 +327,69 @@ fn net_error(error: device::net::NetError) -> NetError {
         Device::Socket { path, error } => NetError::Directory { path, error },
         Device::Uplink { device, error } => uplink_error(device, error),
         other => NetError::Refused(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Cids, Config, NetworkRequest, Plan, Written};
+
+    fn plan(networks: &[&str]) -> Plan {
+        let network = |name: &&str| Written {
+            place: String::new(),
+            value: NetworkRequest::named(name),
+        };
+        let config = Config {
+            networks: networks.iter().map(network).collect(),
+            ..Config::default()
+        };
+        Plan::from_config("/run/ringdown".into(), &config, Cids::default()).unwrap()
+    }
+
+    fn names(net: &NetThread) -> Vec<String> {
+        let networks = net.networks().into_iter();
+        networks.map(|network| network.name).collect()
+    }
+
+    #[test]
+    fn networks_stand_still_until_a_change_is_committed() {
+        let net = NetThread::new(Duration::ZERO, None);
+        let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
+        net.prepare(NetChange::between(&none, &lan)).unwrap()();
+        let commit = net.prepare(NetChange::between(&lan, &dmz)).unwrap();
+        // What waits for its turn has it only when all of the change is made.
+        let (seen, wait) = channel();
+        let running = net.running();
+        let orders = running.as_ref().unwrap().orders.clone();
+        orders.order(move |fabric| seen.send(fabric.networks()).unwrap());
+        drop(running);
+        commit();
+        let networks = wait.recv().unwrap().into_iter();
+        let networks: Vec<String> = networks.map(|network| network.name).collect();
+        assert_eq!(networks, ["dmz"]);
+    }
+
+    #[test]
+    fn a_change_that_is_dropped_is_undone() {
+        let net = NetThread::new(Duration::ZERO, None);
+        let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
+        net.prepare(NetChange::between(&none, &lan)).unwrap()();
+        drop(net.prepare(NetChange::between(&lan, &dmz)).unwrap());
+        net.settle();
+        assert_eq!(names(&net), ["lan"]);
+        net.prepare(NetChange::between(&lan, &dmz)).unwrap()();
+        net.settle();
+        assert_eq!(names(&net), ["dmz"]);
+    }
+
+    #[test]
+    fn nothing_to_change_holds_nothing_up() {
+        let net = NetThread::new(Duration::ZERO, None);
+        let lan = plan(&["lan"]);
+        net.prepare(NetChange::between(&plan(&[]), &lan)).unwrap()();
+        let commit = net.prepare(NetChange::between(&lan, &lan)).unwrap();
+        assert_eq!(names(&net), ["lan"]);
+        commit();
     }
 }
