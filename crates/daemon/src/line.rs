@@ -62,6 +62,15 @@ impl LineSpec {
         self.hybrid.is_some()
     }
 
+    /// The kind of its line, if its guest can call its host alone.
+    pub fn host_only_kind(&self) -> Option<&'static str> {
+        match () {
+            () if self.serial.is_some() => Some("serial"),
+            () if self.is_hybrid() => Some("hybrid"),
+            () => None,
+        }
+    }
+
     /// Every socket that is the VM's, whoever listens there.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         let of_ports = self.ports.iter().map(|port| port.socket.as_path());

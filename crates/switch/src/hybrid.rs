@@ -20,7 +20,8 @@ use crate::operator::Route;
 use crate::own_ports::OWN_PORTS;
 use crate::switch::{Actions, EndKey};
 use crate::{
-    AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Rule, Side, Switch, Verdict,
+    AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Policy, Rule, Side, Switch,
+    Verdict,
 };
 
 /// The most ports that one hybrid line offers: each is a socket that is listened on.
@@ -47,6 +48,33 @@ pub struct HybridView {
 }
 
 impl OfferedPorts {
+    /// Those for a VM, if these are the ports of its domain's services.
+    pub fn to(
+        caller: &Caller<'_>,
+        services: impl IntoIterator<Item = u32>,
+        policy: &Policy,
+    ) -> OfferedPorts {
+        let mut offered = OfferedPorts::default();
+        OWN_PORTS
+            .into_iter()
+            // Who calls that one has to show a source port, which a VMM does not tell.
+            .filter(|port| *port != wire::switchboard::link::PORT)
+            .chain(services)
+            .for_each(|port| {
+                offered.add(port);
+            });
+        let rules = policy.rules().iter();
+        for rule in rules.filter(|rule| redirects_listeners(rule, caller)) {
+            // Without ports a rule is about each of them.
+            offered.incomplete |= rule.ports.is_empty();
+            rule.ports
+                .iter()
+                .flat_map(|range| range.clone())
+                .all(|port| offered.add(port));
+        }
+        offered
+    }
+
     /// Returns whether there was room.
     fn add(&mut self, port: u32) -> bool {
         let room = self.ports.len() < MAX_OFFERED_PORTS;
@@ -123,37 +151,16 @@ impl Switch {
     /// The ports of the host that calls of this VM can lead anywhere at: those of the daemon itself, of the services of its
     /// domain, and of rules that redirect what it calls of the host. Whether a call is put through is decided when it is made.
     pub fn offered_ports(&self, line: LineId) -> OfferedPorts {
-        let mut offered = OfferedPorts::default();
         let Some(line) = self.lines.get(line.0 as usize) else {
-            return offered;
+            return OfferedPorts::default();
         };
-        OWN_PORTS
-            .into_iter()
-            // Who calls that one has to show a source port, which a VMM does not tell.
-            .filter(|port| *port != wire::switchboard::link::PORT)
-            .chain(self.directory.service_ports(line.domain))
-            .for_each(|port| {
-                offered.add(port);
-            });
         let caller = Caller::Vm {
             domain: &line.address.domain,
             name: &line.address.name,
             groups: &line.address.groups,
         };
-        let redirects = self
-            .policy
-            .rules()
-            .iter()
-            .filter(|rule| redirects_listeners(rule, &caller));
-        for rule in redirects {
-            // Without ports a rule is about each of them.
-            offered.incomplete |= rule.ports.is_empty();
-            rule.ports
-                .iter()
-                .flat_map(|range| range.clone())
-                .all(|port| offered.add(port));
-        }
-        offered
+        let services = self.directory.service_ports(line.domain);
+        OfferedPorts::to(&caller, services, &self.policy)
     }
 
     /// A VMM calls for its guest.

@@ -147,6 +147,8 @@ pub enum FindingKind {
     OwnPort,
     /// A rule allows a name or an address beyond the host, and egress does not open it by this rule.
     NotOpened,
+    /// A rule denies hybrid VMs ports of the host at which the daemon is not asked.
+    NotHeld,
 }
 
 /// Something that can hardly be meant.

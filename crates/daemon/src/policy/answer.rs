@@ -374,11 +374,7 @@ impl PolicyRule {
 
 /// Of a VM whose guest can call its host alone, how it reaches another.
 fn host_only_note(line: &LineSpec, to: &str, port: u32) -> Option<String> {
-    let kind = match () {
-        () if line.serial.is_some() => "serial",
-        () if line.is_hybrid() => "hybrid",
-        () => return None,
-    };
+    let kind = line.host_only_kind()?;
     Some(format!(
         "the line of {:?} is {kind}, so its guest calls its host alone: it reaches another VM where a rule redirects a port of the host, as with \
          to = \"host\", port = {port}, redirect = \"{to}:{port}\"",

@@ -42,6 +42,7 @@ impl Rulebook {
             }
         }
         findings.extend(not_opened.into_values());
+        findings.extend(self.denials_past_the_daemon());
         findings.extend(self.check_names());
         findings.truncate(MAX_FINDINGS);
         findings

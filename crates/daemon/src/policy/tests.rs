@@ -202,6 +202,122 @@ fn a_guest_that_calls_its_host_alone_is_told_of_redirections() {
     }
 }
 
+/// Hybrid VMs with denials and redirections of ports of the host.
+const BESIDE_THE_DAEMON: &str = r#"
+[[vm]]
+name = "fc"
+hybrid = "/run/fc/v.sock"
+
+[[vm]]
+name = "db"
+
+[[vm]]
+name = "web"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+
+[[rule]]
+from = "fc"
+to = "host"
+port = [80, 81, 5000]
+action = "deny"
+
+[[rule]]
+from = "fc"
+to = "service:registry"
+action = "deny"
+
+[[rule]]
+from = "*"
+to = "host"
+port = 81
+redirect = "web:80"
+
+[[rule]]
+from = "*"
+to = "host"
+redirect = "web:90"
+
+[[rule]]
+from = "*"
+to = ["db", "fc"]
+action = "allow"
+"#;
+
+#[test]
+fn a_denial_holds_a_hybrid_vm_only_where_its_vmm_asks_the_daemon() {
+    use PolicyVerdict::{Allowed, Denied, Redirected};
+    let book = book(BESIDE_THE_DAEMON);
+    let past = "is not asked: the VMM connects to /run/fc/v.sock_";
+    let kept = "a program that listened there before it keeps the socket";
+    for (from, port, verdict, rule, words) in [
+        // The daemon listens for the redirection, and denies what comes.
+        ("fc", 81, Denied, Some(0), kept),
+        ("fc", 5000, Denied, Some(1), kept),
+        ("fc", 80, Allowed, None, past),
+        // A redirection of all ports listens at none.
+        ("fc", 82, Allowed, None, past),
+        ("db", 81, Redirected, Some(2), ""),
+        ("db", 82, Redirected, Some(3), ""),
+    ] {
+        let answer = book.ask(from, "host", port).unwrap();
+        assert_eq!(answer.verdict, verdict, "{from} {port}");
+        assert_eq!(answer.rule.map(|rule| rule.index), rule, "{from} {port}");
+        let said = format!("{}; {}", answer.why, answer.notes.join("; "));
+        assert!(said.contains(words), "{said}");
+        let speaks = said.contains("/run/fc/v.sock_");
+        assert_eq!(speaks, from == "fc", "{said}");
+    }
+}
+
+#[test]
+fn a_guest_that_calls_its_host_alone_reaches_no_other_vm_whatever_the_rules_say() {
+    let text = format!("{BESIDE_THE_DAEMON}[[vm]]\nname = \"box\"\nserial = true\n");
+    let book = book(&text);
+    for (from, kind) in [("fc", "hybrid"), ("box", "serial")] {
+        let answer = book.ask(from, "db", 5432).unwrap();
+        assert_eq!(answer.verdict, PolicyVerdict::Denied);
+        let words = format!("no call by CID leaves a guest whose line is {kind}");
+        assert!(answer.why.contains(&words), "{}", answer.why);
+        let way = answer.notes.join("; ");
+        assert!(way.contains("redirect = \"db:5432\""), "{way}");
+    }
+    let answer = book.ask("db", "fc", 5432).unwrap();
+    assert_eq!(answer.verdict, PolicyVerdict::Allowed);
+}
+
+#[test]
+fn denials_that_hybrid_vms_pass_by_are_found() {
+    let found = |text: &str| -> Vec<String> {
+        let findings = book(text).check().into_iter();
+        let not_held = findings.filter(|found| found.kind == FindingKind::NotHeld);
+        not_held.map(|found| found.message).collect()
+    };
+    let messages = found(BESIDE_THE_DAEMON);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(messages[0].starts_with("rule 1 "), "{messages:?}");
+    assert!(messages[0].ends_with("(\"fc\")"), "{messages:?}");
+    // Where the daemon listens at all ports of the rule, it holds.
+    let held = BESIDE_THE_DAEMON.replace("[80, 81, 5000]", "[81, 5000]");
+    assert_eq!(found(&held), [""; 0]);
+    let rings = BESIDE_THE_DAEMON.replace("hybrid = ", "vhost-user = ");
+    assert_eq!(found(&rings), [""; 0]);
+    let general = BESIDE_THE_DAEMON.replace("[80, 81, 5000]", "\"*\"");
+    assert_eq!(found(&general).len(), 1);
+    let mut many = BESIDE_THE_DAEMON.replace("from = \"fc\"", "from = \"*\"");
+    for number in 0..9 {
+        many += &format!("[[vm]]\nname = \"v{number}\"\nhybrid = \"/run/v{number}\"\n");
+    }
+    assert!(
+        found(&many)[0].ends_with("\"v2\", 6 more)"),
+        "{:?}",
+        found(&many)
+    );
+}
+
 #[test]
 fn notes_say_what_else_is_needed() {
     let house = book(HOUSE);

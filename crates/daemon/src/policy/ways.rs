@@ -1,12 +1,22 @@
 //! Where a call can lead at all: what no rule opens, and what none closes.
 
-use switch::{Decision, Redirect, Verdict, is_own_port};
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use switch::{
+    Callee, CalleePattern, Caller, Decision, OfferedPorts, Redirect, Rule, Verdict, is_own_port,
+};
 
 use super::Rulebook;
 use super::answer::{From, To};
-use crate::api::types::{PolicyAnswer, PolicyVerdict};
+use super::findings::Found;
+use crate::api::types::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use crate::config::Service;
 use crate::input::parse_full_name;
+use crate::line::LineSpec;
+
+/// The most VMs that a finding names.
+const MAX_NAMED_VMS: usize = 4;
 
 impl Rulebook {
     /// The service that a guest calls, if it calls the host at a port where one of its domain is.
@@ -35,6 +45,9 @@ impl Rulebook {
             );
             return;
         }
+        if let (From::Vm(line), To::Listener | To::Service { .. }) = (caller, callee) {
+            self.keep_to_offers(answer, line, (callee, port));
+        }
         let obstacle = self.obstacle(decision, caller, callee);
         if let Some(obstacle) = obstacle.filter(|_| answer.verdict != PolicyVerdict::Denied) {
             answer.verdict = PolicyVerdict::Denied;
@@ -43,13 +56,86 @@ impl Rulebook {
         }
     }
 
+    /// What a hybrid VM calls of the host comes to the daemon only where it listens for that. Elsewhere the VMM finds whatever program listens there.
+    fn keep_to_offers(
+        &self,
+        answer: &mut PolicyAnswer,
+        line: &LineSpec,
+        (callee, port): (&To<'_>, u32),
+    ) {
+        let Some(path) = vmm_path(line, port) else {
+            return;
+        };
+        let path = path.display();
+        if self.offered_to(line).ports.contains(&port) {
+            if answer.verdict == PolicyVerdict::Denied {
+                answer.notes.push(format!(
+                    "this is refused by the daemon, which listens at {path}: a program that listened there before it keeps the socket, and is reached whatever the rules say"
+                ));
+            }
+        } else if answer.rule.is_some() && matches!(callee, To::Listener) {
+            answer.verdict = PolicyVerdict::Allowed;
+            (answer.rule, answer.redirect) = (None, None);
+            answer.why = format!(
+                "{}, but the daemon offers nothing at this port and is not asked: the VMM connects to {path}, and reaches whatever program listens there",
+                answer.why
+            );
+        }
+    }
+
+    fn offered_to(&self, line: &LineSpec) -> OfferedPorts {
+        let services = self.services.iter().map(|service| &service.value);
+        let services = services.filter(|service| service.domain == line.domain);
+        let ports = services.map(|service| service.port);
+        OfferedPorts::to(&caller(line), ports, &self.policy)
+    }
+
+    /// Rules that deny hybrid VMs ports of the host at which the daemon does not listen for them.
+    pub(super) fn denials_past_the_daemon(&self) -> Vec<Finding> {
+        let hybrid = self.plan.lines().filter(|line| line.is_hybrid());
+        let hybrid: Vec<(&LineSpec, OfferedPorts)> =
+            hybrid.map(|line| (line, self.offered_to(line))).collect();
+        let mut findings = Vec::new();
+        let rules = self.policy.rules().iter().enumerate();
+        for (index, rule) in rules.filter(|(_, rule)| denies_the_host(rule)) {
+            let is_past = |(line, offered): &&(&LineSpec, OfferedPorts)| {
+                let caller = caller(line);
+                rule.from.iter().any(|pattern| pattern.covers(&caller)) && !has_all(offered, rule)
+            };
+            let mut names: Vec<String> = hybrid
+                .iter()
+                .filter(is_past)
+                .map(|(line, _)| format!("{:?}", line.full_name()))
+                .collect();
+            let Some(written) = self.rules.get(index).filter(|_| !names.is_empty()) else {
+                continue;
+            };
+            if let Some(more) = names
+                .len()
+                .checked_sub(MAX_NAMED_VMS)
+                .filter(|more| *more > 0)
+            {
+                names.truncate(MAX_NAMED_VMS);
+                names.push(format!("{more} more"));
+            }
+            let message = format!(
+                "rule {} denies hybrid VMs ports of the host at which the daemon does not listen for them, and their VMMs do not ask it there ({})",
+                self.rule(index as u32).words(),
+                names.join(", ")
+            );
+            let remedy = "keep programs from listening at the sockets beside the VMM's, PATH_PORT: only the directory's mode holds these";
+            findings.push(Found::new(FindingKind::NotHeld, message, remedy).at(written));
+        }
+        findings
+    }
+
     /// Why a call fails although a rule lets it pass, if it does.
     fn obstacle(
         &self,
         decision: &Decision<'_>,
         caller: &From<'_>,
         callee: &To<'_>,
-    ) -> Option<&'static str> {
+    ) -> Option<Cow<'static, str>> {
         let redirect = match decision.rule {
             Some((_, Verdict::Redirect(redirect))) => Some(redirect),
             _ => None,
@@ -63,15 +149,50 @@ impl Rulebook {
             (From::Vm(from), _, _)
                 if reached.is_some_and(|line| line.full_name() == from.full_name()) =>
             {
-                Some("no rule lets a VM call itself")
+                Some("no rule lets a VM call itself".into())
+            }
+            (From::Vm(from), _, To::Vm(_)) => {
+                let kind = from.host_only_kind()?;
+                Some(format!("no call by CID leaves a guest whose line is {kind}, except to its host").into())
             }
             (From::Vm(from), None, To::Service { domain, .. }) if *domain != from.domain => Some(
-                "a guest calls services of its own domain, and others only where a rule redirects a port of the host to them",
+                "a guest calls services of its own domain, and others only where a rule redirects a port of the host to them".into(),
             ),
             (From::Program { .. } | From::Host, Some(Redirect::Service { .. }), _) => {
-                Some("programs of the host, and published ports, call VMs only")
+                Some("programs of the host, and published ports, call VMs only".into())
             }
             _ => None,
         }
     }
+}
+
+fn caller(line: &LineSpec) -> Caller<'_> {
+    Caller::Vm {
+        domain: &line.domain,
+        name: &line.name,
+        groups: &line.groups,
+    }
+}
+
+/// Where the VMM of a hybrid VM connects when its guest calls this port of the host.
+fn vmm_path(line: &LineSpec, port: u32) -> Option<PathBuf> {
+    let mut path = line.hybrid.clone()?.into_os_string();
+    path.push(format!("_{port}"));
+    Some(path.into())
+}
+
+/// Whether a rule is a denial that names the host, rather than all callees.
+fn denies_the_host(rule: &Rule) -> bool {
+    let is_any = |pattern: &CalleePattern| matches!(pattern, CalleePattern::AnyVm { .. });
+    let mut to = rule.to.iter();
+    rule.verdict == Verdict::Deny
+        && to.any(|pattern| pattern.covers(&Callee::Listener))
+        && !rule.to.iter().any(is_any)
+}
+
+/// Whether all ports of a rule are offered.
+fn has_all(offered: &OfferedPorts, rule: &Rule) -> bool {
+    // It ends at the first that is not.
+    let mut ports = rule.ports.iter().flat_map(|range| range.clone());
+    !rule.ports.is_empty() && ports.all(|port| offered.ports.contains(&port) || is_own_port(port))
 }
