@@ -350,6 +350,10 @@ pub struct VmmArguments {
 /// The options of `exec`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+  ringdown exec web uname -a
+  ringdown exec -t web sh
+  ringdown exec web -- ls -t         -t is an option of both: behind `--` it is the command's
+
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
 executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
 be reached by this user, 2 if the command line is wrong: nothing was started then.")]
@@ -368,8 +372,8 @@ pub struct Exec {
     /// How long to wait for the guest to be ready, in seconds, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub wait: u64,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The command and its arguments; `--` before it where an option of the command is one of `ringdown exec` too
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
@@ -521,6 +525,9 @@ pub struct Shell {
     /// How long to wait for the guest to be ready, in seconds, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub wait: u64,
+    /// A command, which is refused with the line that runs it
+    #[arg(trailing_var_arg = true, hide = true)]
+    pub command: Vec<OsString>,
 }
 
 /// The options of `forward`.

@@ -22,6 +22,7 @@ mod install_log;
 pub mod jobs;
 mod libvirt;
 mod qemu;
+mod separator;
 mod size;
 pub mod top;
 pub mod web;
@@ -40,7 +41,8 @@ pub fn command() -> clap::Command {
 
 /// Does what the arguments ask for; the first is the program's name. Messages go to standard error.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let arguments = match arguments::Arguments::try_parse_from(arguments) {
+    let words: Vec<OsString> = arguments.into_iter().collect();
+    let arguments = match arguments::Arguments::try_parse_from(&words) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and the version are such errors too. Where they cannot be written, nothing can be said.
@@ -48,7 +50,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(failure::USAGE));
         }
     };
-    match commands::run(arguments) {
+    let checked = separator::check(&words, &arguments.command);
+    match checked.and_then(|()| commands::run(arguments)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !failure.is_silent() {

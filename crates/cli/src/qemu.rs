@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
 use daemon::config::AGENT_PORT;
 
+use crate::separator::quote;
 use crate::windows;
 
 /// The identifier of a VM's virtio-serial device, with which those of its ports and of network cards begin.
@@ -226,24 +227,9 @@ pub(crate) fn escaped(path: &Path) -> String {
 pub fn shell_line(arguments: &[String]) -> String {
     let options: Vec<String> = arguments
         .chunks(2)
-        .map(|option| {
-            option
-                .iter()
-                .map(|word| quote(word))
-                .collect::<Vec<_>>()
-                .join(" ")
-        })
+        .map(|option| option.iter().map(quote).collect::<Vec<_>>().join(" "))
         .collect();
     options.join(" \\\n")
-}
-
-/// A word as a POSIX shell must see it to mean the same.
-fn quote(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=,:@%+".contains(&byte);
-    if !word.is_empty() && word.bytes().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

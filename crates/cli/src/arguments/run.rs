@@ -11,7 +11,7 @@ What the command connects by AF_VSOCK goes to the VM that has the CID, and what 
 its rules, as if the command had said CONNECT to the VM's host socket. This host needs no vsock for that. Everything else is as without `run`, but
 the command cannot gain privileges, as by sudo.
 
-  ringdown run -- socat - VSOCK-CONNECT:4:5000
+  ringdown run socat - VSOCK-CONNECT:4:5000
   ringdown run --unix /run/postgresql/.s.PGSQL.5432=db:5432 -- psql -h /run/postgresql
 
 The command's processes are carried until the command itself ends. docs/run.md says what is carried and what is not.
@@ -31,7 +31,7 @@ pub struct RunArguments {
     /// Say on standard error what became of each connection that was to be carried
     #[arg(short, long)]
     pub verbose: bool,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The command and its arguments; `--` before it where an option of the command is one of `ringdown run` too
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
