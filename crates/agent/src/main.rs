@@ -17,7 +17,7 @@ use wire::directory::Request as Question;
 const HELP: &str = include_str!("help.txt");
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1).peekable();
+    let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next();
     if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
         return launch::run(arguments.collect());
@@ -25,11 +25,13 @@ fn main() -> ExitCode {
     if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
         return freezer::run(arguments);
     }
+    let arguments: Vec<OsString> = arguments.collect();
     let asks_for_help = |argument: &OsString| argument == "--help" || argument == "-h";
-    if arguments.peek().is_some_and(asks_for_help) {
+    if first.as_deref() == Some("help".as_ref()) || arguments.iter().any(asks_for_help) {
         print!("{HELP}");
         return ExitCode::SUCCESS;
     }
+    let arguments = arguments.into_iter();
     if first.as_deref() == Some("forward".as_ref()) {
         return forward(arguments);
     }

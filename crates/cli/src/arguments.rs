@@ -38,16 +38,12 @@ pub use web::Web;
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
 use crate::commands::bench::{Size, Time};
+use crate::completion::Complete;
 use crate::qemu::{Accelerator, Memory};
 
 /// A private line between each virtual machine and its host: vsock for stock guests and stock VMMs.
 #[derive(Debug, Parser)]
-#[command(
-    name = "ringdown",
-    version,
-    propagate_version = true,
-    disable_help_subcommand = true
-)]
+#[command(name = "ringdown", version, propagate_version = true)]
 pub struct Arguments {
     /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; where the first has no daemon, commands try the last]
     #[arg(long, value_name = "DIR", global = true)]
@@ -140,8 +136,11 @@ pub enum Command {
     StartPrograms,
     /// Look at this machine, a configuration and the running daemon: what is in the way of guests, each with its remedy
     Check(Check),
-    /// Print completions for a shell
+    /// Print completions for a shell: commands, options, and names of VMs, networks, rules and circuits
     Completions(Completions),
+    /// Print what may stand in the place of a command line's last word, for the shells' completions
+    #[command(hide = true)]
+    Complete(Complete),
     /// Write manual pages and shell completions
     Manual(Manual),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
@@ -467,7 +466,9 @@ pub struct Check {
 /// The options of `completions`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "For this shell alone: `source <(ringdown completions bash)`, or `ringdown completions fish | source`."
+    after_help = "For this shell alone: `source <(ringdown completions bash)`, or `ringdown completions fish | source`.
+
+The scripts for bash, zsh and fish call the `ringdown` of the search path, which asks the daemon for names, for a second at most."
 )]
 pub struct Completions {
     /// The shell

@@ -74,6 +74,8 @@ pub(crate) fn found_runtime_dir() -> PathBuf {
 pub struct Client {
     runtime_dir: PathBuf,
     socket: PathBuf,
+    /// The most that an answer may take, whatever the request allows.
+    patience: Duration,
 }
 
 impl Client {
@@ -83,7 +85,13 @@ impl Client {
         Client {
             socket: control_socket(&runtime_dir),
             runtime_dir,
+            patience: Duration::MAX,
         }
+    }
+
+    /// The same, which waits no longer than this for an answer.
+    pub fn with_patience(self, patience: Duration) -> Client {
+        Client { patience, ..self }
     }
 
     /// The daemon's control socket.
@@ -439,7 +447,7 @@ impl Client {
     ) -> Result<Bytes, ClientError> {
         one_thread()?.block_on(async {
             let exchange = async { self.read(self.send(method, target, body).await?).await };
-            let exchange = tokio::time::timeout(timeout, exchange);
+            let exchange = tokio::time::timeout(timeout.min(self.patience), exchange);
             exchange.await.unwrap_or_else(|_| Err(self.silent()))
         })
     }

@@ -35,6 +35,7 @@ use serde::Serialize;
 
 use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCommand, Vm};
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 
 /// Does what the arguments ask for, and returns the exit code.
@@ -72,6 +73,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::StartPrograms => serve::start_programs()?,
         Command::Completions(options) => manual::completions(&options)?,
+        Command::Complete(options) => print(&completion::candidates(options))?,
         Command::Manual(options) => manual::run(&options)?,
         Command::Audit(AuditCommand::Rotate) => client.rotate_audit()?,
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,

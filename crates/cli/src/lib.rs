@@ -12,6 +12,7 @@ mod check;
 mod client;
 mod cloud_hypervisor;
 mod commands;
+mod completion;
 pub mod copy;
 pub mod exec;
 mod failure;

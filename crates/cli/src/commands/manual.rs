@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use clap::Command;
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
 use crate::arguments::{Completions, Manual};
+use crate::completion;
 use crate::failure::Failure;
 
 /// The shells that completions are made for.
@@ -41,6 +42,9 @@ pub fn run(options: &Manual) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure`] when they cannot be printed.
 pub fn completions(options: &Completions) -> Result<(), Failure> {
+    if let Some(script) = completion::script(options.shell) {
+        return super::print(script);
+    }
     let mut text = Vec::new();
     clap_complete::generate(options.shell, &mut crate::command(), "ringdown", &mut text);
     // They are made of the commands' names and help, all of which are in Rust's own strings.
@@ -154,7 +158,8 @@ fn configuration_page() -> String {
 fn write_completions(directory: &Path) -> std::io::Result<()> {
     fs::create_dir_all(directory)?;
     for shell in SHELLS {
-        clap_complete::generate_to(shell, &mut crate::command(), "ringdown", directory)?;
+        let script = completion::script(shell).unwrap_or_default();
+        fs::write(directory.join(shell.file_name("ringdown")), script)?;
     }
     Ok(())
 }
@@ -195,7 +200,7 @@ mod tests {
         assert!(file.contains("operate\\-group = "), "{file}");
         for name in ["ringdown.bash", "ringdown.fish", "_ringdown"] {
             let text = fs::read_to_string(directory.path().join("completions").join(name)).unwrap();
-            assert!(text.contains("forward"), "{name}");
+            assert!(text.contains("ringdown complete "), "{name}");
         }
     }
 
