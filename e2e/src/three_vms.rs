@@ -240,8 +240,9 @@ impl ThreeVms {
         let port = port.to_string();
         let arguments = ["policy", "test", "--json", from, to, &port];
         let output = self.scene.daemon.run(&arguments)?;
-        serde_json::from_slice(&output.stdout)
-            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+        let answer: Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        Ok(answer["decision"].clone())
     }
 
     fn directory(&self) -> PathBuf {

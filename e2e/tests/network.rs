@@ -211,7 +211,9 @@ fn ringdown(scene: &Scene, arguments: &[&str]) -> String {
 
 /// What `net show` says of a network.
 fn network(scene: &Scene, network: &str) -> Value {
-    serde_json::from_str(&ringdown(scene, &["net", "show", network, "--json"])).unwrap()
+    let shown: Value =
+        serde_json::from_str(&ringdown(scene, &["net", "show", network, "--json"])).unwrap();
+    shown["network"].clone()
 }
 
 /// What it says of a VM's port.

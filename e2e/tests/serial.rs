@@ -90,7 +90,8 @@ fn scene() -> SharedGuard<Scene> {
         let daemon = Daemon::start(spec).unwrap();
         let guest = |name: &str, kernel| {
             let words = say(&daemon, &["args", name, "--vmm", "qemu", "--json"]);
-            let words: Vec<String> = serde_json::from_str(&words).unwrap();
+            let words: serde_json::Value = serde_json::from_str(&words).unwrap();
+            let words: Vec<String> = serde_json::from_value(words["arguments"].clone()).unwrap();
             assert!(
                 words.iter().all(|word| !word.contains("vsock")),
                 "{words:?}"

@@ -266,6 +266,7 @@ impl Torture {
         let errors = log_tail(&copy.errors, 20);
         assert!(status.success(), "cp ends with {status}: {said}{errors}");
         let report: Value = serde_json::from_str(&said).unwrap();
+        let report = &report["summary"];
         assert_eq!(report["complete"], true, "{said}");
         self.resumed += report["resumed"].as_u64().unwrap();
         self.copied_in += copy.started.elapsed();

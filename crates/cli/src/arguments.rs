@@ -43,7 +43,14 @@ use crate::qemu::{Accelerator, Memory};
 
 /// A private line between each virtual machine and its host: vsock for stock guests and stock VMMs.
 #[derive(Debug, Parser)]
-#[command(name = "ringdown", version, propagate_version = true)]
+#[command(
+    name = "ringdown",
+    version,
+    propagate_version = true,
+    after_help = "\
+With --json a command prints an object with the number `version`, which is 1, and what was asked for under its name, such as `vms`. Commands that
+print as they go (events, logs, stats) print such an object on each line. docs/api.md has the names."
+)]
 pub struct Arguments {
     /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; where the first has no daemon, commands try the last]
     #[arg(long, value_name = "DIR", global = true)]
@@ -341,7 +348,7 @@ pub struct VmmArguments {
     /// both and is slower [default: kvm if /dev/kvm can be used and this machine is not a VM itself, else tcg]
     #[arg(long, value_enum)]
     pub accel: Option<Accelerator>,
-    /// Print the arguments as a JSON array; what Firecracker takes is a JSON object with this and without
+    /// Print the arguments as JSON, each as a word; of Firecracker's configuration, the part is JSON without this too
     #[arg(long)]
     pub json: bool,
 }

@@ -37,6 +37,7 @@ use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCom
 use crate::client::Client;
 use crate::completion;
 use crate::failure::Failure;
+use crate::json;
 
 /// Does what the arguments ask for, and returns the exit code.
 ///
@@ -100,7 +101,12 @@ fn print(text: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::of_output(&error))
 }
 
-fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
-    print(&format!("{text}\n"))
+/// Prints what `--json` asks for: an object that has its own names.
+fn print_json(content: impl Serialize) -> Result<(), Failure> {
+    print(&json::document(content).map_err(Failure::failed)?)
+}
+
+/// Prints what `--json` asks for: one thing, under this name.
+fn print_named(name: &'static str, value: impl Serialize) -> Result<(), Failure> {
+    print_json(json::named(name, value))
 }

@@ -21,6 +21,7 @@ pub mod forward;
 pub mod guest;
 mod install_log;
 pub mod jobs;
+mod json;
 mod libvirt;
 mod qemu;
 mod separator;

@@ -317,7 +317,7 @@ fn figures_for_people_scripts_and_prometheus() {
     for line in lines.lines() {
         let value: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(value["vm"], "web");
-        assert!(value["memory"]["total"].as_u64().unwrap() > 0);
+        assert!(value["stats"]["memory"]["total"].as_u64().unwrap() > 0);
     }
     let page = run(&daemon, &["metrics"]).out;
     for line in [
@@ -366,7 +366,8 @@ fn logs_and_the_time() {
         "cannot read",
     );
     let time = run(&daemon, &["time", "web", "--json"]);
-    let value: serde_json::Value = serde_json::from_str(&time.out).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&time.out).unwrap();
+    let value = &document["time"];
     let (offset, uncertainty) = (
         value["offset_ns"].as_i64().unwrap(),
         value["uncertainty_ns"].as_i64().unwrap(),

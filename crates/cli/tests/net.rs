@@ -113,7 +113,7 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
     assert_eq!(said(&daemon, &["net", "link", "www", "lan", "down"]), "");
     assert!(UnixStream::connect(&socket).is_err());
     assert!(said(&daemon, &["net", "show", "lan"]).contains(" down  waiting "));
-    let port = json(&daemon, &["net", "link", "web", "lan", "up", "--json"]);
+    let port = &json(&daemon, &["net", "link", "web", "lan", "up", "--json"])["port"];
     assert_eq!(
         (&port["vm"], &port["link_up"]),
         (&"web".into(), &true.into())
@@ -121,7 +121,7 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
     UnixStream::connect(&socket).unwrap();
     let details = json(&daemon, &["net", "show", "default/lan", "--json"]);
     assert_eq!(
-        details["ports"][0]["attachment"]["ipv6"],
+        details["network"]["ports"][0]["attachment"]["ipv6"],
         "fd00:1:2:3:5054:ff:fe00:1"
     );
     assert_eq!(
@@ -449,7 +449,7 @@ fn an_uplink_with_a_smaller_mtu_is_named_and_one_whose_device_was_removed_comes_
     let program = env!("CARGO_BIN_EXE_ringdown");
     let looked = inside(&[program, "check", "--json", "--config", config]);
     let findings: Value = serde_json::from_str(&looked.out).expect(&looked.out);
-    let mut findings = findings.as_array().unwrap().iter();
+    let mut findings = findings["findings"].as_array().unwrap().iter();
     let finding = findings
         .find(|finding| finding["about"] == "networks")
         .unwrap();
@@ -463,7 +463,7 @@ fn an_uplink_with_a_smaller_mtu_is_named_and_one_whose_device_was_removed_comes_
     };
     let is_attached = || {
         let shown: Value = serde_json::from_str(&words(&["net", "show", "lan", "--json"])).unwrap();
-        let mut ports = shown["ports"].as_array().unwrap().iter();
+        let mut ports = shown["network"]["ports"].as_array().unwrap().iter();
         let uplink = ports.find(|port| port["kind"] == "uplink").unwrap();
         uplink["attached"].as_bool().unwrap()
     };

@@ -73,7 +73,7 @@ fn the_policy_is_asked_offline_and_online_in_the_same_words() {
         }
         let json = run(&[&question[..], &["--config", file, "--json"]].concat());
         let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
-        assert_eq!(json["port"].to_string(), port);
+        assert_eq!(json["decision"]["port"].to_string(), port);
     }
     let unknown = ["policy", "test", "web", "red/bd", "1"];
     let message = "there is no VM named \"red/bd\" (did you mean \"red/db\"?)";

@@ -52,12 +52,12 @@ fn figures_are_those_of_the_guest() {
             .unwrap()
             .parse()
             .unwrap();
-        for report in &reports {
+        for report in reports.iter().map(|report| &report["stats"]) {
             assert_eq!(report["memory"]["total"], total_kib * 1024, "{report}");
             assert_eq!(report["cpus"], 1, "{report}");
         }
         assert!(
-            reports[1]["uptime_ms"].as_u64() > reports[0]["uptime_ms"].as_u64(),
+            reports[1]["stats"]["uptime_ms"].as_u64() > reports[0]["stats"]["uptime_ms"].as_u64(),
             "{text}"
         );
         assert!(ringdown(&scene, &["stats", guest.name()]).contains('\n'));

@@ -9,11 +9,9 @@ use wire::agent::bench::{Latency, Outcome};
 use super::{Kind, Plan};
 use crate::size::show_bytes;
 
-/// The document that `--json` prints.
+/// What `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The version of this form: 1.
-    pub version: u32,
     /// What was measured, in this order.
     pub measurements: Vec<Measurement>,
     /// Whether a signal ended it before its time.

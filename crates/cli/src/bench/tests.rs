@@ -181,7 +181,6 @@ fn round_trips_of_every_size() {
 fn the_document_has_what_it_promises() {
     let measured = HostSocket::with_agent().measure(&plan(Kind::Ping)).unwrap();
     let report = Report {
-        version: 1,
         measurements: vec![measured],
         interrupted: false,
     };

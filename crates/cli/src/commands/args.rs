@@ -2,7 +2,7 @@
 
 use daemon::api::types::{LineKind, VmStatus};
 
-use super::{print, print_json};
+use super::{print, print_named};
 use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -40,7 +40,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
         Vmm::Qemu => {
             let arguments = qemu::arguments(&status, &options.memory, accelerator);
             if options.json {
-                return print_json(&arguments);
+                return print_named("arguments", &arguments);
             }
             print(&format!("{}\n", qemu::shell_line(&arguments)))?;
             note_cards(&status, options, accelerator);
@@ -79,7 +79,7 @@ fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(),
         );
     }
     match options.json {
-        true => print_json(&arguments),
+        true => print_named("arguments", &arguments),
         false => print(&format!("{}\n", qemu::shell_line(&arguments))),
     }
 }
@@ -102,5 +102,9 @@ fn for_firecracker(status: &VmStatus, options: &VmmArguments) -> Result<(), Fail
             "note: this is without the VM's channels: Firecracker has no virtio-serial ports"
         );
     }
-    print_json(&configuration)
+    if options.json {
+        return print_named("configuration", &configuration);
+    }
+    let text = serde_json::to_string_pretty(&configuration).map_err(Failure::failed)?;
+    print(&format!("{text}\n"))
 }

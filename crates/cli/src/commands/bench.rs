@@ -45,7 +45,6 @@ pub fn run(client: &Client, options: &Bench) -> Result<u8, Failure> {
     };
     let interrupt = Interrupt::catch()?;
     let mut report = Report {
-        version: 1,
         measurements: Vec::new(),
         interrupted: false,
     };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{print, print_json};
+use super::{print, print_named};
 use crate::arguments::Check;
 use crate::check::{Finding, Severity, everything};
 use crate::failure::{FAILURE, Failure};
@@ -14,7 +14,7 @@ use crate::failure::{FAILURE, Failure};
 pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
     let findings = everything(options.config.as_deref(), runtime_dir);
     match options.json {
-        true => print_json(&findings)?,
+        true => print_named("findings", &findings)?,
         false => print(&words(&findings))?,
     }
     let has_errors = findings

@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use transfer::{Destination, Source, Target};
 use wire::agent::transfer::{MAX_KEEP_S, MAX_SOURCES, Options, Sync};
 
-use super::print_json;
+use super::print_named;
 use crate::arguments::{CopyArguments, CopyCommon, SyncArguments};
 use crate::client::Client;
 use crate::copy::{self, CopyError, Direction, Place, Report};
@@ -206,7 +206,7 @@ fn run(
     let result = copy::run(&reach, &direction, how, retry, &cancelled, &mut report);
     report.end(result.is_ok());
     if common.json {
-        print_json(report.json())?;
+        print_named("summary", report.json())?;
     } else if let (Ok(()), Some(line)) = (&result, report.line()) {
         eprintln!("{line}");
     }

@@ -8,10 +8,11 @@ use daemon::config::parse_port;
 use daemon::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{print, print_json};
+use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError};
 use crate::failure::Failure;
+use crate::json;
 
 /// How many events of before are shown to whoever follows.
 const SHOWN_BEFORE: usize = 10;
@@ -92,7 +93,7 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     let port = parse_port(&options.port)?;
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
-        true => print_json(&why)?,
+        true => print_named("why", &why)?,
         false => print(&why_in_words(&why))?,
     }
     Ok(if why.allowed { 0 } else { DENIED })
@@ -156,7 +157,12 @@ fn show(data: &str, as_json: bool) -> Result<u64, Failure> {
         ))
     })?;
     match as_json {
-        true => print(&format!("{data}\n"))?,
+        true => {
+            // All that the daemon said, also what this version does not know.
+            let event: serde_json::Value = serde_json::from_str(data).map_err(Failure::failed)?;
+            let line = json::line(json::named("event", event));
+            print(&line.map_err(Failure::failed)?)?;
+        }
         false => print(&in_words(&event))?,
     }
     Ok(event.id)

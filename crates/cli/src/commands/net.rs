@@ -9,7 +9,7 @@ use daemon::api::types::{
 
 use super::capture;
 use super::table::{row, table};
-use super::{print, print_json};
+use super::{print, print_json, print_named};
 use crate::arguments::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -46,7 +46,7 @@ fn list(client: &Client, options: &NetList) -> Result<(), Failure> {
 fn show(client: &Client, options: &NetShow) -> Result<(), Failure> {
     let details = client.network(&options.network)?;
     match options.json {
-        true => print_json(&details),
+        true => print_named("network", &details),
         false => print(&network_in_words(&details)),
     }
 }
@@ -70,7 +70,7 @@ fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
     let details = client.network(&options.network)?;
     let mut ports = details.ports.iter();
     let port = ports.find(|port| port.vm.as_deref() == Some(&vm));
-    print_json(&port)
+    print_named("port", port)
 }
 
 fn networks_in_words(networks: &[NetworkInfo]) -> String {

@@ -7,7 +7,7 @@ use daemon::config::{Cids, Plan, default_runtime_dir, parse_port, read_file};
 use daemon::policy::{AskError, Rulebook};
 
 use super::reload::count;
-use super::{print, print_json};
+use super::{print, print_json, print_named};
 use crate::arguments::{PolicyCheck, PolicyTest};
 use crate::client::Client;
 use crate::failure::{FAILURE, Failure};
@@ -26,7 +26,7 @@ pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
         None => client.test_policy(&options.from, &options.to, port)?,
     };
     match options.json {
-        true => print_json(&answer)?,
+        true => print_named("decision", &answer)?,
         false => print(&words(&answer))?,
     }
     Ok(match answer.verdict {

@@ -10,11 +10,11 @@ use crate::arguments::StatsArguments;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::jobs::stats::{report, watch};
+use crate::json;
 
 #[derive(Serialize)]
 struct Line<'a> {
     vm: &'a str,
-    #[serde(flatten)]
     stats: &'a Stats,
 }
 
@@ -32,12 +32,11 @@ pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
         options.count,
         |before, now| {
             let text = if options.json {
-                serde_json::to_string(&Line {
+                let line = Line {
                     vm: &name,
                     stats: now,
-                })
-                .map(|line| line + "\n")
-                .map_err(Failure::failed)
+                };
+                json::line(line).map_err(Failure::failed)
             } else {
                 Ok(report(&name, before, now))
             };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{print, print_json};
+use super::{print, print_named};
 use crate::arguments::TimeArguments;
 use crate::client::Client;
 use crate::failure::Failure;
@@ -28,12 +28,13 @@ pub fn run(client: &Client, options: &TimeArguments) -> Result<(), Failure> {
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     let (before, after) = measure(&vm.host, options.set)?;
     if options.json {
-        return print_json(&Report {
+        let report = Report {
             offset_ns: before.ns,
             uncertainty_ns: before.uncertainty.as_nanos() as u64,
             kept_by: before.kept_by,
             offset_after_ns: after.map(|after| after.ns),
-        });
+        };
+        return print_named("time", report);
     }
     let keeper = match before.kept_by.as_str() {
         "" => String::new(),

@@ -8,7 +8,7 @@ use daemon::config::parse_net_option;
 use daemon::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use daemon::limits::parse_member;
 
-use super::{print, print_json};
+use super::{print, print_json, print_named};
 use crate::arguments::{VmAdd, VmList};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -52,7 +52,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         limits: limits(&options.limit)?,
     })?;
     if options.json {
-        return print_json(&status);
+        return print_named("vm", &status);
     }
     let (name, cid, host) = (status.full_name(), status.cid, status.host.display());
     let see = |path: &Path| format!("{} (see `ringdown args {name} --vmm qemu`)", path.display());

@@ -15,6 +15,7 @@ use wire::agent::job::{Answer, Ask, FileCursor, FileLog, JournalLog, LogEntry, L
 
 use super::{Job, unexpected};
 use crate::guest::{GuestError, printable};
+use crate::json;
 
 /// The wait between two attempts to get the connection back.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -276,8 +277,7 @@ impl Printer {
             text: String::from_utf8_lossy(&entry.text),
             continues: entry.continues,
         };
-        serde_json::to_writer(&mut *out, &line)?;
-        out.write_all(b"\n")
+        out.write_all(json::line(json::named("entry", line))?.as_bytes())
     }
 
     /// A record of the journal: `time identifier[pid]: text`, further lines of the text indented.
@@ -428,8 +428,8 @@ mod tests {
         };
         let text = printed(options, &[record("quote \" and \x1b")]);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(value["text"], "quote \" and \x1b");
-        assert_eq!(value["priority"], 3);
+        assert_eq!(value["entry"]["text"], "quote \" and \x1b");
+        assert_eq!(value["entry"]["priority"], 3);
         assert!(!text.contains('\x1b'), "JSON escapes it");
     }
 }
