@@ -7,7 +7,7 @@
 mod program;
 mod ready_guest;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use agent::config::Config;
 use agent::session::Options;
 use daemon::fake::FakeDaemon;
-use program::{Outcome, assert_refused, run_with};
+use program::{Outcome, Running, assert_refused, run_with};
 use tempfile::TempDir;
 
 /// A guest whose agent is ready, and its tools.
@@ -293,8 +293,9 @@ fn without_a_desktop_there_is_a_clear_answer() {
 fn figures_for_people_scripts_and_prometheus() {
     let daemon = FakeDaemon::start(&["name=web", "name=off"], &[]);
     let _guest = Guest::start(&daemon, "web", &[]);
-    let report = run(&daemon, &["stats", "web", "--interval", "100ms"]);
+    let report = run(&daemon, &["stats", "web"]);
     assert_eq!(report.code, Some(0), "{}", report.err);
+    assert_eq!(report.out.matches("web  up ").count(), 1, "{}", report.out);
     assert!(
         report.out.starts_with("web  up ") && report.out.contains("\n  mem   "),
         "{}",
@@ -334,6 +335,24 @@ fn figures_for_people_scripts_and_prometheus() {
     }
     assert!(page.contains("ringdown_guest_memory_bytes{vm=\"web\",kind=\"total\"} "));
     assert!(!page.contains("ringdown_guest_memory_bytes{vm=\"off\""));
+}
+
+#[test]
+fn figures_at_an_interval_go_on_until_they_are_stopped() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _guest = Guest::start(&daemon, "web", &[]);
+    for count in [&[][..], &["--count", "0"]] {
+        let mut command = program::ringdown(&["stats", "web", "--interval", "100ms"]);
+        command.args(count).arg("--runtime-dir");
+        command.arg(daemon.runtime_dir()).stdout(Stdio::piped());
+        let mut endless = Running(command.spawn().unwrap());
+        let lines = BufReader::new(endless.0.stdout.take().unwrap()).lines();
+        let reports = lines.filter(|line| line.as_ref().unwrap().starts_with("web  up "));
+        assert_eq!(reports.take(4).count(), 4);
+    }
+    let counted = ["stats", "web", "--interval", "100ms", "--count", "2"];
+    let counted = run(&daemon, &counted).out;
+    assert_eq!(counted.matches("web  up ").count(), 2, "{counted}");
 }
 
 #[test]

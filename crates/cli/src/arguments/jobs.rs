@@ -9,17 +9,21 @@ use crate::commands::bench::Time;
 /// The options of `stats`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+  ringdown stats web                           one report
+  ringdown stats web --interval 5s             a report every 5 seconds, as vmstat has it
+  ringdown stats web --interval 1s --count 10  ten reports
+
 Rates are of the interval before the line that shows them. With --json each report is one line with the guest's counters since its boot, which
 is what a program that keeps them wants; see `ringdown metrics` for Prometheus.")]
 pub struct StatsArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// Time between two reports, 100ms to 1h
-    #[arg(long, value_name = "TIME", default_value = "1s")]
-    pub interval: Time,
-    /// How many reports; 0 goes on until it is interrupted
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
-    pub count: u32,
+    /// Time between two reports, 100ms to 1h, which go on until interrupted or for --count [default: 1s, and one report]
+    #[arg(long, value_name = "TIME")]
+    pub interval: Option<Time>,
+    /// Stop after so many reports; 0 goes on
+    #[arg(long, value_name = "NUMBER")]
+    pub count: Option<u32>,
     /// Print a line of JSON for each report
     #[arg(long)]
     pub json: bool,

@@ -207,8 +207,9 @@ fn run(
     report.end(result.is_ok());
     if common.json {
         print_named("summary", report.json())?;
-    } else if let (Ok(()), Some(line)) = (&result, report.line()) {
-        eprintln!("{line}");
+    } else if result.is_ok() && !common.quiet && (how.sync.is_some() || report.has_bar()) {
+        // Beside the bar, and not on standard output, where a copied file may go.
+        eprintln!("{}", report.line());
     }
     match result {
         Ok(()) if report.failed_count() > 0 => Ok(FAILURE),

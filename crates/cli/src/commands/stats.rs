@@ -12,6 +12,9 @@ use crate::failure::Failure;
 use crate::jobs::stats::{report, watch};
 use crate::json;
 
+/// The time that rates are of, if none is given.
+const INTERVAL: Duration = Duration::from_secs(1);
+
 #[derive(Serialize)]
 struct Line<'a> {
     vm: &'a str,
@@ -25,25 +28,26 @@ struct Line<'a> {
 pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     let name = vm.full_name();
+    // As with vmstat: an interval goes on, unless it is said how often.
+    let count = options.count.unwrap_or(match options.interval {
+        Some(_) => 0,
+        None => 1,
+    });
+    let interval = options.interval.as_ref().map_or(INTERVAL, |time| time.0);
     let mut result = Ok(());
-    let watched = watch(
-        &vm.host,
-        options.interval.0,
-        options.count,
-        |before, now| {
-            let text = if options.json {
-                let line = Line {
-                    vm: &name,
-                    stats: now,
-                };
-                json::line(line).map_err(Failure::failed)
-            } else {
-                Ok(report(&name, before, now))
+    let watched = watch(&vm.host, interval, count, |before, now| {
+        let text = if options.json {
+            let line = Line {
+                vm: &name,
+                stats: now,
             };
-            result = text.and_then(|text| print(&text));
-            result.is_ok()
-        },
-    );
+            json::line(line).map_err(Failure::failed)
+        } else {
+            Ok(report(&name, before, now))
+        };
+        result = text.and_then(|text| print(&text));
+        result.is_ok()
+    });
     watched?;
     result
 }

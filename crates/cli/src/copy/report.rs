@@ -121,22 +121,24 @@ impl Report {
         &self.summary
     }
 
-    /// A line for a person who has watched the bar.
-    pub fn line(&self) -> Option<String> {
-        if self.bar.is_hidden() {
-            return None;
-        }
+    /// Whether a bar is shown.
+    pub fn has_bar(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// What was done, in a line.
+    pub fn line(&self) -> String {
         let summary = &self.summary;
         let seconds = (summary.duration_ms as f64 / 1000.0).max(0.001);
         let rate = (summary.bytes as f64 / seconds) as u64;
         let mut line = format!(
-            "{} files, {} in {seconds:.1} s, {}/s",
-            summary.files,
+            "copied {}, {} in {seconds:.1} s, {}/s",
+            files(summary.files),
             indicatif::BinaryBytes(summary.bytes),
             indicatif::BinaryBytes(rate)
         );
         if summary.unchanged > 0 {
-            line.push_str(&format!("; {} are there already", summary.unchanged));
+            line.push_str(&format!("; {} unchanged", summary.unchanged));
         }
         if summary.removed > 0 {
             line.push_str(&format!("; {} removed", summary.removed));
@@ -144,7 +146,14 @@ impl Report {
         if summary.resumed > 0 {
             line.push_str(&format!("; the connection broke {} times", summary.resumed));
         }
-        Some(line)
+        line
+    }
+}
+
+fn files(number: u64) -> String {
+    match number {
+        1 => "1 file".to_owned(),
+        number => format!("{number} files"),
     }
 }
 

@@ -1,0 +1,51 @@
+//! `ringdown cp` and `sync` as they are typed, between two directories of this machine: the agent is the real one.
+
+#![allow(clippy::unwrap_used)]
+
+mod program;
+mod ready_guest;
+
+use std::fs;
+
+use agent::session::Options;
+use daemon::fake::FakeDaemon;
+use program::run_with;
+
+#[test]
+fn a_tree_that_was_copied_is_synchronized_in_its_place() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _guest = ready_guest::announce(&daemon, "web", Options::new());
+    let files = tempfile::tempdir().unwrap();
+    let directory = files.path().display();
+    let here = files.path().join("site");
+    let there = files.path().join("tmp/site");
+    fs::create_dir_all(here.join("pages")).unwrap();
+    fs::create_dir(files.path().join("tmp")).unwrap();
+    for name in ["index", "pages/one"] {
+        fs::write(here.join(name), "hello").unwrap();
+    }
+    // The directories stand for those of README.md.
+    let run = |line: &str| {
+        let line = line.replace("web:/tmp", &format!("web:{directory}/tmp"));
+        let line = line.replace("HERE", &format!("{directory}/site"));
+        let words: Vec<&str> = line.split(' ').collect();
+        let outcome = run_with(daemon.runtime_dir(), &words);
+        assert_eq!(outcome.code, Some(0), "{line}: {}", outcome.err);
+        assert_eq!(outcome.out, "");
+        outcome.err
+    };
+    assert_eq!(run("cp -r HERE web:/tmp"), "");
+    for source in ["HERE/", "HERE"] {
+        let said = run(&format!("sync --delete {source} web:/tmp/site"));
+        assert!(said.starts_with("copied 0 files, 0 B in "), "{said}");
+        assert!(said.ends_with("; 2 unchanged\n"), "{said}");
+    }
+    fs::write(there.join("stray"), "stray").unwrap();
+    fs::write(here.join("index"), "hello again").unwrap();
+    let said = run("sync --delete HERE/ web:/tmp/site");
+    assert!(said.starts_with("copied 1 file, 11 B in "), "{said}");
+    assert!(said.ends_with("; 1 unchanged; 1 removed\n"), "{said}");
+    assert_eq!(run("sync --quiet HERE/ web:/tmp/site"), "");
+    assert_eq!(fs::read(there.join("index")).unwrap(), b"hello again");
+    assert!(!there.join("stray").exists() && !there.join("site").exists());
+}
