@@ -407,9 +407,10 @@ impl Bridge {
         if self.stations.contains_key(&arrival.head.source.to_u64()) {
             return;
         }
-        let max = self.ports[arrival.from.0.into()].config.learned_max;
+        let config = &self.ports[arrival.from.0.into()].config;
+        let bound = config.bound(config.learned_max);
         let key = learned_key(arrival.vlan, arrival.head.source);
-        self.learned.take(arrival.now, key, arrival.from, max);
+        self.learned.take(arrival.now, key, arrival.from, bound);
         let may_reserve = arrival.kind == PortKind::Uplink && !self.assigned.is_empty();
         if may_reserve && self.is_reserved_outside(arrival) {
             let until = arrival.now + RESERVED_FOR;

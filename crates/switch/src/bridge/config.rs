@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 use wire::ethernet::MacAddress;
 
+use super::owners::Bound;
 use super::{PortId, Vlan, VlanId};
 
 /// Limits of one network.
@@ -131,6 +132,15 @@ impl PortConfig {
             .as_ref()
             .map_or(0, |guard| guard.addresses_max);
         u32::from(self.learned_max) + u32::from(bindings)
+    }
+
+    /// So many addresses of one kind, of which it may have `max`. Behind an uplink are many hosts, and none is to lose its address to another's flood.
+    pub(super) fn bound(&self, max: u16) -> Bound {
+        let known = match self.kind {
+            PortKind::Uplink => max - max.div_ceil(4),
+            PortKind::Guest | PortKind::Station => 0,
+        };
+        Bound { max, known }
     }
 
     /// The VLAN in which its addresses are its own.

@@ -263,11 +263,11 @@ impl Bridge {
             return Err(Refusal::Ipv6Source);
         }
         // An address that a host would make of another port's MAC address is that port's, also before it has started.
-        let max = guard.addresses_max;
+        let bound = config.bound(guard.addresses_max);
         if self.is_made_of_another(arrival, address) {
             return Err(Refusal::Ipv6Taken);
         }
-        match self.bindings.claim(arrival.now, key, arrival.from, max) {
+        match self.bindings.claim(arrival.now, key, arrival.from, bound) {
             Claim::Own => Ok(()),
             Claim::Taken => Err(Refusal::Ipv6Taken),
         }

@@ -152,11 +152,13 @@ impl Bridge {
     }
 
     fn take_outside(&mut self, arrival: &Arrival<'_>, address: Ipv6Addr) {
-        let guard = &self.ports[arrival.from.0.into()].config.ipv6_guard;
+        let config = &self.ports[arrival.from.0.into()].config;
+        let guard = &config.ipv6_guard;
         let max = guard.as_ref().map_or(0, |guard| guard.addresses_max);
         if max > 0 && !address.is_multicast() && !address.is_unspecified() {
             let key = (arrival.vlan, address);
-            self.bindings.take(arrival.now, key, arrival.from, max);
+            let bound = config.bound(max);
+            self.bindings.take(arrival.now, key, arrival.from, bound);
         }
     }
 

@@ -11,8 +11,9 @@
 //! address to the end of its list at each frame would cost more than the rest of the decision, so that is done
 //! only when the last time was a while ago ([`Owners::coarse`]).
 //!
-//! Routers' addresses, which [`Owners::keep`] names, are in a second list of their port, of [`KEPT_MAX`] at most: however many other addresses are used behind
-//! that port, none takes their place.
+//! Routers' addresses, which [`Owners::keep`] names, are in a list of their own, of [`KEPT_MAX`] at most: however many other addresses are used behind
+//! that port, none takes their place. So are, behind uplinks, those that were used again a while after the first time, up to [`Bound::known`]: a flood of addresses that are
+//! used once pushes out no host that goes on speaking. One of these makes room only when it is too old.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -30,12 +31,26 @@ const NONE: u32 = u32::MAX;
 /// The most addresses that are kept for a port. A link has a router or two.
 const KEPT_MAX: u32 = 16;
 
+/// The lists of a port's addresses: those that are used, those of hosts that are known to go on speaking, and those that are kept.
+const USED: usize = 0;
+const KNOWN: usize = 1;
+const KEPT: usize = 2;
+
+/// How many addresses a port may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bound {
+    /// All together, at least one.
+    pub(super) max: u16,
+    /// Those that were used more than once and make no room for others.
+    pub(super) known: u16,
+}
+
 #[derive(Debug)]
 pub(super) struct Owners<K> {
     slots: Slab<Slot<K>>,
     by_key: HashMap<K, u32, FixedState>,
-    /// By the port's number: the addresses that are used, and those that are kept.
-    lists: Vec<[List; 2]>,
+    /// By the port's number.
+    lists: Vec<[List; 3]>,
     ageing: Duration,
     /// How much too old the time of an address' last use may be.
     coarse: Duration,
@@ -49,8 +64,8 @@ struct Slot<K> {
     seen: Time,
     /// Until when it is the port's also if it is not seen.
     kept: Time,
-    /// It is in the list of those that are kept.
-    is_kept: bool,
+    /// Which of its port's lists it is in.
+    list: usize,
     asked: Option<Time>,
     older: u32,
     newer: u32,
@@ -68,6 +83,10 @@ const EMPTY: List = List {
     newest: NONE,
     count: 0,
 };
+
+fn count_of(lists: &[List; 3]) -> u32 {
+    lists.iter().map(|list| list.count).sum()
+}
 
 /// What became of a wish to use an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,9 +129,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     /// How many addresses a port has, of those also that are too old.
     #[cfg(test)]
     pub(super) fn count(&self, port: PortId) -> u32 {
-        self.lists
-            .get(usize::from(port.0))
-            .map_or(0, |[used, kept]| used.count + kept.count)
+        self.lists.get(usize::from(port.0)).map_or(0, count_of)
     }
 
     /// Who has an address.
@@ -138,32 +155,36 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             return;
         };
         slot.kept = until;
-        let was_kept = slot.is_kept;
+        let was_kept = slot.list == KEPT;
         let index = self.by_key[&key];
         if !was_kept && until > now {
             self.release(now, port);
         }
-        let has_room = was_kept || self.lists[usize::from(port.0)][1].count < KEPT_MAX;
-        self.put(index, until > now && has_room);
+        let has_room = was_kept || self.lists[usize::from(port.0)][KEPT].count < KEPT_MAX;
+        match until > now && has_room {
+            true => self.put(index, KEPT),
+            false if was_kept => self.put(index, USED),
+            false => {}
+        }
     }
 
     /// Keeps those of a port's addresses no longer whose time is over.
     fn release(&mut self, now: Time, port: PortId) {
-        let mut next = self.lists[usize::from(port.0)][1].oldest;
+        let mut next = self.lists[usize::from(port.0)][KEPT].oldest;
         while next != NONE {
             let index = next;
             let slot = &self.slots[index as usize];
             next = slot.newer;
             if slot.kept <= now {
-                self.put(index, false);
+                self.put(index, USED);
             }
         }
     }
 
     /// Puts a slot at the new end of one of its port's lists.
-    fn put(&mut self, index: u32, is_kept: bool) {
+    fn put(&mut self, index: u32, list: usize) {
         self.unlink(index);
-        self.slots[index as usize].is_kept = is_kept;
+        self.slots[index as usize].list = list;
         self.link(index);
     }
 
@@ -187,12 +208,12 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         (slot.port == port).then_some(slot)
     }
 
-    /// `port` wants an address, and may have up to `max`, at least one.
-    pub(super) fn claim(&mut self, now: Time, key: K, port: PortId, max: u16) -> Claim {
+    /// `port` wants an address, and may have so many.
+    pub(super) fn claim(&mut self, now: Time, key: K, port: PortId, bound: Bound) -> Claim {
         match self.owner(now, key) {
             Some(owner) if owner.port != port => Claim::Taken,
             _ => {
-                self.take(now, key, port, max);
+                self.take(now, key, port, bound);
                 Claim::Own
             }
         }
@@ -200,14 +221,14 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     /// `port` gets an address, whoever had it, or uses it once more.
     #[inline]
-    pub(super) fn take(&mut self, now: Time, key: K, port: PortId, max: u16) {
+    pub(super) fn take(&mut self, now: Time, key: K, port: PortId, bound: Bound) {
         let Some(index) = self.by_key.get(&key).copied() else {
-            return self.insert(now, key, port, max);
+            return self.insert(now, key, port, bound);
         };
         let slot = &self.slots[index as usize];
         if slot.port != port {
             self.remove(index);
-            return self.insert(now, key, port, max);
+            return self.insert(now, key, port, bound);
         }
         if now.saturating_sub(slot.seen) < self.coarse {
             return;
@@ -219,17 +240,38 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             slot.since = now;
         }
         slot.seen = now;
-        self.unlink(index);
-        self.link(index);
+        let before = slot.list;
+        let list = match before {
+            USED if is_held && self.has_room_among_known(now, port, bound) => KNOWN,
+            KNOWN if !is_held => USED,
+            _ => before,
+        };
+        self.put(index, list);
     }
 
-    fn insert(&mut self, now: Time, key: K, port: PortId, max: u16) {
+    /// Whether one more of a port's addresses can be known. The oldest makes room if it is too old.
+    fn has_room_among_known(&mut self, now: Time, port: PortId, bound: Bound) -> bool {
+        let count = self.lists[usize::from(port.0)][KNOWN].count;
+        count < u32::from(bound.known) || self.remove_silent(now, port)
+    }
+
+    /// Removes the oldest of a port's known addresses if it is too old. Says whether it was.
+    fn remove_silent(&mut self, now: Time, port: PortId) -> bool {
+        let oldest = self.lists[usize::from(port.0)][KNOWN].oldest;
+        let is_silent = oldest != NONE && !self.is_held(now, &self.slots[oldest as usize]);
+        if is_silent {
+            self.remove(oldest);
+        }
+        is_silent
+    }
+
+    fn insert(&mut self, now: Time, key: K, port: PortId, bound: Bound) {
         let number = usize::from(port.0);
         if self.lists.len() <= number {
-            self.lists.resize(number + 1, [EMPTY; 2]);
+            self.lists.resize(number + 1, [EMPTY; 3]);
         }
-        let [used, kept] = self.lists[number];
-        if used.count + kept.count >= u32::from(max) {
+        let is_full = count_of(&self.lists[number]) >= u32::from(bound.max);
+        if is_full && !self.remove_silent(now, port) {
             self.remove_oldest(port);
         }
         // Far below 2^32: the network's bound is a number of 32 bits, and reserved.
@@ -239,7 +281,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             since: now,
             seen: now,
             kept: Time::ZERO,
-            is_kept: false,
+            list: USED,
             asked: None,
             older: NONE,
             newer: NONE,
@@ -253,7 +295,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         while self.remove_oldest(port) {}
     }
 
-    /// Removes the address of a port that has been out of use for longest, one that is kept only if there is no other. Says whether there was one.
+    /// Removes the address of a port that has been out of use for longest, one that is known or kept only if there is no other. Says whether there was one.
     fn remove_oldest(&mut self, port: PortId) -> bool {
         let lists = self.lists.get(usize::from(port.0)).into_iter().flatten();
         let oldest = lists.map(|list| list.oldest).find(|oldest| *oldest != NONE);
@@ -291,7 +333,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     /// Puts a slot at the new end of its list.
     fn link(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        let list = &mut self.lists[usize::from(slot.port.0)][usize::from(slot.is_kept)];
+        let list = &mut self.lists[usize::from(slot.port.0)][slot.list];
         (slot.older, slot.newer) = (list.newest, NONE);
         let older = slot.older;
         list.newest = index;
@@ -305,7 +347,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     fn unlink(&mut self, index: u32) {
         let slot = &self.slots[index as usize];
         let (older, newer) = (slot.older, slot.newer);
-        let list = &mut self.lists[usize::from(slot.port.0)][usize::from(slot.is_kept)];
+        let list = &mut self.lists[usize::from(slot.port.0)][slot.list];
         list.count -= 1;
         match older {
             NONE => list.oldest = newer,

@@ -202,6 +202,47 @@ fn a_flood_of_addresses_costs_nobody_else_theirs() {
     assert_eq!(world.bridge.learned.count(attacker), 16);
 }
 
+/// Behind one uplink, a host that sends from ever new addresses costs those that go on speaking nothing.
+#[test]
+fn a_flood_of_addresses_behind_an_uplink_costs_no_known_host_its_own() {
+    let mut world = World::new();
+    let uplink = world.add(PortConfig::uplink());
+    let guest = world.add(learning());
+    let max = PortConfig::uplink().learned_max;
+    let flood = |world: &mut World| {
+        for number in 0..2 * u64::from(max) {
+            let source = MacAddress::from_u64(0x0600_0000_0000 + number);
+            let _ = world.send(uplink, &plain(mac(1), source));
+        }
+    };
+    let host = mac(9);
+    for _ in 0..2 {
+        let _ = world.send(uplink, &plain(BROADCAST, host));
+        world.now += 2 * SECOND;
+    }
+    flood(&mut world);
+    assert_eq!(world.receivers(guest, &plain(host, mac(2))), [uplink]);
+    let taken = Some(Refusal::SourceTaken);
+    assert_eq!(world.refusal(guest, &plain(BROADCAST, host)), taken);
+    // All of the flood goes on speaking. The first ones speak within the time, and stay.
+    for _ in 0..3 {
+        world.now += 100 * SECOND;
+        let _ = world.send(uplink, &plain(BROADCAST, host));
+        flood(&mut world);
+        assert_eq!(world.refusal(guest, &plain(BROADCAST, host)), taken);
+    }
+    assert_eq!(world.bridge.learned.count(uplink), u32::from(max));
+    // What falls silent makes room.
+    world.now += 400 * SECOND;
+    assert_eq!(world.refusal(guest, &plain(BROADCAST, host)), None);
+    for _ in 0..2 {
+        let _ = world.send(uplink, &plain(BROADCAST, mac(10)));
+        world.now += 2 * SECOND;
+    }
+    flood(&mut world);
+    assert_eq!(world.refusal(guest, &plain(BROADCAST, mac(10))), taken);
+}
+
 #[test]
 fn room_for_learned_addresses_is_reserved() {
     let mut world = World::with(BridgeLimits {

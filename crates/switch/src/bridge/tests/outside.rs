@@ -365,6 +365,21 @@ fn a_flood_from_outside_costs_guests_nothing() {
     }
 }
 
+#[test]
+fn a_flood_from_outside_takes_no_address_from_a_host_that_goes_on_speaking() {
+    let mut world = world();
+    let host = ipv6(200);
+    for _ in 0..2 {
+        assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, host)), None);
+        world.now += 2 * SECOND;
+    }
+    for number in 0..20_000_u16 {
+        let _ = world.send(UPLINK, &advertise(ROUTER, own(number)));
+    }
+    assert_eq!(owner(&world, host), Some(UPLINK));
+    assert_eq!(world.refusal(A, &advertise(1, host)), TAKEN);
+}
+
 /// More addresses than are kept for an uplink must not make room for a guest at the address of a router.
 #[test]
 fn a_flood_from_outside_takes_no_address_from_a_router() {

@@ -31,6 +31,8 @@ struct Learned {
     mac: MacAddress,
     port: u16,
     seen: Time,
+    /// It was used again, and makes no room for others.
+    known: bool,
 }
 
 /// A frame, as its sender has made it.
@@ -170,8 +172,16 @@ impl Model {
             if owner == sent.from {
                 // To within a second, and then it is the youngest.
                 if now - self.learned[index].seen >= SECOND {
+                    let bound = match kind {
+                        PortKind::Uplink => max - max.div_ceil(4),
+                        _ => 0,
+                    };
+                    let known = self.learned.iter();
+                    let known = known.filter(|learned| learned.port == sent.from && learned.known);
+                    let has_room = known.count() < bound;
                     let mut learned = self.learned.remove(index);
                     learned.seen = now;
+                    learned.known |= has_room;
                     self.learned.push(learned);
                 }
                 return true;
@@ -192,7 +202,11 @@ impl Model {
             let oldest = self
                 .learned
                 .iter()
-                .position(|learned| learned.port == sent.from)
+                .position(|learned| learned.port == sent.from && !learned.known)
+                .or_else(|| {
+                    let mut learned = self.learned.iter();
+                    learned.position(|learned| learned.port == sent.from)
+                })
                 .unwrap();
             self.learned.remove(oldest);
         }
@@ -201,6 +215,7 @@ impl Model {
             mac: sent.source,
             port: sent.from,
             seen: now,
+            known: false,
         });
         true
     }
