@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use ::station::{Host, Ipv4Settings, Station, StationConfig};
+use ::station::{Asker, Host, Ipv4Settings, Station, StationConfig};
 use ::wire::ethernet::MacAddress;
 
 use crate::Dice;
@@ -117,7 +117,12 @@ impl Attack {
             2 => frame.extend([0; 40]),
             _ => {}
         }
-        self.station.receive(self.now, &frame);
+        let asker = Asker {
+            port: source.0[5].into(),
+            guest: Some(source),
+            isolated: false,
+        };
+        self.station.receive(self.now, &asker, &frame);
         let answers = self.answers();
         assert!(
             answers.len() <= MAX_ANSWERS,

@@ -16,8 +16,8 @@ use domain::base::{
     TreeCompressor, Ttl,
 };
 use domain::rdata::{A, Aaaa, Ns, Ptr, Soa, ZoneRecordData};
-use wire::ethernet::MacAddress;
 
+use crate::asker::Asker;
 use crate::config::{Host, Ipv4Settings, StationConfig};
 use crate::hosts::Hosts;
 
@@ -101,9 +101,9 @@ impl Resolver {
         self.serial = self.serial.wrapping_add(1);
     }
 
-    /// The answer to a message of the one who has this MAC address. There is none to what is itself an answer, lest two servers talk for ever, and to
+    /// The answer to a message that came by this port. There is none to what is itself an answer, lest two servers talk for ever, and to
     /// what is too short to be one.
-    pub fn answer(&self, asker: MacAddress, bytes: &[u8], hosts: &Hosts) -> Option<Vec<u8>> {
+    pub fn answer(&self, asker: &Asker, bytes: &[u8], hosts: &Hosts) -> Option<Vec<u8>> {
         let message = Message::from_slice(bytes)
             .ok()
             .filter(|message| !message.header().qr())?;
@@ -125,7 +125,7 @@ impl Resolver {
 
     fn find(
         &self,
-        asker: MacAddress,
+        asker: &Asker,
         question: &Question<ParsedName<&[u8]>>,
         hosts: &Hosts,
     ) -> Finding {
@@ -203,7 +203,7 @@ impl Resolver {
         )
     }
 
-    fn subject<'a>(&self, asker: MacAddress, asked: &OwnedName, hosts: &'a Hosts) -> Subject<'a> {
+    fn subject<'a>(&self, asker: &Asker, asked: &OwnedName, hosts: &'a Hosts) -> Subject<'a> {
         if asked == &self.domain {
             return Subject::Domain;
         }
@@ -216,7 +216,7 @@ impl Resolver {
                 .ok()
                 .and_then(|label| hosts.with_name(label));
             return match host {
-                Some(host) if hosts.tell(asker, host) => Subject::Host(host),
+                Some(host) if asker.may_know(host) => Subject::Host(host),
                 Some(_) => Subject::Nothing,
                 None if is_direct && label == OWN_NAME.as_bytes() => Subject::Station,
                 None => Subject::Nothing,
@@ -244,7 +244,7 @@ impl Resolver {
         }
     }
 
-    fn name_of(&self, asker: MacAddress, address: IpAddr, hosts: &Hosts) -> Option<OwnedName> {
+    fn name_of(&self, asker: &Asker, address: IpAddr, hosts: &Hosts) -> Option<OwnedName> {
         if self.ipv4.is_some_and(|own| address == own.address)
             || self.ipv6.is_some_and(|own| address == own)
         {
@@ -254,7 +254,7 @@ impl Resolver {
             IpAddr::V4(_) => None,
             IpAddr::V6(address) => hosts.heard_from(address),
         });
-        let host = host.filter(|host| hosts.tell(asker, host))?;
+        let host = host.filter(|host| asker.may_know(host))?;
         Some(name(&format!("{}.{}", host.name, self.domain)))
     }
 }

@@ -165,12 +165,6 @@ impl Hosts {
         heard.or(host.ipv6.filter(|_| host.ipv4.is_none()))
     }
 
-    /// Whether somebody with this MAC address is told of a host: not a guest of another one, where the switch keeps one of the two apart.
-    pub fn tell(&self, asker: MacAddress, host: &Host) -> bool {
-        let is_apart = |asker: &Host| asker.mac != host.mac && (asker.isolated || host.isolated);
-        !self.with_mac(asker).is_some_and(is_apart)
-    }
-
     pub fn with_mac(&self, mac: MacAddress) -> Option<&Host> {
         self.by_mac.get(&mac).map(|index| &self.list[*index])
     }

@@ -34,6 +34,7 @@
 //! safety. Every table in it is bounded, and whatever a frame says, it costs one answer at most, to its sender.
 
 mod advertise;
+mod asker;
 mod config;
 mod dhcp;
 mod dns;
@@ -43,6 +44,7 @@ mod neighbour;
 mod stack;
 mod station;
 
+pub use asker::Asker;
 pub use config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, slaac_address};
 pub use dhcp::{Lease, MAX_POOL_ADDRESSES};
 pub use hosts::MAX_HOSTS;

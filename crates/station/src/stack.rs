@@ -4,9 +4,9 @@
 //!
 //! To `smoltcp` this is a link on which packets of IP just arrive and leave, so that it never looks for a neighbour. What leaves while a packet is
 //! worked on goes to the MAC address that this packet came from, if it is for the same IP address. Anything else can only belong to a TCP connection:
-//! those are kept in [`CONNECTIONS`] slots, and a slot knows the MAC address that opened it.
+//! those are kept in [`CONNECTIONS`] slots, and a slot knows the MAC address and the port of the network that it was opened from.
 //!
-//! A guest has [`CONNECTIONS_EACH`] of the slots at most, and a connection on which nothing is asked ends after [`IDLE_TIME`]. So a guest that
+//! A port has [`CONNECTIONS_EACH`] of the slots at most, whatever MAC addresses are used behind it, and a connection on which nothing is asked ends after [`IDLE_TIME`]. So a guest that
 //! opens connections and leaves them costs the others nothing. UDP, which is what resolvers use, has no state at all.
 
 use std::collections::VecDeque;
@@ -19,12 +19,13 @@ use smoltcp::socket::{tcp, udp};
 use smoltcp::wire::{HardwareAddress, IpCidr, IpVersion, Ipv4Packet, Ipv6Cidr, Ipv6Packet};
 use wire::ethernet::MacAddress;
 
+use crate::asker::Asker;
 use crate::config::StationConfig;
 use crate::station::Names;
 
 const DNS_PORT: u16 = 53;
 
-/// How many TCP connections there can be at a time, and how many of them one guest may have.
+/// How many TCP connections there can be at a time, and how many of them one port of the network may have.
 pub(crate) const CONNECTIONS: usize = 8;
 pub(crate) const CONNECTIONS_EACH: usize = 2;
 
@@ -49,8 +50,8 @@ pub(crate) struct Stack {
     sockets: SocketSet<'static>,
     datagrams: SocketHandle,
     slots: Vec<Slot>,
-    /// Where packets go that answer the one at hand.
-    asker: Option<(IpAddr, MacAddress)>,
+    /// Whose packet is at hand.
+    sender: Option<Sender>,
     out: VecDeque<(MacAddress, Vec<u8>)>,
     /// The first time that was told: the zero of smoltcp's clock.
     epoch: Option<Instant>,
@@ -64,10 +65,17 @@ struct Slot {
     peer: Option<Peer>,
 }
 
+/// Where a packet came from, and answers go.
+#[derive(Clone, Copy)]
+pub(crate) struct Sender {
+    pub address: IpAddr,
+    pub mac: MacAddress,
+    pub asker: Asker,
+}
+
 #[derive(Clone, Copy)]
 struct Peer {
-    address: IpAddr,
-    mac: MacAddress,
+    sender: Sender,
     deadline: Instant,
 }
 
@@ -114,25 +122,19 @@ impl Stack {
             datagrams: sockets.add(socket),
             sockets,
             slots,
-            asker: None,
+            sender: None,
             out: VecDeque::new(),
             epoch: None,
             poll_at: None,
         }
     }
 
-    /// Takes a packet that is for the station, and came from `asker`.
-    pub fn receive(
-        &mut self,
-        now: Instant,
-        asker: (IpAddr, MacAddress),
-        packet: &[u8],
-        names: &mut Names<'_>,
-    ) {
+    /// Takes a packet that is for the station.
+    pub fn receive(&mut self, now: Instant, sender: Sender, packet: &[u8], names: &mut Names<'_>) {
         self.link.arrived = Some(packet.to_vec());
-        self.asker = Some(asker);
+        self.sender = Some(sender);
         self.poll(now, names);
-        self.asker = None;
+        self.sender = None;
     }
 
     /// Does what is due.
@@ -173,18 +175,11 @@ impl Stack {
             let Some(destination) = destination(&packet) else {
                 continue;
             };
-            let asker = self
-                .asker
-                .filter(|(address, _)| *address == destination)
-                .map(|(_, mac)| mac);
-            let peer = || {
-                self.slots
-                    .iter()
-                    .filter_map(|slot| slot.peer)
-                    .find(|peer| peer.address == destination)
-            };
-            if let Some(mac) = asker.or_else(|| Some(peer()?.mac)) {
-                self.out.push_back((mac, packet));
+            let peers = self.slots.iter().filter_map(|slot| slot.peer);
+            let peers = peers.map(|peer| peer.sender);
+            let mut senders = self.sender.into_iter().chain(peers);
+            if let Some(to) = senders.find(|sender| sender.address == destination) {
+                self.out.push_back((to.mac, packet));
             }
         }
     }
@@ -192,11 +187,11 @@ impl Stack {
     fn answer_datagrams(&mut self, names: &mut Names<'_>) {
         let socket = self.sockets.get_mut::<udp::Socket>(self.datagrams);
         // They are read with the packet that brings them.
-        let Some((_, asker)) = self.asker else {
+        let Some(Sender { asker, .. }) = self.sender else {
             return;
         };
         while let Ok((question, from)) = socket.recv() {
-            let Some(answer) = names.answer(asker, question) else {
+            let Some(answer) = names.answer(&asker, question) else {
                 continue;
             };
             // Goes back from the address that was asked. If there is no room it is lost, as datagrams are.
@@ -214,7 +209,7 @@ impl Stack {
             };
             // Each step takes bytes out of a buffer of limited size.
             let end = loop {
-                match answer_next(socket, peer.mac, names) {
+                match answer_next(socket, &peer.sender.asker, names) {
                     Step::Answered => peer.deadline = now + IDLE_TIME,
                     end => break end,
                 }
@@ -236,25 +231,27 @@ impl Stack {
         let socket = self
             .sockets
             .get_mut::<tcp::Socket>(self.slots[index].socket);
-        let (None, Some(remote), Some((address, mac))) =
-            (self.slots[index].peer, socket.remote_endpoint(), self.asker)
-        else {
+        let (None, Some(remote), Some(sender)) = (
+            self.slots[index].peer,
+            socket.remote_endpoint(),
+            self.sender,
+        ) else {
             return;
         };
-        if IpAddr::from(remote.addr) != address {
+        if IpAddr::from(remote.addr) != sender.address {
             return;
         }
         let others = self
             .slots
             .iter()
-            .filter(|slot| slot.peer.is_some_and(|peer| peer.mac == mac))
+            .filter_map(|slot| slot.peer)
+            .filter(|peer| peer.sender.asker.port == sender.asker.port)
             .count();
         if others >= CONNECTIONS_EACH {
             socket.abort();
         }
         self.slots[index].peer = Some(Peer {
-            address,
-            mac,
+            sender,
             deadline: now + IDLE_TIME,
         });
     }
@@ -302,7 +299,7 @@ enum Step {
 }
 
 /// Answers a question, which has its length in two bytes before it (RFC 1035, 4.2.2), as has the answer.
-fn answer_next(socket: &mut tcp::Socket<'_>, asker: MacAddress, names: &mut Names<'_>) -> Step {
+fn answer_next(socket: &mut tcp::Socket<'_>, asker: &Asker, names: &mut Names<'_>) -> Step {
     let mut len = [0; 2];
     if !matches!(socket.peek_slice(&mut len), Ok(2)) {
         return Step::Nothing;

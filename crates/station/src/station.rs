@@ -8,13 +8,14 @@ use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv
 use wire::ethernet::MacAddress;
 
 use crate::advertise;
+use crate::asker::Asker;
 use crate::config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, is_unicast};
 use crate::dhcp::{self, Lease};
 use crate::dns::Resolver;
 use crate::frame::{self, MAX_FRAME_LEN, Path};
 use crate::hosts::{Hosts, Use};
 use crate::neighbour::{self, ALL_NODES, Solicitation};
-use crate::stack::Stack;
+use crate::stack::{Sender, Stack};
 
 /// How many frames wait for [`Station::transmit`] at most. A frame costs one answer, so that only who calls `receive` and never `transmit` comes near.
 pub const MAX_QUEUED_FRAMES: usize = 256;
@@ -98,10 +99,10 @@ impl Station {
         }
     }
 
-    /// Takes a frame that a guest sent: an Ethernet header and its payload, without a VLAN tag, with checksums filled in. `now` never goes back.
-    pub fn receive(&mut self, now: Instant, frame: &[u8]) {
+    /// Takes a frame that a guest sent: an Ethernet header and its payload, without a VLAN tag, with checksums filled in. It came by the port of `asker`. `now` never goes back.
+    pub fn receive(&mut self, now: Instant, asker: &Asker, frame: &[u8]) {
         self.counters.frames_received += 1;
-        if self.sort(now, frame).is_none() {
+        if self.sort(now, asker, frame).is_none() {
             self.counters.frames_ignored += 1;
         }
     }
@@ -140,7 +141,7 @@ impl Station {
     }
 
     /// `None` if nobody was interested in the frame.
-    fn sort(&mut self, now: Instant, bytes: &[u8]) -> Option<()> {
+    fn sort(&mut self, now: Instant, asker: &Asker, bytes: &[u8]) -> Option<()> {
         let frame = EthernetFrame::new_checked(bytes).ok()?;
         let (source, destination) = (
             MacAddress(frame.src_addr().0),
@@ -163,10 +164,10 @@ impl Station {
                 self.send(answer);
             }
             EthernetProtocol::Ipv4 => {
-                self.sort_ipv4(now, frame.payload(), path, self.config.ipv4?)?
+                self.sort_ipv4(now, frame.payload(), (path, asker), self.config.ipv4?)?
             }
             EthernetProtocol::Ipv6 => {
-                self.sort_ipv6(now, frame.payload(), path, self.config.ipv6?)?
+                self.sort_ipv6(now, frame.payload(), (path, asker), self.config.ipv6?)?
             }
             EthernetProtocol::Unknown(_) => return None,
         }
@@ -177,7 +178,7 @@ impl Station {
         &mut self,
         now: Instant,
         payload: &[u8],
-        path: Path,
+        (path, asker): (Path, &Asker),
         own: Ipv4Settings,
     ) -> Option<()> {
         let packet = Ipv4Packet::new_checked(payload).ok()?;
@@ -196,11 +197,17 @@ impl Station {
         if destination != own.address || !is_unicast(source) || source == own.address {
             return None;
         }
-        self.pass_on(now, IpAddr::V4(source), path, packet.into_inner());
+        self.pass_on(now, IpAddr::V4(source), (path, asker), packet.into_inner());
         Some(())
     }
 
-    fn sort_ipv6(&mut self, now: Instant, payload: &[u8], path: Path, own: Ipv6Addr) -> Option<()> {
+    fn sort_ipv6(
+        &mut self,
+        now: Instant,
+        payload: &[u8],
+        (path, asker): (Path, &Asker),
+        own: Ipv6Addr,
+    ) -> Option<()> {
         let packet = Ipv6Packet::new_checked(payload).ok()?;
         let packet = Ipv6Packet::new_checked(&payload[..packet.total_len()]).ok()?;
         if packet.version() != 6 {
@@ -226,7 +233,7 @@ impl Station {
             return None;
         }
         self.hosts.hear(path.destination, source, Use::Speaks, own);
-        self.pass_on(now, IpAddr::V6(source), path, packet.into_inner());
+        self.pass_on(now, IpAddr::V6(source), (path, asker), packet.into_inner());
         Some(())
     }
 
@@ -316,10 +323,20 @@ impl Station {
     }
 
     /// Gives a packet to the IP stack, whose answers go to where it came from.
-    fn pass_on(&mut self, now: Instant, source: IpAddr, path: Path, packet: &[u8]) {
+    fn pass_on(
+        &mut self,
+        now: Instant,
+        address: IpAddr,
+        (path, asker): (Path, &Asker),
+        packet: &[u8],
+    ) {
         let mut names = Names::new(&self.resolver, &self.hosts, &mut self.counters);
-        self.stack
-            .receive(now, (source, path.destination), packet, &mut names);
+        let sender = Sender {
+            address,
+            mac: path.destination,
+            asker: *asker,
+        };
+        self.stack.receive(now, sender, packet, &mut names);
         self.collect();
     }
 
@@ -363,8 +380,8 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The answer to a message of DNS that came from this MAC address.
-    pub fn answer(&mut self, asker: MacAddress, message: &[u8]) -> Option<Vec<u8>> {
+    /// The answer to a message of DNS that came by this port.
+    pub fn answer(&mut self, asker: &Asker, message: &[u8]) -> Option<Vec<u8>> {
         let answer = self.resolver?.answer(asker, message, self.hosts)?;
         self.counters.dns_answers += 1;
         Some(answer)

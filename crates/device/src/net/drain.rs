@@ -263,7 +263,7 @@ impl NetFabric {
             self.batch.give_back(destination, list);
         }
         self.send_out(network, from, source);
-        self.ask_station(network, source);
+        self.ask_station(network, from, source);
     }
 
     /// Passes on a batch of what a guest has sent on this ring. If there may be more, the ring has another turn.

@@ -1,7 +1,8 @@
 //! The port behind which the network itself answers.
 
-use station::{Host, Station, StationConfig};
-use switch::bridge::{PortConfig, PortId};
+use station::{Asker, Host, Station, StationConfig};
+use switch::bridge::{Bridge, PortConfig, PortId, PortKind};
+use wire::ethernet::MacAddress;
 use wire::net_header::Offloads;
 
 use super::deliver::{Source, Undelivered, finish_and_give, gather};
@@ -60,9 +61,10 @@ impl NetFabric {
     }
 
     /// Shows the batch's frames that are for the network itself to its station.
-    pub(super) fn ask_station(&mut self, index: usize, source: &Source<'_>) {
+    pub(super) fn ask_station(&mut self, index: usize, from: PortId, source: &Source<'_>) {
         let asked = self.batch.take_asked();
         let now = self.start + self.now;
+        let asker = asker(&self.networks[index].bridge, from);
         let Some(known) = &mut self.networks[index].station else {
             return;
         };
@@ -78,7 +80,7 @@ impl NetFabric {
                 let finish = frame.offload().finish_for(Offloads::NONE);
                 let mut pieces = 0;
                 let _ = finish_and_give(finish, &frame.offload(), &mut whole, |frame| {
-                    known.station.receive(now, frame);
+                    known.station.receive(now, &asker, frame);
                     pieces += 1;
                     match pieces < MAX_ASKED_SEGMENTS {
                         true => Ok(()),
@@ -135,5 +137,16 @@ impl NetFabric {
         self.batch
             .route(self.now, from, &mut self.networks[index], 0);
         self.pass_on(index, from, &Source::Private(&[Room::of(bytes)]));
+    }
+}
+
+fn asker(bridge: &Bridge, from: PortId) -> Asker {
+    let config = bridge.config(from);
+    let guest = config.filter(|config| config.kind == PortKind::Guest);
+    Asker {
+        port: from.0,
+        // A guest without an address of its own is no host of the network's.
+        guest: guest.map(|guest| guest.mac.unwrap_or(MacAddress::ZERO)),
+        isolated: guest.is_some_and(|guest| guest.isolated),
     }
 }

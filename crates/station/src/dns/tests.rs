@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use wire::ethernet::MacAddress;
 
 use super::*;
 use crate::advertise::encoded_domain;
@@ -55,8 +56,14 @@ impl House {
         self.say_as(guest_mac(99), message)
     }
 
+    fn say_bytes(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let asker = Asker::with_mac(guest_mac(99), &self.hosts);
+        self.resolver.answer(&asker, message, &self.hosts)
+    }
+
     fn say_as(&self, asker: MacAddress, message: &[u8]) -> Option<Reply> {
-        let answer = self.resolver.answer(asker, message, &self.hosts);
+        let asker = Asker::with_mac(asker, &self.hosts);
+        let answer = self.resolver.answer(&asker, message, &self.hosts);
         answer.map(Reply::read)
     }
 
@@ -527,7 +534,7 @@ proptest! {
         if is_extended {
             message = extended(message, 0, datagram_len);
         }
-        let answer = house.resolver.answer(guest_mac(99), &message, &house.hosts).unwrap();
+        let answer = house.say_bytes(&message).unwrap();
         prop_assert!(answer.len() <= MAX_ANSWER_LEN);
         prop_assert_eq!(&answer[12..asked], &message[12..asked]);
         let answer = Message::from_slice(&answer).unwrap();

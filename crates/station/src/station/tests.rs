@@ -18,6 +18,15 @@ use guest::{Guest, Wire};
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// The port of the guest with this number.
+fn asker(number: u8) -> Asker {
+    Asker {
+        port: number.into(),
+        guest: Some(guest_mac(number)),
+        isolated: false,
+    }
+}
+
 fn configured(
     guest: &mut Guest,
     handle: SocketHandle,
@@ -277,6 +286,27 @@ fn connections_that_are_left_open_cost_nobody_else_anything() {
 }
 
 #[test]
+fn connections_of_one_port_are_counted_together_whatever_mac_addresses_they_use() {
+    let mut wire = Wire::new(config(), vec![host(2), host(9)]);
+    wire.port = Some(asker(2));
+    let mut taken = 0;
+    for number in 2..2 + CONNECTIONS as u8 {
+        let mut guest = Guest::with_addresses(number);
+        let handle = guest.connect(OWN.into(), 2000);
+        wire.settle(&mut guest);
+        let state = guest.socket::<tcp::Socket>(handle).state();
+        taken += usize::from(state == tcp::State::Established);
+    }
+    assert_eq!(taken, CONNECTIONS_EACH);
+    wire.port = None;
+    let mut other = Guest::with_addresses(20);
+    let handle = other.connect(OWN.into(), 2000);
+    wire.settle(&mut other);
+    let state = other.socket::<tcp::Socket>(handle).state();
+    assert_eq!(state, tcp::State::Established);
+}
+
+#[test]
 fn a_port_that_nobody_listens_at_is_refused_at_once() {
     let config = StationConfig {
         dns: false,
@@ -511,7 +541,7 @@ fn answers_that_nobody_fetches_are_limited() {
     let mut wire = Wire::new(config(), vec![host(2)]);
     let question = arp(guest_mac(2), [10, 0, 0, 2], OWN.octets());
     for _ in 0..MAX_QUEUED_FRAMES + 3 {
-        wire.station.receive(wire.now, &question);
+        wire.station.receive(wire.now, &asker(2), &question);
     }
     assert_eq!(wire.station.counters().frames_dropped, 3);
     assert_eq!(

@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use station::{Ipv4Settings, StationConfig};
+use station::{Host, Ipv4Settings, StationConfig};
 use switch::bridge::PortConfig;
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
 
-use super::house::{Driver, Guest, House, LAN, done};
+use super::house::{Driver, Guest, House, LAN, done, mac};
 use super::packets::Packet;
 
 const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 1, 0]);
@@ -149,5 +149,55 @@ fn a_guest_that_asks_without_end_holds_up_nobody() {
         house.settle();
         assert_eq!(spy.frames(), [sent]);
         assert!(!web.received().is_empty());
+    }
+}
+
+/// A question of DNS for the IPv4 address of this name, over UDP.
+fn asks_for(name: &str, from: MacAddress) -> Vec<u8> {
+    let mut message = vec![0, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in [name, LAN] {
+        message.push(label.len() as u8);
+        message.extend(label.bytes());
+    }
+    message.extend([0, 0, 1, 0, 1]);
+    let builder = etherparse::PacketBuilder::ethernet2(from.0, OWN_MAC.0)
+        .ipv4([10, 0, 0, 77], OWN, 64)
+        .udp(5353, 53);
+    let mut frame = Vec::new();
+    builder.write(&mut frame, &message).unwrap();
+    frame
+}
+
+/// Who asks is the port, not what its frames say.
+#[test]
+fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
+    let mut house = house();
+    let host = |name: &str, number: u8, isolated| Host {
+        name: name.to_owned(),
+        aliases: Vec::new(),
+        mac: mac(number),
+        ipv4: Some(Ipv4Addr::new(10, 0, 0, number)),
+        ipv6: None,
+        isolated,
+    };
+    let hosts = vec![host("web", 1, true), host("db", 2, false)];
+    house.fabric.set_hosts(LAN, hosts).unwrap();
+    let learning = PortConfig {
+        mac: Some(mac(1)),
+        isolated: true,
+        ..PortConfig::learning_guest()
+    };
+    let mut web = house.guest_at(1, learning, Driver::plain());
+    let mut code = |house: &mut House, name, from| {
+        web.send(&asks_for(name, from));
+        house.settle();
+        let answers = web.frames();
+        assert_eq!(answers.len(), 1, "{name} from {from}");
+        // Behind Ethernet, IPv4 and UDP: the last bits of the second field.
+        answers[0][42 + 3] & 0xf
+    };
+    for from in [mac(1), mac(77)] {
+        assert_eq!(code(&mut house, "web", from), 0, "its own name from {from}");
+        assert_eq!(code(&mut house, "db", from), 3, "another's from {from}");
     }
 }

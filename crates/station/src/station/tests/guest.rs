@@ -24,6 +24,8 @@ pub(super) struct Guest {
 pub(super) struct Wire {
     pub station: Station,
     pub now: Instant,
+    /// The port by which all frames come; without one each guest has its own.
+    pub port: Option<Asker>,
     start: Instant,
     /// What the station has sent, oldest first.
     pub sent: Vec<Vec<u8>>,
@@ -37,6 +39,7 @@ impl Wire {
         Self {
             station,
             now,
+            port: None,
             start: now,
             sent: Vec::new(),
         }
@@ -44,7 +47,9 @@ impl Wire {
 
     /// Gives a frame to the station. Answers that come at once.
     pub fn say(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
-        self.station.receive(self.now, frame);
+        let source = frame.get(11).copied().unwrap_or_default();
+        let asker = self.port.unwrap_or(asker(source));
+        self.station.receive(self.now, &asker, frame);
         let answers: Vec<_> = std::iter::from_fn(|| self.station.transmit()).collect();
         self.sent.extend(answers.clone());
         answers
