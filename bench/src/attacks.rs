@@ -19,11 +19,13 @@ mod lifecycle;
 mod log;
 mod memory;
 mod protocol;
+mod reload;
 mod ring;
 mod scene;
 
 use std::fmt;
 
+pub use reload::AT_RELOAD;
 pub use scene::{Arena, Scene, Verdict};
 
 /// What is attacked.
@@ -138,5 +140,6 @@ pub fn page() -> String {
             attack.name, attack.what, attack.outcome
         ));
     }
+    page.push_str(&reload::section());
     page
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bench::attacks::{Arena, Outcome, all, page};
+use bench::attacks::{AT_RELOAD, Arena, Outcome, all, page};
 
 /// Runs the attacks whose names contain `$ATTACK`, all without it, and prints the table of what came of them.
 #[test]
@@ -76,6 +76,15 @@ fn the_table_is_large_and_no_name_stands_twice() {
         {
             assert!(!text.is_empty(), "{}", attack.name);
         }
+    }
+}
+
+#[test]
+fn the_tests_of_attacks_at_reloads_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (file, test) in AT_RELOAD.iter().flat_map(|attack| attack.tests) {
+        let text = std::fs::read_to_string(root.join(file)).expect(file);
+        assert!(text.contains(&format!("fn {test}()")), "{file}: {test}");
     }
 }
 
