@@ -286,7 +286,7 @@ impl Attack<'_> {
                     assert!(!self.has_peer && self.programs.is_empty());
                     self.has_peer = true;
                 }
-                Event::Resumed => assert!(self.has_peer),
+                Event::Resumed | Event::Silent | Event::Speaks => assert!(self.has_peer),
                 Event::OtherVersion(version) => assert_ne!(version, VERSION),
                 Event::Ended(words) => {
                     assert!(!words.is_empty());

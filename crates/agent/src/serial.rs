@@ -175,7 +175,10 @@ impl Port for GuestPort {
                 *self.host.lock() = false;
             }
             PeerEvent::NoPort(words) => say!("cannot open {}: {words}", self.port),
-            PeerEvent::Disconnected | PeerEvent::Resumed => {}
+            PeerEvent::Disconnected
+            | PeerEvent::Resumed
+            | PeerEvent::Silent
+            | PeerEvent::Speaks => {}
         }
     }
 }

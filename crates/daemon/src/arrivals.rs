@@ -1,9 +1,9 @@
 //! Agents' connections, on their way from the worker to where they are greeted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 
 use crate::line::AgentArrival;
@@ -28,6 +28,30 @@ pub struct ArrivalSender {
     // Bounded by the counts: so many for each VM.
     arrivals: mpsc::UnboundedSender<AgentArrival>,
     waiting: Waiting,
+    unreachable: Unreachable,
+}
+
+/// The VMs, by their full names, whose guests do not answer although connections to them stand.
+#[derive(Debug, Clone)]
+pub struct Unreachable(Arc<watch::Sender<BTreeSet<String>>>);
+
+impl Unreachable {
+    /// Notes whether a VM is one of them.
+    pub fn set(&self, vm: &str, is_unreachable: bool) {
+        self.0.send_if_modified(|vms| match is_unreachable {
+            true => vms.insert(vm.to_owned()),
+            false => vms.remove(vm),
+        });
+    }
+}
+
+/// What there is to look at.
+#[derive(Debug)]
+pub enum News {
+    /// A connection.
+    Arrival(AgentArrival),
+    /// All VMs that cannot be reached.
+    Unreachable(BTreeSet<String>),
 }
 
 /// Where they are looked at.
@@ -35,24 +59,33 @@ pub struct ArrivalSender {
 pub struct Arrivals {
     arrivals: mpsc::UnboundedReceiver<AgentArrival>,
     waiting: Waiting,
+    unreachable: watch::Receiver<BTreeSet<String>>,
 }
 
 /// Both ends.
 pub fn arrivals() -> (ArrivalSender, Arrivals) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let waiting = Waiting::default();
+    let (unreachable, watched) = watch::channel(BTreeSet::new());
     let sender = ArrivalSender {
         arrivals: sender,
         waiting: waiting.clone(),
+        unreachable: Unreachable(Arc::new(unreachable)),
     };
     let receiver = Arrivals {
         arrivals: receiver,
         waiting,
+        unreachable: watched,
     };
     (sender, receiver)
 }
 
 impl ArrivalSender {
+    /// Where to note which VMs cannot be reached.
+    pub fn unreachable(&self) -> Unreachable {
+        self.unreachable.clone()
+    }
+
     /// Hands a connection over, without waiting. `false` refuses it: it comes from a port that any program of the guest can call from, too many of the VM
     /// wait already, or nobody looks any more.
     pub fn offer(&self, arrival: AgentArrival) -> bool {
@@ -78,9 +111,16 @@ impl ArrivalSender {
 }
 
 impl Arrivals {
-    /// The next connection. Nothing when nobody can hand one over any more.
-    pub async fn next(&mut self) -> Option<AgentArrival> {
-        let arrival = self.arrivals.recv().await?;
+    /// What comes next. Nothing when no connection can be handed over any more.
+    pub async fn next(&mut self) -> Option<News> {
+        let arrival = tokio::select! {
+            biased;
+            Ok(()) = self.unreachable.changed() => {
+                let vms = self.unreachable.borrow_and_update().clone();
+                return Some(News::Unreachable(vms));
+            }
+            arrival = self.arrivals.recv() => arrival?,
+        };
         let mut counts = self.waiting.counts();
         if let Some(count) = counts.get_mut(&arrival.vm) {
             *count -= 1;
@@ -89,7 +129,7 @@ impl Arrivals {
             }
         }
         drop(counts);
-        Some(arrival)
+        Some(News::Arrival(arrival))
     }
 }
 
@@ -110,6 +150,13 @@ mod tests {
         }
     }
 
+    async fn vm_of_next(arrivals: &mut Arrivals) -> String {
+        match arrivals.next().await {
+            Some(News::Arrival(arrival)) => arrival.vm,
+            other => panic!("expected a connection, not {other:?}"),
+        }
+    }
+
     #[tokio::test]
     async fn a_vm_that_calls_without_end_keeps_no_other_out() {
         let (sender, mut arrivals) = arrivals();
@@ -120,14 +167,14 @@ mod tests {
         }
         for _ in 0..MAX_WAITING_OF_VM {
             assert!(!sender.offer(arrival("flood", 1)));
-            assert_eq!(arrivals.next().await.unwrap().vm, "flood");
+            assert_eq!(vm_of_next(&mut arrivals).await, "flood");
             assert!(sender.offer(arrival("flood", 1)));
         }
         for vm in 0..1000 {
-            assert_eq!(arrivals.next().await.unwrap().vm, format!("vm{vm}"));
+            assert_eq!(vm_of_next(&mut arrivals).await, format!("vm{vm}"));
         }
         for _ in 0..MAX_WAITING_OF_VM {
-            assert_eq!(arrivals.next().await.unwrap().vm, "flood");
+            assert_eq!(vm_of_next(&mut arrivals).await, "flood");
         }
         assert!(sender.waiting.counts().is_empty());
         drop(sender);

@@ -4,14 +4,15 @@
 //! from a privileged port, which an ordinary program of the guest cannot use, and say hello in time. Then the VM is
 //! ready for as long as the connection lasts. A VM has at most one connection that is being greeted and one that
 //! has been; the newest wins, because a guest that has rebooted calls again before the old connection is known dead.
-//! ([`arrivals`](crate::arrivals) has seen to the port.)
+//! ([`arrivals`](crate::arrivals) has seen to the port.) A connection over a serial port stands for a while although the port has lost its other end, or the guest
+//! answers nothing: it makes nothing ready meanwhile.
 //!
 //! Where a guest cannot see who calls, its agent says what calls of the host are to begin with, which the data plane is given before anybody hears that the
 //! VM is ready. Behind a VMM with a vsock device of its own every program of the guest can call here as the agent does. So what it says is tried
 //! first: the agent itself is called, and takes it or not. Some connections of such a VM are greeted at once, and one that has said its hello gives way to no other,
 //! so that a program which calls without end does not keep the agent from being heard.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::api::types::{AgentInfo, EventDetails, EventKind};
-use crate::arrivals::Arrivals;
+use crate::arrivals::{Arrivals, News};
 use crate::events::Events;
 use crate::hello::{HelloError, confirm, greet};
 use crate::line::AgentArrival;
@@ -54,8 +55,21 @@ impl std::fmt::Debug for Readiness {
 #[derive(Debug, Default)]
 struct Agents {
     by_vm: HashMap<String, Entry>,
+    /// Those whose guests do not answer at present.
+    unreachable: BTreeSet<String>,
     /// Number of the last arrival, over all VMs.
     arrivals: u64,
+}
+
+impl Agents {
+    /// What makes a VM ready.
+    fn ready(&self, vm: &str) -> Option<&Ready> {
+        let entry = self.by_vm.get(vm)?;
+        entry
+            .ready
+            .as_ref()
+            .filter(|_| !self.unreachable.contains(vm))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +155,7 @@ impl Readiness {
     /// What the agent of a VM said, while it is there.
     pub fn agent(&self, vm: &str) -> Option<AgentInfo> {
         let agents = self.agents();
-        let ready = agents.by_vm.get(vm)?.ready.as_ref()?;
+        let ready = agents.ready(vm)?;
         Some(ready.info.clone())
     }
 
@@ -152,11 +166,12 @@ impl Readiness {
 
     /// Forgets a VM that has been removed and hangs up on its agent.
     pub fn forget(&self, vm: &str) {
-        let was_ready = self
-            .agents()
-            .by_vm
-            .remove(vm)
-            .is_some_and(|entry| entry.ready.is_some());
+        let was_ready = {
+            let mut agents = self.agents();
+            let was_ready = agents.ready(vm).is_some();
+            agents.by_vm.remove(vm);
+            was_ready
+        };
         if was_ready {
             self.tell_event(EventKind::VmUnready, vm);
         }
@@ -165,9 +180,38 @@ impl Readiness {
 
     /// Looks at arrivals until nobody can send one any more.
     pub async fn run(self: Arc<Self>, mut arrivals: Arrivals) {
-        while let Some(arrival) = arrivals.next().await {
-            self.clone().admit(arrival);
+        while let Some(news) = arrivals.next().await {
+            match news {
+                News::Arrival(arrival) => self.clone().admit(arrival),
+                News::Unreachable(vms) => self.set_unreachable(vms),
+            }
         }
+    }
+
+    fn set_unreachable(&self, vms: BTreeSet<String>) {
+        {
+            let mut agents = self.agents();
+            let before = std::mem::replace(&mut agents.unreachable, vms);
+            for vm in before.symmetric_difference(&agents.unreachable) {
+                let entry = agents.by_vm.get(vm);
+                if entry.is_some_and(|entry| entry.ready.is_some()) {
+                    let is_ready = agents.ready(vm).is_some();
+                    tracing::info!(
+                        vm,
+                        is_ready,
+                        "the guest was reached again, or is out of reach"
+                    );
+                    self.tell_event(
+                        match is_ready {
+                            true => EventKind::VmReady,
+                            false => EventKind::VmUnready,
+                        },
+                        vm,
+                    );
+                }
+            }
+        }
+        self.tell();
     }
 
     fn admit(self: Arc<Self>, arrival: AgentArrival) {
@@ -303,6 +347,7 @@ impl Readiness {
     fn leave(&self, vm: &str, number: u64) {
         {
             let mut agents = self.agents();
+            let was_ready = agents.ready(vm).is_some();
             let Some(entry) = agents.by_vm.get_mut(vm) else {
                 return;
             };
@@ -312,7 +357,9 @@ impl Readiness {
                 .take_if(|ready| ready.attendant.number == number);
             if ready.is_some() {
                 (self.secrets)(vm, AgentSecret::Absent);
-                self.tell_event(EventKind::VmUnready, vm);
+                if was_ready {
+                    self.tell_event(EventKind::VmUnready, vm);
+                }
             }
             if entry.greetings.is_empty() && entry.ready.is_none() {
                 agents.by_vm.remove(vm);

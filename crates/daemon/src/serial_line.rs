@@ -15,6 +15,7 @@ use device::{Carrier, Connected, Fabric, Reply};
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status, Stream};
 use switch::Reason;
 
+use crate::arrivals::Unreachable;
 use crate::chardev::Meeting;
 use crate::config::Chardev;
 use crate::line::{LineError, LineStatus};
@@ -35,6 +36,7 @@ impl SerialLine {
         vm: &str,
         chardev: &Chardev,
         orders: Orders<Fabric>,
+        unreachable: Unreachable,
     ) -> Result<SerialLine, LineError> {
         let guest = Guest {
             vm: vm.to_owned(),
@@ -44,6 +46,7 @@ impl SerialLine {
         let port = VmPort {
             meeting: Meeting::prepare(chardev)?,
             guest: guest.clone(),
+            unreachable,
         };
         let name = format!("serial-{vm}");
         let handle = Driver::start(&name, Box::new(port), Options::default())?;
@@ -127,6 +130,13 @@ impl Guest {
 struct VmPort {
     meeting: Meeting,
     guest: Guest,
+    unreachable: Unreachable,
+}
+
+impl Drop for VmPort {
+    fn drop(&mut self) {
+        self.unreachable.set(&self.guest.vm, false);
+    }
 }
 
 impl Port for VmPort {
@@ -162,6 +172,15 @@ impl Port for VmPort {
 
     fn on_peer(&mut self, event: PeerEvent) {
         let orders = &self.guest.orders;
+        match &event {
+            PeerEvent::Came | PeerEvent::Resumed | PeerEvent::Speaks => {
+                self.unreachable.set(&self.guest.vm, false);
+            }
+            PeerEvent::Disconnected | PeerEvent::Silent | PeerEvent::Ended(_) => {
+                self.unreachable.set(&self.guest.vm, true);
+            }
+            PeerEvent::NoPort(_) => {}
+        }
         match event {
             PeerEvent::Came => {
                 self.guest.answers.store(true, Ordering::Release);
@@ -172,7 +191,11 @@ impl Port for VmPort {
                 // Waited for, so that nobody is put through to a guest that has gone.
                 orders.ask(self.guest.news());
             }
-            PeerEvent::Disconnected | PeerEvent::Resumed | PeerEvent::NoPort(_) => {}
+            PeerEvent::Disconnected
+            | PeerEvent::Resumed
+            | PeerEvent::Silent
+            | PeerEvent::Speaks
+            | PeerEvent::NoPort(_) => {}
         }
         tell(&self.guest.vm, &event);
     }
@@ -194,6 +217,13 @@ fn tell(vm: &str, event: &PeerEvent) {
                 "the VMM is back at the serial port, and nothing is lost"
             );
         }
+        PeerEvent::Silent => {
+            tracing::info!(
+                vm,
+                "the guest acknowledges nothing at its serial port; what is open waits for it"
+            );
+        }
+        PeerEvent::Speaks => tracing::info!(vm, "the guest answers again at its serial port"),
         PeerEvent::Ended(why) => {
             tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
         }

@@ -14,7 +14,7 @@ use device::{
 };
 use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, Side};
 
-use crate::arrivals::ArrivalSender;
+use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
 use crate::line::{
@@ -47,6 +47,7 @@ pub struct Worker {
     orders: Orders<Fabric>,
     /// The serial lines, by full name.
     serial_lines: Mutex<BTreeMap<String, SerialLine>>,
+    unreachable: Unreachable,
     channels: Mutex<VmsChannels>,
     state_dir: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -73,6 +74,7 @@ impl Worker {
             state_dir,
             host_group,
         } = wiring;
+        let unreachable = arrivals.unreachable();
         let sink = Box::new(move |arrival: Arrival| {
             let arrival = AgentArrival {
                 vm: arrival.vm,
@@ -92,6 +94,7 @@ impl Worker {
         Ok(Arc::new(Worker {
             orders,
             serial_lines: Mutex::default(),
+            unreachable,
             channels: Mutex::default(),
             state_dir,
             thread: Mutex::new(Some(thread)),
@@ -126,7 +129,10 @@ impl Worker {
     /// The serial line of a VM, if its guest is reached by one.
     fn start_serial(&self, spec: &LineSpec) -> Result<Option<SerialLine>, LineError> {
         let chardev = spec.serial.as_ref();
-        let start = |chardev| SerialLine::start(&spec.full_name(), chardev, self.orders.clone());
+        let start = |chardev| {
+            let (orders, unreachable) = (self.orders.clone(), self.unreachable.clone());
+            SerialLine::start(&spec.full_name(), chardev, orders, unreachable)
+        };
         chardev.map(start).transpose()
     }
 

@@ -84,6 +84,10 @@ pub enum Event {
     Came,
     /// The port found its other end again, and the session goes on.
     Resumed,
+    /// Nothing has been acknowledged for some seconds. The session goes on.
+    Silent,
+    /// After [`Event::Silent`]: the peer speaks again.
+    Speaks,
     /// The session is over; there are no channels any more.
     Ended(String),
     /// Somebody at the other end speaks another version of the protocol, so that there will be no session with him. Told once.
@@ -146,6 +150,8 @@ pub struct Link {
     connection: u32,
     /// The port found its other end, and the peer has not said yet what it has received.
     awaits_hello: bool,
+    /// [`Event::Silent`] was the last word about that.
+    is_silent: bool,
     /// The other side speaks another version, which was said.
     told_of_version: bool,
     decoder: Decoder,
@@ -187,6 +193,7 @@ impl Link {
             is_connected: false,
             connection: 0,
             awaits_hello: false,
+            is_silent: false,
             told_of_version: false,
             decoder: Decoder::new(),
             has_received: false,
@@ -418,6 +425,7 @@ impl Link {
             return;
         };
         self.greeted = peer.epoch;
+        self.is_silent = false;
         self.counters.reset_channels += self.channels.len() as u64;
         self.channels.clear();
         self.opened = [0; 2];
@@ -473,6 +481,9 @@ impl Link {
             // While the port takes nothing, neither would it take a probe.
             self.due.probe = self.written == self.staged.len();
             self.timers.probe_again(now);
+            if self.timers.is_probing_in_vain() && !std::mem::replace(&mut self.is_silent, true) {
+                self.events.push_back(Event::Silent);
+            }
         }
         if over(&mut self.timers.stalled) {
             self.decoder.give_up_if_overtaken();

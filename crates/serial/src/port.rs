@@ -67,6 +67,10 @@ pub enum PeerEvent {
     Disconnected,
     /// The port found its other end again, and the peer is the same: channels go on, nothing is lost.
     Resumed,
+    /// It has acknowledged nothing for some seconds: it is paused, or gone, or its port is closed. Channels stay.
+    Silent,
+    /// It answers again after [`PeerEvent::Silent`].
+    Speaks,
     /// The session is over, and all channels were reset; why, in words. [`PeerEvent::Came`] follows if there is another.
     Ended(String),
     /// The port is of no use, for another reason than that nobody is there yet: it cannot be opened, or who is there speaks another version. Told

@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -157,10 +158,12 @@ pub struct Guest {
     pub accepted: Receiver<(u32, UnixStream)>,
     pub events: Receiver<PeerEvent>,
     connection: Arc<Mutex<Option<UnixStream>>>,
+    is_away: Arc<AtomicBool>,
 }
 
 struct GuestPort {
     vmm: Vmm,
+    is_away: Arc<AtomicBool>,
     accepted: Sender<(u32, UnixStream)>,
     events: Sender<PeerEvent>,
     connection: Arc<Mutex<Option<UnixStream>>>,
@@ -183,8 +186,10 @@ impl Guest {
         let (take, accepted) = channel();
         let (tell, events) = channel();
         let connection = Arc::new(Mutex::new(None));
+        let is_away = Arc::new(AtomicBool::new(false));
         let port = GuestPort {
             vmm,
+            is_away: is_away.clone(),
             accepted: take,
             events: tell,
             connection: connection.clone(),
@@ -194,7 +199,13 @@ impl Guest {
             accepted,
             events,
             connection,
+            is_away,
         }
+    }
+
+    /// The VMM does not connect again.
+    pub fn keep_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::Release);
     }
 
     /// The VMM loses its connection to the daemon, with what is on its way.
@@ -236,6 +247,9 @@ impl Guest {
 
 impl Port for GuestPort {
     fn open(&mut self, _now: Instant) -> io::Result<OwnedFd> {
+        if self.is_away.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         let stream = match &self.vmm {
             Vmm::Connects(path) => UnixStream::connect(path)?,
             Vmm::Listens(listener) => listener.accept()?.0,

@@ -87,6 +87,28 @@ fn a_vm_waits_is_attached_and_boots_before_its_agent_makes_it_ready() {
 }
 
 #[test]
+fn a_vm_whose_vmm_has_left_is_not_ready_until_it_is_back() {
+    let house = House::new(SERIAL);
+    let guest = Guest::connecting(&house.run("old.serial"));
+    house.wait_for_state("old", "booted");
+    let mut agent = guest.dial(wire::agent::PORT).unwrap();
+    let frame = Frame::Hello(Hello::new("agent"))
+        .to_bytes(CONNECTION_CHANNEL)
+        .unwrap();
+    agent.write_all(&frame).unwrap();
+    house.wait_for_state("old", "ready");
+    // The guest's link waits, with the agent's channel, for as long as its VMM is away.
+    guest.keep_away(true);
+    guest.cut();
+    house.wait_for("old", "not ready", |vm| vm["state"] != "ready");
+    guest.keep_away(false);
+    // A caller who waits for that does not miss it.
+    let (status, body) = house.request("GET", "/v1/vms/old?wait=ready&timeout_ms=60000", "");
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(house.vm("old")["counters"]["serial_sessions"], 1);
+}
+
+#[test]
 fn calls_to_the_agent_begin_with_the_secret_that_it_gave() {
     let house = House::new(SERIAL);
     let guest = Guest::connecting(&house.run("old.serial"));

@@ -219,6 +219,8 @@ impl Runner {
                 Event::Incoming { channel, port } => self.accept(channel, port),
                 Event::Came => self.port.on_peer(PeerEvent::Came),
                 Event::Resumed => self.port.on_peer(PeerEvent::Resumed),
+                Event::Silent => self.port.on_peer(PeerEvent::Silent),
+                Event::Speaks => self.port.on_peer(PeerEvent::Speaks),
                 Event::Ended(words) => self.end_session(words),
                 Event::OtherVersion(version) => {
                     let words = format!(

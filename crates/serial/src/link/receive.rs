@@ -94,6 +94,9 @@ impl Link {
         if !self.acknowledged(header.acknowledged, now) {
             return Outcome::Done;
         }
+        if std::mem::take(&mut self.is_silent) {
+            self.events.push_back(Event::Speaks);
+        }
         if header.kind.is_numbered() {
             return match self.is_next(header) {
                 true => self.take_numbered(header, message, now),

@@ -10,6 +10,9 @@ const GREETING: (Duration, Duration) = (Duration::from_millis(250), Duration::fr
 /// The wait before a probe, and between probes that are not answered: at first and at most.
 const PROBING: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
+/// The wait between probes from which on the peer counts as silent: some seconds without an answer.
+const SILENT_FROM: Duration = Duration::from_secs(4);
+
 /// How long nothing arrives of a frame before it is looked whether others arrived behind it.
 pub(super) const STALLED_AFTER: Duration = Duration::from_millis(200);
 
@@ -77,6 +80,11 @@ impl Timers {
     pub(super) fn probe_again(&mut self, now: Instant) {
         self.probe_wait = (self.probe_wait * 2).clamp(PROBING.0, PROBING.1);
         self.probe = Some(now + self.probe_wait);
+    }
+
+    /// Whether probes have gone without an answer for so long that the peer counts as silent.
+    pub(super) fn is_probing_in_vain(&self) -> bool {
+        self.probe_wait >= SILENT_FROM
     }
 
     /// Whether it is time again to ask who speaks.

@@ -396,6 +396,33 @@ fn a_gap_is_asked_for_once() {
 }
 
 #[test]
+fn a_peer_that_answers_no_probe_is_silent_until_it_speaks() {
+    let mut hand = hand();
+    hand.heard();
+    let id = hand.link.open(1).unwrap();
+    let begun = hand.now;
+    let mut events = Vec::new();
+    while events.is_empty() {
+        hand.heard();
+        hand.now = hand.link.poll_at().unwrap();
+        hand.link.handle_timeout(hand.now);
+        events = hand.events();
+    }
+    assert_eq!(events, ["Silent"]);
+    assert!(hand.now - begun < Duration::from_secs(5));
+    // Told once.
+    for _ in 0..10 {
+        hand.heard();
+        hand.now = hand.link.poll_at().unwrap();
+        hand.link.handle_timeout(hand.now);
+        assert!(hand.events().is_empty());
+    }
+    hand.say(&Message::Acknowledge, 0, 1, false, &[]);
+    assert_eq!(hand.events(), ["Speaks"]);
+    assert!(hand.link.has_channel(id));
+}
+
+#[test]
 fn what_is_kept_for_a_peer_that_acknowledges_nothing_is_bounded() {
     let mut hand = hand();
     let mut ids: Vec<_> = (0..200).map(|_| hand.open()).collect();

@@ -216,7 +216,7 @@ impl World {
                     let epoch = self.ends[who].link.peer.expect("it came").epoch;
                     self.ends[who].met = Some(self.lives[&epoch]);
                 }
-                Event::Resumed => {}
+                Event::Resumed | Event::Silent | Event::Speaks => {}
                 Event::OtherVersion(_) => panic!("there is only one version"),
                 Event::Ended(words) => {
                     let end = &mut self.ends[who];
