@@ -377,14 +377,20 @@ impl Windows {
             (file, monitors)
         };
         let [of_a, of_b] = monitors;
-        let window = [(uuid, file)];
-        // If the first VMM has it and the second does not, it stays: it cannot be taken away again, and is added to the second when that
-        // one's agent comes again.
-        if !self.add(a, &of_a, &window) {
+        // A device cannot be taken away again, and memory can. So the first VMM gets the device when the second has it.
+        let prepared = self.noted(a, of_a.errand(|qmp| add_memory(qmp, uuid, &file)));
+        let is_added = prepared && self.add(b, &of_b, &[(uuid, file)]);
+        if !is_added {
+            let remove = |qmp: &mut Qmp| qmp.remove_memory(&uuid.to_string());
+            if let Some(Err(error)) = prepared.then(|| of_a.errand(remove)) {
+                tracing::warn!(vm = a, %error, "QEMU keeps memory that has no device");
+            }
             self.state().windows.remove(&uuid);
             return Err(NoWindow::Failed);
         }
-        match self.add(b, &of_b, &window) {
+        let plugged = of_a.errand(|qmp| qmp.add_device(&uuid.to_string(), of_a.ports));
+        // If it fails, the second VMM keeps its device, and the first is asked again when its agent comes again.
+        match self.noted(a, plugged) {
             true => Ok(()),
             false => Err(NoWindow::Failed),
         }
@@ -392,31 +398,49 @@ impl Windows {
 
     /// Adds windows to a VMM, as far as it does not have them. Returns whether it has them all now.
     fn add(&self, vm: &str, monitor: &Monitor, windows: &[(WindowId, Arc<WindowFile>)]) -> bool {
-        let added = monitor.add(windows);
-        if let Err(error) = &added {
+        self.noted(vm, monitor.add(windows))
+    }
+
+    /// Whether a VMM has done what it was asked. If not, it is asked for nothing more until its VM's agent comes again.
+    fn noted(&self, vm: &str, done: Result<(), QmpError>) -> bool {
+        if let Err(error) = &done {
             tracing::warn!(vm, %error, "cannot add windows: circuits are streams until the VM's agent comes again");
             if let Some(of) = self.state().vms.get_mut(vm) {
                 of.can_be_added_to = false;
             }
         }
-        added.is_ok()
+        done.is_ok()
     }
 }
 
 impl Monitor {
     fn add(&self, windows: &[(WindowId, Arc<WindowFile>)]) -> Result<(), QmpError> {
+        self.errand(|qmp| {
+            let there: BTreeSet<String> = qmp.windows()?;
+            for (uuid, file) in windows {
+                let name = uuid.to_string();
+                if !there.contains(&name) {
+                    let descriptor = file.descriptor()?;
+                    qmp.add_window(&name, descriptor.as_fd(), file.file_len(), self.ports)?;
+                    tracing::info!(window = name, qmp = %self.path.display(), "added a window");
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// One connection.
+    fn errand(
+        &self,
+        errand: impl FnOnce(&mut Qmp) -> Result<(), QmpError>,
+    ) -> Result<(), QmpError> {
         // Nothing of ours depends on it.
         let _one_client = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut qmp = Qmp::connect(&self.path)?;
-        let there: BTreeSet<String> = qmp.windows()?;
-        for (uuid, file) in windows {
-            let name = uuid.to_string();
-            if !there.contains(&name) {
-                let descriptor = file.descriptor()?;
-                qmp.add_window(&name, descriptor.as_fd(), file.file_len(), self.ports)?;
-                tracing::info!(window = name, qmp = %self.path.display(), "added a window");
-            }
-        }
-        Ok(())
+        errand(&mut Qmp::connect(&self.path)?)
     }
+}
+
+fn add_memory(qmp: &mut Qmp, uuid: WindowId, file: &WindowFile) -> Result<(), QmpError> {
+    let descriptor = file.descriptor()?;
+    qmp.add_memory(&uuid.to_string(), descriptor.as_fd(), file.file_len())
 }

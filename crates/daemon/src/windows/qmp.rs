@@ -159,20 +159,25 @@ impl Qmp {
         len: u64,
         ports: u32,
     ) -> Result<(), QmpError> {
-        let set = self.execute_with("add-fd", json!({ "opaque": memory_name(window) }), file)?;
+        self.add_memory(window, file, len)?;
+        self.add_device(window, ports)
+    }
+
+    /// The first half of [`Qmp::add_window`], which [`Qmp::remove_memory`] undoes. The guest sees nothing of it.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn add_memory(
+        &mut self,
+        window: &str,
+        file: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<(), QmpError> {
+        let memory = memory_name(window);
+        let set = self.execute_with("add-fd", json!({ "opaque": memory }), file)?;
         let (Some(set_id), Some(fd)) = (set["fdset-id"].as_u64(), set["fd"].as_u64()) else {
             return Err(unexpected("the number of a descriptor", &set));
         };
-        let added = self.add_device(window, fd, len, ports);
-        // The memory has opened it again. A VMM that does not let go of it has one descriptor too many.
-        if let Err(error) = self.execute("remove-fd", json!({ "fdset-id": set_id })) {
-            tracing::debug!(window, %error, "QEMU keeps a descriptor");
-        }
-        added
-    }
-
-    fn add_device(&mut self, window: &str, fd: u64, len: u64, ports: u32) -> Result<(), QmpError> {
-        let memory = memory_name(window);
         let backend = json!({
             "qom-type": "memory-backend-file",
             "id": memory,
@@ -180,14 +185,35 @@ impl Qmp {
             "mem-path": format!("/proc/self/fd/{fd}"),
             "share": true,
         });
-        self.execute("object-add", backend)?;
-        let plugged = self.plug(&memory, ports);
+        let added = self.execute("object-add", backend);
+        // The memory has opened it again. A VMM that does not let go of it has one descriptor too many.
+        if let Err(error) = self.execute("remove-fd", json!({ "fdset-id": set_id })) {
+            tracing::debug!(window, %error, "QEMU keeps a descriptor");
+        }
+        added.map(drop)
+    }
+
+    /// The second half of [`Qmp::add_window`]: nothing undoes it. If it fails, the memory is removed.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn add_device(&mut self, window: &str, ports: u32) -> Result<(), QmpError> {
+        let plugged = self.plug(&memory_name(window), ports);
         if plugged.is_err() {
-            if let Err(error) = self.execute("object-del", json!({ "id": memory })) {
+            if let Err(error) = self.remove_memory(window) {
                 tracing::warn!(window, %error, "QEMU keeps memory that has no device");
             }
         }
         plugged
+    }
+
+    /// Removes memory that has no device.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub fn remove_memory(&mut self, window: &str) -> Result<(), QmpError> {
+        let removed = self.execute("object-del", json!({ "id": memory_name(window) }));
+        removed.map(drop)
     }
 
     /// Into the first port that is free. Where the machine has none of ours it may have a bus into which anything can be plugged.

@@ -195,11 +195,11 @@ fn what_was_done_is_undone_when_a_step_fails() {
                 "qmp_capabilities",
                 "add-fd",
                 "object-add",
+                "remove-fd",
                 "device_add",
                 "device_add",
                 "device_add",
                 "object-del",
-                "remove-fd",
             ],
         ),
     ];

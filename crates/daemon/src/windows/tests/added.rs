@@ -19,6 +19,8 @@ struct Vmm {
 struct Inner {
     objects: Vec<String>,
     refuses: bool,
+    devices: usize,
+    refuses_devices: bool,
     /// Ends with the next connection.
     ends: bool,
     /// Who is told of each new device.
@@ -85,7 +87,14 @@ fn serve(mut stream: UnixStream, inner: &Mutex<Inner>) {
                         .push(arguments["id"].as_str().unwrap().to_owned());
                     Some(json!({}))
                 }
+                "object-del" => {
+                    let id = arguments["id"].as_str().unwrap();
+                    inner.objects.retain(|object| object != id);
+                    Some(json!({}))
+                }
+                "device_add" if inner.refuses_devices => None,
                 "device_add" => {
+                    inner.devices += 1;
                     let memory = arguments["memdev"].as_str().unwrap();
                     let uuid = memory.strip_prefix("ringdown-window-").unwrap();
                     let uuid = WindowId::parse(uuid).unwrap();
@@ -298,20 +307,41 @@ fn a_vmm_that_refuses_is_asked_again_when_its_agent_comes_again() {
         pool.take(&between(), Kind::Bytes, MOST),
         Err(NoWindow::Failed)
     );
-    // The first has it, which is all that it may have.
+    // Nothing of it stays at the first, which may have no more than one.
+    assert_eq!(two.a.inner().objects.len(), 1);
+    assert_eq!(two.a.inner().devices, 1);
+    assert_eq!(pool.list().len(), 2);
     assert_eq!(
         pool.take(&between(), Kind::Bytes, MOST),
-        Err(NoWindow::Busy)
+        Err(NoWindow::None)
     );
-    assert_eq!(two.a.inner().objects.len(), 2, "it is not added twice");
     two.b.inner().refuses = false;
     pool.arrived("b");
     let lent = pool.take(&between(), Kind::Bytes, MOST).unwrap();
+    assert_eq!(two.a.inner().devices, 2);
     release_between(pool, &lent);
-    // The first one refuses: nothing of it stays.
     pool.close("b");
-    let before = pool.list().len();
-    assert_eq!(before, 1);
+    assert_eq!(pool.list().len(), 1);
+}
+
+#[test]
+fn a_vmm_that_takes_memory_and_refuses_the_device_is_asked_again_when_its_agent_comes_again() {
+    let two = two(["1x8M", "1x8M"]);
+    let pool = &two.pool;
+    pool.arrived("a");
+    pool.arrived("b");
+    two.a.inner().refuses_devices = true;
+    assert_eq!(
+        pool.take(&between(), Kind::Bytes, MOST),
+        Err(NoWindow::Failed)
+    );
+    assert_eq!(two.a.inner().objects.len(), 1, "no memory without a device");
+    assert_eq!(two.b.inner().devices, 2);
+    two.a.inner().refuses_devices = false;
+    pool.arrived("a");
+    // Its agent has shown both anew; the other's has shown its own when it came.
+    pool.take(&between(), Kind::Bytes, MOST).unwrap();
+    assert_eq!(two.b.inner().devices, 2, "it is not added twice");
 }
 
 #[test]
