@@ -4,12 +4,13 @@
 //! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a
 //! note there that it has done so, and closes it again when it starts without `[control]`. What somebody else has decided about a directory stays.
 
-use std::fs::{Metadata, OpenOptions, Permissions};
+use std::fs::{OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Gid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
 
 use super::{RuntimeError, control_socket};
 use crate::config::ControlGroups;
@@ -36,15 +37,16 @@ fn note(runtime_dir: &Path) -> PathBuf {
 /// [`RuntimeError::NotOursToOpen`] for a directory that is neither private to this user nor opened by this function before,
 /// [`RuntimeError::NotForGroup`], and what the system says.
 pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<(), RuntimeError> {
-    let found = look_at(runtime_dir)?;
+    let directory = directory(runtime_dir)?;
+    let found = directory.look()?;
     let mode = permissions(&found);
     let is_noted = note(runtime_dir).exists();
-    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    let is_own = found.st_uid == rustix::process::geteuid().as_raw();
     let is_ours = is_own && (mode == PRIVATE || (is_noted && [OF_GROUP, OF_ALL].contains(&mode)));
     if is_ours {
         leave_note(runtime_dir)?;
         let opened = if group.is_some() { OF_GROUP } else { OF_ALL };
-        give(runtime_dir, group, opened)?;
+        directory.give(group, opened)?;
     } else if !may_pass(&found, group) {
         let path = runtime_dir.display();
         return Err(RuntimeError::NotOursToOpen {
@@ -56,7 +58,7 @@ pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<
             },
         });
     }
-    give(socket, group, if group.is_some() { 0o660 } else { 0o666 })
+    socket_at(socket)?.give(group, if group.is_some() { 0o660 } else { 0o666 })
 }
 
 /// Undoes what [`open_to`] has done to the directory, if it has: nobody else is to use the control socket any more.
@@ -69,8 +71,9 @@ pub fn close_to_others(runtime_dir: &Path) -> Result<(), RuntimeError> {
         return Ok(());
     }
     // Whoever has chosen another mode since then has meant it.
-    if [OF_GROUP, OF_ALL].contains(&permissions(&look_at(runtime_dir)?)) {
-        give(runtime_dir, None, PRIVATE)?;
+    let directory = directory(runtime_dir)?;
+    if [OF_GROUP, OF_ALL].contains(&permissions(&directory.look()?)) {
+        directory.give(None, PRIVATE)?;
     }
     std::fs::remove_file(&note).map_err(system("cannot remove", &note))
 }
@@ -105,7 +108,7 @@ pub fn who_is_shut_out(
             findings.push(format!(
                 "the {key} of [control] cannot connect to {}, which is of the group {} with mode {:04o}: set {remedy} in ringdown.socket",
                 socket.display(),
-                of_socket.gid(),
+                of_socket.st_gid,
                 permissions(&of_socket),
             ));
         }
@@ -114,7 +117,7 @@ pub fn who_is_shut_out(
                 "the {key} of [control] cannot pass through {}, which is of the group {} with mode {:04o}: set DirectoryMode=0711 in \
                  ringdown.socket and RuntimeDirectoryMode=0711 in ringdown.service",
                 runtime_dir.display(),
-                of_dir.gid(),
+                of_dir.st_gid,
                 permissions(&of_dir),
             ));
         }
@@ -147,7 +150,7 @@ pub fn operators(
     }
     let socket = control_socket(runtime_dir);
     let found = look_at(&socket)?;
-    let gid = found.gid();
+    let gid = found.st_gid;
     if permissions(&found) & 0o020 == 0 {
         return Ok(None);
     }
@@ -180,11 +183,11 @@ fn may_give(gid: u32) -> Result<bool, RuntimeError> {
 /// # Errors
 /// [`RuntimeError::NotForGroup`], and what the system says.
 pub fn give_to_group(socket: &Path, gid: u32) -> Result<(), RuntimeError> {
-    give(socket, Some(gid), 0o660)
+    socket_at(socket)?.give(Some(gid), 0o660)
 }
 
 /// Whether a group, or everybody, may pass through a directory.
-fn may_pass(directory: &Metadata, group: Option<u32>) -> bool {
+fn may_pass(directory: &Stat, group: Option<u32>) -> bool {
     match group {
         Some(gid) => has(directory, gid, 0o1),
         None => permissions(directory) & 0o011 == 0o011,
@@ -192,17 +195,17 @@ fn may_pass(directory: &Metadata, group: Option<u32>) -> bool {
 }
 
 /// Whether members of a group have a permission, given as the bit of others. What they have as members of further groups is not known.
-fn has(file: &Metadata, gid: u32, bit: u32) -> bool {
-    let bit = if file.gid() == gid { bit << 3 } else { bit };
+fn has(file: &Stat, gid: u32, bit: u32) -> bool {
+    let bit = if file.st_gid == gid { bit << 3 } else { bit };
     permissions(file) & bit != 0
 }
 
-fn permissions(file: &Metadata) -> u32 {
-    file.mode() & 0o7777
+fn permissions(file: &Stat) -> u32 {
+    file.st_mode & 0o7777
 }
 
-fn look_at(path: &Path) -> Result<Metadata, RuntimeError> {
-    std::fs::metadata(path).map_err(system("cannot look at", path))
+fn look_at(path: &Path) -> Result<Stat, RuntimeError> {
+    rustix::fs::stat(path).map_err(|error| system("cannot look at", path)(error.into()))
 }
 
 fn leave_note(runtime_dir: &Path) -> Result<(), RuntimeError> {
@@ -220,19 +223,57 @@ fn leave_note(runtime_dir: &Path) -> Result<(), RuntimeError> {
         .map_err(system("cannot write", &path))
 }
 
-fn give(path: &Path, group: Option<u32>, mode: u32) -> Result<(), RuntimeError> {
-    if let Some(gid) = group {
-        let to = Some(Gid::from_raw(gid));
-        // The call by which the sandbox knows it, which plain `chown` is not everywhere.
-        let given = rustix::fs::chownat(rustix::fs::CWD, path, None, to, AtFlags::empty());
-        given.map_err(|error| RuntimeError::NotForGroup {
-            path: path.to_owned(),
-            gid,
-            error: error.into(),
-        })?;
+/// What stands at a path, held so that what is found out about it and what is done to it are of the same file.
+struct Held<'a> {
+    file: OwnedFd,
+    path: &'a Path,
+}
+
+/// A directory, also behind a link.
+fn directory(path: &Path) -> Result<Held<'_>, RuntimeError> {
+    hold(path, OFlags::DIRECTORY)
+}
+
+/// A socket, and nothing that a link leads to.
+fn socket_at(path: &Path) -> Result<Held<'_>, RuntimeError> {
+    let held = hold(path, OFlags::NOFOLLOW)?;
+    match FileType::from_raw_mode(held.look()?.st_mode) {
+        FileType::Socket => Ok(held),
+        _ => Err(system("cannot give away", path)(io::Error::other(
+            "expected the socket that was made there, found something else: remove it",
+        ))),
     }
-    std::fs::set_permissions(path, Permissions::from_mode(mode))
-        .map_err(system("cannot set the mode of", path))
+}
+
+fn hold(path: &Path, flags: OFlags) -> Result<Held<'_>, RuntimeError> {
+    let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| system("cannot look at", path)(error.into()))?;
+    Ok(Held { file, path })
+}
+
+impl Held<'_> {
+    fn look(&self) -> Result<Stat, RuntimeError> {
+        let found = rustix::fs::fstat(&self.file);
+        found.map_err(|error| system("cannot look at", self.path)(error.into()))
+    }
+
+    fn give(&self, group: Option<u32>, mode: u32) -> Result<(), RuntimeError> {
+        if let Some(gid) = group {
+            let to = Some(Gid::from_raw(gid));
+            // The call by which the sandbox knows it, which plain `chown` is not everywhere.
+            let given = rustix::fs::chownat(&self.file, "", None, to, AtFlags::EMPTY_PATH);
+            given.map_err(|error| RuntimeError::NotForGroup {
+                path: self.path.to_owned(),
+                gid,
+                error: error.into(),
+            })?;
+        }
+        // A descriptor of this kind has no other way to its file's mode.
+        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        std::fs::set_permissions(file, Permissions::from_mode(mode))
+            .map_err(system("cannot set the mode of", self.path))
+    }
 }
 
 fn system<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RuntimeError + 'a {

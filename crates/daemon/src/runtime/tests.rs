@@ -183,6 +183,25 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
+fn what_a_link_in_a_sockets_place_leads_to_is_given_to_nobody() {
+    let own = rustix::process::getegid().as_raw();
+    let (directory, socket, _listener) = opened(0o700);
+    let victim = directory.path().join("victim.sock");
+    let _victims = listen_privately(&victim).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    std::os::unix::fs::symlink(&victim, &socket).unwrap();
+    for refused in [
+        give_to_group(&socket, own),
+        open_to(directory.path(), &socket, Some(own)),
+        open_to(directory.path(), &socket, None),
+    ] {
+        let words = refused.unwrap_err().to_string();
+        assert!(words.contains("found something else"), "{words}");
+        assert_eq!(mode(&victim), 0o600);
+    }
+}
+
+#[test]
 fn a_directory_that_others_have_decided_about_is_not_opened() {
     let own = rustix::process::getegid().as_raw();
     for foreign in [0o701, 0o740, 0o750, 0o751, 0o755, 0o710, 0o711, 0o1700] {
