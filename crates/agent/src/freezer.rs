@@ -41,7 +41,7 @@ use owner::Mount;
 use process::{MAX_REPORT_LEN, Place, Process, decode};
 pub use process::{SUBCOMMAND, run};
 
-/// Where the owner's files are. Not in `/run/ringdown`, which service managers remove when the agent ends.
+/// Where the owner's files are. Not in `/run/ringdown`, which service managers may remove when the agent ends.
 pub const PLACE: &str = "/run/ringdown-freeze";
 
 /// How long an owner that is just beginning or ending is waited for.

@@ -182,6 +182,24 @@ fn a_script_that_arrives_in_part_is_not_run() {
     }
 }
 
+#[test]
+fn no_service_removes_or_gives_away_a_directory_of_another() {
+    let daemon = include_str!("../../../../packaging/systemd/ringdown.service");
+    let directories = |unit: &'static str| {
+        let assigned = unit.lines().map(str::trim_start).filter_map(|line| {
+            let (key, value) = line.split_once('=')?;
+            key.ends_with("Directory").then_some((key, value))
+        });
+        assigned.collect::<std::collections::BTreeSet<_>>()
+    };
+    let of_daemon = directories(daemon);
+    assert!(of_daemon.contains(&("RuntimeDirectory", "ringdown")));
+    for agent in [SYSTEMD_UNIT, CLOUD_INIT] {
+        assert!(directories(agent).is_disjoint(&of_daemon));
+    }
+    assert!(!OPENRC_SCRIPT.contains("/run/ringdown"));
+}
+
 const CLOUD_INIT: &str = include_str!("../../../../packaging/cloud-init/ringdown-agent.yaml");
 
 /// The words of the only item of `runcmd`, which is a list with a block at its end.
