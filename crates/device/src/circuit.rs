@@ -1,6 +1,7 @@
 //! The device's part of a circuit: the host program's socket, and the bytes on their way.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::net::sockopt::socket_error;
 use rustix::net::{RecvFlags, recv};
@@ -26,6 +27,8 @@ pub(crate) struct CircuitIo {
     pub(crate) ringing: Option<OwnedFd>,
     /// What goes to the guest before anything else, once it has answered.
     pub(crate) proof: Option<Secret>,
+    /// What a reply to its call knows it by. Made when first needed.
+    life: Option<Arc<()>>,
     /// Who has called, if it was not a guest.
     pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
@@ -81,9 +84,14 @@ impl CircuitIo {
             relay: None,
             ringing: None,
             proof: None,
+            life: None,
             who: None,
             kept: [None, None],
         }
+    }
+
+    pub(crate) fn life(&mut self) -> &Arc<()> {
+        self.life.get_or_insert_default()
     }
 
     pub(crate) fn kept(&mut self, from: Side) -> Option<&mut Kept> {

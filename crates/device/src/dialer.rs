@@ -6,8 +6,8 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use switch::{Address, CircuitId, Reason, ServiceId};
 use wire::vsock::SocketType;
@@ -108,12 +108,33 @@ pub(crate) fn is_cut(cut: Option<&Cut>) -> bool {
 }
 
 /// The way back to the guest. To drop it is to say that the call has failed.
-pub struct Reply(Option<Box<dyn FnOnce(Answer) + Send>>);
+pub struct Reply {
+    answer: Option<Box<dyn FnOnce(Answer) + Send>>,
+    /// Gone with the circuit, if there is one.
+    circuit: Option<Weak<()>>,
+}
 
 impl Reply {
     /// A way back that ends in this function, which is called exactly once, on any thread.
     pub fn new(answer: impl FnOnce(Answer) + Send + 'static) -> Reply {
-        Reply(Some(Box::new(answer)))
+        Reply {
+            answer: Some(Box::new(answer)),
+            circuit: None,
+        }
+    }
+
+    /// The same for as long as this circuit lives: what comes later is for nothing.
+    pub fn of_circuit(circuit: &Arc<()>, answer: impl FnOnce(Answer) + Send + 'static) -> Reply {
+        Reply {
+            answer: Some(Box::new(answer)),
+            circuit: Some(Arc::downgrade(circuit)),
+        }
+    }
+
+    /// Whether the call is still to be put through. It is not when its guest has hung up, or a new policy has ended its circuit.
+    pub fn is_awaited(&self) -> bool {
+        let circuit = self.circuit.as_ref();
+        circuit.is_none_or(|circuit| circuit.strong_count() > 0)
     }
 
     /// The call is put through. If the guest has hung up in the meantime, the socket is closed.
@@ -132,7 +153,7 @@ impl Reply {
     }
 
     fn answer(mut self, answer: Answer) {
-        if let Some(function) = self.0.take() {
+        if let Some(function) = self.answer.take() {
             function(answer);
         }
     }
@@ -140,7 +161,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(function) = self.0.take() {
+        if let Some(function) = self.answer.take() {
             function(Err(Reason::HostFailed));
         }
     }

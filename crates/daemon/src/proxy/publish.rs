@@ -6,6 +6,7 @@
 
 pub mod udp;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::ops::Deref;
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use device::{Cut, PublishedCall, set_socket_mode};
@@ -34,6 +36,9 @@ use crate::runtime::{RuntimeError, remove_stale_socket};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
 pub const MAX_CARRIED: u32 = 1024;
+
+/// The most that wait to be accepted, as far as this goes: callers who come without end must not hold up a change.
+const MAX_BACKLOG: usize = 1 << 16;
 
 /// How long a listener rests when the system has no descriptor for the next connection.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -98,6 +103,7 @@ impl Deref for Standing {
 struct Open {
     publish: watch::Sender<Arc<Standing>>,
     task: AbortHandle,
+    listener: Listener,
     /// Removed at once when the port is closed: by the time that the task ends, the path may be another socket's.
     _file: Option<SocketFile>,
 }
@@ -114,13 +120,38 @@ impl Drop for Open {
 /// Ports that can be published: those that are not yet open listen, and nobody is accepted. Dropping it closes them.
 pub struct PreparedPublishes(Vec<(Publish, Option<Bound>)>);
 
-/// A listener, and the file of its socket if it has one.
-type Bound = (Listener, Option<SocketFile>);
+/// A listener, a second descriptor of it, and the file of its socket if it has one.
+type Bound = (Listener, Listener, Option<SocketFile>);
 
+/// It does not block.
 enum Listener {
     Tcp(TcpListener),
     Udp(UdpSocket),
     Unix(UnixListener),
+}
+
+impl Listener {
+    fn try_clone(&self) -> io::Result<Listener> {
+        Ok(match self {
+            Listener::Tcp(listener) => Listener::Tcp(listener.try_clone()?),
+            Listener::Udp(socket) => Listener::Udp(socket.try_clone()?),
+            Listener::Unix(listener) => Listener::Unix(listener.try_clone()?),
+        })
+    }
+
+    /// Hangs up on those who wait to be accepted.
+    fn turn_away_waiting(&self) {
+        let is_one_turned_away = || match self {
+            Listener::Tcp(listener) => listener.accept().is_ok(),
+            Listener::Unix(listener) => listener.accept().is_ok(),
+            Listener::Udp(_) => false,
+        };
+        for _ in 0..MAX_BACKLOG {
+            if !is_one_turned_away() {
+                return;
+            }
+        }
+    }
 }
 
 /// The file of a socket, which is removed with this.
@@ -177,6 +208,8 @@ impl Published {
                     }
                     let is_changed = kept.publish.borrow().publish != publish;
                     if is_changed {
+                        // They may have come by a mode that lets them in no longer, and called somebody else.
+                        kept.listener.turn_away_waiting();
                         let before = kept.publish.send_replace(Standing::new(publish));
                         before.is_published.store(false, Ordering::Release);
                     }
@@ -202,7 +235,7 @@ impl Published {
             .clear();
     }
 
-    fn open(&self, publish: Publish, (listener, file): Bound) -> Open {
+    fn open(&self, publish: Publish, (listener, kept, file): Bound) -> Open {
         let name = publish.name.clone();
         tracing::info!(
             name,
@@ -229,6 +262,7 @@ impl Published {
         Open {
             publish: sender,
             task: task.abort_handle(),
+            listener: kept,
             _file: file,
         }
     }
@@ -261,14 +295,14 @@ fn listen(publish: &Publish) -> Result<Bound, PublishError> {
             .and_then(TcpListener::bind)
             .and_then(|listener| {
                 listener.set_nonblocking(true)?;
-                Ok((Listener::Tcp(listener), None))
+                bound(Listener::Tcp(listener), None)
             })
             .map_err(failed(address)),
         PublishListen::Udp(address) => parse(address)
             .and_then(UdpSocket::bind)
             .and_then(|socket| {
                 socket.set_nonblocking(true)?;
-                Ok((Listener::Udp(socket), None))
+                bound(Listener::Udp(socket), None)
             })
             .map_err(failed(address)),
         PublishListen::Unix { path, mode } => {
@@ -280,17 +314,21 @@ fn listen(publish: &Publish) -> Result<Bound, PublishError> {
                 tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
             }
             let address = path.display().to_string();
-            let listener = UnixListener::bind(path)
+            UnixListener::bind(path)
                 .and_then(|listener| {
+                    let file = SocketFile(path.clone());
                     listener.set_nonblocking(true)?;
-                    Ok(listener)
+                    set_mode(path, *mode);
+                    bound(Listener::Unix(listener), Some(file))
                 })
-                .map_err(failed(&address))?;
-            let file = SocketFile(path.clone());
-            set_mode(path, *mode);
-            Ok((Listener::Unix(listener), Some(file)))
+                .map_err(failed(&address))
         }
     }
+}
+
+fn bound(listener: Listener, file: Option<SocketFile>) -> io::Result<Bound> {
+    let second = listener.try_clone()?;
+    Ok((listener, second, file))
 }
 
 fn set_mode(path: &Path, mode: u32) {
@@ -317,23 +355,45 @@ impl Port {
         }
     }
 
-    async fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+    /// What the next caller comes in by: how the port is published by the time that the caller has come, or before.
+    async fn accepted<T>(
+        &self,
+        publish: &mut watch::Receiver<Arc<Standing>>,
+        poll_accept: impl Fn(&mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Option<(T, Arc<Standing>)> {
         loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => {
-                    // A circuit forwards what it gets at once. A connection that is gone already is found out when it is used.
-                    let _ = stream.set_nodelay(true);
-                    let ends = stream.local_addr().ok().map(|local| (peer, local));
-                    self.take_tcp(stream, ends);
-                }
-                Err(error) => self.rest(error).await,
+            let standing = publish.borrow_and_update().clone();
+            tokio::select! {
+                biased;
+                // Whoever is accepted from now on comes in by another.
+                changed = publish.changed() => changed.ok()?,
+                accepted = poll_fn(&poll_accept) => match accepted {
+                    Ok(caller) => return Some((caller, standing)),
+                    Err(error) => self.rest(error).await,
+                },
             }
         }
     }
 
-    fn take_tcp(&self, stream: TcpStream, ends: Option<(SocketAddr, SocketAddr)>) {
-        let publish = self.publish.borrow().clone();
+    async fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let mut publish = self.publish.clone();
+        let accept = |context: &mut Context<'_>| listener.poll_accept(context);
+        while let Some(((stream, peer), standing)) = self.accepted(&mut publish, accept).await {
+            // A circuit forwards what it gets at once. A connection that is gone already is found out when it is used.
+            let _ = stream.set_nodelay(true);
+            let ends = stream.local_addr().ok().map(|local| (peer, local));
+            self.take_tcp(standing, stream, ends);
+        }
+        Ok(())
+    }
+
+    fn take_tcp(
+        &self,
+        publish: Arc<Standing>,
+        stream: TcpStream,
+        ends: Option<(SocketAddr, SocketAddr)>,
+    ) {
         if publish.proxy_protocol {
             let header = published_header(&publish.name, ends, None, Transport::Stream);
             return self.carry(publish, stream, header);
@@ -345,16 +405,15 @@ impl Port {
 
     async fn serve_unix(&self, listener: UnixListener) -> io::Result<()> {
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => self.take_unix(stream),
-                Err(error) => self.rest(error).await,
-            }
+        let mut publish = self.publish.clone();
+        let accept = |context: &mut Context<'_>| listener.poll_accept(context);
+        while let Some(((stream, _), standing)) = self.accepted(&mut publish, accept).await {
+            self.take_unix(standing, stream);
         }
+        Ok(())
     }
 
-    fn take_unix(&self, stream: UnixStream) {
-        let publish = self.publish.borrow().clone();
+    fn take_unix(&self, publish: Arc<Standing>, stream: UnixStream) {
         if publish.proxy_protocol {
             let user = stream.peer_cred().ok().map(|peer| peer.uid());
             let header = published_header(&publish.name, None, user, Transport::Stream);
@@ -434,8 +493,8 @@ mod tests {
     use super::*;
     use crate::config::PublishedPort;
 
-    #[test]
-    fn a_port_that_is_published_again_at_once_keeps_its_socket() {
+    /// Ports that are published on a runtime that does nothing unless the test has it do so.
+    fn published() -> (tokio::runtime::Runtime, Published, Arc<Shared>) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -443,22 +502,35 @@ mod tests {
         let names = Names::new(Arc::new(SystemResolver::default()));
         let policy = Arc::new(Policy::default());
         let shared = Shared::new(policy, names, Box::new(|_| {}), Duration::ZERO);
-        let published = Published::new(Arc::new(shared), runtime.handle().clone());
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("www.sock");
-        let publish = Publish {
+        let shared = Arc::new(shared);
+        let published = Published::new(shared.clone(), runtime.handle().clone());
+        (runtime, published, shared)
+    }
+
+    fn www(listen: PublishListen) -> Publish {
+        Publish {
             name: "www".to_owned(),
-            listen: PublishListen::Unix {
-                path: path.clone(),
-                mode: 0o600,
-            },
+            listen,
             to: PublishedPort {
                 domain: switch::DEFAULT_DOMAIN.to_owned(),
                 vm: "web".to_owned(),
                 port: 80,
             },
             proxy_protocol: false,
-        };
+        }
+    }
+
+    fn at(path: &Path, mode: u32) -> PublishListen {
+        let path = path.to_owned();
+        PublishListen::Unix { path, mode }
+    }
+
+    #[test]
+    fn a_port_that_is_published_again_at_once_keeps_its_socket() {
+        let (runtime, published, _shared) = published();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("www.sock");
+        let publish = www(at(&path, 0o600));
         // The runtime does nothing meanwhile, so the task of the first is still there when the second listens.
         for publishes in [vec![publish.clone()], Vec::new(), vec![publish]] {
             let is_published = !publishes.is_empty();
@@ -470,5 +542,64 @@ mod tests {
         drop(std::os::unix::net::UnixStream::connect(&path).unwrap());
         published.close();
         assert!(!path.exists());
+    }
+
+    /// The calls that reach the data plane.
+    struct Calls(std::sync::mpsc::Sender<PublishedCall>);
+
+    impl super::super::exchange::Exchange for Calls {
+        fn dial_guest(&self, call: PublishedCall) {
+            self.0.send(call).unwrap();
+        }
+
+        fn resolve(&self, _vm: &str, _name: &str) -> Option<u32> {
+            None
+        }
+
+        fn resolve_service(&self, _vm: &str, _name: &str) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
+        let (runtime, published, shared) = published();
+        let (sender, calls) = std::sync::mpsc::channel();
+        assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("www.sock");
+        let set = |mode, port| {
+            let mut publish = www(at(&path, mode));
+            publish.to.port = port;
+            published.set(published.prepare(vec![publish]).unwrap());
+        };
+        set(0o666, 80);
+        // The runtime accepts nobody yet.
+        let mut early = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let patience = Some(Duration::from_secs(60));
+        early.set_read_timeout(patience).unwrap();
+        set(0o600, 81);
+        let late = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let next_call = || {
+            runtime.block_on(async {
+                loop {
+                    match calls.try_recv() {
+                        Ok(call) => return call,
+                        Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            })
+        };
+        let call = next_call();
+        assert_eq!(call.port, 81);
+        assert!(call.is_published.load(Ordering::Acquire));
+        assert_eq!(std::io::Read::read(&mut early, &mut [0]).unwrap(), 0);
+        drop(late);
+        // What changes nothing turns nobody away.
+        let waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        set(0o600, 81);
+        assert!(next_call().is_published.load(Ordering::Acquire));
+        drop(waiting);
+        published.close();
     }
 }

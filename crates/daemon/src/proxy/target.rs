@@ -63,6 +63,10 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         permit,
         in_force,
     };
+    // It may have waited while what ends it came into force. A target is not reached for nothing, nor a program started.
+    if !reply.is_awaited() {
+        return;
+    }
     if let Err((reason, reply)) = put_through(&shared, call, reply).await {
         count(&shared.counts.failed);
         reply.failed(reason);
@@ -137,7 +141,7 @@ async fn put_through(
         Ok(socket) => socket,
         Err(reason) => return Err((reason, reply)),
     };
-    if call.service.proxy_protocol {
+    if call.service.proxy_protocol && reply.is_awaited() {
         let header = call.identity.proxy_header(Transport::Stream);
         // A connection that has just been made has room for it.
         let sent = rustix::net::send(&socket, &header, rustix::net::SendFlags::NOSIGNAL);

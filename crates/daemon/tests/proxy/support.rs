@@ -181,15 +181,15 @@ impl Stand {
         self.begin(vm, called, socket_type, rule)()
     }
 
-    /// Calls, and gives what waits for the answer.
-    pub fn begin(
+    /// Calls, with this way back.
+    pub fn hand_over(
         &self,
         vm: &Address,
         called: Called,
         socket_type: SocketType,
         rule: Option<&str>,
-    ) -> impl FnOnce() -> Result<Connected, Reason> + use<> {
-        let (answer, answered) = channel();
+        reply: Reply,
+    ) {
         (self.dialer)(ServiceCall {
             called,
             circuit: CircuitId {
@@ -201,11 +201,24 @@ impl Stand {
             port: 5000,
             rule: rule.map(str::to_owned),
             socket_type,
-            reply: Reply::new(move |result| {
-                // Whoever asked is waiting.
-                let _ = answer.send(result);
-            }),
+            reply,
         });
+    }
+
+    /// Calls, and gives what waits for the answer.
+    pub fn begin(
+        &self,
+        vm: &Address,
+        called: Called,
+        socket_type: SocketType,
+        rule: Option<&str>,
+    ) -> impl FnOnce() -> Result<Connected, Reason> + use<> {
+        let (answer, answered) = channel();
+        let reply = Reply::new(move |result| {
+            // Whoever asked is waiting.
+            let _ = answer.send(result);
+        });
+        self.hand_over(vm, called, socket_type, rule, reply);
         move || {
             let answer = answered.recv_timeout(PATIENCE).expect("an answer");
             // The data plane passes over what is not for the guest.

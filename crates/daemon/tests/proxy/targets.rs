@@ -7,7 +7,7 @@ use std::sync::Arc;
 use daemon::config::{Hosts, ListedAddress, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::identity::field;
-use device::Called;
+use device::{Called, Reply};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix};
 use switch::{Reason, ServiceId};
@@ -38,6 +38,28 @@ fn a_tcp_service_is_the_guests_other_end() {
     write(&server, b"answer");
     drop(server);
     assert_eq!(read_all(&guest), b"answer");
+}
+
+#[test]
+fn a_call_that_ended_before_its_turn_reaches_no_target() {
+    let stand = Stand::new();
+    let (listener, address) = tcp_listener();
+    let id = stand.offer(service(tcp(address)));
+    let (answer, answered) = std::sync::mpsc::channel();
+    for is_awaited in [false, true] {
+        let circuit = Arc::new(());
+        let answer = answer.clone();
+        let reply = Reply::of_circuit(&circuit, move |result| answer.send(result).expect("a test"));
+        let lasting = is_awaited.then_some(circuit);
+        stand.hand_over(&web(), Called::Service(id), SocketType::Stream, None, reply);
+        let result = answered.recv_timeout(PATIENCE).expect("an answer");
+        assert_eq!(result.is_ok(), is_awaited);
+        drop(lasting);
+    }
+    // Of the first there is nothing.
+    drop(accept(&listener));
+    listener.set_nonblocking(true).expect("an option");
+    assert!(listener.accept().is_err());
 }
 
 #[test]

@@ -155,14 +155,18 @@ impl Fabric {
     }
 
     /// The way back to a circuit for somebody who puts its call through.
-    pub(super) fn reply_to(&self, circuit: CircuitId) -> Reply {
+    pub(super) fn reply_to(&mut self, circuit: CircuitId) -> Reply {
         let answers = self.dialled_by.clone();
         let waker = self.reactor.waker();
-        Reply::new(move |answer| {
+        let answer = move |answer| {
             // The fabric may have ended, and with it the call.
             let _ = answers.send((circuit, answer));
             waker.wake();
-        })
+        };
+        match self.circuit(circuit) {
+            Some(circuit) => Reply::of_circuit(circuit.life(), answer),
+            None => Reply::new(answer),
+        }
     }
 
     /// Takes the answers of those who put calls through.

@@ -161,6 +161,46 @@ fn a_target_that_changes_ends_what_exists_when_that_is_wanted() {
 }
 
 #[test]
+fn who_puts_a_call_through_sees_that_a_policy_or_its_caller_has_ended_it() {
+    let (house, _public, _secret) = house();
+    house.add("web", 3);
+    let (taken, calls) = std::sync::mpsc::channel();
+    house.ask(move |fabric| {
+        fabric.set_dialer(Box::new(move |call| taken.send(call).unwrap()));
+        let rules = vec![calls_services("web")];
+        fabric
+            .change(change(PUBLIC, rules))
+            .map_err(|(vm, _)| vm)
+            .unwrap();
+    });
+    for is_ended_by_policy in [true, false] {
+        let guest = call(&house.port_path("web", 4000));
+        let taken = calls.recv_timeout(PATIENCE).unwrap();
+        assert!(taken.reply.is_awaited());
+        if is_ended_by_policy {
+            let ended = house.ask(|fabric| {
+                fabric.change(Change {
+                    enforce_existing: true,
+                    ..change(PUBLIC, vec![denied("web")])
+                })
+            });
+            assert_eq!(ended.unwrap(), 1);
+            assert!(is_cut(guest));
+            let back = change(PUBLIC, vec![calls_services("web")]);
+            house.ask(|fabric| fabric.change(back).map_err(|(vm, _)| vm).unwrap());
+        } else {
+            drop(guest);
+            let until = std::time::Instant::now() + PATIENCE;
+            while taken.reply.is_awaited() {
+                assert!(std::time::Instant::now() < until);
+                std::thread::yield_now();
+            }
+        }
+        assert!(!taken.reply.is_awaited());
+    }
+}
+
+#[test]
 fn a_vm_comes_and_goes_with_its_rules() {
     let (house, _public, secret) = house();
     let alone = || change(SECRET, vec![everybody()]);
