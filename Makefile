@@ -51,7 +51,7 @@ images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to dat
 	@$(CARGO) xtask images
 
 demo: build ## show everything at work with two guests
-	@$(CARGO) xtask images --layer tools
+	@$(CARGO) xtask images --layer tools --layer lan
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask demo $(if $(KEEP),--keep)
 
 three-vms: build ## show examples/three-vms with real guests

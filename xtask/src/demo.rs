@@ -19,6 +19,10 @@ const BULK_BYTES: usize = 64 << 20;
 /// How long one step may take.
 const STEP_DEADLINE: Duration = Duration::from_secs(120);
 
+/// Daily commands that these guests, a kernel with busybox and a few tools, cannot show.
+const NEEDS_A_SYSTEM: &str = "not shown, as it needs a whole system in the guest: logs without a file (systemd's journal), freeze (a disk), clipboard and lock (a \
+                              desktop), install-log (an installer)";
+
 /// What the demonstration is to do.
 #[derive(Debug, Args)]
 pub struct DemoArguments {
@@ -32,15 +36,19 @@ pub struct DemoArguments {
 /// # Errors
 /// The first step that does not do what it promises.
 pub fn run(arguments: &DemoArguments) -> Result<()> {
-    let mut progress = Progress::new("demo", 8);
+    let mut progress = Progress::new("demo", 10);
     progress
         .step("ringdown serve: one daemon for the VMs \"web\" and \"db\", where web may call db");
-    let daemon = Daemon::start(
-        DaemonSpec::new()
-            .vm("web", 3)
-            .vm("db", 4)
-            .arguments(&["--allow", "from=web,to=db,port=*"]),
-    )?;
+    let daemon = Daemon::start(DaemonSpec::new().arguments(&[
+        "--network",
+        "lan",
+        "--vm",
+        "name=web,cid=3,networks=lan",
+        "--vm",
+        "name=db,cid=4,networks=lan",
+        "--allow",
+        "from=web,to=db,port=*",
+    ]))?;
     let guests = boot(&daemon, &mut progress)?;
     let result = show(&daemon, &guests, &mut progress);
     if let Err(error) = result {
@@ -50,6 +58,7 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
         }
         return Err(error);
     }
+    progress.note(NEEDS_A_SYSTEM);
     progress.done("everything works");
     if arguments.keep {
         keep(&daemon)?;
@@ -62,7 +71,10 @@ fn boot(daemon: &Daemon, progress: &mut Progress) -> Result<Vec<Guest>> {
     progress.step(format!(
         "boot both with stock Debian kernels in QEMU ({accelerator})"
     ));
-    let spec = |name: &str, kernel| GuestSpec::new(name, kernel).with_tools().attached(daemon);
+    let spec = |name: &str, kernel| {
+        let spec = GuestSpec::new(name, kernel).with_tools().layer("lan");
+        spec.attached(daemon)
+    };
     let guests = Guest::boot_all(vec![spec("web", Kernel::V6_12), spec("db", Kernel::V6_1)])?;
     for guest in &guests {
         progress.note(format!(
@@ -122,7 +134,44 @@ fn show(daemon: &Daemon, guests: &[Guest], progress: &mut Progress) -> Result<()
         "{} MiB from a guest to the host, with a checksum",
         BULK_BYTES >> 20
     ));
-    bulk_out(daemon, db, progress)
+    bulk_out(daemon, db, progress)?;
+
+    progress.step("ringdown logs: the end of a file in either guest");
+    for guest in guests {
+        progress.note(last_log_line(daemon, guest)?);
+    }
+
+    progress.step("the network \"lan\": both guests get their addresses by DHCP, and web finds db by its name");
+    progress.note(names_in_lan(guests)?);
+    Ok(())
+}
+
+/// Has the guest keep a log, and reads its last line.
+fn last_log_line(daemon: &Daemon, guest: &Guest) -> Result<String> {
+    let log = "syslogd -O /var/log/messages && logger hello from the log of $(hostname) && \
+               until grep -q hello /var/log/messages; do usleep 50000; done";
+    guest.shell(log)?;
+    let output = daemon.run(&["logs", guest.name(), "-n", "1", "/var/log/messages"])?;
+    let line = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    ensure!(
+        line.contains("hello from the log"),
+        "{}: the log ends with {line:?}: {}",
+        guest.name(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(format!("{}: {line}", guest.name()))
+}
+
+/// Takes the guests' network cards up, and has the first reach the second.
+fn names_in_lan(guests: &[Guest]) -> Result<String> {
+    for guest in guests {
+        guest.shell(
+            "modprobe virtio_net && ip link set eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 2>&1",
+        )?;
+    }
+    let answer = guests[0].shell("ping -c 1 -W 20 db | head -n 2")?;
+    ensure!(answer.contains("bytes from"), "db answered {answer:?}");
+    Ok(answer.replace('\n', "; "))
 }
 
 fn exec(daemon: &Daemon, guest: &Guest, command: &[&str]) -> Result<std::process::Output> {
@@ -280,9 +329,13 @@ fn keep(daemon: &Daemon) -> Result<()> {
   export RINGDOWN_RUNTIME_DIR={directory}
   alias ringdown={program}
   ringdown vm ls
-  ringdown exec -t web -- sh
-  ringdown exec db -- cat /proc/version
-  tar c /etc/hostname | ringdown exec web -- tar xv -C /tmp
+  ringdown exec -t web sh
+  ringdown exec db cat /proc/version
+  ringdown cp -r docs web:/tmp; ringdown sync --delete docs/ web:/tmp/docs
+  ringdown logs web --follow /var/log/messages                 # more of it: ringdown exec web logger hello
+  ringdown stats web --interval 1s
+  ringdown net show lan; ringdown exec web ping -c 3 db
+  ringdown top
   (echo CONNECT 5000; cat) | socat - UNIX-CONNECT:{host}     # after: socat VSOCK-LISTEN:5000 - in web
 
 Press Enter here to end.",
