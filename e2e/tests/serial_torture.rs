@@ -465,7 +465,7 @@ impl Log {
     /// How often it has told that the connection is back.
     fn resumed(&self) -> usize {
         let errors = fs::read_to_string(&self.errors).unwrap();
-        errors.matches("going on").count()
+        errors.matches("reconnected to the guest").count()
     }
 
     fn wait_for(&mut self, text: &str) {

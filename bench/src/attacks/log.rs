@@ -23,7 +23,7 @@ const EGRESS_PORT: u32 = 9002;
 const MAX_EGRESS: usize = 256;
 
 /// What is written of what was held back.
-const HELD_BACK: &str = "more happened than the log takes";
+const HELD_BACK: &str = "suppressed log lines of one kind";
 
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
@@ -142,7 +142,7 @@ fn hellos(scene: &mut Scene<'_>) {
         assert_ne!(ended, Received::Nothing);
         guest.close(circuit);
     }
-    scene.assert_bounded("did not say hello");
+    scene.assert_bounded("sent no valid hello");
     scene.wait_for_log(HELD_BACK).expect("the rest is counted");
     assert_works(&mut guest);
     scene.keep(guest);

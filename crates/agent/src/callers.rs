@@ -159,7 +159,7 @@ impl Callers {
         match *state {
             State::Unknown => Err(Stop::Report(ErrorReport::new(
                 ErrorKind::Unavailable,
-                "the agent cannot tell who calls, as no host of this release has answered its own call: try again when the guest is ready, or update the daemon",
+                "the agent cannot check who calls, as no daemon of this release has answered its own call: try again when the guest is ready, or update the daemon",
             ))),
             State::Known | State::Prove(_) => Ok(state),
         }

@@ -83,7 +83,7 @@ fn dial(to: &Place) -> Result<OwnedFd, Stop> {
 
 fn take(listeners: &Listeners, key: &Key, number: u32) -> Result<OwnedFd, Stop> {
     listeners.take(key, number).ok_or_else(|| {
-        let message = "this caller does not wait any more";
+        let message = "this caller has closed its connection";
         refusal(ErrorKind::Unreachable, message)
     })
 }

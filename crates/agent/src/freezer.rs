@@ -156,7 +156,7 @@ impl Freezer {
             }
             if Instant::now() > deadline {
                 return Err(format!(
-                    "what is frozen has no owner who answers: see {}, and thaw with fsfreeze --unfreeze",
+                    "the process that keeps the file systems frozen does not answer: see {}, and thaw with fsfreeze --unfreeze",
                     self.place.display()
                 ));
             }

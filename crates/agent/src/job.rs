@@ -70,7 +70,7 @@ impl Host<'_> {
                 Err(stop) => Err(stop),
                 Ok(_) => Err(report(
                     ErrorKind::Protocol,
-                    "the host talks while it is answered",
+                    "the host sent a frame before the answer was complete",
                 )),
             },
         }
@@ -85,7 +85,7 @@ impl Host<'_> {
             Ok(Some((OPERATION_CHANNEL, frame))) => Ok(frame),
             Ok(_) => Err(report(
                 ErrorKind::Protocol,
-                "a frame on a channel where nothing is expected",
+                "an unexpected frame on a channel",
             )),
             Err(error) => Err(report(ErrorKind::Protocol, error.to_string())),
         }

@@ -174,7 +174,7 @@ impl Switchboard {
                 let result = switchboard.devices.reset(&device.name);
                 if let Err(error) = &result {
                     say!(
-                        "cannot take the window {uuid} ({}) away from whoever has it, so it is not used any more: {error}",
+                        "cannot take the window {uuid} ({}) from its program, and it is not used any more: {error}",
                         device.name
                     );
                 }

@@ -200,7 +200,7 @@ fn open_to_others(path: &Path, mode: u32) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let found = rustix::fs::open(path, flags, Mode::empty())?;
     if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::other("what was a socket is none any more"));
+        return Err(io::Error::other("a descriptor is no socket any more"));
     }
     // A descriptor of this kind has no other way to its file's mode.
     let file = format!("/proc/self/fd/{}", found.as_raw_fd());

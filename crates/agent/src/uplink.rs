@@ -1,4 +1,4 @@
-//! The connection by which the host knows that this guest is ready.
+//! The connection by which the host has been told that this guest is ready.
 //!
 //! The agent dials the host as soon as it listens, both say hello, and the connection stays open. When it breaks (the
 //! host's daemon was restarted, the guest was moved, or it was resumed and has a new generation), the agent dials again.
@@ -100,7 +100,7 @@ pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::R
             None => receive(socket, &mut decoder, deadline)?,
         }
     }
-    say!("the host knows that this guest is ready");
+    say!("the host has been told that this guest is ready");
     if let Some(switchboard) = &options.switchboard {
         switchboard.host_is_there();
     }

@@ -316,7 +316,7 @@ fn nobody_is_served_before_the_host_has_answered() {
         let mut caller = call(&Arc::new(callers));
         let report = caller.expect_refusal();
         assert_eq!(report.kind, ErrorKind::Unavailable);
-        assert!(report.message.contains("cannot tell who calls"));
+        assert!(report.message.contains("cannot check who calls"));
     }
     call(&Arc::new(Callers::at_unix_socket())).greet();
 }

@@ -33,7 +33,7 @@ pub enum InstallError {
         source: io::Error,
     },
     /// What was found is no program for Linux.
-    #[error("{} is no program for Linux (an ELF file was expected); name the agent's binary with --binary", .0.display())]
+    #[error("{} is not a Linux program (an ELF file was expected): name the agent's binary with --binary", .0.display())]
     NoProgram(PathBuf),
     /// ssh is not there.
     #[error("cannot run {program}: {source}")]

@@ -73,13 +73,13 @@ pub enum Command {
     Net(NetCommand),
     /// Show the packets of all VMs' lines, or of one, to Wireshark or another reader of pcapng
     Capture(CaptureArguments),
-    /// List circuits, as `ss` lists sockets: who talks with whom, since when, by which rule, and whether without copies
+    /// List circuits, as `ss` lists sockets: their ends, age and rule, and whether they are zero-copy
     Ls(CircuitList),
-    /// Show VMs and circuits live, what each sends and receives, and how much waits
+    /// Show VMs and circuits live, what each sends and receives, and how much is queued
     Top(TopArguments),
-    /// Show what has happened, and follow what happens: VMs, circuits, refusals, reloads, captures
+    /// Show past events, and follow new ones: VMs, circuits, refusals, reloads, captures
     Events(EventArguments),
-    /// Say why a call fails: the rule or the state that stands in its way, and the last refusals
+    /// Explain why a call fails: the rule or the state that prevents it, and the last refusals
     Why(WhyArguments),
     /// End a circuit
     #[command(subcommand)]
@@ -104,17 +104,17 @@ pub enum Command {
     Run(RunArguments),
     /// Show a guest's processors, memory, disks and network, once or at an interval
     Stats(StatsArguments),
-    /// Show a guest's journal, or files of it, and follow them through whatever happens
+    /// Show a guest's journal, or files of it, and follow them across restarts and broken connections
     Logs(LogsArguments),
-    /// Show what a guest's installer says, while it installs and afterwards
+    /// Show the log of a guest's installer, during the installation and afterwards
     InstallLog(InstallLogArguments),
     /// Show how far a guest's clock is from this host's, and set it
     Time(TimeArguments),
     /// Shut guests down, and wait until they are
     Shutdown(Shutdown),
-    /// Have a guest start again, and wait until it has
+    /// Reboot a guest, and wait until it is ready
     Reboot(Reboot),
-    /// Put a guest to sleep
+    /// Suspend a guest to memory
     Suspend(Suspend),
     /// Hold all writes to a guest's disks, so that they can be copied
     Freeze(Freeze),
@@ -129,7 +129,7 @@ pub enum Command {
     Metrics,
     /// Read the configuration file again: rules, groups, services and published ports change, and VMs and networks come and go
     Reload(Reload),
-    /// Ask which rule decides about a call, and look for rules that cannot be meant
+    /// Ask which rule decides about a call, and find rules that have no effect
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// The file in which every decision is written down
@@ -141,7 +141,7 @@ pub enum Command {
     /// Start the programs of services for a sandboxed daemon, which runs this by itself
     #[command(hide = true)]
     StartPrograms,
-    /// Look at this machine, a configuration and the running daemon: what is in the way of guests, each with its remedy
+    /// Check this machine, a configuration and the running daemon, and print each problem with its remedy
     Check(Check),
     /// Print completions for a shell: commands, options, and names of VMs, networks, rules and circuits
     Completions(Completions),
@@ -177,7 +177,7 @@ pub struct Serve {
     /// domain, 8000-8999 for several ports; may be repeated
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub allow: Vec<String>,
-    /// Look for up to this many microseconds before sleeping, while guests and programs answer quickly: saves them and us the
+    /// Poll for up to this many microseconds before sleeping, while guests and programs answer quickly: saves all of them the
     /// wake-ups, at the cost of CPU time. 0 sleeps at once, 1000 is the most [default: 100]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=MAX_SPIN_MICROSECONDS))]
     pub spin: Option<u64>,
@@ -292,11 +292,11 @@ pub struct VmRemove {
 /// The options of `reload`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What cannot be meant or brought into force changes nothing: everything stays as it was, and the message says what to do. VMs that were added by
+An invalid configuration, or one that cannot be brought into force, changes nothing: everything stays as it was, and the message says what to do. VMs that were added by
 hand stay. The sockets, the CID, the limits and the number of queues of a VM that is there do not change, nor do the MTU and the uplink of a
 network, nor runtime-dir, state-dir and spin-microseconds.
 
-Exit codes: 0 reloaded; 1 it could not be brought into force; 2 the configuration cannot be meant.")]
+Exit codes: 0 reloaded; 1 it could not be brought into force; 2 the configuration is invalid.")]
 pub struct Reload {
     /// End circuits that the new rules do not allow any more; without it only new calls are asked about
     #[arg(long)]
@@ -321,7 +321,7 @@ the installer of Fedora and its kin, writes its log there by itself.
 
 On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
 
-Exit codes: 0 shown, or nobody reads it any more; 1 it could not be shown; 2 the command line is wrong.")]
+Exit codes: 0 shown, or its reader has gone; 1 it could not be shown; 2 the command line is wrong.")]
 pub struct InstallLogArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -462,7 +462,7 @@ Permissions are those of the user who asks: for the service, ask as its user, as
 
 Exit codes: 0 nothing is wrong, though there may be warnings; 1 something does not work; 2 the command line is wrong.")]
 pub struct Check {
-    /// Look at this configuration file too
+    /// Check this configuration file too
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print what was found as JSON

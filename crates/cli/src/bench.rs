@@ -114,8 +114,8 @@ pub enum BenchError {
     },
     /// The agent is older or newer than this program.
     #[error(
-        "the agent of VM {vm:?} ({software}) takes no part in this version's benchmarks: \
-         put this version's ringdown-agent into the guest and start it again"
+        "the agent of VM {vm:?} ({software}) does not support this version's benchmarks: \
+         install this version's ringdown-agent in the guest and restart it"
     )]
     Unsupported {
         /// The VM.
@@ -134,7 +134,7 @@ pub enum BenchError {
     /// No rule lets the one VM call the other.
     #[error(
         "no rule lets VM {from:?} call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
-         or say it in its file as [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \
+         or add to its configuration file [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \
          give that port to the benchmark as well, with --port"
     )]
     Denied {

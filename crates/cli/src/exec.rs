@@ -59,7 +59,7 @@ pub enum ExecError {
     #[error("cannot read standard input: {0}")]
     Input(io::Error),
     /// Signals kept coming and the guest did not act on them.
-    #[error("interrupted; the guest's command did not end by itself")]
+    #[error("interrupted; the guest's command may still run")]
     Interrupted,
     /// Something of this process failed.
     #[error("cannot {what}: {source}")]

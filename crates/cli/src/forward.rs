@@ -215,7 +215,7 @@ async fn serve_guest<G: Guest>(shared: Arc<Shared<G>>, mut listening: Listening,
         let at = specification::words(&forward.listen);
         shared
             .told(format!(
-                "nobody listens at {at} in the guest any more: {ended}; trying again"
+                "the listener at {at} in the guest has ended: {ended}; retrying"
             ))
             .await;
         listening = loop {

@@ -62,7 +62,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What of a request the daemon is told, beside its target.
 const PASSED_ON: [HeaderName; 2] = [ACCEPT, HeaderName::from_static("last-event-id")];
 
-const TOO_MANY: &str = "64 connections are open through this door, which is the most: close a page, or end a program that asks here";
+const TOO_MANY: &str = "64 connections to this page are open, which is the limit: close a browser tab, or stop a program that connects here";
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
@@ -142,13 +142,13 @@ impl Door {
         if !names_loopback(headers, target) {
             return Err((
                 StatusCode::MISDIRECTED_REQUEST,
-                "this door is at 127.0.0.1, [::1] or localhost, and at no other name: use the address that `ringdown web` printed",
+                "this page is served at 127.0.0.1, [::1] and localhost only: use the address that `ringdown web` printed",
             ));
         }
         if method != Method::GET && method != Method::HEAD {
             return Err((
                 StatusCode::METHOD_NOT_ALLOWED,
-                "through this door nothing can be changed: only GET and HEAD are let through; use the command line",
+                "this address is read-only and takes GET and HEAD only: make changes with the command line",
             ));
         }
         let path = target.path();
@@ -164,7 +164,7 @@ impl Door {
         if path.rsplit('/').next() == Some("capture") {
             return Err((
                 StatusCode::FORBIDDEN,
-                "captures do not go through this door: use `ringdown capture`",
+                "captures are not served here: use `ringdown capture`",
             ));
         }
         Ok(())
@@ -181,7 +181,9 @@ impl Door {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| format!("no daemon answers at {socket}: {error}"))?;
-        let broken = |error: hyper::Error| format!("the daemon at {socket} broke off: {error}");
+        let broken = |error: hyper::Error| {
+            format!("the connection to the daemon at {socket} broke: {error}")
+        };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;

@@ -73,7 +73,7 @@ fn wrong_words_end_with_2_and_the_remedy() {
         ),
         (
             &["serve", "--log", "web=loud"],
-            "\"web=loud\" says nothing about what to log",
+            "\"web=loud\" is not a log filter",
         ),
         (&["vm", "add", "We"], "cannot be the name of a VM"),
         (&["vm", "add", "web", "--cid", "2"], "it means the host"),

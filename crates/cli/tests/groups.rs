@@ -209,7 +209,7 @@ fn check_tells_whom_the_host_sockets_do_not_take() {
     let may_not = program.run_as(54_323, &daemon.run, &["check"]);
     let found = ".sock and those of 2 VMs more: exec, cp, forward";
     assert!(may_not.out.contains(found), "{}", may_not.out);
-    let remedy = format!("remedy: it takes members of the group {OPERATORS}");
+    let remedy = format!("remedy: only members of the group {OPERATORS} may connect to it");
     assert!(may_not.out.contains(&remedy), "{}", may_not.out);
 }
 
@@ -223,17 +223,18 @@ fn whoever_may_not_is_told_which_group_may_if_that_may_be_known() {
     // What the file system shows to all.
     let (_parent, daemon) = serve(&format!("[control]\noperate-group = \"{OPERATORS}\""));
     let refused = program.run_as(SOMEBODY, &daemon.run, &["vm", "ls"]);
-    let words = format!("its directory lets pass members of the group {OPERATORS}: `adduser USER");
+    let words =
+        format!("only members of the group {OPERATORS} may search its directory: `adduser USER");
     assert_refused(&refused, 1, &words);
     // Who has the role that looks may know it, and who has none may not.
     let (_parent, daemon) = serve(&format!(
         "[control]\nread-group = \"54323\"\noperate-group = \"{OPERATORS}\""
     ));
     let refused = program.run_as(54_323, &daemon.run, &["vm", "add", "new"]);
-    let words = format!("you may look, and not do this: members of the group \"{OPERATORS}\"");
+    let words = format!("you have read access only: members of the group \"{OPERATORS}\"");
     assert_refused(&refused, 1, &words);
     let refused = program.run_as(SOMEBODY, &daemon.run, &["vm", "ls"]);
-    assert_refused(&refused, 1, "you have no right to do this here");
+    assert_refused(&refused, 1, "permission denied: read-group");
     assert!(!refused.err.contains(&operators), "{}", refused.err);
 }
 
@@ -298,7 +299,7 @@ fn who_may_not_connect_is_told_which_group_may() {
         let refused = program.run_as(OPERATORS, run, words);
         assert_refused(&refused, 1, &shown);
         assert!(
-            refused.err.contains("it takes the user 0 alone")
+            refused.err.contains("only the user 0 may connect")
                 && refused.err.contains("operate-group"),
             "{}",
             refused.err
@@ -321,7 +322,7 @@ fn who_may_not_connect_is_told_which_group_may() {
     ];
     let refused = program.run_as(OPERATORS, run, &carried);
     assert!(
-        refused.err.contains("it takes the user 0 alone")
+        refused.err.contains("only the user 0 may connect")
             && refused
                 .err
                 .contains("no permission to use the daemon's control socket /nowhere"),
@@ -334,7 +335,9 @@ fn who_may_not_connect_is_told_which_group_may() {
     assert_refused(
         &refused,
         1,
-        &format!("it takes members of the group {OPERATORS}: `adduser USER {OPERATORS}`"),
+        &format!(
+            "only members of the group {OPERATORS} may connect to it: `adduser USER {OPERATORS}`"
+        ),
     );
     let done = program.run_as(OPERATORS, run, &exec);
     assert_eq!(

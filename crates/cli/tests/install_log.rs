@@ -36,7 +36,7 @@ fn an_installation_is_shown_as_it_happens() {
     assert_refused(&show(&["nobody"]), 1, "there is no VM named \"nobody\"");
     let nothing = show(&["web"]);
     assert_eq!((nothing.code, nothing.out.as_str()), (Some(0), ""));
-    assert_eq!(nothing.err, "the installer of web has said nothing yet\n");
+    assert_eq!(nothing.err, "no output from the installer of web yet\n");
 
     // It may be followed before it begins.
     let mut follow = ringdown(&["install-log", "web", "--follow", "--runtime-dir"]);

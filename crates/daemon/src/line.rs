@@ -225,7 +225,7 @@ pub struct AgentArrival {
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     /// Somebody listens on the socket already.
-    #[error("somebody else listens on {}: choose another path", path.display())]
+    #[error("another process listens on {}: choose another path", path.display())]
     AddressInUse {
         /// The socket.
         path: PathBuf,

@@ -157,7 +157,7 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
     fn write_counts(&self) {
         // Taken out first: the lines that are written pass here too.
         let held_back = std::mem::take(&mut self.state().held_back);
-        let words = "more happened than the log takes of one kind; the counters and the audit have all of it";
+        let words = "suppressed log lines of one kind, whose rate is limited; the counters and the audit have all of them";
         for (vm, held_back) in held_back {
             match vm.as_str() {
                 "" => tracing::warn!(target: COUNTS, held_back, "{words}"),

@@ -58,11 +58,11 @@ pub async fn collect(control: &Control) -> String {
             let stats = match answer {
                 Ok(Ok(stats)) => Some(stats),
                 Ok(Err(error)) => {
-                    tracing::debug!(vm = name, %error, "a guest does not tell its figures");
+                    tracing::debug!(vm = name, %error, "a guest's agent does not report its figures");
                     None
                 }
                 Err(_) => {
-                    tracing::debug!(vm = name, "a guest did not tell its figures in time");
+                    tracing::debug!(vm = name, "a guest's agent did not report its figures in time");
                     None
                 }
             };
@@ -101,7 +101,7 @@ fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetai
         line(&mut page, vm, &name);
         page.gauge(
             "ringdown_guest_up",
-            "Whether the guest's agent told its figures.",
+            "Whether the guest's agent reported its figures.",
             &[("vm", &name)],
             f64::from(u8::from(stats.is_some())),
         );

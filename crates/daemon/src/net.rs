@@ -270,7 +270,7 @@ pub struct MacStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// Somebody listens on the socket already.
-    #[error("somebody else listens on {}: choose another path", path.display())]
+    #[error("another process listens on {}: choose another path", path.display())]
     AddressInUse {
         /// The socket.
         path: PathBuf,

@@ -274,19 +274,22 @@ impl Readiness {
         match greeted {
             Ok(Ok((info, secret))) => self.arrive(&vm, number, info, secret),
             Ok(Err(error)) => {
-                tracing::warn!(vm, %error, "hung up on an agent that did not say hello")
+                tracing::warn!(vm, %error, "closed the connection of an agent that sent no valid hello")
             }
             Err(_) => tracing::warn!(
                 vm,
                 ?HELLO_TIMEOUT,
-                "hung up on an agent that did not say hello in time"
+                "closed the connection of an agent that sent no hello in time"
             ),
         }
         if self.is_ready_by(&vm, number) {
             // Nothing more is expected: an agent's next word is its end, and a talker is hung up on.
             match stream.read(&mut [0; 1]).await {
-                Ok(0) => tracing::info!(vm, "the agent has left"),
-                Ok(_) => tracing::warn!(vm, "hung up on an agent that talked after its hello"),
+                Ok(0) => tracing::info!(vm, "the agent has disconnected"),
+                Ok(_) => tracing::warn!(
+                    vm,
+                    "closed the connection of an agent that sent data after its hello"
+                ),
                 Err(error) => tracing::info!(vm, %error, "the agent's connection broke"),
             }
         }
@@ -315,7 +318,7 @@ impl Readiness {
             if !gave_secret && entry.ready.as_ref().is_some_and(|ready| ready.gave_secret) {
                 tracing::warn!(
                     vm,
-                    "hung up on a program that says it is the agent and gives no secret, as the agent that is there has"
+                    "closed the connection of a program that claims to be the agent and gives no secret, while an agent with one is connected"
                 );
                 return;
             }

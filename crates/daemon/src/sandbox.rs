@@ -140,7 +140,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         programs = starter.as_ref().map_or(0, Starter::command_count),
         files = confines_files,
         mode = ?options.mode,
-        "the sandbox holds"
+        "the sandbox is in force"
     );
     // Whoever entered before is confined already, which cannot be undone.
     let _ = IN_FORCE.set(Sandbox {

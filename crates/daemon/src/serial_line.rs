@@ -208,13 +208,13 @@ fn tell(vm: &str, event: &PeerEvent) {
         PeerEvent::Disconnected => {
             tracing::info!(
                 vm,
-                "the VMM has left the serial port; what is open waits for it"
+                "the VMM has disconnected from the serial port; open channels wait for it"
             );
         }
         PeerEvent::Resumed => {
             tracing::info!(
                 vm,
-                "the VMM is back at the serial port, and nothing is lost"
+                "the VMM has reconnected to the serial port, and nothing is lost"
             );
         }
         PeerEvent::Silent => {
@@ -225,10 +225,10 @@ fn tell(vm: &str, event: &PeerEvent) {
         }
         PeerEvent::Speaks => tracing::info!(vm, "the guest answers again at its serial port"),
         PeerEvent::Ended(why) => {
-            tracing::warn!(vm, "what was open over the serial port is cut: {why:?}");
+            tracing::warn!(vm, "the channels over the serial port are reset: {why:?}");
         }
         PeerEvent::NoPort(why) => {
-            tracing::warn!(vm, "cannot meet the VMM at the serial port: {why}");
+            tracing::warn!(vm, "cannot connect to the VMM's serial port: {why}");
         }
     }
 }

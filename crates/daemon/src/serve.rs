@@ -80,7 +80,7 @@ pub enum ServeError {
     },
     /// The worker's thread ended by itself, so no byte would move any more.
     #[error(
-        "the worker has ended unexpectedly: its last words are in the log; start the daemon again"
+        "the worker has ended unexpectedly: see the log for the cause, and start the daemon again"
     )]
     WorkerEnded,
     /// The system refused something that the daemon cannot do without.
@@ -403,7 +403,7 @@ fn warn_of(findings: &[Finding]) {
     if findings.len() > MAX_TOLD_FINDINGS {
         tracing::warn!(
             findings = findings.len(),
-            "there is more of the kind: run `ringdown policy check`"
+            "there are more findings: run `ringdown policy check`"
         );
     }
 }

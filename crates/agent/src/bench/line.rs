@@ -90,7 +90,7 @@ impl<'a> Line<'a> {
             match self.next_of_host()? {
                 Some(Message::Go) => return Ok(()),
                 Some(Message::Stop) => self.stop = true,
-                Some(_) => return Err(protocol("the host is expected to say go")),
+                Some(_) => return Err(protocol("expected the frame that starts the benchmark")),
                 None => self.wait_for_host(deadline)?,
             }
         }
@@ -102,7 +102,11 @@ impl<'a> Line<'a> {
         loop {
             match self.next_of_host()? {
                 Some(Message::Stop) => self.stop = true,
-                Some(_) => return Err(protocol("the host is expected to say stop or nothing")),
+                Some(_) => {
+                    return Err(protocol(
+                        "expected the frame that stops the benchmark, or none",
+                    ));
+                }
                 None => match try_receive(self.host, &mut self.host_decoder) {
                     Ok(None) => return Ok(()),
                     Ok(Some(0)) => return Err(gone(io::ErrorKind::UnexpectedEof)),
@@ -117,7 +121,7 @@ impl<'a> Line<'a> {
         match self.host_decoder.next_frame() {
             Ok(None) => Ok(None),
             Ok(Some((OPERATION_CHANNEL, Frame::Bench(message)))) => Ok(Some(message)),
-            Ok(Some(_)) => Err(protocol("a frame that has no place in a benchmark")),
+            Ok(Some(_)) => Err(protocol("a frame that is not part of a benchmark")),
             Err(error) => Err(protocol(error.to_string())),
         }
     }

@@ -53,7 +53,7 @@ pub(super) fn listen(
         }
     }
     let message = format!(
-        "the other guest did not come to vsock port {port} within {} s",
+        "the other guest did not connect to vsock port {port} within {} s",
         MEETING_TIMEOUT.as_secs()
     );
     Err(Stop::Report(ErrorReport::new(

@@ -71,7 +71,7 @@ fn finish(line: &mut Line<'_>, bytes: u64, began: Instant) -> Result<Outcome, St
             Some(Arrival::Frame(Frame::Bench(Message::Outcome(outcome)))) => outcome,
             // It crossed the end.
             Some(Arrival::Frame(Frame::Bench(Message::Stop))) if !between => continue,
-            Some(_) => return Err(protocol("the receiver is expected to say how it went")),
+            Some(_) => return Err(protocol("expected the receiver's result")),
         };
         if theirs.bytes != bytes {
             return Err(protocol(format!(
@@ -201,7 +201,7 @@ fn unexpected(arrival: &Arrival<'_>) -> Stop {
         Arrival::WrongSum { said } => {
             format!("the sender says that it sent {said} bytes, which is not what came")
         }
-        _ => "a frame that has no place among payload".to_owned(),
+        _ => "a frame that is not allowed between payload".to_owned(),
     })
 }
 

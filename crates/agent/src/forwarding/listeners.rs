@@ -130,7 +130,7 @@ pub(super) fn listen(
                     listeners.take(&key, number);
                 }
                 _ => {
-                    let message = "a frame that has no place while the agent listens";
+                    let message = "a frame that is not allowed while the agent listens";
                     return Err(refusal(ErrorKind::Protocol, message));
                 }
             }

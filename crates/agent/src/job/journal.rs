@@ -75,7 +75,8 @@ impl Journal {
     /// It has closed its output: how it ended, if not well.
     pub(super) fn finish(mut self) -> Result<(), Stop> {
         use std::io::Read;
-        let failed = |error: std::io::Error| unavailable(format!("journalctl is lost: {error}"));
+        let failed =
+            |error: std::io::Error| unavailable(format!("cannot wait for journalctl: {error}"));
         let mut complaint = String::new();
         if let Some(stderr) = self.child.stderr.take() {
             // What it had to say is in the pipe already, as its output has ended.

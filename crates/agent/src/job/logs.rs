@@ -92,13 +92,13 @@ fn send_journal(
                 wait_for_either(host, &journal.output)?;
             }
             Err(Errno::INTR) => {}
-            Err(error) => return Err(unavailable(format!("journalctl is lost: {error}"))),
+            Err(error) => return Err(unavailable(format!("cannot wait for journalctl: {error}"))),
         }
     }
     batch.send(host)?;
     journal.finish()?;
     if request.follow {
-        return Err(unavailable("journalctl has ended, though it was to go on"));
+        return Err(unavailable("journalctl has ended unexpectedly"));
     }
     host.answer(Answer::Done)
 }

@@ -56,14 +56,14 @@ pub(super) fn run(
             // The guest stops inside the write, and the host is to hear of it before.
             std::thread::sleep(HEARING);
             return std::fs::write(STATE, "mem")
-                .map_err(|error| unavailable(format!("the kernel does not go to sleep: {error}")));
+                .map_err(|error| unavailable(format!("the kernel cannot suspend: {error}")));
         }
         Err(words) => words,
     };
     if !force || action == Power::Suspend {
         return Err(unavailable(failure));
     }
-    let way = format!("the kernel was told directly, because {failure}");
+    let way = format!("the kernel was asked directly, because {failure}");
     host.answer(Answer::Power { way })?;
     std::thread::sleep(HEARING);
     Err(unavailable(tell_kernel(action)))
@@ -157,7 +157,7 @@ fn tell_kernel(action: Power) -> String {
         Power::Shutdown | Power::Suspend => RebootCommand::PowerOff,
     };
     match rustix::system::reboot(command) {
-        Ok(()) => "the kernel was told and goes on all the same".to_owned(),
+        Ok(()) => "the kernel accepted the request and did not stop".to_owned(),
         Err(error) => format!("the kernel refuses to stop: {error}"),
     }
 }

@@ -171,7 +171,7 @@ impl Switchboard {
         let loan = match decision {
             Decision::Stream { peer } => return Ok(as_stream(peer, socket)),
             Decision::Lost => {
-                let words = "the host's switchboard has gone while it was asked";
+                let words = "the connection to the host's switchboard broke during the request";
                 return Err(Refusal(ErrorCode::Unreachable, words.to_owned()));
             }
             Decision::Window(loan) => loan,
@@ -224,7 +224,7 @@ fn as_stream(from: Place, socket: OwnedFd) -> HandOver {
 fn refused(to: &Place, error: &io::Error) -> Refusal {
     let words = match Errno::from_io_error(error) {
         Some(Errno::CONNRESET | Errno::CONNREFUSED) => {
-            let words = format!("nobody takes calls at {to}, or a rule does not allow it");
+            let words = format!("no program listens at {to}, or no rule allows the call");
             return Refusal(ErrorCode::Refused, words);
         }
         Some(Errno::AFNOSUPPORT | Errno::NODEV) => {

@@ -363,6 +363,6 @@ struct Turn {
 fn nonsense(what: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the host's switchboard says what it may not: {what}"),
+        format!("the host's switchboard broke the protocol: {what}"),
     )
 }

@@ -159,7 +159,7 @@ fn calls_that_fail_are_told_apart_and_given_up() {
     for (to, expected) in [
         (
             "4:9",
-            "ERROR code=refused nobody takes calls at 4:9, or a rule does not allow it",
+            "ERROR code=refused no program listens at 4:9, or no rule allows the call",
         ),
         ("nobody:9", "ERROR code=unknown there is no such VM"),
         (
@@ -239,7 +239,9 @@ fn a_new_session_hears_all_that_holds() {
     let before = world.kernel.resets(1);
     drop(host);
     // Whether the host had decided nobody knows.
-    waiting.expect("ERROR code=unreachable the host's switchboard has gone while it was asked");
+    waiting.expect(
+        "ERROR code=unreachable the connection to the host's switchboard broke during the request",
+    );
     assert_eq!(lease.read(&mut [0]).unwrap(), 0);
     let mut host = world.welcome();
     host.expect_all(&["LISTEN port=77".to_owned(), window(1), window(2)]);

@@ -12,8 +12,8 @@ const MAX_FILES: i64 = 1000;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each VM is an interface of the capture. Inbound is what came from the guest, before anything was decided about it; outbound is what the guest
-was given, also what the daemon itself has to say: answers, resets, credit. So a packet between two guests is there twice in a capture of all VMs,
-each time with the CIDs that its guest knows. Of hybrid and serial VMs, whose packets nobody here sees, it shows calls, bytes as they pass, and
+was given, also what the daemon itself sends: answers, resets, credit. So a packet between two guests is there twice in a capture of all VMs,
+each time with the CIDs that its guest knows. Of hybrid and serial VMs, whose packets do not pass the daemon, it shows calls, bytes as they pass, and
 ends, without the header of virtio.
 
   Live:      ringdown capture | wireshark -k -i -

@@ -5,9 +5,9 @@ use clap::{Args, Subcommand, ValueEnum};
 /// The options of `ls`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-KIND is what carries the bytes: stream, or zero-copy where both programs have mapped a window of memory; what passes there nobody counts.
+KIND is what carries the bytes: stream, or zero-copy where both programs have mapped a window of memory; those bytes are not counted.
 SENT is what the caller has sent and the callee has taken, RECEIVED the other way round. QUEUED is what the daemon keeps of what the caller has sent, then of what it is sent;
-CREDIT, in the same order, what whoever receives it has room for.
+CREDIT, in the same order, the room that the receiver has.
 STATE is dialling, open, closing, or draining: the stream is over, and a program still has the window.")]
 pub struct CircuitList {
     /// Only circuits of this VM, or DOMAIN/NAME
@@ -69,8 +69,8 @@ pub struct CircuitEnd {
 /// The options of `windows`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-STATE is free, in use, absent (the guest has not shown its device), or quarantined: somebody has not let go of it in time, and nobody gets it until
-that guest's agent says that it is gone.")]
+STATE is free, in use, absent (the guest has not shown its device), or quarantined: a program has not released it in time, and it is not used until
+that guest's agent reports it released.")]
 pub struct WindowList {
     /// Print the list as JSON
     #[arg(long)]

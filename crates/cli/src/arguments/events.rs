@@ -8,7 +8,7 @@ use clap::Args;
 Kinds of events: vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed, reload,
 window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
 
-Whoever follows goes on behind the last event when the daemon was restarted, or had to drop a reader that did not keep up.
+With --follow, it goes on behind the last event when the daemon was restarted, or has dropped a reader that was too slow.
 
 Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when there is no daemon to begin with.")]
 pub struct EventArguments {
@@ -18,7 +18,7 @@ pub struct EventArguments {
     /// Show what came after the event of this number; a daemon keeps the last 4096
     #[arg(long, value_name = "ID")]
     pub after: Option<u64>,
-    /// Only what this VM has to do with, or DOMAIN/NAME
+    /// Only events of this VM, or DOMAIN/NAME
     #[arg(long, value_name = "NAME")]
     pub vm: Option<String>,
     /// Only events of this kind; may be repeated
@@ -32,7 +32,7 @@ pub struct EventArguments {
 /// The options of `why`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 when the policy allows the call, 3 when it does not, 1 when there is nobody of that name.")]
+Exit codes: 0 when the policy allows the call, 3 when it does not, 1 when a name is unknown.")]
 pub struct WhyArguments {
     /// Who calls: a VM or DOMAIN/NAME, host, user:NAME or users:GROUP
     pub from: String,

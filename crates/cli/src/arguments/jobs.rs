@@ -38,11 +38,11 @@ pub struct StatsArguments {
 Without a FILE the guest's journal is shown, of guests with systemd. Files are followed by name: through rotations, renamed or truncated.
 
 A connection that breaks is made again and the log goes on where it was, without a gap and without repetition: whether the guest was
-paused, its agent or this host's daemon was restarted, or the guest was rebooted. What happens besides is told on standard error.
+paused, its agent or this host's daemon was restarted, or the guest was rebooted. Other messages go to standard error.
 
 On a terminal, control characters in the log are replaced; in a pipe or a file, and with --raw, they are kept.
 
-Exit codes: 0 the log ended, or nobody reads it any more; 1 it did not, for the reason given; 2 the command line is wrong.")]
+Exit codes: 0 the log ended, or its reader has gone; 1 it could not be followed to its end, for the reason given; 2 the command line is wrong.")]
 pub struct LogsArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -85,7 +85,7 @@ pub struct LogsArguments {
 pub struct TimeArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// Set the guest's clock by this host's, whoever else keeps it
+    /// Set the guest's clock by this host's, also where another program keeps it
     #[arg(long, visible_alias = "sync")]
     pub set: bool,
     /// Print the offset as JSON
@@ -103,7 +103,7 @@ The guest shuts down its own way: by systemd, or by the command poweroff of its 
 its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its agent and its VMM are seen: without its agent for ten seconds, it
 counts as off.
 
-With --all, VMs whose agent is not ready are left alone, and said to be. Exit codes: 0 done, or off already; 1 not within the time, or refused,
+With --all, VMs whose agent is not ready are skipped, with a message. Exit codes: 0 done, or off already; 1 not within the time, or refused,
 for the reason given; 2 the command line is wrong.")]
 pub struct Shutdown {
     /// Name of the VM, or DOMAIN/NAME
@@ -118,7 +118,7 @@ pub struct Shutdown {
     /// Tell the guest's kernel to stop, after writing everything to disk, if the guest has no way of its own or takes longer than a minute
     #[arg(long)]
     pub force: bool,
-    /// Put to sleep instead of shutting down
+    /// Suspend instead of shutting down
     #[arg(long, conflicts_with = "force")]
     pub suspend: bool,
 }
@@ -140,7 +140,7 @@ pub struct Reboot {
 /// The options of `suspend`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The guest sleeps in its memory, and its VMM has to wake it up (of QEMU: system_wakeup). Waits until the guest does not answer any more.")]
+The guest is suspended to memory, and its VMM has to wake it up (of QEMU: system_wakeup). Waits until the guest no longer answers.")]
 pub struct Suspend {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -185,7 +185,7 @@ pub enum ClipboardCommand {
 /// The options of `clipboard get` and `clipboard set`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The desktop that somebody sits at is meant; the guest needs wl-clipboard, or xclip or xsel for X11. A text may have 1 MiB.")]
+The clipboard is that of the active desktop session; the guest needs wl-clipboard, or xclip or xsel for X11. A text may have 1 MiB.")]
 pub struct ClipboardOfVm {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,

@@ -38,10 +38,10 @@ pub struct PolicyTest {
 /// The options of `policy check`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration cannot be meant."
+    after_help = "Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration is invalid."
 )]
 pub struct PolicyCheck {
-    /// Look at this file instead of the running daemon
+    /// Check this file instead of the running daemon
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print what was found as JSON

@@ -15,7 +15,7 @@ It needs a terminal of 80 by 24 characters. Without colours if NO_COLOR is set. 
 
 Exit codes: 0 left, or printed; 1 there is no daemon, or no terminal; 2 the command line is wrong.")]
 pub struct TopArguments {
-    /// Time between two looks, 100ms to 1h
+    /// Time between two samples, 100ms to 1h
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub interval: Time,
     /// Begin in this order
@@ -38,7 +38,7 @@ pub struct TopArguments {
     /// Print one frame as plain text and end
     #[arg(long)]
     pub once: bool,
-    /// Look so many times before that frame is printed
+    /// Take so many samples before that frame is printed
     #[arg(long, value_name = "NUMBER", default_value_t = 2, requires = "once", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_SAMPLES)))]
     pub samples: u16,
 }

@@ -53,7 +53,12 @@ impl GuestStream {
         let mut called = Link::open(other, start).map_err(|error| (error, port))?;
         let port = match called.answer() {
             Ok(Message::Listening { port }) => port,
-            Ok(_) => return Err((called.protocol("expected where it listens"), port)),
+            Ok(_) => {
+                return Err((
+                    called.protocol("expected the address where it listens"),
+                    port,
+                ));
+            }
             Err(error) => return Err((error, port)),
         };
         let connect = || {
@@ -169,7 +174,7 @@ fn hear(
             Some(Arrival::Frame(Frame::Bench(Message::Outcome(last)))) if outcome.is_none() => {
                 *outcome = Some(last);
             }
-            Some(_) => return Err(link.protocol("a frame that nobody asked for")),
+            Some(_) => return Err(link.protocol("an unexpected frame")),
         }
     }
 }

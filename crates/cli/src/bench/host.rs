@@ -117,7 +117,7 @@ impl HostStream {
                 Some(_) => {
                     return Err(self
                         .link
-                        .protocol("a frame that has no place among payload"));
+                        .protocol("a frame that is not allowed between payload"));
                 }
                 None => {
                     if progress.is_enough() && !stopped {

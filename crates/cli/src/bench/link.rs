@@ -78,7 +78,7 @@ impl Link {
     pub(super) fn answer(&mut self) -> Result<Message, BenchError> {
         match self.wait_for_frame()? {
             Frame::Bench(message) => Ok(message),
-            _ => Err(self.protocol("a frame that has no place in a benchmark")),
+            _ => Err(self.protocol("a frame that is not part of a benchmark")),
         }
     }
 
@@ -97,7 +97,7 @@ impl Link {
             match self.next(&mut nothing)? {
                 Some(Arrival::Frame(Frame::Bench(message))) => return Ok(Frame::Bench(message)),
                 Some(Arrival::Frame(Frame::Hello(hello))) => return Ok(Frame::Hello(hello)),
-                Some(_) => return Err(self.protocol("a frame that nobody asked for")),
+                Some(_) => return Err(self.protocol("an unexpected frame")),
                 None if Instant::now() >= until => return Err(self.stalled(ANSWER_TIMEOUT)),
                 None => {}
             }

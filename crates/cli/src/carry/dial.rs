@@ -27,7 +27,7 @@ pub enum DialError {
     Denied(String),
     /// The program is not of the user who runs it any more.
     #[error(
-        "the program's user is not {own}, who runs it: start `ringdown run` as the program's user"
+        "the program does not run as {own}, the user of `ringdown run`: start `ringdown run` as the program's user"
     )]
     OtherUser {
         /// The user of this process.
@@ -83,7 +83,7 @@ fn connect(socket: BorrowedFd<'_>, path: &Path, deadline: Instant) -> Result<(),
     connected.map_err(|errno| match errno {
         Errno::ISCONN => DialError::Connected,
         Errno::NOENT | Errno::CONNREFUSED => DialError::Unreachable(format!(
-            "nobody listens at the VM's host socket {}",
+            "no process listens at the VM's host socket {}: is the daemon running?",
             path.display()
         )),
         Errno::ACCESS => DialError::Denied(access_remedy(path)),

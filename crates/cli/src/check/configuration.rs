@@ -68,7 +68,7 @@ fn mode(path: &Path) -> Finding {
         ),
         _ => Finding::fine(
             ABOUT,
-            format!("{} belongs to its owner alone", path.display()),
+            format!("only its owner may write {}", path.display()),
         ),
     }
 }
@@ -147,7 +147,7 @@ fn services(config: &Config) -> Vec<Finding> {
             Some(Finding::warning(
                 about,
                 format!(
-                    "nobody answers {:?} now: {}: {error}",
+                    "nothing answers for the service {:?}: {}: {error}",
                     service.name,
                     path.display()
                 ),

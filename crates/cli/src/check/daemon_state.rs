@@ -66,7 +66,7 @@ pub(super) fn host_sockets(vms: &[VmStatus]) -> Option<Finding> {
     Some(Finding::warning(
         "permissions",
         format!(
-            "this user may not connect to {}{others}: exec, cp, forward and whatever else is done in guests fails",
+            "this user may not connect to {}{others}: exec, cp, forward and the other commands for guests fail",
             socket.display()
         ),
         access_remedy(socket),

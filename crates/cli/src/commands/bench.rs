@@ -72,7 +72,7 @@ pub fn run(client: &Client, options: &Bench) -> Result<u8, Failure> {
         .fold(0, |sum, each| sum.saturating_add(each.wrong_bytes));
     if wrong > 0 {
         return Err(Failure::failed(format!(
-            "{wrong} bytes were not what was sent: please report this, with both kernels' versions"
+            "{wrong} bytes differ from what was sent: please report this, with both kernels' versions"
         )));
     }
     Ok(if report.interrupted { INTERRUPTED } else { 0 })

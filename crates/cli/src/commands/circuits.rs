@@ -35,7 +35,7 @@ pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
     }
     if list.more > 0 {
         eprintln!(
-            "and {} more were not looked at: ask for those of one VM with --vm, or of one port with --port",
+            "{} more circuits were not checked: list those of one VM with --vm, or of one port with --port",
             list.more
         );
     }

@@ -28,7 +28,9 @@ const KEEP_LONGER_S: u64 = 60;
 pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
     let mut places: Vec<Place> = options.places.into_iter().map(Place::parse).collect();
     let Some(destination) = places.pop() else {
-        return Err(Failure::usage("expected what to copy and where to"));
+        return Err(Failure::usage(
+            "expected SRC and DST: what to copy, and where to",
+        ));
     };
     if places.len() > MAX_SOURCES {
         return Err(Failure::usage(format!(
@@ -56,7 +58,7 @@ pub fn sync(client: &Client, options: SyncArguments) -> Result<u8, Failure> {
     let destination = Place::parse(options.destination);
     if source == Place::Stream || destination == Place::Stream {
         return Err(Failure::usage(
-            "sync is between directories; `ringdown cp` knows `-`",
+            "sync copies between directories: for standard input or output, use `ringdown cp` with `-`",
         ));
     }
     let (name, direction) = direction(vec![source], destination, how)?;
@@ -112,7 +114,9 @@ fn direction(
 fn local_sources(places: Vec<Place>) -> Result<Vec<Source>, Failure> {
     let has_others = places.len() > 1;
     let source = |place| match place {
-        Place::Stream if has_others => Err(Failure::usage("standard input is copied alone")),
+        Place::Stream if has_others => {
+            Err(Failure::usage("standard input must be the only source"))
+        }
         Place::Stream => Ok(Source::Stream(standard_stream(rustix::stdio::stdin())?)),
         Place::Local(path) => Ok(Source::Path(path)),
         Place::Guest { .. } => Err(Failure::usage("a source in a guest was not expected")),
@@ -146,7 +150,9 @@ fn from_guest(
         }
     }
     let Some(name) = guest else {
-        return Err(Failure::usage("expected what to copy and where to"));
+        return Err(Failure::usage(
+            "expected SRC and DST: what to copy, and where to",
+        ));
     };
     let target = match destination {
         Place::Stream if paths.len() > 1 => {

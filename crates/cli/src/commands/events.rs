@@ -69,7 +69,7 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
                 return Ok(());
             }
             Ok(CaptureEnd::ByDaemon) => {
-                eprintln!("the daemon has ended the stream: this goes on when it is there again");
+                eprintln!("the daemon closed the stream; reconnecting");
             }
             // A daemon that was there is waited for; a wrong directory is a mistake, and waiting would hide it.
             Err(
@@ -193,7 +193,7 @@ fn in_words(event: &Event) -> String {
     );
     more.extend(details.rule.as_ref().map(|rule| format!("rule {rule:?}")));
     if let (Some(sent), Some(received)) = (details.bytes_from_caller, details.bytes_to_caller) {
-        more.push(format!("{sent} bytes there, {received} back"));
+        more.push(format!("{sent} bytes sent, {received} received"));
     }
     if let Some(age_ms) = details.age_ms {
         more.push(format!("{}.{:03} s", age_ms / 1000, age_ms % 1000));
@@ -230,8 +230,8 @@ fn why_in_words(why: &Why) -> String {
         text.push_str(&format!("  {passed}\n"));
     }
     match why.refusals.as_slice() {
-        [] => text.push_str("no such call was refused lately\n"),
-        [..] => text.push_str("refused lately:\n"),
+        [] => text.push_str("no such call was refused recently\n"),
+        [..] => text.push_str("refused recently:\n"),
     }
     for refusal in &why.refusals {
         let rule = refusal
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(
             in_words(&event(EventKind::CircuitEnded, ended)),
             "2026-11-22T12:00:00.500000Z circuit-ended   web:40001 -> db:5432 -> standby:5432, circuit 12-3054, rule \"to-db\", \
-             10 bytes there, 2000 back, 1.005 s, reset by a guest\n"
+             10 bytes sent, 2000 received, 1.005 s, reset by a guest\n"
         );
         assert_eq!(
             in_words(&event(EventKind::VmAdded, EventDetails::of_vm("web"))),

@@ -57,7 +57,7 @@ pub fn run(client: &Client, options: &InstallLogArguments) -> Result<(), Failure
     match result {
         Ok(()) if !begun => {
             // On standard error: a script that counts lines counts none.
-            eprintln!("the installer of {} has said nothing yet", vm.full_name());
+            eprintln!("no output from the installer of {} yet", vm.full_name());
             Ok(())
         }
         Ok(()) => Ok(()),

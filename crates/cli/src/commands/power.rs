@@ -122,7 +122,7 @@ impl Order {
             VmState::Waiting => return Outcome::LeftAlone("is off: no VMM is attached".to_owned()),
             _ => {
                 let state = before.state_in_words();
-                return Outcome::LeftAlone(format!("was left alone, as {state}"));
+                return Outcome::LeftAlone(format!("skipped: {state}"));
             }
         }
         let begun = Instant::now();
@@ -140,7 +140,10 @@ impl Order {
                 "it has not {} within {} s, though it was asked ({})",
                 self.done(),
                 self.timeout.as_secs(),
-                underway.way.as_deref().unwrap_or("it did not say how")
+                underway
+                    .way
+                    .as_deref()
+                    .unwrap_or("the agent did not report how")
             )),
             Err(words) => Outcome::Failed(words),
         }
@@ -150,7 +153,7 @@ impl Order {
         match self.action {
             Power::Shutdown => "shut down",
             Power::Reboot => "rebooted",
-            Power::Suspend => "gone to sleep",
+            Power::Suspend => "suspended",
         }
     }
 
@@ -248,8 +251,8 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     });
     match failures.into_inner() {
         0 => printed.into_inner().unwrap_or(Ok(())),
-        1 => Err(Failure::failed("one guest did not do it")),
-        count => Err(Failure::failed(format!("{count} guests did not do it"))),
+        1 => Err(Failure::failed("one guest failed")),
+        count => Err(Failure::failed(format!("{count} guests failed"))),
     }
 }
 

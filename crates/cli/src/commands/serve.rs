@@ -101,7 +101,7 @@ fn start_log(filter: Option<&str>) -> Result<(), Failure> {
     let filter = filter.or(variable.as_deref()).unwrap_or("info");
     let parsed = EnvFilter::try_new(filter).map_err(|error| {
         Failure::usage(format!(
-            "{filter:?} says nothing about what to log: {error}; use info or debug, for instance"
+            "{filter:?} is not a log filter: {error}; use info or debug, for instance"
         ))
     })?;
     let lines = tracing_subscriber::fmt::layer()

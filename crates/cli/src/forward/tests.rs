@@ -187,7 +187,7 @@ fn a_place_in_the_guest_is_listened_at_again_after_a_cut() {
     ask_at(&house.path("place"));
     house.cut();
     let said = words(&mut told);
-    assert!(said.contains("any more"), "{said}");
+    assert!(said.contains("in the guest has ended: "), "{said}");
     let said = words(&mut told);
     assert!(said.starts_with("forwarding"), "{said}");
     ask_at(&house.path("place"));

@@ -9,19 +9,21 @@ use daemon::config::group_words;
 pub(crate) fn remedy(socket: &Path) -> String {
     let join = |what: &str, gid| {
         let group = group_words(gid);
-        format!("{what} members of the group {group}: `adduser USER {group}`, and log in again")
+        format!(
+            "only members of the group {group} may {what}: `adduser USER {group}`, and log in again"
+        )
     };
     let directory = socket.parent().and_then(|path| path.metadata().ok());
     match (std::fs::metadata(socket), directory) {
         (Err(_), Some(directory)) if directory.mode() & 0o010 != 0 => {
-            join("its directory lets pass", directory.gid())
+            join("search its directory", directory.gid())
         }
         (Err(error), _) => format!(
-            "its directory cannot be passed through ({error}): let this user pass (chmod o+x, or a group), or run this as the daemon's user or root"
+            "this user may not search its directory ({error}): let it pass (chmod o+x, or a group), or run this as the daemon's user or root"
         ),
-        (Ok(metadata), _) if metadata.mode() & 0o020 != 0 => join("it takes", metadata.gid()),
+        (Ok(metadata), _) if metadata.mode() & 0o020 != 0 => join("connect to it", metadata.gid()),
         (Ok(metadata), _) => format!(
-            "it takes the user {} alone: run this as that user or root, or set operate-group in [control] of the daemon's configuration \
+            "only the user {} may connect: run this as that user or root, or set operate-group in [control] of the daemon's configuration \
              (docs/api.md); a socket that the VMM itself makes has the mode that the VMM gives it",
             metadata.uid()
         ),

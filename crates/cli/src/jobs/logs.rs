@@ -97,7 +97,7 @@ pub fn write(
             LogError::Guest(error) if may_pass(&error) && last_seen.elapsed() < options.retry => {
                 if !is_broken {
                     notes(&format!(
-                        "{error}; trying to go on for {} s",
+                        "{error}; reconnecting for up to {} s",
                         options.retry.as_secs()
                     ));
                     is_broken = true;
@@ -123,7 +123,7 @@ fn follow(
     job.wait_without_limit()
         .map_err(|error| (error.into(), false))?;
     if std::mem::take(is_broken) {
-        notes("the guest is back; going on");
+        notes("reconnected to the guest; continuing");
     }
     let result = receive(&mut job, request, printer, out, notes);
     if result.is_err() {

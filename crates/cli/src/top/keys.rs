@@ -29,7 +29,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
         "/",
         "show only rows with these letters; Enter keeps, Esc drops them",
     ),
-    ("Space", "hold still, and go on"),
+    ("Space", "pause, and continue"),
     ("?", "this help"),
     ("q", "leave"),
 ];

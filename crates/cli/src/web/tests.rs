@@ -296,7 +296,10 @@ fn connections_beyond_the_limit_are_told_so() {
     let ask = || door.ask("GET /v1/health HTTP/1.1", &[HOST, &bearer]);
     let (status, answer) = ask();
     assert_eq!(status, 503, "{answer}");
-    assert!(answer.contains("64 connections are open"), "{answer}");
+    assert!(
+        answer.contains("64 connections to this page are open"),
+        "{answer}"
+    );
     assert!(answer.contains("connection: close"), "{answer}");
     // Those who are in are served on.
     kept[0].write_all(request.as_bytes()).unwrap();

@@ -45,7 +45,7 @@ fn is_capture(path: &str) -> bool {
 }
 
 /// The same words whatever was asked for, and whoever may do it: who may not know hears nothing of what there is.
-const NO_ROLE: &str = "you have no right to do this here: read-group and operate-group in [control] of the daemon's configuration say who has";
+const NO_ROLE: &str = "permission denied: read-group and operate-group in [control] of the daemon's configuration say who has";
 
 /// Whoever is at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ fn to_readers(groups: ControlGroups) -> Arc<str> {
         ),
         None => "the daemon's user and root may, and a group only if operate-group in [control] names one".to_owned(),
     };
-    format!("you may look, and not do this: {who}").into()
+    format!("you have read access only: {who}").into()
 }
 
 fn role_by_groups(groups: ControlGroups, gids: &[u32]) -> Role {

@@ -54,7 +54,10 @@ fn check_query(operation: &Value, query: &str) -> Result<(), Failure> {
             return Err(unknown(&name, &described));
         };
         if seen.contains(name) {
-            return Err(invalid(name, format!("{name} is there twice: say it once")));
+            return Err(invalid(
+                name,
+                format!("{name} is given twice: give it once"),
+            ));
         }
         seen.push(name);
         let schema = &parameter["schema"];

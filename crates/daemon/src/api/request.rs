@@ -41,7 +41,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
         let query = parts.uri.query().unwrap_or_default();
         let asked = serde_urlencoded::from_str(query);
         asked.map(Asked).map_err(|error| {
-            let detail = format!("the query cannot be meant: {error}");
+            let detail = format!("the query is invalid: {error}");
             Failure::new(Kind::InvalidRequest, detail)
         })
     }
@@ -168,7 +168,7 @@ fn misfit(body: &[u8], what: &str, schema: &Value, error: &Refused) -> (String, 
     }
     if let Some(name) = named(&words, "duplicate field `") {
         let field = join(&field, name);
-        let detail = format!("{field} is there twice: say it once");
+        let detail = format!("{field} is given twice: give it once");
         return (field, detail);
     }
     let is_of_type = ["invalid type: ", "invalid value: ", "data did not match "]

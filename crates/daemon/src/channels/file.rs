@@ -93,7 +93,7 @@ impl GrowingFile {
         let file = options.open(&self.path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            let words = "it is no file, and so nothing is appended to it";
+            let words = "it is not a regular file, and nothing is written to it";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, words));
         }
         self.len = metadata.len();

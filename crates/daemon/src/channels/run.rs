@@ -133,7 +133,7 @@ impl Run {
                 vm,
                 channel,
                 lost_bytes,
-                "the channel ends, and nobody has taken the last of it"
+                "the channel was closed before a program has read all of it"
             );
         }
     }
@@ -279,7 +279,7 @@ async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<Un
             if backoff.is_fresh() && !awaited.contains(&error.kind()) {
                 let (vm, channel) = (purpose.vm.as_str(), purpose.name.as_str());
                 let at = way.words();
-                tracing::warn!(vm, channel, %at, %error, "nobody can be had there; trying again");
+                tracing::warn!(vm, channel, %at, %error, "cannot connect; retrying");
             }
             backoff.rest().await;
             None

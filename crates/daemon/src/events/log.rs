@@ -325,7 +325,7 @@ impl Log {
             },
         };
         if after + 1 < self.first_id || after >= self.next_id {
-            let reason = "that event is of another life of the daemon, whose events are not kept";
+            let reason = "that event is from before the daemon was restarted, and is not kept";
             return (before, Some(lost(None, reason)));
         }
         if after < before {
@@ -340,7 +340,7 @@ impl Log {
 fn dropped(missed: u64) -> EventDetails {
     EventDetails {
         count: Some(missed),
-        reason: Some("it did not keep up".to_owned()),
+        reason: Some("the reader was too slow".to_owned()),
         ..EventDetails::default()
     }
 }

@@ -105,7 +105,7 @@ impl EventReader {
             let mut last = String::new();
             let details = EventDetails {
                 count: Some(missed),
-                reason: Some("you did not keep up, and the stream ends: ask again for what is after the last event".to_owned()),
+                reason: Some("the reader was too slow, and the stream ends: request what is after the last event".to_owned()),
                 ..EventDetails::default()
             };
             write_last(&mut last, &events.now(EventKind::ReaderDropped, details));

@@ -173,7 +173,7 @@ async fn what_is_lost_is_said_first() {
                 .reason
                 .as_ref()
                 .unwrap()
-                .contains("another life")
+                .contains("before the daemon was restarted")
         );
         assert_eq!(shown.len(), MAX_EVENTS + 1);
     }

@@ -98,7 +98,7 @@ fn remove_ports<'a>(ports: impl IntoIterator<Item = &'a PortSpec>, fabric: &mut 
 
 fn report(network: &str, result: Result<()>) {
     if let Err(error) = result.map_err(net_error) {
-        tracing::error!(network, %error, "a network is not as it should be");
+        tracing::error!(network, %error, "cannot change a network");
     }
 }
 

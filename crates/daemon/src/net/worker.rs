@@ -300,7 +300,7 @@ fn uplink_error(device: device::net::UplinkDevice, error: io::Error) -> NetError
     let remedy = match error.kind() {
         io::ErrorKind::PermissionDenied => right,
         io::ErrorKind::NotFound => "look at `ip link` for the interfaces that there are",
-        io::ErrorKind::ResourceBusy => "somebody else has it open: choose another name",
+        io::ErrorKind::ResourceBusy => "another process has it open: choose another name",
         _ => "look at `ip link show` for its state",
     };
     NetError::Uplink {

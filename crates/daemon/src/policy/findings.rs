@@ -178,7 +178,7 @@ impl Rulebook {
             .any(|group| group.value.domain == domain && group.value.name == name);
         let name = full_name(domain, name);
         if is_declared {
-            let message = format!("no VM is in the group {name:?}, so the rule is about nobody");
+            let message = format!("no VM is in the group {name:?}, so the rule matches no VM");
             let remedy = "add members that exist to the group, or remove the rule";
             return Some(Found::new(FindingKind::EmptyGroup, message, remedy));
         }
@@ -255,7 +255,7 @@ impl Rulebook {
             };
             if !self.rules.iter().any(|rule| opens(&rule.value, &callee)) {
                 let name = service.full_name();
-                let message = format!("no rule lets anybody call the service {name:?}");
+                let message = format!("no rule allows calls to the service {name:?}");
                 let remedy = format!(
                     "add a [[rule]] with from = \"VM\", to = \"service:{name}\" and action = \"allow\""
                 );

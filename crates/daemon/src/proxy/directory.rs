@@ -52,7 +52,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
     let shared = shared.clone();
     tokio::spawn(async move {
         if let Err(error) = converse(&shared, &vm, stream).await {
-            tracing::debug!(vm = vm.full_name(), %error, "a conversation with the directory ended");
+            tracing::debug!(vm = vm.full_name(), %error, "a connection to the directory ended");
         }
         drop(permit);
     });

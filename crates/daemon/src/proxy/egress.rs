@@ -141,13 +141,13 @@ impl Guest {
         let asked = match asked {
             Ok(Ok(asked)) => asked,
             Ok(Err(error)) => {
-                tracing::debug!(vm = self.vm.full_name(), %error, "a guest asked egress for nothing sensible");
+                tracing::debug!(vm = self.vm.full_name(), %error, "a guest sent egress an invalid request");
                 return handshake::hang_up(end.ended()).await;
             }
             Err(_) => {
                 tracing::debug!(
                     vm = self.vm.full_name(),
-                    "a guest did not say where it wants to go"
+                    "a guest sent egress no request in time"
                 );
                 return;
             }

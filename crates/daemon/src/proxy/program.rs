@@ -424,7 +424,7 @@ impl<'a> Log<'a> {
         self.line.clear();
         let vm = self.purpose.vm.as_str();
         // In quotes, with what a terminal would obey escaped: a program may repeat what a guest sent it.
-        tracing::info!(name = self.purpose.name, vm, "a program says {line:?}");
+        tracing::info!(name = self.purpose.name, vm, "a program printed {line:?}");
     }
 
     fn finish(&mut self) {

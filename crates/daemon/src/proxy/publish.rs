@@ -256,7 +256,7 @@ impl Published {
                 Listener::Udp(socket) => udp::serve(port.shared, socket, port.publish).await,
             };
             if let Err(error) = result {
-                tracing::error!(name, %error, "a published port does not work any more");
+                tracing::error!(name, %error, "a published port has failed");
             }
         });
         Open {

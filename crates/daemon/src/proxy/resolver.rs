@@ -32,7 +32,7 @@ pub(super) const MAX_LOOKUPS: usize = MAX_VMS + MAX_FURTHER_LOOKUPS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// Nobody knows the name.
-    #[error("nobody knows this name")]
+    #[error("this name does not exist")]
     Unknown,
     /// Those who would know did not answer.
     #[error("the name was not resolved in time")]

@@ -27,7 +27,7 @@ impl Shared {
                 if session.is_some_and(|session| !session.say(words)) {
                     tracing::warn!(
                         vm,
-                        "the agent does not listen to what it is told about circuits: ending its session"
+                        "the agent does not read messages about circuits: ending its session"
                     );
                 }
             }
@@ -72,7 +72,7 @@ impl Shared {
                 generation,
                 by,
             } => {
-                tracing::warn!(window = %uuid, generation, holder = ?by, "nobody has let go of a window in time: it is not used until that is known");
+                tracing::warn!(window = %uuid, generation, holder = ?by, "a window was not released in time: it is not used until it is");
                 self.with_pool(move |pool| pool.quarantine(uuid, generation, &by));
             }
             Effect::EndLease { ticket } => {

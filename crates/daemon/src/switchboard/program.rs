@@ -149,7 +149,7 @@ pub(super) async fn serve_others(shared: Arc<Shared>, listener: UnixListener, ow
         let shared = shared.clone();
         tokio::spawn(async move {
             if let Err(error) = converse(&shared, stream, program).await {
-                tracing::debug!(%error, "a conversation with a program about circuits broke");
+                tracing::debug!(%error, "a connection of a program for circuits broke");
             }
             drop(place);
         });

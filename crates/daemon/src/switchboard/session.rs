@@ -152,7 +152,7 @@ async fn write(mut writer: OwnedWriteHalf, mut said: mpsc::Receiver<FromDaemon>)
         let line = words.to_string();
         timeout(TIMEOUT, writer.write_all(line.as_bytes())).await??;
     }
-    Err(io::Error::other("the agent does not read what it is told"))
+    Err(io::Error::other("the agent does not read its messages"))
 }
 
 struct Session {
@@ -260,7 +260,7 @@ impl Session {
             FromAgent::Window { uuid, len } => {
                 self.devices += 1;
                 if self.devices > MAX_DEVICES {
-                    return Err(io::Error::other("the agent names devices without end"));
+                    return Err(io::Error::other("the agent names too many devices"));
                 }
                 self.tell_pool(move |pool| {
                     if !pool.seen(&vm, uuid, len) {

@@ -280,7 +280,7 @@ fn each_way_to_fail_has_its_own_answer() {
             443,
             4,
             502,
-            "nobody knows this name",
+            "this name does not exist",
             AuditDecision::Failed,
         ),
         (

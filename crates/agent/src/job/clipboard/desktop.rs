@@ -81,7 +81,7 @@ impl Desktop {
             sessions.extend(session(id, &about));
         }
         if sessions.is_empty() {
-            return Err("nobody is logged in at a screen of this guest".to_owned());
+            return Err("no user is logged in at a screen of this guest".to_owned());
         }
         let mut desktops = sessions
             .iter()

@@ -128,7 +128,7 @@ fn a_circuit_says_who_whom_and_why_and_stays_when_it_is_over() {
     }
     app.take(sample(4, &[vm("web", 3, [0, 0])], Vec::new()));
     let over = text(&mut app);
-    assert!(over.contains("over: this was last known of it"), "{over}");
+    assert!(over.contains("over: these are its last figures"), "{over}");
     assert!(over.contains("web-to-db"), "{over}");
 }
 

@@ -56,7 +56,10 @@ fn facts_of(circuit: &Circuit, is_there: bool, theme: Theme) -> Vec<Fact> {
     let plain = Style::new();
     let (state, style) = match is_there {
         true => (circuit.state.clone(), theme.circuit_state(&circuit.state)),
-        false => ("over: this was last known of it".to_owned(), theme.notice()),
+        false => (
+            "over: these are its last figures".to_owned(),
+            theme.notice(),
+        ),
     };
     let mut facts = vec![
         ("circuit", circuit.id.clone(), theme.title()),
@@ -71,7 +74,7 @@ fn facts_of(circuit: &Circuit, is_there: bool, theme: Theme) -> Vec<Fact> {
     facts.extend([
         (
             "rule",
-            rule.unwrap_or("none: what holds without a rule".to_owned()),
+            rule.unwrap_or("none: no rule matches".to_owned()),
             plain,
         ),
         ("state", state, style),

@@ -20,7 +20,7 @@ const WORDS: &[(&str, &str)] = &[
     ("RATE", "both ways over time, each row by its own highest"),
     (
         "K M G",
-        "units of 1024; bytes in zero-copy windows nobody counts",
+        "units of 1024; bytes in zero-copy windows are not counted",
     ),
 ];
 

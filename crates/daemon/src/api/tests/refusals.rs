@@ -160,7 +160,7 @@ fn a_parameter_that_does_not_fit_is_refused_with_what_does() {
         ("/v1/circuits?port", "port", ports.replace("{}", "empty")),
         ("/v1/circuits?port=4294967296", "port", ports.replace("{}", "4294967296")),
         (&format!("/v1/circuits?port={long}"), "port", ports.replace("{}", &shown)),
-        ("/v1/circuits?port=5&port=6", "port", "port is there twice: say it once".to_owned()),
+        ("/v1/circuits?port=5&port=6", "port", "port is given twice: give it once".to_owned()),
         ("/v1/events?last=-1", "last", "last is -1: use a whole number from 0 to 4096".to_owned()),
         ("/v1/events?follow=yes", "follow", "follow is yes: use true or false".to_owned()),
         (
@@ -213,7 +213,7 @@ fn a_member_that_does_not_fit_is_refused_with_what_does() {
         (
             r#"{"name":"x","name":"y"}"#,
             "name",
-            "name is there twice: say it once".to_owned(),
+            "name is given twice: give it once".to_owned(),
         ),
         (
             r#"{"name":"x","limits":{"circuits":-1}}"#,
@@ -233,7 +233,7 @@ fn a_member_that_does_not_fit_is_refused_with_what_does() {
         (
             r#"{"name":"x","limits":{"circuits":1,"circuits":1}}"#,
             "limits.circuits",
-            "limits.circuits is there twice: say it once".to_owned(),
+            "limits.circuits is given twice: give it once".to_owned(),
         ),
         (
             r#"{"name":"x","limits":3}"#,
@@ -268,7 +268,7 @@ fn a_member_that_does_not_fit_is_refused_with_what_does() {
         (
             r#"{"name":"x","nets":[{"network":"a","network":"b"}]}"#,
             "nets[0].network",
-            "nets[0].network is there twice: say it once".to_owned(),
+            "nets[0].network is given twice: give it once".to_owned(),
         ),
         (
             r#"{"name":"x","nets":[{"network":"a","vlan":-7}]}"#,

@@ -41,7 +41,7 @@ pub(crate) enum EgressError {
     RuleCircuits { rule: RuleId, label: String },
     #[error("denied: rule \"{label}\" allows no more calls in this second")]
     RuleRate { rule: RuleId, label: String },
-    #[error("nobody knows this name")]
+    #[error("this name does not exist")]
     UnknownName,
     #[error("the name was not resolved in time")]
     LookupTimedOut,

@@ -106,7 +106,9 @@ async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Resul
             }
             Greeting::Complete { .. } => {
                 stream.write_all(&socks::METHOD_REFUSED).await?;
-                return Err(nonsense("it insists on authentication"));
+                return Err(nonsense(
+                    "the client requires authentication, which is not offered",
+                ));
             }
             Greeting::Invalid => return Err(nonsense("this is no SOCKS5 greeting")),
         }
@@ -124,7 +126,10 @@ async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Resul
                     early: heard.bytes.split_off(len),
                 });
             }
-            socks::Request::Refused(reply) => (reply, "it wants what is not offered".to_owned()),
+            socks::Request::Refused(reply) => (
+                reply,
+                "the client asks for a command that is not offered".to_owned(),
+            ),
             socks::Request::BadDestination(error) => {
                 (socks::Reply::GeneralFailure, error.to_string())
             }
