@@ -379,6 +379,7 @@ impl NetFabric {
             mergeable: false,
             steering: Default::default(),
             counters: PortCounters::default(),
+            debt: Default::default(),
         });
         let network = &mut self.networks[network];
         network.put_behind(id, Some(Behind::Guest(number)));

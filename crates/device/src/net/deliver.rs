@@ -10,6 +10,7 @@ use wire::offload::{self, WrongFrame};
 
 use super::NetFabric;
 use super::capture::Watch;
+use super::cost;
 use super::drain::{Batch, Routed};
 use super::port::Port;
 use super::snapshot::Frame;
@@ -19,8 +20,8 @@ use crate::ring::Ring;
 /// The most buffers that one frame may lie across. The longest frame takes 43 of the smallest ones that Linux posts, which are of 1,536 bytes.
 pub(super) const MAX_MERGED: usize = 64;
 
-/// Beyond so many pieces of memory no more buffers are taken for a frame. A driver's buffer is in one piece, or in a piece for each page.
-const MAX_PIECES: usize = 1024;
+/// Beyond so many descriptors no more buffers are taken for a frame. A driver's buffer is in one piece, or in a piece for each page.
+const MAX_DESCRIPTORS: usize = 1024;
 
 /// Where the number of buffers is in the virtio header, in bytes (virtio 1.2, section 5.1.6).
 const BUFFERS: std::ops::Range<usize> = 10..12;
@@ -72,6 +73,8 @@ pub(super) struct Scratch {
     whole: Vec<u8>,
     /// What is made of it, with its virtio header.
     piece: Vec<u8>,
+    /// What of the guest's buffers was read for it.
+    read: cost::Read,
 }
 
 /// Why a frame did not arrive.
@@ -119,12 +122,17 @@ impl NetFabric {
     }
 
     fn deliver_into(&mut self, number: usize, index: usize, list: &[Routed], source: &Source<'_>) {
+        let now = self.now;
         let port = &mut self.ports[number];
         let before = port.counters.frames_to_guest;
         port.prefetch(index, 0, AHEAD);
         let mut failure = None;
         let mut watch = self.captures.watch(port.network, number, &port.vm);
         for (place, routed) in list.iter().enumerate() {
+            if port.debt.is_too_high(now) {
+                port.counters.dropped_without_buffers += (list.len() - place) as u64;
+                break;
+            }
             let mut retagged;
             let Batch { frames, chains, .. } = &mut self.batch;
             let mut frame = &mut frames[routed.frame];
@@ -135,7 +143,11 @@ impl NetFabric {
             let rest = source.rest(chains, routed.frame, frame);
             port.prefetch(index, AHEAD, 1);
             let watch = watch.as_mut();
-            match give(port, index, frame, &rest, &mut self.scratch, watch) {
+            let given = give(port, index, frame, &rest, &mut self.scratch, watch);
+            let read = std::mem::take(&mut self.scratch.read);
+            self.blind_cost += cost::DESCRIPTOR * read.descriptors;
+            port.debt.add(now, &read);
+            match given {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
                 // To look at so many buffers again for each frame would be at its neighbours' cost.
@@ -290,7 +302,11 @@ fn place(
 ) -> Result<(), Undelivered> {
     let len = front.len() + rest_len;
     let most = if mergeable { MAX_MERGED } else { 1 };
-    let count = take_buffers(&mut ring.queue, len, most, &mut scratch.chains)?;
+    let mut descriptors = 0;
+    let chains = &mut scratch.chains;
+    let taken = take_buffers(&mut ring.queue, len, most, chains, &mut descriptors);
+    scratch.read.add(descriptors);
+    let count = taken?;
     let chains = &scratch.chains[..count];
     // At most MAX_MERGED. It is written only if it has to be: see `Frame::set_offload`.
     let buffers = (count as u16).to_le_bytes();
@@ -341,19 +357,20 @@ fn place(
     Ok(())
 }
 
-/// Takes as many of a guest's buffers as `len` bytes need, at most `most`, and says how many that are.
+/// Takes as many of a guest's buffers as `len` bytes need, at most `most`, and says how many that are. Counts the descriptors that it reads.
 fn take_buffers(
     queue: &mut Queue,
     len: usize,
     most: usize,
     chains: &mut Vec<Chain>,
+    descriptors: &mut usize,
 ) -> Result<usize, Undelivered> {
-    let (mut count, mut room, mut pieces) = (0, 0, 0);
+    let (mut count, mut room) = (0, 0);
     while room < len {
         if chains.len() == count {
             chains.push(Chain::default());
         }
-        if count == most || pieces > MAX_PIECES {
+        if count == most || *descriptors > MAX_DESCRIPTORS {
             queue.rewind(count as u16);
             return Err(match most {
                 // Of others a smaller frame may fit.
@@ -366,7 +383,7 @@ fn take_buffers(
             return Err(Undelivered::NoBuffers);
         }
         room += total_len(&chains[count].writable);
-        pieces += chains[count].writable.len() + chains[count].readable.len();
+        *descriptors += usize::from(chains[count].descriptors);
         count += 1;
     }
     Ok(count)

@@ -79,15 +79,20 @@ impl Batch {
     /// Takes frames out of a ring. Returns whether there may be more.
     fn take(&mut self, queue: &mut Queue) -> Result<bool, QueueError> {
         self.begin();
-        let mut bytes = 0;
-        while self.count < self.limit && bytes < cost::MAX_BATCH_BYTES {
+        let (mut bytes, mut descriptors) = (0, 0);
+        while self.count < self.limit
+            && bytes < cost::MAX_BATCH_BYTES
+            && descriptors < cost::MAX_BATCH_DESCRIPTORS
+        {
             let chain = &mut self.chains[self.count];
             if !queue.pop(chain)? {
                 return Ok(false);
             }
             let len = total_len(&chain.readable);
-            self.frames[self.count].len = len;
+            let frame = &mut self.frames[self.count];
+            (frame.len, frame.descriptors) = (len, chain.descriptors.into());
             bytes += len;
+            descriptors += frame.descriptors;
             self.count += 1;
         }
         Ok(true)
@@ -122,6 +127,7 @@ impl Batch {
                 return left;
             }
             let (chain, frame) = (&self.chains[index], &mut self.frames[index]);
+            self.cost += cost::DESCRIPTOR * frame.descriptors;
             let Some(len) = frame_len(frame.len) else {
                 // What was here before says nothing of this sender's flows.
                 frame.receive(0);
@@ -178,7 +184,7 @@ impl Batch {
             true => 1,
             false => frame.offload().segments(frame.len),
         };
-        let cost = frame.len + cost::PIECE * pieces;
+        let cost = frame.len + cost::PIECE * pieces + cost::DESCRIPTOR * frame.descriptors;
         let verdict = network
             .bridge
             .classify(now, from, frame.head(), frame.len, segment_len);

@@ -32,7 +32,9 @@ impl NetFabric {
     /// This ring was empty. As long as we do not sleep its guest need not tell us when it no longer is.
     pub(super) fn leave_unarmed(&mut self, number: usize, index: usize) {
         let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
-        if ring.is_some_and(|ring| !std::mem::replace(&mut ring.is_unarmed, true)) {
+        let is_new = ring.is_some_and(|ring| !std::mem::replace(&mut ring.is_unarmed, true));
+        // One that was started anew may be there already.
+        if is_new && !self.unarmed.contains(&(number, index)) {
             self.unarmed.push((number, index));
         }
     }

@@ -6,6 +6,7 @@ use memory::queue::Queue;
 use switch::bridge::PortId;
 use wire::net_header::Offloads;
 
+use super::cost::Debt;
 use super::model;
 use super::moderation::{Moderation, ModerationSetting};
 use crate::fault::LastFault;
@@ -58,6 +59,7 @@ pub(super) struct Port {
     /// Which pair of rings carries which flow: the one on which the guest sent of that flow last (virtio 1.2, section 5.1.5.6.5).
     pub(super) steering: Steering,
     pub(super) counters: PortCounters,
+    pub(super) debt: Debt,
 }
 
 /// A ring, with its part of the port's interrupts.

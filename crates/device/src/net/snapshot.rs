@@ -17,6 +17,8 @@ pub(super) struct Frame {
     rest_from: usize,
     /// Length of the frame in bytes.
     pub(super) len: usize,
+    /// How many descriptors its sender has put it into; none if it is in memory of our own.
+    pub(super) descriptors: usize,
     /// What its sender has left to be done.
     offload: Offload,
 }
@@ -28,6 +30,7 @@ impl Default for Frame {
             head_len: 0,
             rest_from: 0,
             len: 0,
+            descriptors: 0,
             offload: Offload::default(),
         }
     }
@@ -45,6 +48,7 @@ impl Frame {
 
     /// Takes the beginning of a frame without a virtio header, for which nothing is left to be done.
     pub(super) fn receive_whole(&mut self, bytes: &[u8]) {
+        self.descriptors = 0;
         let room = self.receive(bytes.len());
         let (_, head) = room.split_at_mut(NET_HEADER_LEN);
         head.copy_from_slice(&bytes[..head.len()]);

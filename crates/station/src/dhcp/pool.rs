@@ -59,6 +59,8 @@ pub(super) struct Pool {
     first: Ipv4Addr,
     slots: Vec<Option<Entry>>,
     by_mac: HashMap<MacAddress, usize>,
+    /// Until then every slot is in use, unless one is given back before: the slots are not searched for each guest that asks in vain.
+    full_until: Option<Instant>,
 }
 
 impl Pool {
@@ -69,6 +71,7 @@ impl Pool {
             first: *range.start(),
             slots: vec![None; len as usize],
             by_mac: HashMap::new(),
+            full_until: None,
         }
     }
 
@@ -150,6 +153,7 @@ impl Pool {
             return;
         }
         self.by_mac.remove(&mac);
+        self.full_until = None;
         let is_declined = |entry: &Entry| entry.state == State::Declined && !entry.is_over(now);
         let declined = self
             .slots
@@ -170,19 +174,24 @@ impl Pool {
         };
         if let Some(entry) = self.slots[*slot].as_mut().filter(|entry| which(entry)) {
             entry.until = Some(now);
+            self.full_until = None;
         }
     }
 
     /// A slot that nobody has; if every one was used before, the one that has been free for longest.
     fn find(
-        &self,
+        &mut self,
         now: Instant,
         mac: MacAddress,
         is_taken: impl Fn(Ipv4Addr) -> bool,
     ) -> Option<usize> {
+        if self.full_until.is_some_and(|until| now < until) {
+            return None;
+        }
         let len = self.slots.len();
         let start = place(mac) % len;
         let mut oldest = None;
+        let mut full_until = now.checked_add(OFFER_TIME);
         for slot in (start..len).chain(0..start) {
             if is_taken(self.address(slot)) {
                 continue;
@@ -194,6 +203,10 @@ impl Pool {
             if entry.is_over(now) && is_older {
                 oldest = Some((slot, entry.until));
             }
+            full_until = full_until.min(entry.until.or(full_until));
+        }
+        if oldest.is_none() {
+            self.full_until = full_until;
         }
         oldest.map(|(slot, _)| slot)
     }
@@ -208,6 +221,7 @@ impl Pool {
         // One address for each guest: what it had before is free.
         if let Some(other) = self.by_mac.insert(mac, slot).filter(|other| *other != slot) {
             self.slots[other] = None;
+            self.full_until = None;
         }
     }
 
@@ -232,4 +246,41 @@ fn place(mac: MacAddress) -> usize {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     });
     hash as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_full_pool_is_not_searched_again_until_an_address_may_be_free() {
+        let mut now = Instant::now();
+        let range = Ipv4Addr::new(10, 0, 0, 1)..=Ipv4Addr::new(10, 0, 0, 100);
+        let mut pool = Pool::new(range);
+        let searched = Cell::new(0);
+        let mac = |number: u8| MacAddress([2, 0, 0, 0, 0, number]);
+        let offer = |pool: &mut Pool, now, number| {
+            searched.set(0);
+            let is_taken = |_| {
+                searched.set(searched.get() + 1);
+                false
+            };
+            let offered = pool.offer(now, mac(number), None, is_taken);
+            (offered, searched.get())
+        };
+        for number in 1..=100 {
+            let (offered, _) = offer(&mut pool, now, number);
+            assert!(pool.bind(now, mac(number), offered.unwrap(), Duration::from_secs(60)));
+        }
+        assert_eq!(offer(&mut pool, now, 101), (None, 100));
+        assert_eq!(offer(&mut pool, now, 102), (None, 0));
+        let released = pool.leases(now)[0];
+        pool.release(now, released.mac, Some(released.address));
+        assert_eq!(offer(&mut pool, now, 101).0, Some(released.address));
+        assert_eq!(offer(&mut pool, now, 102).0, None);
+        now += Duration::from_secs(60);
+        assert!(offer(&mut pool, now, 102).0.is_some());
+    }
 }

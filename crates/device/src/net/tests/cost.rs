@@ -19,6 +19,7 @@ const DMZ: &str = "dmz";
 const MOST_BYTES: usize = 4 << 20;
 const MOST_SEGMENTS: usize = 4096;
 const MOST_CALLS: u64 = 512;
+const MOST_DESCRIPTORS: usize = 1 << 15;
 
 /// A guest in the other network.
 fn guest_of_dmz(house: &mut House, number: u8) -> Guest {
@@ -202,4 +203,71 @@ fn frames_arrive_in_their_order_however_much_they_cost() {
         web.take_sent(TRANSMIT);
         assert_eq!(web.outstanding, 0);
     }
+}
+
+/// A driver whose tables of descriptors may be as long as those of any driver.
+fn with_tables() -> Driver {
+    Driver {
+        indirect: true,
+        ..Driver::default()
+    }
+}
+
+#[test]
+fn frames_in_many_pieces_do_not_keep_another_guest_waiting() {
+    const PIECES: usize = 1000;
+    let mut house = House::new();
+    let _outside = wide_uplink(&mut house, LAN);
+    let (mut flooder, other) = (house.guest_with(1, with_tables()), house.guest(2));
+    let (mut web, mut db) = (house.guest(3), house.guest(4));
+    let cut = frame(other.mac, flooder.mac, PIECES);
+    let sent = frame(db.mac, web.mac, 60);
+    house.settle();
+    let mut before = None;
+    let taken = loop {
+        while flooder.try_enqueue(TRANSMIT, NetHeader::default(), &cut, &[1; PIECES]) {}
+        flooder.kick();
+        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+        let now = house.counters(&flooder).frames_from_guest as usize;
+        match before {
+            None => {
+                web.send(&sent);
+                before = Some(now);
+            }
+            Some(before) if db.frames() == [sent.clone()] => break now - before,
+            Some(before) => assert!((now - before) * PIECES <= MOST_DESCRIPTORS),
+        }
+    };
+    assert!(taken * PIECES <= MOST_DESCRIPTORS, "{taken} frames");
+}
+
+/// Frames that a receiver with such buffers is given, and those that it is not, of so many that are sent in one moment.
+fn received(buffer: Vec<u32>, frames: usize) -> (usize, u64) {
+    let mut house = House::new();
+    let receiver = Driver {
+        buffer,
+        ..with_tables()
+    };
+    let (mut receiver, mut sender) = (house.guest_with(1, receiver), house.guest(2));
+    let sent = frame(receiver.mac, sender.mac, 60);
+    house.settle();
+    for _ in 0..frames {
+        assert!(sender.try_enqueue(TRANSMIT, NetHeader::default(), &sent, &[]));
+    }
+    sender.kick();
+    house.settle();
+    let dropped = house.counters(&receiver).dropped_without_buffers;
+    (receiver.frames().len(), dropped)
+}
+
+#[test]
+fn a_receiver_with_costly_buffers_gets_few_frames() {
+    // A page a piece, as Linux posts them for large frames without mergeable buffers: none is too costly.
+    assert_eq!(received(vec![4096; 17], 32), (32, 0));
+    // A frame and its header have 72 bytes; the tables have 1,000 descriptors.
+    let (given, dropped) = received(vec![1; 1000], 32);
+    assert!((1..8).contains(&given), "{given}");
+    assert_eq!(given as u64 + dropped, 32);
+    let empty = received(vec![0; 1000], 32);
+    assert_eq!(empty, (0, 32));
 }
