@@ -21,7 +21,7 @@ const SPEAKER: u32 = 5004;
 
 /// How many programs have said this, by the daemon's log.
 fn count(scene: &Scene, word: &str) -> usize {
-    let says = format!("a program says \"{word}\"");
+    let says = format!("a program printed \"{word}\"");
     scene.daemon.log().matches(&says).count()
 }
 
