@@ -195,7 +195,7 @@ impl Order {
             } else {
                 unplugged_since.get_or_insert_with(Instant::now);
             }
-            // Behind a serial port the agent counts as being there until the VMM has been away for a minute.
+            // Behind a serial port the guest counts as booted until the VMM has been away for a minute, since it may connect again.
             let is_unplugged = now.kind == LineKind::Serial
                 && unplugged_since.is_some_and(|since| since.elapsed() >= UNPLUGGED);
             let is_off = self.action == Power::Shutdown && is_unplugged;

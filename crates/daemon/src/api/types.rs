@@ -331,7 +331,13 @@ pub struct VmStatus {
 impl VmStatus {
     /// How far it has come, in words, with what went wrong before that.
     pub fn state_in_words(&self) -> String {
-        let meaning = self.state.meaning();
+        let is_unplugged = self.kind == LineKind::Serial && !self.attached;
+        let meaning = match self.state {
+            VmState::Booted if is_unplugged => {
+                "its VMM has left its serial port; what is open waits for it for a minute"
+            }
+            state => state.meaning(),
+        };
         match &self.last_fault {
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
             None => meaning.to_owned(),

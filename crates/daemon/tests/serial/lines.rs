@@ -101,6 +101,9 @@ fn a_vm_whose_vmm_has_left_is_not_ready_until_it_is_back() {
     guest.keep_away(true);
     guest.cut();
     house.wait_for("old", "not ready", |vm| vm["state"] != "ready");
+    let (status, body) = house.request("GET", "/v1/vms/old?wait=ready&timeout_ms=1", "");
+    assert_ne!(status, 200);
+    assert!(body.contains("its VMM has left its serial port"), "{body}");
     guest.keep_away(false);
     // A caller who waits for that does not miss it.
     let (status, body) = house.request("GET", "/v1/vms/old?wait=ready&timeout_ms=60000", "");
