@@ -9,6 +9,8 @@ use crate::guest::MemoryError;
 #[cfg_attr(miri, path = "region/simulated.rs")]
 mod mapping;
 
+#[cfg(all(test, not(any(miri, loom))))]
+pub(crate) use self::mapping::unmapper;
 #[cfg(not(any(miri, loom)))]
 pub(crate) use self::mapping::{AddressSpan, page_len};
 
@@ -27,7 +29,7 @@ pub struct RegionSpec {
     pub file_offset: u64,
 }
 
-/// A mapped region. It is unmapped when the last reference goes.
+/// A mapped region. It is unmapped soon after the last reference goes, on a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Region {
     guest_address: u64,

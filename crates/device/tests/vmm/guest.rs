@@ -46,7 +46,7 @@ pub mod request {
 
 pub struct Guest {
     pub vmm: UnixStream,
-    arena: Arc<Arena>,
+    pub arena: Arc<Arena>,
     queues: [DriverQueue; 2],
     kicks: [OwnedFd; 2],
     _calls: [OwnedFd; 2],
@@ -55,6 +55,15 @@ pub struct Guest {
 impl Guest {
     /// A guest whose rings run when this returns, with those of the guests of all other lines.
     pub fn attach(fabric: &mut Fabric, socket: &Path) -> Guest {
+        let guest = Guest::connect(socket);
+        turn_until(fabric, "the driver runs", |fabric| {
+            fabric.lines().iter().all(|line| line.report.up)
+        });
+        guest
+    }
+
+    /// A guest that has said everything for its rings to run.
+    pub fn connect(socket: &Path) -> Guest {
         let arena = Arc::new(Arena::new(4 << 20).unwrap());
         let queue = || DriverQueue::new(Arc::clone(&arena), BASE, RING, false, true);
         let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -66,9 +75,6 @@ impl Guest {
             arena,
         };
         guest.start();
-        turn_until(fabric, "the driver runs", |fabric| {
-            fabric.lines().iter().all(|line| line.report.up)
-        });
         guest
     }
 
@@ -77,9 +83,7 @@ impl Guest {
         let none: [BorrowedFd<'_>; 0] = [];
         send(&self.vmm, SET_OWNER, &[], &none);
         send(&self.vmm, SET_FEATURES, &quads(&[FEATURES]), &none);
-        let region = self.arena.region(BASE).unwrap();
-        let table = quads(&[1, BASE, region.size, region.frontend_address, 0]);
-        send(&self.vmm, SET_MEM_TABLE, &table, &[region.file.as_fd()]);
+        self.share();
         for index in [RX, TX] {
             let setup = self.queues[index].setup();
             let number = |value: u64| quads(&[index as u64 | value << 32]);
@@ -96,6 +100,14 @@ impl Guest {
                 send(&self.vmm, request, &number(0), &[event.as_fd()]);
             }
         }
+    }
+
+    /// Hands over its memory.
+    pub fn share(&self) {
+        let region = self.arena.region(BASE).unwrap();
+        let table = quads(&[1, BASE, region.size, region.frontend_address, 0]);
+        let file = [region.file.as_fd()];
+        send(&self.vmm, request::SET_MEM_TABLE, &table, &file);
     }
 
     /// A packet in memory: its header, and as many bytes of payload as it says.

@@ -4,6 +4,7 @@
 
 mod guest;
 mod turns;
+mod unmapping;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

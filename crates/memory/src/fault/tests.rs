@@ -1,5 +1,7 @@
 use std::env;
+use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::thread;
@@ -7,6 +9,7 @@ use std::thread;
 use super::*;
 use crate::driver::Arena;
 use crate::guest::{GuestMemory, MemoryError, Range};
+use crate::region::unmapper;
 
 const PAGE: usize = 4096;
 
@@ -56,6 +59,32 @@ fn a_truncated_region_is_poisoned_and_only_that_one() {
     again.write(&over_the_end, 0, b"anew").unwrap();
     assert!(!again.is_poisoned());
     assert!(lost_memory.is_poisoned());
+}
+
+/// Otherwise all of the file's memory would be freed where the fault was, if its VMM has gone.
+#[test]
+fn a_poisoned_region_still_refers_to_its_file() {
+    let arena = Arena::new(4 * PAGE).unwrap();
+    let memory = GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap();
+    let inode = arena.file().metadata().unwrap().ino().to_string();
+    let is_mapped = || {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines()
+            .any(|line| line.split_whitespace().nth(4) == Some(&inode))
+    };
+    arena.file().set_len(PAGE as u64).unwrap();
+    drop(arena);
+    let lost = [Range {
+        address: PAGE as u64,
+        len: 1,
+    }];
+    assert!(memory.write(&lost, 0, &[1]).is_err());
+    assert!(memory.is_poisoned());
+    unmapper::finish();
+    assert!(is_mapped());
+    drop(memory);
+    unmapper::finish();
+    assert!(!is_mapped());
 }
 
 #[test]
@@ -270,4 +299,16 @@ fn no_core_dump() {
     // SAFETY: the limit is valid for the call.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_CORE, &limit) };
     assert_eq!(result, 0);
+}
+
+#[test]
+fn a_span_leaves_the_table_when_it_is_unmapped() {
+    let regions = || {
+        let arena = Arena::new(PAGE).unwrap();
+        GuestMemory::with_regions(vec![arena.region(0).unwrap()])
+    };
+    // More than the table holds: each has left it when its place is needed.
+    for _ in 0..MAX_MAPPINGS {
+        regions().unwrap();
+    }
 }

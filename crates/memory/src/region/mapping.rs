@@ -1,7 +1,10 @@
 //! A span of our address space that shows a file.
 
+pub(crate) mod unmapper;
+
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
@@ -14,14 +17,22 @@ use crate::guest::MemoryError;
 const HUGETLBFS: u32 = 0x9584_58F6;
 const FUSE: u32 = 0x6573_5546;
 
-/// A span of our address space that shows a file.
-///
-/// The order of the fields is the order of their drop: the span must have left the table before its addresses can be
-/// somebody else's.
+/// Bytes that [`AddressSpan::clear`] takes out at a time: 16,384 ordinary pages, in less than a millisecond.
+const CLEARED_BYTES: usize = 64 << 20;
+
+/// A span of our address space that shows a file. Dropping it leaves the unmapping to the [`unmapper`]'s thread.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(super) struct Mapping(ManuallyDrop<Mapped>);
+
+/// What a mapping consists of. The order of the fields is the order of their drop: the span must have left the table before its addresses can be
+/// used again.
+#[derive(Debug)]
+struct Mapped {
     registration: Registration,
     span: AddressSpan,
+    /// One page of the same file, never accessed. When the handler of SIGBUS replaces the span, this still refers to the file, so that its memory is
+    /// not freed on the thread that faulted.
+    _anchor: AddressSpan,
 }
 
 /// A stretch of our address space. It is given back when this is dropped.
@@ -70,42 +81,61 @@ impl Mapping {
         let file_offset = libc::off_t::try_from(offset).map_err(|_| too_large())?;
 
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                protection,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                file_offset,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(MemoryError::Map(io::Error::last_os_error()));
-        }
-        let Some(registration) = fault::register(base.addr(), len, page_len) else {
-            // SAFETY: the mapping was made above and nobody has seen it.
-            unsafe { libc::munmap(base, len) };
-            return Err(MemoryError::TooManyMappings);
-        };
-        let base =
-            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
-        let span = AddressSpan { base, len };
+        let span = AddressSpan::show(file, file_offset, len, protection)?;
+        let anchor = AddressSpan::show(file, file_offset, page_len, libc::PROT_NONE)?;
+        unmapper::start().map_err(MemoryError::Map)?;
+        let register = || fault::register(span.base.addr().get(), len, page_len);
+        // What was dropped and not unmapped yet has its place in the table.
+        let registration = register().or_else(|| {
+            unmapper::finish();
+            register()
+        });
+        let registration = registration.ok_or(MemoryError::TooManyMappings)?;
         span.keep_out_of_core_dumps();
-        Ok(Mapping { registration, span })
+        Ok(Mapping(ManuallyDrop::new(Mapped {
+            registration,
+            span,
+            _anchor: anchor,
+        })))
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
-        self.span.base
+        self.0.span.base
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
-        self.registration.is_poisoned()
+        self.0.registration.is_poisoned()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the last use of the field.
+        let mapped = unsafe { ManuallyDrop::take(&mut self.0) };
+        unmapper::unmap(mapped);
     }
 }
 
 impl AddressSpan {
+    /// Shows a file at a place that the kernel chooses.
+    fn show(
+        file: &File,
+        offset: libc::off_t,
+        len: usize,
+        protection: libc::c_int,
+    ) -> Result<AddressSpan, MemoryError> {
+        let descriptor = file.as_raw_fd();
+        let (anywhere, flags) = (ptr::null_mut(), libc::MAP_SHARED);
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        let base = unsafe { libc::mmap(anywhere, len, protection, flags, descriptor, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(MemoryError::Map(io::Error::last_os_error()));
+        }
+        let base =
+            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
+        Ok(AddressSpan { base, len })
+    }
+
     /// Addresses that nobody else gets, at a multiple of `page_len`, with nothing to be read or written there yet.
     #[cfg_attr(loom, allow(dead_code))] // A modelled window has no addresses.
     pub(crate) fn reserve(len: usize, page_len: usize) -> io::Result<AddressSpan> {
@@ -144,6 +174,17 @@ impl AddressSpan {
     #[cfg_attr(loom, allow(dead_code))]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Takes the pages out of the page tables, a slice at a time: other threads that map memory, or fault some in, get in between.
+    fn clear(&self) {
+        for start in (0..self.len).step_by(CLEARED_BYTES) {
+            let len = CLEARED_BYTES.min(self.len - start);
+            // SAFETY: inside the span.
+            let place = unsafe { self.base.add(start) };
+            // SAFETY: the pages are the file's, which keeps them. What this does not do, `munmap` does.
+            unsafe { libc::madvise(place.as_ptr().cast(), len, libc::MADV_DONTNEED) };
+        }
     }
 
     /// A core of ours is no place for the guests' secrets, nor for their gigabytes.
