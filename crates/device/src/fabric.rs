@@ -526,9 +526,7 @@ impl Fabric {
         }
         match token {
             Token::Wake => {
-                while let Ok(message) = self.messages.try_recv() {
-                    self.answer(message);
-                }
+                self.take_messages();
                 self.take_dialled();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),

@@ -33,7 +33,9 @@ use crate::fault::NO_SHARED_MEMORY;
 use crate::socket::Listener;
 
 use request::Caller;
-pub(crate) use request::{Answer, Identity, Mailbox, Message, Model, Request, RingStart};
+pub(crate) use request::{
+    Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingStart,
+};
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
 const MAX_MEMORY_SLOTS: u64 = 509;

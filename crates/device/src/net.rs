@@ -526,11 +526,7 @@ impl NetFabric {
 
     fn dispatch(&mut self, token: Token) {
         match token {
-            Token::Wake => {
-                while let Ok(message) = self.messages.try_recv() {
-                    self.answer(message);
-                }
-            }
+            Token::Wake => self.take_messages(),
             Token::Ring { line, index } => self.kicked(line.0 as usize, usize::from(index)),
             Token::Uplink { network } => self.drain_uplink(network as usize),
             _ => {}

@@ -263,18 +263,27 @@ impl Queue {
         either!(self, ring => ring.is_fresh())
     }
 
-    /// Whether there are only zeros where the driver writes: the descriptors and, if split, the available ring. A driver that makes something
-    /// available changes that, for as long as the queue is [fresh](Self::is_fresh).
+    /// Whether there are only zeros where the driver writes: the first descriptors and, if split, the beginning of the available ring. A driver that
+    /// makes something available changes that, for as long as the queue is [fresh](Self::is_fresh).
     pub fn is_blank(&self) -> bool {
         either!(self, ring => ring.is_blank())
     }
 
     /// A digest of what the driver writes and, while this queue is not used, nobody else: the descriptors and, if split, the available
-    /// ring. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or
+    /// ring, of a large queue at places all over it. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or
     /// later uses the memory for something else.
     pub fn driver_digest(&self) -> u64 {
         either!(self, ring => ring.driver_digest())
     }
+}
+
+/// Entries of a queue that are looked at without being taken, at most: a VMM can have that done as often as it likes.
+const MAX_SAMPLES: usize = 256;
+
+/// Entries from all over a queue of this size.
+fn samples(size: u16) -> impl Iterator<Item = usize> {
+    let size = usize::from(size);
+    (0..size).step_by(size.div_ceil(MAX_SAMPLES))
 }
 
 /// A part of a queue that the driver has placed, mapped and checked. `name` is for people.

@@ -8,7 +8,7 @@ use switch::{Event, LineId};
 
 use super::Fabric;
 use crate::fault::NOT_SHARED;
-use crate::frontend::{Answer, Message, Request, RingStart};
+use crate::frontend::{Answer, MESSAGES_PER_TURN, Message, Request, RingStart};
 use crate::line::{Leaving, StoppedRing};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::{self, Ring};
@@ -21,6 +21,18 @@ const TRANSPORT_RESET: u32 = 0;
 const STOPPED_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Fabric {
+    /// Does what VMMs ask, up to [`MESSAGES_PER_TURN`] messages.
+    pub(super) fn take_messages(&mut self) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Ok(message) = self.messages.try_recv() else {
+                return;
+            };
+            self.answer(message);
+        }
+        // There may be more, for the next turn.
+        self.mailbox.waker.wake();
+    }
+
     /// Does what a line's VMM asks, and answers.
     pub(super) fn answer(&mut self, message: Message) {
         let id = LineId(message.device);

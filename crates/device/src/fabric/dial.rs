@@ -19,6 +19,9 @@ const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
 const REDIAL_FIRST: Duration = Duration::from_millis(2);
 const REDIAL_MOST: Duration = Duration::from_millis(100);
 
+/// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
+const ANSWERS_PER_TURN: usize = 64;
+
 /// A dial that found the listener's backlog full.
 #[derive(Debug)]
 pub(super) struct Redial {
@@ -171,7 +174,10 @@ impl Fabric {
 
     /// Takes the answers of those who put calls through.
     pub(super) fn take_dialled(&mut self) {
-        while let Ok((circuit, result)) = self.dialled.try_recv() {
+        for _ in 0..ANSWERS_PER_TURN {
+            let Ok((circuit, result)) = self.dialled.try_recv() else {
+                return;
+            };
             match result {
                 Ok(mut connected) => {
                     reset_on_close(&connected.socket);
@@ -184,6 +190,8 @@ impl Fabric {
                 }),
             }
         }
+        // There may be more, for the next turn.
+        self.mailbox.waker.wake();
     }
 
     fn attempt(&mut self, mut redial: Redial) {

@@ -11,6 +11,10 @@ use vhost::vhost_user::{Error as ProtocolError, Result as ProtocolResult};
 
 use crate::Waker;
 
+/// Messages of VMMs that are answered in one turn, before everything else has its turn. Each VMM waits for its answer before it says more, but another
+/// may have said something meanwhile.
+pub(crate) const MESSAGES_PER_TURN: usize = 8;
+
 /// What a VMM finds behind a socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Model {

@@ -8,11 +8,23 @@ use switch::LineId;
 use super::NetFabric;
 use super::port::{PortRing, is_transmit};
 use crate::fault::NOT_SHARED;
-use crate::frontend::{Answer, Message, Request, RingStart};
+use crate::frontend::{Answer, MESSAGES_PER_TURN, Message, Request, RingStart};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::{self, Ring};
 
 impl NetFabric {
+    /// Does what VMMs ask, up to [`MESSAGES_PER_TURN`] messages.
+    pub(super) fn take_messages(&mut self) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Ok(message) = self.messages.try_recv() else {
+                return;
+            };
+            self.answer(message);
+        }
+        // There may be more, for the next turn.
+        self.mailbox.waker.wake();
+    }
+
     /// Does what a port's VMM asks, and answers.
     pub(super) fn answer(&mut self, message: Message) {
         let number = message.device as usize;

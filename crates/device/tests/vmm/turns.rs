@@ -268,3 +268,49 @@ fn pieces_of_parked_packets_are_counted() {
     let weight = usize::from(TABLE) * 1024 + PAYLOAD as usize;
     assert_eq!(fabric.lines()[0].parked_descriptors, (16 << 20) / weight);
 }
+
+/// Each VMM waits for its answer before it says more, but the others have said something by then.
+#[test]
+fn a_turn_takes_so_many_messages_of_vmms() {
+    const MESSAGES: usize = 8;
+    const VMMS: usize = 5 * MESSAGES;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let configs: Vec<_> = (0..VMMS)
+        .map(|index| config_of(directory.path(), &format!("said{index}"), 3 + index as u32))
+        .collect();
+    for config in &configs {
+        fabric.open_line(config).unwrap();
+    }
+    let vmms = configs.iter().map(|config| &config.vhost_user);
+    let _vmms: Vec<_> = vmms
+        .map(|path| UnixStream::connect(path).unwrap())
+        .collect();
+    let until = Instant::now() + PATIENCE;
+    while waiting_threads("vhost-said") < VMMS {
+        assert!(Instant::now() < until, "all have said that they are there");
+        std::thread::yield_now();
+    }
+    let mut before = 0;
+    while before < VMMS {
+        assert!(Instant::now() < until, "{before} of {VMMS}");
+        fabric.turn(Some(PATIENCE)).unwrap();
+        let lines = fabric.lines();
+        let after = lines.iter().filter(|line| line.attached).count();
+        assert!(after - before <= MESSAGES, "{before} to {after}");
+        before = after;
+    }
+}
+
+/// How many threads of such a name wait for another thread.
+fn waiting_threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let waits = |task: &std::path::PathBuf| {
+        // A thread that has ended has no files.
+        let read = |file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        let call = read("syscall");
+        let call = call.split_whitespace().next();
+        read("comm").starts_with(name) && call == Some(&libc::SYS_futex.to_string())
+    };
+    tasks.map(|task| task.unwrap().path()).filter(waits).count()
+}

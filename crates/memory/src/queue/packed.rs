@@ -34,7 +34,10 @@ use self::fields::*;
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
 };
-use super::{Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area};
+use super::{
+    Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area,
+    samples,
+};
 use crate::area::Area;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
@@ -243,14 +246,17 @@ impl Packed {
     }
 
     pub(super) fn is_blank(&self) -> bool {
-        let mut words = 0..2 * usize::from(self.setup.size);
+        let mut words = 0..2 * usize::from(self.setup.size).min(MAX_SAMPLES);
         words.all(|word| self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed) == 0)
     }
 
     pub(super) fn driver_digest(&self) -> u64 {
         let mut digest = DefaultHasher::new();
-        for word in 0..2 * usize::from(self.setup.size) {
-            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
+        for entry in samples(self.setup.size) {
+            let descriptors = &self.areas.descriptors;
+            for word in descriptors.load_pair(16 * entry, Ordering::Relaxed) {
+                digest.write_u64(word);
+            }
         }
         digest.finish()
     }

@@ -18,7 +18,9 @@ use std::hash::{DefaultHasher, Hasher};
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
 };
-use super::{Chain, MAX_QUEUE_SIZE, QueueError, QueueSetup, Running, area, needs_event};
+use super::{
+    Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
+};
 use crate::area::Area;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
@@ -225,7 +227,7 @@ impl Split {
     }
 
     pub(super) fn is_blank(&self) -> bool {
-        let size = usize::from(self.setup.size);
+        let size = usize::from(self.setup.size).min(MAX_SAMPLES);
         let Areas {
             descriptors,
             available,
@@ -237,13 +239,20 @@ impl Split {
     }
 
     pub(super) fn driver_digest(&self) -> u64 {
-        let size = usize::from(self.setup.size);
+        let Areas {
+            descriptors,
+            available,
+            ..
+        } = &self.areas;
         let mut digest = DefaultHasher::new();
-        for word in 0..2 * size {
-            digest.write_u64(self.areas.descriptors.load_u64(8 * word, Ordering::Relaxed));
+        for word in 0..2 {
+            digest.write_u16(available.load_u16(2 * word, Ordering::Relaxed));
         }
-        for word in 0..2 + size {
-            digest.write_u16(self.areas.available.load_u16(2 * word, Ordering::Relaxed));
+        for entry in samples(self.setup.size) {
+            for word in descriptors.load_pair(16 * entry, Ordering::Relaxed) {
+                digest.write_u64(word);
+            }
+            digest.write_u16(available.load_u16(4 + 2 * entry, Ordering::Relaxed));
         }
         digest.finish()
     }

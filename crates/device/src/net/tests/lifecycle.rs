@@ -1,6 +1,7 @@
 //! Rings that stop and start, memory that changes, ports and networks that come and go.
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use memory::driver::Arena;
@@ -8,7 +9,7 @@ use switch::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};
-use crate::frontend::Request;
+use crate::frontend::{MESSAGES_PER_TURN, Message, Request};
 use crate::net::{ModerationSetting, NetError};
 
 /// One frame from one guest arrives at another.
@@ -309,4 +310,31 @@ fn networks_do_not_hear_each_other() {
     assert_eq!(stranger.received(), []);
     assert_eq!(web.received(), []);
     assert_eq!(db.frames().len(), 1);
+}
+
+#[test]
+fn a_turn_takes_so_many_messages_of_vmms() {
+    let mut house = House::new();
+    let web = house.guest(1);
+    let generation = house.fabric.ports[web.number].generation;
+    let ask = |_| {
+        let (answer, wait) = sync_channel(1);
+        let message = Message {
+            device: web.number as u32,
+            generation,
+            request: Request::Attach,
+            answer,
+        };
+        let mailbox = &house.fabric.mailbox;
+        mailbox.messages.send(message).unwrap();
+        mailbox.waker.wake();
+        wait
+    };
+    let mut waiting: Vec<_> = (0..3 * MESSAGES_PER_TURN).map(ask).collect();
+    while !waiting.is_empty() {
+        let before = waiting.len();
+        house.fabric.turn(None).unwrap();
+        waiting.retain(|wait| wait.try_recv().is_err());
+        assert!(before - waiting.len() <= MESSAGES_PER_TURN);
+    }
 }
