@@ -6,10 +6,10 @@ mod why;
 
 pub(crate) use circuits::end as circuit_end;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use device::{CaptureFilter, CaptureOptions};
@@ -23,10 +23,12 @@ use crate::config::{Channel, Chardev, Plan, PlanChange, StateError, VmRequest};
 use crate::in_force::{InForce, Parts};
 use crate::input::{InputError, did_you_mean};
 use crate::limits::members;
-use crate::line::{Counters, Figures, LineError, LineSpec, LineStatus};
-use crate::net::{NetError, NetFault, NetworkStatus};
+use crate::line::{Counters, LineError, LineSpec, LineStatus};
+use crate::metrics::Pages;
+use crate::net::{NetError, NetFault};
 use crate::offers::OfferError;
-use crate::policy::{AskError, Rulebook};
+use crate::policy::AskError;
+use crate::questions::Questions;
 use crate::readiness::Readiness;
 use crate::runtime::RuntimeError;
 use crate::windows::{self, WindowsError};
@@ -117,18 +119,21 @@ pub enum ControlError {
     Lost,
 }
 
-/// What the workers know at the moment.
+/// What the workers know at the moment, by full names.
 struct Known {
-    lines: Vec<LineStatus>,
-    networks: Vec<NetworkStatus>,
+    lines: HashMap<String, LineStatus>,
+    networks: networks::Known,
 }
 
 /// The VMs of a running daemon, and what is in force about them.
 pub struct Control {
     pub(crate) parts: Arc<Parts>,
-    /// Held while something comes into force, so that what is written here and what the worker does never disagree.
-    pub(crate) in_force: Mutex<InForce>,
+    in_force: RwLock<Arc<InForce>>,
+    /// Held while something comes into force, so that one change begins where the other has ended.
+    pub(crate) changing: Mutex<()>,
     pub(crate) readiness: Arc<Readiness>,
+    questions: Questions,
+    pub(crate) pages: Pages,
 }
 
 impl Control {
@@ -136,9 +141,37 @@ impl Control {
     pub fn new(parts: Arc<Parts>, in_force: InForce, readiness: Arc<Readiness>) -> Control {
         Control {
             parts,
-            in_force: Mutex::new(in_force),
+            in_force: RwLock::new(Arc::new(in_force)),
+            changing: Mutex::new(()),
             readiness,
+            questions: Questions::default(),
+            pages: Pages::default(),
         }
+    }
+
+    /// What is in force at the moment. While something else comes into force it is what was before.
+    pub(crate) fn in_force(&self) -> Arc<InForce> {
+        let in_force = self.in_force.read();
+        in_force.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// This is in force from now on. Only who holds `changing` may say so.
+    pub(crate) fn set_in_force(&self, next: InForce) {
+        let mut in_force = self
+            .in_force
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *in_force = Arc::new(next);
+    }
+
+    /// Does what takes time or waits for a worker, beside the control thread and in the caller's turn ([`Questions`]).
+    pub(crate) async fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Control) -> T + Send + 'static,
+    ) -> Result<T, ControlError> {
+        let control = self.clone();
+        let answer = self.questions.answer(move || work(&control)).await;
+        answer.ok_or(ControlError::Lost)
     }
 
     /// Adds a VM. Its sockets listen when this returns.
@@ -150,19 +183,22 @@ impl Control {
         let control = self.clone();
         // On its own task: a client that hangs up must not leave the plan and the worker apart.
         let task = tokio::spawn(async move {
-            let mut in_force = control.in_force.lock().await;
-            let mut next = in_force.clone();
+            let _changing = control.changing.lock().await;
+            let mut next = InForce::clone(&control.in_force());
             let spec = next.book.add(&request)?;
             let change = PlanChange {
                 added: vec![spec.clone()],
                 removed: Vec::new(),
             };
-            control.bring(&mut in_force, next, change).await?;
+            control.bring(next, change).await?;
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
             let details = EventDetails::of_vm(spec.full_name());
             control.parts.events.tell(EventKind::VmAdded, details);
-            let known = control.known(!spec.ports.is_empty());
-            Ok(control.status(&in_force.book.plan, &spec, &known))
+            let status = move |control: &Control| {
+                let known = control.known(!spec.ports.is_empty());
+                control.status(&control.in_force().book.plan, &spec, &known)
+            };
+            control.ask(status).await
         });
         task.await.map_err(|_| ControlError::Lost)?
     }
@@ -172,17 +208,18 @@ impl Control {
     /// # Errors
     /// [`ControlError::Unknown`], [`ControlError::Line`].
     pub async fn capture_lines(
-        &self,
+        self: &Arc<Self>,
         mut filter: CaptureFilter,
         options: CaptureOptions,
     ) -> Result<CaptureReader, ControlError> {
-        let in_force = self.in_force.lock().await;
+        let in_force = self.in_force();
         if let Some(name) = filter.vm.take() {
             filter.vm = Some(known_vm(&in_force.book.plan, &name)?.full_name());
         }
         let (vm, port) = (filter.vm.clone(), filter.port);
         let (sender, reader) = self.parts.captures.queue();
-        self.parts.worker.capture(filter, options, sender)?;
+        let begin = move |control: &Control| control.parts.worker.capture(filter, options, sender);
+        self.ask(begin).await??;
         tracing::info!(vm, port, "began a capture of what passes the lines");
         let details = EventDetails {
             vm,
@@ -199,10 +236,11 @@ impl Control {
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), ControlError> {
         let (control, name) = (self.clone(), name.to_owned());
         let task = tokio::spawn(async move {
-            let mut in_force = control.in_force.lock().await;
+            let _changing = control.changing.lock().await;
+            let in_force = control.in_force();
             let spec = known_vm(&in_force.book.plan, &name)?.clone();
             let name = spec.full_name();
-            let mut next = in_force.clone();
+            let mut next = InForce::clone(&in_force);
             next.book.plan.remove(&name);
             if !spec.aliases.is_empty() {
                 next.book.renew_policy();
@@ -211,7 +249,7 @@ impl Control {
                 added: Vec::new(),
                 removed: vec![spec],
             };
-            control.bring(&mut in_force, next, change).await?;
+            control.bring(next, change).await?;
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
             let details = EventDetails::of_vm(name);
@@ -223,70 +261,68 @@ impl Control {
 
     /// Brings what is next into force.
     async fn bring(
-        &self,
-        in_force: &mut InForce,
+        self: &Arc<Self>,
         next: InForce,
         change: PlanChange,
     ) -> Result<(), ControlError> {
-        let (parts, current, planned) = (self.parts.clone(), in_force.clone(), next.clone());
-        let brought = tokio::task::spawn_blocking(move || {
-            parts.put_in_force(&current, &planned, &change, false)
-        });
-        let brought = brought.await.map_err(|_| ControlError::Lost)?;
-        brought.map_err(|hindrance| *hindrance.error)?;
-        *in_force = next;
-        Ok(())
+        let put = move |control: &Control| {
+            let current = control.in_force();
+            let put = control.parts.put_in_force(&current, &next, &change, false);
+            put.map_err(|hindrance| *hindrance.error)?;
+            control.set_in_force(next);
+            Ok(())
+        };
+        self.ask(put).await?
     }
 
-    /// The VMs, by full name.
-    pub async fn list(&self) -> Vec<VmStatus> {
-        let in_force = self.in_force.lock().await;
+    /// The VMs, by full name. Waits for the worker.
+    pub fn list(&self) -> Vec<VmStatus> {
+        let has_networks = self.in_force().book.plan.networks().next().is_some();
+        let known = self.known(has_networks);
+        // Behind what the workers know: of a VM that has just gone nothing is shown.
+        let in_force = self.in_force();
         let plan = &in_force.book.plan;
-        let known = self.known(plan.networks().next().is_some());
         let specs = plan.lines();
         specs.map(|spec| self.status(plan, spec, &known)).collect()
+    }
+
+    /// How many VMs there are.
+    pub fn count(&self) -> usize {
+        self.in_force().book.plan.lines().count()
     }
 
     /// The lines, and the networks if they matter, as those who run them know them.
     fn known(&self, has_ports: bool) -> Known {
         let networks = has_ports.then(|| self.parts.net.networks());
+        let lines = self.parts.worker.lines().into_iter();
         Known {
-            lines: self.parts.worker.lines(),
-            networks: networks.unwrap_or_default(),
+            lines: lines.map(|line| (line.name.clone(), line)).collect(),
+            networks: networks::Known::new(networks.unwrap_or_default()),
         }
-    }
-
-    /// What the data plane has counted.
-    pub async fn figures(&self) -> Figures {
-        let worker = self.parts.worker.clone();
-        let figures = tokio::task::spawn_blocking(move || worker.figures()).await;
-        figures.unwrap_or_default()
     }
 
     /// One VM, by its full name or an alias.
     ///
     /// # Errors
     /// [`ControlError::Unknown`] when there is none of this name.
-    pub async fn get(&self, name: &str) -> Result<VmStatus, ControlError> {
-        let in_force = self.in_force.lock().await;
-        let plan = &in_force.book.plan;
-        let spec = known_vm(plan, name)?;
-        Ok(self.status(plan, spec, &self.known(!spec.ports.is_empty())))
-    }
-
-    /// What is in force at the moment, to be asked questions.
-    pub async fn rulebook(&self) -> Rulebook {
-        self.in_force.lock().await.book.clone()
+    pub async fn get(self: &Arc<Self>, name: &str) -> Result<VmStatus, ControlError> {
+        let name = name.to_owned();
+        self.ask(move |control| {
+            let in_force = control.in_force();
+            let plan = &in_force.book.plan;
+            let spec = known_vm(plan, &name)?;
+            let known = control.known(!spec.ports.is_empty());
+            Ok(control.status(plan, spec, &known))
+        })
+        .await?
     }
 
     /// Opens the audit's file anew, after it was moved away.
     ///
     /// # Errors
     /// [`ControlError::Audit`]. The old one stays in use then.
-    pub async fn rotate_audit(&self) -> Result<(), ControlError> {
-        let audit = self.parts.audit.clone();
-        let rotated = tokio::task::spawn_blocking(move || audit.rotate()).await;
-        let rotated = rotated.map_err(|_| ControlError::Lost)?;
+    pub async fn rotate_audit(self: &Arc<Self>) -> Result<(), ControlError> {
+        let rotated = self.ask(|control| control.parts.audit.rotate()).await?;
         rotated.map_err(ControlError::Audit)
     }
 
@@ -296,7 +332,7 @@ impl Control {
     /// [`ControlError::NotReady`] with its state when `timeout` has passed; [`ControlError::Unknown`] when there is
     /// none of this name, or no longer.
     pub async fn wait_ready(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         timeout: Duration,
     ) -> Result<VmStatus, ControlError> {
@@ -304,9 +340,13 @@ impl Control {
         // Subscribed before the first look, so that a change between look and wait is seen.
         let mut changes = self.readiness.subscribe();
         loop {
-            let status = self.get(name).await?;
-            if status.state == VmState::Ready {
-                return Ok(status);
+            let full_name = known_vm(&self.in_force().book.plan, name)?.full_name();
+            // The worker need not be asked as long as there is no agent: many may wait.
+            if self.readiness.agent(&full_name).is_some() {
+                let status = self.get(name).await?;
+                if status.state == VmState::Ready {
+                    return Ok(status);
+                }
             }
             if tokio::time::timeout_at(deadline, changes.changed())
                 .await
@@ -325,11 +365,9 @@ impl Control {
     }
 
     fn status(&self, plan: &Plan, spec: &LineSpec, known: &Known) -> VmStatus {
-        let line = known
-            .lines
-            .iter()
-            .find(|line| line.name == spec.full_name());
-        let agent = self.readiness.agent(&spec.full_name());
+        let full_name = spec.full_name();
+        let line = known.lines.get(&full_name);
+        let agent = self.readiness.agent(&full_name);
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
             _ if spec.is_hybrid() => VmState::Joined,

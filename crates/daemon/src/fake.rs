@@ -8,14 +8,15 @@ mod offers;
 
 pub use capture::FakeCapture;
 pub use circuits::FakeCircuits;
-pub use daemon::{FakeDaemon, router, start};
+pub use daemon::{FakeDaemon, router, routes, start};
 pub use net::FakeNet;
 pub use offers::FakeOffers;
 
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
@@ -34,7 +35,19 @@ use crate::runtime::{RuntimeError, listen_privately};
 pub struct FakeWorker {
     state: Mutex<State>,
     arrivals: Mutex<Option<ArrivalSender>>,
+    gate: Mutex<Gate>,
+    gate_changed: Condvar,
 }
+
+/// Where those wait who ask for the lines, while it is shut.
+#[derive(Debug, Default)]
+struct Gate {
+    is_shut: bool,
+    waiting: usize,
+}
+
+/// The longest that anybody waits there, so that a test which would wait for ever fails.
+const GATE_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Default)]
 struct State {
@@ -67,7 +80,34 @@ impl FakeWorker {
         FakeWorker {
             state: Mutex::default(),
             arrivals: Mutex::new(Some(arrivals)),
+            gate: Mutex::default(),
+            gate_changed: Condvar::new(),
         }
+    }
+
+    /// Lets those wait who ask for the lines, or lets them go on.
+    pub fn hold(&self, is_shut: bool) {
+        self.gate().is_shut = is_shut;
+        self.gate_changed.notify_all();
+    }
+
+    /// How many wait for the lines.
+    pub fn held(&self) -> usize {
+        self.gate().waiting
+    }
+
+    fn pass_gate(&self) {
+        let mut gate = self.gate();
+        gate.waiting += 1;
+        let passed = self
+            .gate_changed
+            .wait_timeout_while(gate, GATE_TIMEOUT, |gate| gate.is_shut);
+        let (mut gate, _) = passed.unwrap_or_else(PoisonError::into_inner);
+        gate.waiting -= 1;
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state of a line, if there is one of this name.
@@ -246,6 +286,7 @@ impl LineWorker for FakeWorker {
     }
 
     fn lines(&self) -> Vec<LineStatus> {
+        self.pass_gate();
         self.state()
             .lines
             .values()

@@ -27,6 +27,7 @@ mod orders;
 pub mod places;
 pub mod policy;
 pub mod proxy;
+mod questions;
 pub mod readiness;
 pub mod reload;
 pub mod runtime;

@@ -11,14 +11,16 @@ mod guest;
 mod network;
 mod page;
 
-use std::sync::Arc;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::Semaphore;
+use axum::body::Bytes;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use wire::agent::job::Stats;
 
 use crate::api::types::{NetworkDetails, VmState, VmStatus};
-use crate::control::Control;
+use crate::control::{Control, ControlError};
 use guest::{GUEST_TIMEOUT, ask};
 use page::Page;
 
@@ -28,17 +30,47 @@ pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// How many guests are asked at once.
 const MAX_ASKED: usize = 64;
 
-/// How many pages are made at once. Further readers wait.
-static PAGES: Semaphore = Semaphore::const_new(2);
+/// The page that is being made, if one is. All who ask meanwhile get it: so nobody waits for more than one, however many ask and however slow guests are.
+#[derive(Debug, Default)]
+pub(crate) struct Pages(Mutex<Option<watch::Receiver<Option<Bytes>>>>);
+
+impl Pages {
+    /// Where the page comes that is being made: by `make`, unless one is being made already. It is made also if the caller has gone.
+    fn join<F>(&self, make: impl FnOnce() -> F) -> watch::Receiver<Option<Bytes>>
+    where
+        F: Future<Output = Bytes> + Send + 'static,
+    {
+        let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The sender is gone once there is a page, or if making it has panicked.
+        if let Some(page) = under_way.as_ref().filter(|page| page.has_changed().is_ok()) {
+            return page.clone();
+        }
+        let (sender, page) = watch::channel(None);
+        let making = make();
+        tokio::spawn(async move {
+            sender.send_replace(Some(making.await));
+        });
+        *under_way = Some(page.clone());
+        page
+    }
+}
 
 /// The most file systems, disks and network links of one guest, of each.
 const MAX_LISTED: usize = 16;
 
 /// The page.
-pub async fn collect(control: &Control) -> String {
-    // The semaphore is never closed, so a permit always comes.
-    let _permit = PAGES.acquire().await;
-    let vms = control.list().await;
+///
+/// # Errors
+/// [`ControlError::Lost`].
+pub async fn collect(control: &Arc<Control>) -> Result<Bytes, ControlError> {
+    let mut page = control.pages.join(|| make(control.clone()));
+    let made = page.wait_for(Option::is_some).await;
+    let made = made.map_err(|_| ControlError::Lost)?;
+    made.clone().ok_or(ControlError::Lost)
+}
+
+async fn make(control: Arc<Control>) -> Bytes {
+    let vms = control.ask(Control::list).await.unwrap_or_default();
     let mut guests = JoinSet::new();
     let places = Arc::new(Semaphore::new(MAX_ASKED));
     for (index, vm) in vms.iter().enumerate() {
@@ -75,17 +107,21 @@ pub async fn collect(control: &Control) -> String {
             stats[index] = answer;
         }
     }
-    let mut page = page(&vms, &stats, &control.networks_in_detail().await);
-    figures::add(&mut page, &vms, &control.figures().await);
+    let page = control.ask(move |control| write(control, &vms, &stats));
+    page.await.unwrap_or_default().into()
+}
+
+fn write(control: &Control, vms: &[VmStatus], stats: &[Option<Box<Stats>>]) -> String {
     let parts = &control.parts;
+    let mut page = page(vms, stats, &control.networks_in_detail());
+    figures::add(&mut page, vms, &parts.worker.figures());
     figures::add_readers(
         &mut page,
         &parts.events,
         &parts.captures,
         parts.stalled_clients.count(),
     );
-    let windows = control.windows().await.unwrap_or_default();
-    circuits::add(&mut page, &control.switchboard_report(), &windows);
+    circuits::add(&mut page, &control.switchboard_report(), &control.windows());
     page.finish()
 }
 

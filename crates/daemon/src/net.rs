@@ -212,7 +212,7 @@ pub struct NetworkStatus {
 }
 
 /// Whose a port is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PortOwner {
     /// That of the VM with this full name.
     Vm(String),

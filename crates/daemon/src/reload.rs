@@ -163,12 +163,11 @@ impl Control {
         events.tell(EventKind::Reload, EventDetails::default());
     }
 
-    async fn reload_now(&self, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
+    async fn reload_now(self: &Arc<Self>, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
         // Held from the reading on: of two reloads at once, the one that comes into force last has read last.
-        let mut in_force = self.in_force.lock().await;
-        let parts = self.parts.clone();
-        let current = in_force.clone();
-        let put = tokio::task::spawn_blocking(move || {
+        let _changing = self.changing.lock().await;
+        let put = self.ask(move |control| {
+            let (parts, current) = (&control.parts, control.in_force());
             let config = (parts.read_config)()?;
             parts.settings.check(&config)?;
             sandbox::check_config(&config).map_err(|error| ConfigError::Input {
@@ -177,15 +176,17 @@ impl Control {
             })?;
             let (next, change) = current.changed(&config)?;
             parts.put_in_force(&current, &next, &change, enforce_existing)?;
-            Ok::<_, ReloadError>((next, change))
+            control.set_in_force(next);
+            let findings = control.in_force().book.check_at_once();
+            Ok::<_, ReloadError>((change, findings))
         });
-        let (next, change) = put.await.map_err(|_| ReloadError::Lost)??;
+        let (change, findings) = put.await.map_err(|_| ReloadError::Lost)??;
         for line in &change.removed {
             let name = line.full_name();
             self.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
         }
-        *in_force = next;
+        let in_force = self.in_force();
         let [rules, services, publishes] = in_force.book.counts();
         let names = |lines: &[LineSpec]| lines.iter().map(LineSpec::full_name).collect();
         Ok(Reloaded {
@@ -196,7 +197,7 @@ impl Control {
             rules,
             services,
             publishes,
-            findings: in_force.book.check_at_once(),
+            findings,
         })
     }
 }

@@ -295,7 +295,9 @@ impl Daemon {
             let worker = parts.worker.clone();
             let secrets = Box::new(move |vm: &str, secret| worker.set_agent_secret(vm, secret));
             let readiness = Arc::new(Readiness::telling(parts.events.clone(), secrets));
-            tokio::spawn(service_manager::give_signs_of_life(parts.worker.clone()));
+            let control_thread = tokio::runtime::Handle::current();
+            service_manager::give_signs_of_life(control_thread, parts.worker.clone())
+                .map_err(system("start the watchdog thread"))?;
             tokio::spawn(log_budget::report());
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::FdFlags;
+use tokio::runtime::Handle;
 
 use crate::line::LineWorker;
 
@@ -72,20 +73,34 @@ pub fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Gives the sign of life that the service manager asks for, if it does, for as long as this runtime and the worker both answer: a
-/// daemon of which only one lives is of no use to anybody.
-pub async fn give_signs_of_life(worker: Arc<dyn LineWorker>) {
+/// Gives the sign of life that the service manager asks for, if it does, for as long as the control thread and the worker both make progress. It has a
+/// thread of its own, so that it waits behind no request.
+///
+/// # Errors
+/// When the system has no thread left.
+pub fn give_signs_of_life(control: Handle, worker: Arc<dyn LineWorker>) -> io::Result<()> {
     let Some(timeout) = sd_notify::watchdog_enabled() else {
-        return;
+        return Ok(());
     };
     let pause = (timeout / 2).max(Duration::from_millis(10));
-    loop {
-        let worker = worker.clone();
-        // The worker's thread answers this, after what it has to do before.
-        let asked = tokio::task::spawn_blocking(move || drop(worker.lines()));
-        if asked.await.is_ok() {
+    let signs = move || {
+        while both_make_progress(&control, &*worker) {
             notify(&[sd_notify::NotifyState::Watchdog]);
+            std::thread::sleep(pause);
         }
-        tokio::time::sleep(pause).await;
-    }
+    };
+    let thread = std::thread::Builder::new().name("watchdog".to_owned());
+    thread.spawn(signs).map(drop)
+}
+
+/// Waits until both have answered. False if the control thread has ended.
+fn both_make_progress(control: &Handle, worker: &dyn LineWorker) -> bool {
+    let (answer, answered) = std::sync::mpsc::channel();
+    control.spawn(async move {
+        // It may have given up.
+        let _ = answer.send(());
+    });
+    // The worker's thread answers this, after what it has to do before.
+    drop(worker.lines());
+    answered.recv().is_ok()
 }

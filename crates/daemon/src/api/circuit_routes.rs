@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 use super::circuit_types::{CircuitsInfo, WindowsInfo};
 use super::description::{Always, OfCircuit, OfVm};
 use super::problem::Failure;
-use super::request::{Asked, InPath};
+use super::request::{Asked, InPath, answer};
 use super::schema;
 use crate::control::Control;
 
@@ -57,13 +57,9 @@ impl IntoParams for ListQuery {
     get, path = "/v1/circuits", operation_id = "list_circuits", tag = "circuits", params(ListQuery),
     responses((status = 200, description = "The circuits", body = CircuitsInfo), OfVm)
 )]
-async fn list(
-    State(control): Shared,
-    Asked(query): Asked<ListQuery>,
-) -> Result<Json<CircuitsInfo>, Failure> {
-    Ok(Json(
-        control.circuits(query.vm.as_deref(), query.port).await?,
-    ))
+async fn list(State(control): Shared, Asked(query): Asked<ListQuery>) -> Result<Response, Failure> {
+    let list = move |control: &Control| control.circuits(query.vm.as_deref(), query.port);
+    answer(&control, list).await
 }
 
 struct CircuitPath;
@@ -93,6 +89,6 @@ async fn end(State(control): Shared, InPath(id): InPath<String>) -> Result<Statu
     get, path = "/v1/windows", operation_id = "list_windows", tag = "circuits",
     responses((status = 200, description = "The windows", body = WindowsInfo), Always)
 )]
-async fn windows(State(control): Shared) -> Result<Json<WindowsInfo>, Failure> {
-    Ok(Json(control.windows().await?))
+async fn windows(State(control): Shared) -> Result<Response, Failure> {
+    answer(&control, |control| Ok(control.windows())).await
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 use super::description::{Always, OfNetwork, OfPort};
 use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use super::problem::Failure;
-use super::request::{InPath, parse, read};
+use super::request::{InPath, answer, parse, read};
 use super::schema;
 use crate::control::Control;
 
@@ -47,10 +47,12 @@ impl IntoParams for NetworkPath {
     get, path = "/v1/networks", operation_id = "list_networks", tag = "networks",
     responses((status = 200, description = "The networks, by name", body = NetworkList), Always)
 )]
-async fn list(State(control): Shared) -> Json<NetworkList> {
-    Json(NetworkList {
-        networks: control.networks().await,
-    })
+async fn list(State(control): Shared) -> Result<Response, Failure> {
+    let list = |control: &Control| {
+        let networks = control.networks();
+        Ok(NetworkList { networks })
+    };
+    answer(&control, list).await
 }
 
 /// One network with its ports.
@@ -58,11 +60,8 @@ async fn list(State(control): Shared) -> Json<NetworkList> {
     get, path = "/v1/networks/{name}", operation_id = "show_network", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The network", body = NetworkDetails), OfNetwork)
 )]
-async fn show(
-    State(control): Shared,
-    InPath(name): InPath<String>,
-) -> Result<Json<NetworkDetails>, Failure> {
-    Ok(Json(control.network(&name).await?))
+async fn show(State(control): Shared, InPath(name): InPath<String>) -> Result<Response, Failure> {
+    answer(&control, move |control| control.network(&name)).await
 }
 
 /// The addresses that a network knows.
@@ -70,12 +69,12 @@ async fn show(
     get, path = "/v1/networks/{name}/macs", operation_id = "list_macs", tag = "networks", params(NetworkPath),
     responses((status = 200, description = "The addresses", body = MacList), OfNetwork)
 )]
-async fn macs(
-    State(control): Shared,
-    InPath(name): InPath<String>,
-) -> Result<Json<MacList>, Failure> {
-    let macs = control.macs(&name).await?;
-    Ok(Json(MacList { macs }))
+async fn macs(State(control): Shared, InPath(name): InPath<String>) -> Result<Response, Failure> {
+    let list = move |control: &Control| {
+        let macs = control.macs(&name)?;
+        Ok(MacList { macs })
+    };
+    answer(&control, list).await
 }
 
 struct PortPath;

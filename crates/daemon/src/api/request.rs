@@ -3,22 +3,26 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::path::ErrorKind;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_path_to_error::Segment;
 use utoipa::ToSchema;
 
 use super::expected::{self, expected};
 use super::problem::{Failure, Kind};
+use crate::control::{Control, ControlError};
 
 type Refused = serde_path_to_error::Error<serde_json::Error>;
 
@@ -45,6 +49,17 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
             Failure::new(Kind::InvalidRequest, detail)
         })
     }
+}
+
+/// The answer in JSON, made and written beside the control thread ([`Control::ask`]): it may be long.
+pub(super) async fn answer<T: Serialize>(
+    control: &Arc<Control>,
+    work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
+) -> Result<Response, Failure> {
+    let written = control.ask(|control| Ok(serde_json::to_vec(&work(control)?)));
+    let written: Result<_, ControlError> = written.await?;
+    let written = written?.map_err(|error| Failure::new(Kind::Internal, error))?;
+    Ok(([(CONTENT_TYPE, "application/json")], written).into_response())
 }
 
 /// The names in a path.

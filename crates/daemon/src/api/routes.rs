@@ -19,7 +19,7 @@ use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::problem::{Failure, Kind};
-use super::request::{Asked, InPath, parse, read};
+use super::request::{Asked, InPath, answer, parse, read};
 use super::schema::{self, MAX_PARTY_LEN};
 use super::types::{
     DEFAULT_WAIT_MS, Health, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
@@ -112,7 +112,7 @@ async fn health(State(control): Shared) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        vms: control.list().await.len(),
+        vms: control.count(),
     })
 }
 
@@ -121,10 +121,13 @@ async fn health(State(control): Shared) -> Json<Health> {
     get, path = "/v1/vms", operation_id = "list_vms", tag = "vms",
     responses((status = 200, description = "The VMs, by name", body = VmList), Always)
 )]
-async fn list(State(control): Shared) -> Json<VmList> {
-    Json(VmList {
-        vms: control.list().await,
-    })
+async fn list(State(control): Shared) -> Result<Response, Failure> {
+    let list = |control: &Control| {
+        Ok(VmList {
+            vms: control.list(),
+        })
+    };
+    answer(&control, list).await
 }
 
 /// Adds a VM. Its sockets listen when the answer is there. A body has 16 KiB at most.
@@ -241,11 +244,11 @@ async fn test_policy(
     Asked(query): Asked<CallQuery>,
 ) -> Result<Json<PolicyAnswer>, Failure> {
     query.check()?;
-    let book = control.rulebook().await;
-    // Elsewhere: users are looked up, and ten thousand rules are told apart by their words.
-    let answer =
-        tokio::task::spawn_blocking(move || book.ask(&query.from, &query.to, query.port)).await;
-    let answer = answer.map_err(|_| ControlError::Lost)?;
+    let ask = move |control: &Control| {
+        let book = &control.in_force().book;
+        book.ask(&query.from, &query.to, query.port)
+    };
+    let answer = control.ask(ask).await?;
     Ok(Json(answer.map_err(ControlError::from)?))
 }
 
@@ -254,10 +257,8 @@ async fn test_policy(
     get, path = "/v1/policy/check", operation_id = "check_policy", tag = "policy",
     responses((status = 200, description = "The findings", body = PolicyReport), Always)
 )]
-async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Failure> {
-    let book = control.rulebook().await;
-    let report = tokio::task::spawn_blocking(move || book.report()).await;
-    Ok(Json(report.map_err(|_| ControlError::Lost)?))
+async fn check_policy(State(control): Shared) -> Result<Response, Failure> {
+    answer(&control, |control| Ok(control.in_force().book.report())).await
 }
 
 /// The rules in force, in the words of the configuration.
@@ -265,10 +266,8 @@ async fn check_policy(State(control): Shared) -> Result<Json<PolicyReport>, Fail
     get, path = "/v1/policy/rules", operation_id = "list_rules", tag = "policy",
     responses((status = 200, description = "The rules, in the order in which they are asked", body = PolicyRules), Always)
 )]
-async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure> {
-    let book = control.rulebook().await;
-    let rules = tokio::task::spawn_blocking(move || book.listing()).await;
-    Ok(Json(rules.map_err(|_| ControlError::Lost)?))
+async fn list_rules(State(control): Shared) -> Result<Response, Failure> {
+    answer(&control, |control| Ok(control.in_force().book.listing())).await
 }
 
 /// Figures of the daemon, its lines and guests, in the text format of Prometheus.
@@ -276,9 +275,9 @@ async fn list_rules(State(control): Shared) -> Result<Json<PolicyRules>, Failure
     get, path = "/v1/metrics", operation_id = "show_metrics", tag = "seeing",
     responses((status = 200, description = "The figures", body = String, content_type = metrics::MEDIA_TYPE), Always)
 )]
-async fn metrics(State(control): Shared) -> Response {
+async fn metrics(State(control): Shared) -> Result<Response, Failure> {
     let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
-    (media_type, metrics::collect(&control).await).into_response()
+    Ok((media_type, metrics::collect(&control).await?).into_response())
 }
 
 /// Opens the audit's file anew, after it was moved away.

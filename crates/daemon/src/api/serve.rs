@@ -24,6 +24,7 @@ use tokio_io_timeout::TimeoutStream;
 use super::access::{Access, Role};
 use super::problem::{Failure, Kind};
 use crate::places::{Limits, Places};
+use crate::questions::asked_by;
 
 /// How many connections there may be at once.
 pub const CONNECTIONS: Limits = Limits {
@@ -134,13 +135,14 @@ async fn serve_so_many(
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(caller);
             let may = caller.role.may(request.method(), request.uri().path());
+            let whose = caller.whose();
             let answer = match may {
                 true => Ok(routes.call(request)),
                 false => Err(judge.forbidden(caller.role)),
             };
             async move {
                 match answer {
-                    Ok(answer) => answer.await,
+                    Ok(answer) => asked_by(whose, answer).await,
                     Err(refusal) => Ok(refusal.into_response()),
                 }
             }

@@ -5,6 +5,7 @@ mod circuits;
 pub(crate) mod conformance;
 mod events;
 mod networks;
+mod questions;
 mod refusals;
 
 use std::io::{Read, Write};

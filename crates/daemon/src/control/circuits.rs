@@ -1,10 +1,12 @@
 //! What is asked of circuits and windows.
 
+use std::sync::Arc;
+
 use device::{CircuitFilter, Endpoint};
 use switch::{CircuitState, full_name};
 use wire::vsock::SocketType;
 
-use super::{Control, ControlError};
+use super::{Control, ControlError, known_vm};
 use crate::api::types::{
     CircuitEnd, CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, WindowInfo, WindowsInfo,
 };
@@ -12,23 +14,21 @@ use crate::switchboard::pool::{Owners, WindowStatus};
 use crate::switchboard::{CircuitName, ListedCircuit, SwitchboardReport};
 
 impl Control {
-    /// Circuits, of one VM by its full name or an alias, or of all; called at one port, or at any.
+    /// Circuits, of one VM by its full name or an alias, or of all; called at one port, or at any. Waits for the worker.
     ///
     /// # Errors
     /// [`ControlError::Unknown`] when there is no VM of this name.
-    pub async fn circuits(
+    pub fn circuits(
         &self,
         vm: Option<&str>,
         port: Option<u32>,
     ) -> Result<CircuitsInfo, ControlError> {
         let vm = match vm {
-            Some(name) => Some(self.get(name).await?.full_name()),
+            Some(name) => Some(known_vm(&self.in_force().book.plan, name)?.full_name()),
             None => None,
         };
-        let circuits = self.parts.circuits.clone();
         let filter = CircuitFilter { vm, port };
-        let listed = tokio::task::spawn_blocking(move || circuits.list(&filter)).await;
-        let listed = listed.map_err(|_| ControlError::Lost)?;
+        let listed = self.parts.circuits.list(&filter);
         Ok(CircuitsInfo {
             circuits: listed.circuits.into_iter().map(info).collect(),
             more: listed.more,
@@ -39,14 +39,15 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError::UnknownCircuit`].
-    pub async fn end_circuit(&self, name: &str) -> Result<(), ControlError> {
+    pub async fn end_circuit(self: &Arc<Self>, name: &str) -> Result<(), ControlError> {
         let unknown = || ControlError::UnknownCircuit {
             id: name.to_owned(),
         };
         let CircuitName(id) = CircuitName::parse(name).ok_or_else(unknown)?;
-        let circuits = self.parts.circuits.clone();
-        let ended = tokio::task::spawn_blocking(move || circuits.end(id)).await;
-        match ended.map_err(|_| ControlError::Lost)? {
+        match self
+            .ask(move |control| control.parts.circuits.end(id))
+            .await?
+        {
             true => {
                 tracing::info!(circuit = name, "ended a circuit");
                 Ok(())
@@ -55,17 +56,12 @@ impl Control {
         }
     }
 
-    /// All windows.
-    ///
-    /// # Errors
-    /// [`ControlError::Lost`].
-    pub async fn windows(&self) -> Result<WindowsInfo, ControlError> {
-        let circuits = self.parts.circuits.clone();
-        let windows = tokio::task::spawn_blocking(move || circuits.windows()).await;
-        let windows = windows.map_err(|_| ControlError::Lost)?;
-        Ok(WindowsInfo {
+    /// All windows. Waits for the switchboard.
+    pub fn windows(&self) -> WindowsInfo {
+        let windows = self.parts.circuits.windows();
+        WindowsInfo {
             windows: windows.into_iter().map(window).collect(),
-        })
+        }
     }
 
     /// Figures of the switchboard.

@@ -1,6 +1,6 @@
 //! The networks of a running daemon: which there are, who is in them, and the links of their ports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::{Control, ControlError, known_vm, owned};
@@ -16,55 +16,42 @@ use crate::net::{
 };
 
 impl Control {
-    /// The networks, by full name.
-    pub async fn networks(&self) -> Vec<NetworkInfo> {
-        let in_force = self.in_force.lock().await;
-        let statuses = self.parts.net.networks();
-        let plan = &in_force.book.plan;
-        let info = |spec| network(plan, spec, find(&statuses, spec));
-        plan.networks().map(info).collect()
+    /// The networks, by full name. Waits for their worker, as all that asks about networks does.
+    pub fn networks(&self) -> Vec<NetworkInfo> {
+        let details = self.networks_in_detail().into_iter();
+        details.map(|details| details.network).collect()
     }
 
     /// One network with its ports.
     ///
     /// # Errors
     /// [`ControlError::UnknownNetwork`].
-    pub async fn network(&self, name: &str) -> Result<NetworkDetails, ControlError> {
-        let in_force = self.in_force.lock().await;
+    pub fn network(&self, name: &str) -> Result<NetworkDetails, ControlError> {
+        let in_force = self.in_force();
         let plan = &in_force.book.plan;
         let spec = known(plan, name)?;
-        let statuses = self.parts.net.networks();
-        let status = find(&statuses, spec);
-        let ports = status.map(|status| status.ports.as_slice());
-        Ok(NetworkDetails {
-            network: network(plan, spec, status),
-            ports: all_ports(plan, spec, ports.unwrap_or_default()),
-        })
+        let known = Known::new(self.parts.net.networks());
+        Ok(details(&Members::of(plan), spec, &known))
     }
 
     /// Every network with its ports.
-    pub async fn networks_in_detail(&self) -> Vec<NetworkDetails> {
-        let in_force = self.in_force.lock().await;
+    pub fn networks_in_detail(&self) -> Vec<NetworkDetails> {
+        let known = Known::new(self.parts.net.networks());
+        let in_force = self.in_force();
         let plan = &in_force.book.plan;
-        let statuses = self.parts.net.networks();
-        let details = |spec| {
-            let status = find(&statuses, spec);
-            let ports = status.map(|status| status.ports.as_slice());
-            NetworkDetails {
-                network: network(plan, spec, status),
-                ports: all_ports(plan, spec, ports.unwrap_or_default()),
-            }
-        };
-        plan.networks().map(details).collect()
+        let members = Members::of(plan);
+        let networks = plan.networks();
+        networks
+            .map(|spec| details(&members, spec, &known))
+            .collect()
     }
 
     /// The addresses that a network knows, in their order.
     ///
     /// # Errors
     /// [`ControlError::UnknownNetwork`].
-    pub async fn macs(&self, name: &str) -> Result<Vec<MacInfo>, ControlError> {
-        let in_force = self.in_force.lock().await;
-        let name = known(&in_force.book.plan, name)?.full_name();
+    pub fn macs(&self, name: &str) -> Result<Vec<MacInfo>, ControlError> {
+        let name = known(&self.in_force().book.plan, name)?.full_name();
         let mut macs = self.parts.net.macs(&name)?;
         macs.sort_by_key(|status| (status.vlan, status.mac));
         Ok(macs.into_iter().map(mac).collect())
@@ -75,12 +62,12 @@ impl Control {
     /// # Errors
     /// [`ControlError::UnknownNetwork`], [`ControlError::Unknown`], [`ControlError::Net`].
     pub async fn capture(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         vm: Option<&str>,
         options: CaptureOptions,
     ) -> Result<CaptureReader, ControlError> {
-        let in_force = self.in_force.lock().await;
+        let in_force = self.in_force();
         let plan = &in_force.book.plan;
         let network = known(plan, name)?.full_name();
         let vm = match vm {
@@ -88,8 +75,12 @@ impl Control {
             None => None,
         };
         let (sender, reader) = self.parts.captures.queue();
-        let net = &self.parts.net;
-        net.capture(&network, vm.as_deref(), options, sender)?;
+        let of = (network.clone(), vm.clone());
+        let begin = move |control: &Control| {
+            let net = &control.parts.net;
+            net.capture(&of.0, of.1.as_deref(), options, sender)
+        };
+        self.ask(begin).await??;
         tracing::info!(network, vm, "began a capture of frames");
         let details = super::EventDetails {
             vm,
@@ -112,7 +103,8 @@ impl Control {
         let (control, name, vm) = (self.clone(), name.to_owned(), vm.to_owned());
         // On its own task: a client that hangs up must not leave it half done.
         let task = tokio::spawn(async move {
-            let in_force = control.in_force.lock().await;
+            let _changing = control.changing.lock().await;
+            let in_force = control.in_force();
             let plan = &in_force.book.plan;
             let network = known(plan, &name)?.full_name();
             let line = known_vm(plan, &vm)?;
@@ -120,9 +112,9 @@ impl Control {
             if !line.ports.iter().any(|port| port.network == network) {
                 return Err(NetError::UnknownPort { network, vm }.into());
             }
-            let (parts, of) = (control.parts.clone(), (network.clone(), vm.clone()));
-            let set = tokio::task::spawn_blocking(move || parts.net.set_link(&of.0, &of.1, up));
-            set.await.map_err(|_| ControlError::Lost)??;
+            let of = (network.clone(), vm.clone());
+            let set = move |control: &Control| control.parts.net.set_link(&of.0, &of.1, up);
+            control.ask(set).await??;
             let link = if up { "up" } else { "down" };
             tracing::info!(vm, network, "took the link {link}");
             Ok(())
@@ -142,24 +134,57 @@ fn known<'a>(plan: &'a Plan, name: &str) -> Result<&'a NetworkSpec, ControlError
         })
 }
 
-fn find<'a>(statuses: &'a [NetworkStatus], spec: &NetworkSpec) -> Option<&'a NetworkStatus> {
-    let name = spec.full_name();
-    statuses.iter().find(|status| status.name == name)
+/// What the worker of the networks knows of each, by full name, and of its ports.
+pub(super) struct Known(HashMap<String, (NetworkStatus, HashMap<PortOwner, usize>)>);
+
+impl Known {
+    pub(super) fn new(networks: Vec<NetworkStatus>) -> Known {
+        let networks = networks.into_iter().map(|status| {
+            let ports = status.ports.iter().enumerate();
+            let ports = ports.map(|(index, port)| (port.owner.clone(), index));
+            let ports = ports.collect();
+            (status.name.clone(), (status, ports))
+        });
+        Known(networks.collect())
+    }
+
+    fn get(&self, network: &str) -> Option<&NetworkStatus> {
+        self.0.get(network).map(|(status, _)| status)
+    }
+
+    fn port(&self, network: &str, owner: &PortOwner) -> Option<&PortStatus> {
+        let (status, ports) = self.0.get(network)?;
+        ports.get(owner).map(|index| &status.ports[*index])
+    }
 }
 
-/// The VMs of a network, each with its port there.
-fn members<'a>(
-    plan: &'a Plan,
-    spec: &NetworkSpec,
-) -> impl Iterator<Item = (&'a LineSpec, &'a PortSpec)> {
-    let name = spec.full_name();
-    plan.lines().filter_map(move |line| {
-        let port = line.ports.iter().find(|port| port.network == name)?;
-        Some((line, port))
-    })
+/// The VMs of each network, each with its port there.
+struct Members<'a>(HashMap<&'a str, Vec<(&'a LineSpec, &'a PortSpec)>>);
+
+impl<'a> Members<'a> {
+    fn of(plan: &'a Plan) -> Members<'a> {
+        let mut members: HashMap<_, Vec<_>> = HashMap::new();
+        for line in plan.lines() {
+            for port in &line.ports {
+                let of_network = members.entry(port.network.as_str()).or_default();
+                of_network.push((line, port));
+            }
+        }
+        Members(members)
+    }
 }
 
-fn network(plan: &Plan, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> NetworkInfo {
+fn details(members: &Members<'_>, spec: &NetworkSpec, known: &Known) -> NetworkDetails {
+    let name = spec.full_name();
+    let members = members.0.get(name.as_str());
+    let members = members.map(Vec::as_slice).unwrap_or_default();
+    NetworkDetails {
+        network: network(members.len(), spec, known.get(&name)),
+        ports: all_ports(members, spec, known),
+    }
+}
+
+fn network(vms: usize, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> NetworkInfo {
     let station = &spec.station;
     let ports = status
         .map(|status| status.ports.as_slice())
@@ -183,7 +208,7 @@ fn network(plan: &Plan, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> N
         pool: station.pool.as_ref().map(range),
         gateway: station.gateway,
         uplink: spec.uplink.as_ref().map(|uplink| uplink.device.to_string()),
-        vms: members(plan, spec).count(),
+        vms,
         attached: of_vms().filter(|port| port.attached).count(),
         counters: sums(of_network.into_iter().chain(of_ports)),
         refused: sums(of_vms().map(|port| &port.refused)),
@@ -201,10 +226,16 @@ fn sums<'a>(counters: impl Iterator<Item = &'a Counters>) -> BTreeMap<String, u6
 }
 
 /// The ports of the VMs that have one, whatever the worker knows of them, and then the others that it has.
-fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<NetworkPort> {
-    let of_vms = members(plan, spec).map(|(line, spec_of_port)| {
-        let owner = PortOwner::Vm(line.full_name());
-        let status = statuses.iter().find(|status| status.owner == owner);
+fn all_ports(
+    members: &[(&LineSpec, &PortSpec)],
+    spec: &NetworkSpec,
+    known: &Known,
+) -> Vec<NetworkPort> {
+    let name = spec.full_name();
+    let statuses = known.get(&name).map(|status| status.ports.as_slice());
+    let statuses = statuses.unwrap_or_default();
+    let of_vms = members.iter().map(|(line, spec_of_port)| {
+        let status = known.port(&name, &PortOwner::Vm(line.full_name()));
         NetworkPort {
             kind: PortKind::Vm,
             vm: Some(line.full_name()),
@@ -240,13 +271,11 @@ fn all_ports(plan: &Plan, spec: &NetworkSpec, statuses: &[PortStatus]) -> Vec<Ne
 }
 
 /// The ports of a VM in networks.
-pub(super) fn ports_of(plan: &Plan, line: &LineSpec, networks: &[NetworkStatus]) -> Vec<VmPort> {
+pub(super) fn ports_of(plan: &Plan, line: &LineSpec, known: &Known) -> Vec<VmPort> {
     let owner = PortOwner::Vm(line.full_name());
     let port = |port: &PortSpec| {
         let network = plan.network(&port.network)?;
-        let ports = find(networks, network).into_iter();
-        let mut ports = ports.flat_map(|status| &status.ports);
-        let status = ports.find(|status| status.owner == owner);
+        let status = known.port(&port.network, &owner);
         Some(vm_port(port, network, status))
     };
     line.ports.iter().filter_map(port).collect()

@@ -19,15 +19,15 @@ impl Control {
         to: String,
         port: u32,
     ) -> Result<Why, ControlError> {
-        let book = self.rulebook().await;
         let (asked_from, asked_to) = (from.clone(), to.clone());
-        let asked = tokio::task::spawn_blocking(move || {
+        let asked = self.ask(move |control| {
+            let book = &control.in_force().book;
             let policy = book.ask(&asked_from, &asked_to, port)?;
             let service = book.service_called(&asked_from, &asked_to, port);
             let service = service.map(|service| format!("service:{}", service.full_name()));
             Ok::<_, ControlError>((policy, program_words(&asked_from), service))
         });
-        let (policy, program, service) = asked.await.map_err(|_| ControlError::Lost)??;
+        let (policy, program, service) = asked.await??;
         let dialled = service.unwrap_or_else(|| to.clone());
         // A name stands for a VM, an alias of it too; what has a colon, or is the host, for something else.
         let (caller, callee) = (self.get(&from).await.ok(), self.get(&dialled).await.ok());
@@ -60,8 +60,7 @@ impl Control {
         if let (Some(caller), true) = (&caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
             let host = stem.clone();
-            let silence = tokio::task::spawn_blocking(move || silence(host, port));
-            hindrances.extend(silence.await.map_err(|_| ControlError::Lost)?);
+            hindrances.extend(self.ask(move |_| silence(host, port)).await?);
         }
         Ok(Why {
             allowed: policy.verdict != PolicyVerdict::Denied,

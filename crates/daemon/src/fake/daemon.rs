@@ -255,6 +255,15 @@ fn start_reading(read_config: ReadConfig) -> Result<(Fakes, Daemon), ServeError>
 /// # Panics
 /// The system has no thread left.
 pub fn router() -> (Arrivals, Router) {
+    let (arrivals, _, router) = routes();
+    (arrivals, router)
+}
+
+/// The same, with the worker.
+///
+/// # Panics
+/// The system has no thread left.
+pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
     let (sender, arrivals) = arrivals();
     let (audit, _) = Audit::start(None).expect("a thread can be started");
     let config = Config {
@@ -263,9 +272,10 @@ pub fn router() -> (Arrivals, Router) {
     };
     let settings = Settings::of(&config).expect("the directory is absolute");
     let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
-    let worker: Arc<dyn LineWorker> = Arc::new(FakeWorker::new(sender));
+    let worker = Arc::new(FakeWorker::new(sender));
+    let lines: Arc<dyn LineWorker> = worker.clone();
     let parts = Parts {
-        worker,
+        worker: lines,
         net: Arc::new(FakeNet::default()),
         offers: Arc::new(NoOffers),
         circuits: Arc::new(FakeCircuits::default()),
@@ -283,5 +293,5 @@ pub fn router() -> (Arrivals, Router) {
         audit: None,
     };
     let control = Control::new(Arc::new(parts), in_force, Arc::default());
-    (arrivals, api::router(Arc::new(control)))
+    (arrivals, worker, api::router(Arc::new(control)))
 }
