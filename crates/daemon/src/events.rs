@@ -1,6 +1,6 @@
 //! What happens, for whoever wants to see it: the last events, the readers that follow them, and the last refusals.
 //!
-//! Whoever has something to tell calls [`Events::tell`] and goes on: it never waits for a reader. Events are kept in a ring of
+//! Whoever has something to tell calls [`Events::tell`] and goes on: it never waits for a reader. What a VM can cause without end passes [`Events::tell_of_vm`]. Events are kept in a ring of
 //! [`MAX_EVENTS`], and a reader who follows is a place in it: there is no queue for each, and a user has only so many. A reader that has not been given an event when the ring
 //! lets go of it is dropped with a count, so the slowest costs the others nothing. What is kept are words of at most [`MAX_TEXT_LEN`]
 //! bytes; they become JSON when they are read.
@@ -8,6 +8,7 @@
 //! Numbers of events begin with the daemon's start in milliseconds times 1,024, so that they go on growing when the daemon is started
 //! anew, and a number of an earlier life is known for what it is. They fit into the integers of JavaScript.
 
+mod allowance;
 mod calls;
 mod log;
 mod places;

@@ -372,7 +372,7 @@ impl Readiness {
     }
 
     fn tell_event(&self, kind: EventKind, vm: &str) {
-        self.events.tell(kind, EventDetails::of_vm(vm));
+        self.events.tell_of_vm(kind, EventDetails::of_vm(vm));
     }
 
     fn tell(&self) {

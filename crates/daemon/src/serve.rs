@@ -299,6 +299,7 @@ impl Daemon {
             service_manager::give_signs_of_life(control_thread, parts.worker.clone())
                 .map_err(system("start the watchdog thread"))?;
             tokio::spawn(log_budget::report());
+            tokio::spawn(parts.events.clone().tell_held());
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.

@@ -143,6 +143,9 @@ pub struct EventDetails {
     /// How many: of events that are lost, of rules that are in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
+    /// How many events of the VM before this one were left out, as it caused more than are told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<u64>,
 }
 
 impl EventDetails {

@@ -76,8 +76,12 @@ impl CallNotes {
 pub fn observer(events: Events) -> Observer {
     let mut ends = Allowance::new();
     Box::new(move |observation: &Observation<'_>| match observation {
-        Observation::LineUp { vm } => events.tell(EventKind::LineUp, EventDetails::of_vm(*vm)),
-        Observation::LineDown { vm } => events.tell(EventKind::LineDown, EventDetails::of_vm(*vm)),
+        Observation::LineUp { vm } => {
+            events.tell_of_vm(EventKind::LineUp, EventDetails::of_vm(*vm));
+        }
+        Observation::LineDown { vm } => {
+            events.tell_of_vm(EventKind::LineDown, EventDetails::of_vm(*vm));
+        }
         Observation::CircuitEnded { circuit, reason } => {
             let by_us = matches!(&circuit.caller, Endpoint::Program { credentials, .. } if is_us(credentials.pid));
             if by_us {

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
 
+use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
@@ -29,6 +31,10 @@ pub struct Events {
 struct Shared {
     log: Mutex<Log>,
     refusals: Mutex<Refusals>,
+    /// Locked before the log.
+    allowances: Mutex<Allowances>,
+    /// That an event is held which a VM has caused beyond its allowance.
+    is_held: Notify,
     /// Changes with each event for as long as there are readers.
     changed: watch::Sender<()>,
 }
@@ -130,6 +136,8 @@ impl Events {
             shared: Arc::new(Shared {
                 log: Mutex::new(log),
                 refusals: Mutex::default(),
+                allowances: Mutex::default(),
+                is_held: Notify::new(),
                 changed: watch::Sender::new(()),
             }),
         }
@@ -141,6 +149,41 @@ impl Events {
         if self.shared.changed.receiver_count() > 0 {
             self.shared.changed.send_replace(());
         }
+    }
+
+    /// Tells of something that a VM has caused, which `details` name, as far as its allowance goes. What is left out is counted, and the last of it told
+    /// later, so that whoever follows knows how things stand.
+    pub fn tell_of_vm(&self, kind: EventKind, details: EventDetails) {
+        let mut allowances = self.allowances();
+        // Told while it is locked: of one VM nothing overtakes what was held.
+        match allowances.admit(kind, details, Instant::now()) {
+            Some((kind, details)) => self.tell(kind, details),
+            None => self.shared.is_held.notify_one(),
+        }
+    }
+
+    /// Tells what was held, for as long as it runs. With nothing held it sleeps.
+    pub(crate) async fn tell_held(self) {
+        loop {
+            self.shared.is_held.notified().await;
+            while self.tell_due() {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+
+    /// Tells what was held and may be told now. Returns whether anything is left.
+    fn tell_due(&self) -> bool {
+        let mut allowances = self.allowances();
+        for (kind, details) in allowances.due(Instant::now()) {
+            self.tell(kind, details);
+        }
+        allowances.holds_any()
+    }
+
+    fn allowances(&self) -> MutexGuard<'_, Allowances> {
+        let allowances = self.shared.allowances.lock();
+        allowances.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells of a call that was refused, and remembers why. `told_to_readers` says whether its caller has not been refused all too often

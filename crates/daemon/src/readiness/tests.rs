@@ -53,6 +53,28 @@ fn an_agent_that_does_not_finish_its_hello_is_hung_up_on_in_time() {
         });
 }
 
+#[tokio::test]
+async fn an_agent_that_comes_and_goes_without_end_pushes_no_event_of_others_out() {
+    use crate::events::MAX_EVENTS;
+    let events = Events::default();
+    let readiness = Readiness::telling(events.clone(), Box::new(|_, _| ()));
+    events.tell(EventKind::VmAdded, EventDetails::of_vm("db"));
+    for _ in 0..MAX_EVENTS {
+        readiness.tell_event(EventKind::VmReady, "web");
+        readiness.tell_event(EventKind::VmUnready, "web");
+    }
+    let told = events.counts().0 as usize;
+    assert!(told < MAX_EVENTS / 2, "{told}");
+    // The same of its line, whose driver can be reset as often.
+    let mut observer = crate::events::observer(events.clone());
+    for _ in 0..MAX_EVENTS {
+        observer(&device::Observation::LineUp { vm: "web" });
+        observer(&device::Observation::LineDown { vm: "web" });
+    }
+    let told = events.counts().0 as usize;
+    assert!(told < MAX_EVENTS / 2, "{told}");
+}
+
 /// A call of a program in the guest of a hybrid VM whose VMM is at this path.
 fn hybrid_call(readiness: &Arc<Readiness>, vmm: &std::path::Path) -> UnixStream {
     let (stream, guest) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -266,7 +266,7 @@ impl Windows {
                 Owners::Vms { a, b } => format!("{a},{b}"),
             });
         if let Some(vms) = vms {
-            events.tell(kind, EventDetails::of_vm(vms));
+            events.tell_of_vm(kind, EventDetails::of_vm(vms));
         }
     }
 
