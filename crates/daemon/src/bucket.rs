@@ -1,5 +1,7 @@
 //! How often something may happen, in real time: a budget that fills up again.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -58,6 +60,37 @@ impl Bucket {
         Some(Duration::from_nanos(
             u64::try_from(nanos).unwrap_or(u64::MAX),
         ))
+    }
+}
+
+/// A bucket for each VM, all alike.
+#[derive(Debug)]
+pub(crate) struct Buckets {
+    per_second: u64,
+    depth: Duration,
+    by_vm: Mutex<HashMap<String, Bucket>>,
+}
+
+impl Buckets {
+    /// Full buckets, as by [`Bucket::new`].
+    pub(crate) fn new(per_second: u64, depth: Duration) -> Buckets {
+        Buckets {
+            per_second,
+            depth,
+            by_vm: Mutex::default(),
+        }
+    }
+
+    /// Charges a VM, by its full name ([`Bucket::charge`]).
+    pub(crate) fn charge(&self, vm: &str, now: Instant, tokens: u64) -> Option<Instant> {
+        let mut by_vm = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
+        if !by_vm.contains_key(vm) {
+            // A VM that is new pays for those that are full again, so that the table never outgrows the VMs that use it.
+            by_vm.retain(|_, bucket| !bucket.is_full(now));
+        }
+        let new = || Bucket::new(self.per_second, self.depth);
+        let bucket = by_vm.entry(vm.to_owned()).or_insert_with(new);
+        bucket.charge(now, tokens)
     }
 }
 

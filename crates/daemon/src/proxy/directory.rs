@@ -14,7 +14,6 @@ use wire::vsock::SocketType;
 
 use super::datagram;
 use super::shared::{Shared, count};
-use crate::bucket::Bucket;
 
 /// Connections of one VM to the directory at once.
 pub const MAX_CONNECTIONS_PER_VM: u32 = 32;
@@ -22,7 +21,7 @@ pub const MAX_CONNECTIONS_PER_VM: u32 = 32;
 /// How long a guest may be silent.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Requests of one connection that are answered in a second, and as many at once; more have to wait.
+/// Requests of one VM that are answered in a second, and as many at once; more have to wait.
 pub const REQUESTS_PER_SECOND: u64 = 100;
 
 /// Answers a call to the directory.
@@ -63,11 +62,11 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
 async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::Result<()> {
     let mut buffer = [0; MAX_LINE_LEN];
     let mut filled = 0;
-    let mut budget = Bucket::new(REQUESTS_PER_SECOND, Duration::from_secs(1));
+    let name = vm.full_name();
     loop {
         match Line::split(&buffer[..filled]) {
             Line::Complete { text, len } => {
-                if let Some(until) = budget.charge(Instant::now(), 1) {
+                if let Some(until) = shared.directory_rates.charge(&name, Instant::now(), 1) {
                     tokio::time::sleep_until(until).await;
                 }
                 let line = look_up(shared, vm, text).await.to_string();
@@ -136,6 +135,39 @@ mod tests {
     use super::*;
     use crate::proxy::resolver::{Names, SystemResolver};
     use switch::Policy;
+
+    #[test]
+    fn a_vm_has_its_rate_in_all_its_conversations_together() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        let shared = Shared::new(
+            Arc::new(Policy::default()),
+            Names::new(Arc::new(SystemResolver::default())),
+            Box::new(|_| {}),
+            Duration::ZERO,
+        );
+        runtime.block_on(async {
+            let start = Instant::now();
+            // One after the other, each of a second's requests.
+            for (name, seconds) in [("web", 0), ("web", 1), ("db", 1), ("web", 2)] {
+                let vm = Address::new(name, 3);
+                let (ours, mut theirs) = UnixStream::pair().expect("two sockets");
+                let ask = async {
+                    for _ in 0..REQUESTS_PER_SECOND {
+                        theirs.write_all(b"WHOAMI\n").await.expect("taken");
+                        while theirs.read_u8().await.expect("an answer") != b'\n' {}
+                    }
+                    drop(theirs);
+                };
+                let (ended, ()) = tokio::join!(converse(&shared, &vm, ours), ask);
+                ended.expect("ended by the guest");
+                assert_eq!(start.elapsed().as_secs(), seconds, "{name}");
+            }
+        });
+    }
 
     #[test]
     fn a_guest_that_says_nothing_or_reads_nothing_is_hung_up_on() {

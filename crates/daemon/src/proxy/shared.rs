@@ -10,11 +10,13 @@ use switch::{Address, Policy, ServiceId};
 use tokio::sync::watch;
 
 use super::counter::{Counter, Counters, Permit};
+use super::directory::REQUESTS_PER_SECOND;
 use super::egress::View;
 use super::exchange::Exchange;
 use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
+use crate::bucket::Buckets;
 use crate::config::{Hosts, Service};
 use crate::offers::Groups;
 
@@ -36,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) programs: watch::Sender<usize>,
     pub(crate) egress_by_vm: Counters,
     pub(crate) directory_by_vm: Counters,
+    pub(crate) directory_rates: Buckets,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
 }
@@ -126,6 +129,7 @@ impl Shared {
             programs: watch::Sender::new(0),
             egress_by_vm: Counters::default(),
             directory_by_vm: Counters::default(),
+            directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             counts: Counts::default(),
             services: Mutex::default(),
         }
