@@ -22,6 +22,7 @@ pub mod resolver;
 
 mod counter;
 pub(crate) mod datagram;
+pub(crate) mod own;
 pub(crate) mod program;
 mod relay;
 mod rules;

@@ -14,6 +14,7 @@ use crate::channels::install_log;
 use crate::config::Chardev;
 use crate::input::InputError;
 use crate::line::LineSpec;
+use crate::proxy::own::{Spoken, leads_to, listener};
 use crate::reload::Settings;
 
 /// Refuses channels whose file, or the file that it becomes when it is full, is another channel's, the audit's, or one that the daemon reads.
@@ -70,7 +71,36 @@ pub(crate) fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigEr
         };
         refuse(place, own.refuse(path))?;
     }
+    for service in &config.services {
+        refuse(
+            service.place.clone(),
+            refuse_published(&service.value.target, &config.publishes),
+        )?;
+    }
     Ok(())
+}
+
+/// Refuses an internet address at which a port is published. What a name leads to is looked at when it is called.
+fn refuse_published(
+    target: &ServiceTarget,
+    publishes: &[Written<Publish>],
+) -> Result<(), InputError> {
+    let (spoken, server) = match target {
+        ServiceTarget::Tcp(server) => (Spoken::Tcp, server),
+        ServiceTarget::Udp(server) => (Spoken::Udp, server),
+        _ => return Ok(()),
+    };
+    let is_there = |publish: &&Written<Publish>| {
+        let listener = listener(&publish.value.listen);
+        listener.is_some_and(|(of, listener)| of == spoken && leads_to(listener, server))
+    };
+    match publishes.iter().find(is_there) {
+        Some(publish) => Err(InputError::OwnAddress {
+            address: server.clone(),
+            published: publish.value.name.clone(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Refuses the same when a VM is added: then it is its socket that has a path to which guests are led.
@@ -164,13 +194,10 @@ impl OwnSockets {
         let owner = format!("VM {:?}", line.full_name());
         let chardevs = line.serial.iter();
         let chardevs = chardevs.chain(line.channels.iter().map(|channel| &channel.chardev));
-        let met = chardevs.filter_map(|chardev| match chardev {
-            Chardev::Listen(path) => Some(path.as_path()),
-            Chardev::Connect(_) => None,
-        });
+        let met = chardevs.map(Chardev::path);
         let listens = line.channels.iter().filter_map(|of| of.listens_at());
         let ports = line.ports.iter().map(|port| port.socket.as_path());
-        let of_vmm = line.vhost_user.iter().chain(&line.hybrid);
+        let of_vmm = line.vhost_user.iter().chain(&line.hybrid).chain(&line.qmp);
         for path in met
             .chain(listens)
             .chain(ports)

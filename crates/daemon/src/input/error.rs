@@ -144,6 +144,16 @@ pub enum InputError {
         /// Who has it, in words.
         owner: String,
     },
+    /// A service leads to a published port.
+    #[error(
+        "the published port {published:?} is at {address}: a guest would call there as one from outside the host; name the address of another server (to let guests call the VM, write a rule)"
+    )]
+    OwnAddress {
+        /// The address, as it was written.
+        address: String,
+        /// The name of the published port.
+        published: String,
+    },
     /// Two things have one file.
     #[error(
         "the file {} belongs to {owner} already: give each a file of its own (that of a channel becomes FILE.1 when it is full)",

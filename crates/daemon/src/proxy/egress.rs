@@ -216,7 +216,8 @@ impl Guest {
             name: self.service.full_name(),
             vm: self.vm.full_name(),
         };
-        let server = tcp::connect(&addresses, self.service.connect_timeout, &about).await;
+        let own = &self.shared.own;
+        let server = tcp::connect(&addresses, self.service.connect_timeout, &about, own).await;
         let failed = |reason| EgressError::from_reason(reason, rule);
         let server = server.map_err(failed)?;
         server.begin();

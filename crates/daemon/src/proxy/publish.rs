@@ -194,6 +194,8 @@ impl Published {
 
     /// Publishes these ports and no others. One that was published at the same place goes on listening, and its connections go on.
     pub(crate) fn set(&self, prepared: PreparedPublishes) {
+        let listens = prepared.0.iter().map(|(publish, _)| &publish.listen);
+        self.shared.own.set(listens);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = std::mem::take(&mut *open);
         for (publish, listener) in prepared.0 {

@@ -13,6 +13,7 @@ use super::counter::{Counter, Counters, Permit};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::View;
 use super::exchange::Exchange;
+use super::own::OwnListeners;
 use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) egress_by_vm: Counters,
     pub(crate) directory_by_vm: Counters,
     pub(crate) directory_rates: Buckets,
+    /// Where the daemon listens for published ports.
+    pub(crate) own: OwnListeners,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
 }
@@ -130,6 +133,7 @@ impl Shared {
             egress_by_vm: Counters::default(),
             directory_by_vm: Counters::default(),
             directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
+            own: OwnListeners::default(),
             counts: Counts::default(),
             services: Mutex::default(),
         }

@@ -162,7 +162,7 @@ async fn tcp_server(
     let start = Instant::now();
     let addresses = resolve(shared, call, server).await?;
     let left = call.service.connect_timeout.saturating_sub(start.elapsed());
-    let stream = tcp::connect(&addresses, left, &call.about()).await?;
+    let stream = tcp::connect(&addresses, left, &call.about(), &shared.own).await?;
     let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
     Ok(stream.into())
 }
@@ -192,7 +192,7 @@ async fn udp_server(
         let addresses = resolve(shared, &call, server).await?;
         // Datagrams are not answered when they arrive, so one address is as good as another.
         let server = *addresses.first().ok_or(Reason::Unreachable)?;
-        let socket = udp::connect(server, &call.about()).await?;
+        let socket = udp::connect(server, &call.about(), &shared.own).await?;
         let pair = datagram::pair(call.socket_type).map_err(|_| Reason::HostFailed)?;
         let halves = datagram::halves(pair.0, call.socket_type).map_err(|_| Reason::HostFailed)?;
         Ok((socket, halves, pair.1))

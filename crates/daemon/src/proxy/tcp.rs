@@ -1,7 +1,7 @@
 //! Connecting to TCP servers of several addresses.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -11,22 +11,31 @@ use tokio::time::{Instant, sleep, sleep_until};
 use switch::Reason;
 
 use super::identity::About;
+use super::own::{OwnListeners, Spoken};
 use crate::config::MAX_ADDRESSES;
 
 /// How long one address is waited for before the next is tried beside it (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// Where a socket is before it is connected.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
 /// Connects to the first address that answers: they are tried in their order, each a little after the one before, or at once
 /// when that one has failed.
 ///
 /// # Errors
-/// What the addresses have answered; of several answers, the one that says most.
+/// What the addresses have answered; of several answers, the one that says most. That one is the daemon's own counts as failed.
 pub(crate) async fn connect(
     addresses: &[SocketAddr],
     timeout: Duration,
     about: &About,
+    own: &OwnListeners,
 ) -> Result<TcpStream, Reason> {
     let deadline = Instant::now() + timeout;
+    for address in addresses {
+        // What is known before: a listener that is at all addresses may be reached by others, too.
+        refuse_own((Ok(ANY), Ok(*address)), Spoken::Tcp, about, own)?;
+    }
     let mut waiting = addresses.iter().copied().take(MAX_ADDRESSES);
     // What is still being tried when this ends is given up.
     let mut attempts = JoinSet::new();
@@ -43,6 +52,8 @@ pub(crate) async fn connect(
         tokio::select! {
             Some(done) = attempts.join_next() => match done {
                 Ok(Ok(stream)) => {
+                    let ends = (stream.local_addr(), stream.peer_addr());
+                    refuse_own(ends, Spoken::Tcp, about, own)?;
                     // A circuit forwards what it gets at once; waiting for more is its sender's business.
                     stream.set_nodelay(true).map_err(|_| Reason::HostFailed)?;
                     return Ok(stream);
@@ -56,6 +67,23 @@ pub(crate) async fn connect(
             }
         }
     }
+}
+
+/// Refuses a connected socket that has reached a published port, or of which that is not known.
+pub(crate) fn refuse_own(
+    ends: (io::Result<SocketAddr>, io::Result<SocketAddr>),
+    spoken: Spoken,
+    About { name, vm }: &About,
+    own: &OwnListeners,
+) -> Result<(), Reason> {
+    let (Ok(from), Ok(to)) = ends else {
+        return Err(Reason::HostFailed);
+    };
+    if own.are_reached(spoken, from, to) {
+        tracing::error!(name, vm, address = %to, "not called: expected a server, found a published port of the daemon's own: name another one in the service's to, or write a rule that lets the guest call the VM");
+        return Err(Reason::HostFailed);
+    }
+    Ok(())
 }
 
 /// What an error of connecting means to the caller.
@@ -88,7 +116,7 @@ fn more_telling(first: Option<Reason>, second: Reason) -> Option<Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::TcpListener;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -124,6 +152,7 @@ mod tests {
             &[refused, refused, address],
             PATIENCE,
             &About::default(),
+            &OwnListeners::default(),
         ));
         let stream = stream.expect("connected");
         assert_eq!(stream.peer_addr().expect("a peer"), address);
@@ -135,15 +164,30 @@ mod tests {
         let (refused, _keep) = closed();
         // The broadcast address has no host behind it: Linux answers that the network cannot be reached.
         let nowhere = SocketAddr::from(([255, 255, 255, 255], 1));
-        let result = runtime().block_on(connect(&[nowhere], PATIENCE, &About::default()));
+        let result = runtime().block_on(connect(
+            &[nowhere],
+            PATIENCE,
+            &About::default(),
+            &OwnListeners::default(),
+        ));
         assert_eq!(result.err(), Some(Reason::Unreachable));
         for addresses in [[nowhere, refused], [refused, nowhere]] {
-            let result = runtime().block_on(connect(&addresses, PATIENCE, &About::default()));
+            let result = runtime().block_on(connect(
+                &addresses,
+                PATIENCE,
+                &About::default(),
+                &OwnListeners::default(),
+            ));
             assert_eq!(result.err(), Some(Reason::NoListener));
         }
         assert_eq!(
             runtime()
-                .block_on(connect(&[], PATIENCE, &About::default()))
+                .block_on(connect(
+                    &[],
+                    PATIENCE,
+                    &About::default(),
+                    &OwnListeners::default()
+                ))
                 .err(),
             Some(Reason::Unreachable)
         );
@@ -170,6 +214,7 @@ mod tests {
                 &[address],
                 Duration::from_millis(100),
                 &About::default(),
+                &OwnListeners::default(),
             )) {
                 Ok(stream) => held.push(stream),
                 Err(refusal) => break refusal,

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
-use super::tcp::reason_of;
+use super::own::{OwnListeners, Spoken};
+use super::tcp::{reason_of, refuse_own};
 use switch::Reason;
 
 /// How long a session lives without a datagram in either direction.
@@ -20,8 +21,12 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A socket that speaks to one server. Nothing is sent: whether somebody listens there shows later.
 ///
 /// # Errors
-/// That there is no route, or no socket.
-pub(crate) async fn connect(server: SocketAddr, about: &About) -> Result<UdpSocket, Reason> {
+/// That there is no route, or no socket, or that the server is a published port.
+pub(crate) async fn connect(
+    server: SocketAddr,
+    about: &About,
+    own: &OwnListeners,
+) -> Result<UdpSocket, Reason> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -32,7 +37,10 @@ pub(crate) async fn connect(server: SocketAddr, about: &About) -> Result<UdpSock
         Ok(socket)
     };
     let failed = |error: io::Error| reason_of(&error, about);
-    connect.await.map_err(failed)
+    let socket: UdpSocket = connect.await.map_err(failed)?;
+    let ends = (socket.local_addr(), socket.peer_addr());
+    refuse_own(ends, Spoken::Udp, about, own)?;
+    Ok(socket)
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
@@ -135,7 +143,9 @@ mod tests {
             let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
             let address = server.local_addr().expect("an address");
             let about = About::default();
-            let socket = connect(address, &about).await.expect("a socket");
+            let socket = connect(address, &about, &OwnListeners::default())
+                .await
+                .expect("a socket");
             let (ours, theirs) = datagram::pair(SocketType::SeqPacket).expect("two sockets");
             let halves = datagram::halves(ours, SocketType::SeqPacket).expect("halves");
             let start = Instant::now();

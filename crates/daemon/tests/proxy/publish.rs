@@ -4,11 +4,14 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
-use daemon::config::{Publish, PublishListen, PublishedPort};
+use daemon::config::{Publish, PublishListen, PublishedPort, ServiceTarget};
 use daemon::proxy::identity::field;
+use device::Called;
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{RecvFlags, SendFlags};
+use switch::{Policy, Reason};
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -296,4 +299,39 @@ fn a_port_has_so_many_sessions_and_no_more() {
     late.send(b"x").expect("sent");
     until("it is lost", || stand.proxy.report().lost_datagrams == 1);
     assert!(!stand.exchange.has_call());
+}
+
+#[test]
+fn no_service_leads_a_guest_to_a_published_port_by_a_name_or_any_address() {
+    let script = Arc::new(Script::default());
+    script.answer("near.test", &[&["127.0.0.1"]]);
+    let stand = Stand::with(Policy::default(), script);
+    for listen in ["127.0.0.1", "0.0.0.0", "[::]"] {
+        let port = free_address().port();
+        let listen = PublishListen::Tcp(format!("{listen}:{port}"));
+        set(&stand, vec![publish(listen.clone())]);
+        for server in ["near.test", "127.0.0.1", "0.0.0.0", "[::ffff:127.0.0.1]"] {
+            let id = stand.offer(service(ServiceTarget::Tcp(format!("{server}:{port}"))));
+            let failed = stand.call(Called::Service(id), SocketType::Stream);
+            assert_eq!(
+                failed.err(),
+                Some(Reason::HostFailed),
+                "{listen:?} {server}"
+            );
+        }
+    }
+    assert!(!stand.exchange.has_call());
+    let listen = PublishListen::Udp(free_udp_address().to_string());
+    let PublishListen::Udp(address) = listen.clone() else {
+        unreachable!()
+    };
+    set(&stand, vec![publish(listen)]);
+    let id = stand.offer(service(ServiceTarget::Udp(address)));
+    let failed = stand.call(Called::Service(id), SocketType::SeqPacket);
+    assert_eq!(failed.err(), Some(Reason::HostFailed));
+}
+
+fn free_udp_address() -> SocketAddr {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.local_addr().expect("an address")
 }

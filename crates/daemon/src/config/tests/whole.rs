@@ -291,6 +291,41 @@ fn what_the_readme_shows_can_be_meant() {
 }
 
 #[test]
+fn no_service_leads_to_a_published_address() {
+    let read = |listen: &str, to: &str| {
+        let text = format!(
+            "[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"{listen}\"\nto = \"web:80\"\n\
+             [[service]]\nname = \"s\"\nport = 5000\nto = \"{to}\"\n"
+        );
+        let config = file(&text)?;
+        let plan = Plan::new(std::env::temp_dir(), Cids::default());
+        crate::policy::Rulebook::new(plan, &config).map(drop)
+    };
+    for (listen, to) in [
+        ("tcp:127.0.0.1:18999", "tcp:127.0.0.1:18999"),
+        ("tcp:127.0.0.1:18999", "tcp:[::ffff:127.0.0.1]:18999"),
+        ("tcp:127.0.0.1:18999", "tcp:0.0.0.0:18999"),
+        ("tcp:0.0.0.0:18999", "tcp:127.0.0.5:18999"),
+        ("tcp:[::]:18999", "tcp:127.0.0.1:18999"),
+        ("udp:[::1]:18999", "udp:[::1]:18999"),
+    ] {
+        let found = read(listen, to).expect_err(to).to_string();
+        assert!(
+            found.contains("a guest would call there as one from outside"),
+            "{found}"
+        );
+    }
+    for (listen, to) in [
+        ("tcp:127.0.0.1:18999", "tcp:127.0.0.1:18998"),
+        ("tcp:127.0.0.1:18999", "udp:127.0.0.1:18999"),
+        ("tcp:127.0.0.1:18999", "tcp:192.0.2.1:18999"),
+        ("tcp:0.0.0.0:18999", "tcp:192.0.2.1:18999"),
+    ] {
+        read(listen, to).expect(to);
+    }
+}
+
+#[test]
 fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
@@ -305,6 +340,7 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     let house = format!(
         "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\nserial = true\n\
          [[vm.channel]]\nname = \"log\"\nto = \"listen:{0}/log\"\nlisten = \"{0}/log.port\"\n\
+         [[vm]]\nname = \"far\"\nserial-connect = \"{0}/far.port\"\nwindows = \"1x8M\"\nqmp = \"{0}/qmp\"\n\
          [[vm]]\nname = \"fc\"\nhybrid = \"{0}/v.sock\"\nhost = \"{0}/fc.host\"\n\
          [[publish]]\nlisten = \"unix:{0}/pub\"\nto = \"web:80\"\n",
         root.display()
@@ -332,6 +368,8 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
         ("run/db.serial", "VM \"db\""),
         ("log", "VM \"db\""),
         ("log.port", "VM \"db\""),
+        ("far.port", "VM \"far\""),
+        ("qmp", "VM \"far\""),
         ("v.sock", "VM \"fc\""),
         ("v.sock_1007", "VM \"fc\""),
         ("fc.host", "VM \"fc\""),
