@@ -356,6 +356,7 @@ pub struct VmmArguments {
 /// The options of `exec`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Examples:
   ringdown exec web uname -a
   ringdown exec -t web sh
   ringdown exec web -- ls -t         -t is an option of both: behind `--` it is the command's

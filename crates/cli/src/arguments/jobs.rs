@@ -9,6 +9,7 @@ use crate::commands::bench::Time;
 /// The options of `stats`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Examples:
   ringdown stats web                           one report
   ringdown stats web --interval 5s             a report every 5 seconds, as vmstat has it
   ringdown stats web --interval 1s --count 10  ten reports
