@@ -47,7 +47,10 @@ pub const AT_RELOAD: &[AtReload] = &[
     AtReload {
         what: "a call in the ring of a VM that is removed: to be judged when the VM's name and groups are gone",
         outcome: "it is not judged",
-        tests: &[("fuzz/tests/fabric.rs", "a_call_in_the_ring_of_a_vm_that_goes")],
+        tests: &[(
+            "fuzz/tests/fabric.rs",
+            "a_call_in_the_ring_of_a_vm_that_goes",
+        )],
     },
     AtReload {
         what: "a connection of egress that is open when its VM leaves the group that may have it; a call from before, whose destination is named after",

@@ -265,7 +265,7 @@ fn ask(
             Frame::Hello(hello) if !greeted && channel == CONNECTION_CHANNEL => {
                 if negotiate(&options.hello, &hello).is_none() {
                     let message = format!(
-                        "the agent speaks protocol versions {} to {}, {} speaks {} to {}: update the older one",
+                        "the agent supports protocol versions {} to {}, {} supports {} to {}: update the older one",
                         options.hello.protocol_min,
                         options.hello.protocol_max,
                         hello.software,

@@ -1,4 +1,4 @@
-//! The connection by which the host has been told that this guest is ready.
+//! The connection by which reported to the host that this guest is ready.
 //!
 //! The agent dials the host as soon as it listens, both say hello, and the connection stays open. When it breaks (the
 //! host's daemon was restarted, the guest was moved, or it was resumed and has a new generation), the agent dials again.
@@ -83,7 +83,7 @@ pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::R
             Some((CONNECTION_CHANNEL, Frame::Hello(theirs))) => {
                 if negotiate(hello, &theirs).is_none() {
                     return Err(invalid(format!(
-                        "{} speaks another protocol version",
+                        "{} uses another protocol version",
                         theirs.software
                     )));
                 }
@@ -100,7 +100,7 @@ pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::R
             None => receive(socket, &mut decoder, deadline)?,
         }
     }
-    say!("the host has been told that this guest is ready");
+    say!("reported to the host that this guest is ready");
     if let Some(switchboard) = &options.switchboard {
         switchboard.host_is_there();
     }

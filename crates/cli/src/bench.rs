@@ -124,7 +124,7 @@ pub enum BenchError {
         software: String,
     },
     /// The agent says that it cannot do it.
-    #[error("the agent of VM {vm:?} says: {}", printable(&report.message))]
+    #[error("the agent of VM {vm:?} reports: {}", printable(&report.message))]
     Agent {
         /// The VM.
         vm: String,

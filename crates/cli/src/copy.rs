@@ -64,7 +64,7 @@ pub enum CopyError {
     #[error("{}", printable(.0))]
     Stopped(String),
     /// The connection broke, and it was not possible to go on in time.
-    #[error("the connection to the guest broke ({why}), and did not come back within {seconds} s")]
+    #[error("the connection to the guest broke ({why}), and was not restored within {seconds} s")]
     Broken {
         /// Why, the last time.
         why: String,

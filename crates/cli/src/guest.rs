@@ -151,7 +151,7 @@ impl Connection {
         let theirs = &connection.hello;
         if negotiate(&ours, theirs).is_none() {
             return Err(GuestError::Unsupported(format!(
-                "the guest's {} speaks versions {} to {} of the agent protocol, this is version {}: update the older one",
+                "the guest's {} supports versions {} to {} of the agent protocol, this is version {}: update the older one",
                 printable(&theirs.software),
                 theirs.protocol_min,
                 theirs.protocol_max,

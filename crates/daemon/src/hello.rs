@@ -32,7 +32,7 @@ pub enum HelloError {
     NotAHello,
     /// The agent speaks other versions of the protocol.
     #[error(
-        "it speaks versions {min} to {max} of the protocol, which this daemon does not: install the agent of this release in the guest"
+        "it supports versions {min} to {max} of the protocol, which this daemon does not support: install the agent of this release in the guest"
     )]
     Version {
         /// The lowest version that it speaks.

@@ -146,7 +146,7 @@ impl<'a> Line<'a> {
         match received.next(decoder) {
             Ok(Arrival::Nothing) => Ok(None),
             Ok(Arrival::Frame(Frame::Error(report))) if between => {
-                let message = format!("the other guest's agent says: {}", report.message);
+                let message = format!("the other guest's agent reports: {}", report.message);
                 Err(Stop::Report(ErrorReport::new(report.kind, message)))
             }
             Ok(arrival) => Ok(Some(arrival)),

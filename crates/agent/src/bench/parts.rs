@@ -199,7 +199,7 @@ fn messages(start: &Start) -> Result<Messages, Stop> {
 fn unexpected(arrival: &Arrival<'_>) -> Stop {
     protocol(match arrival {
         Arrival::WrongSum { said } => {
-            format!("the sender says that it sent {said} bytes, which is not what came")
+            format!("the sender reports {said} bytes sent, which is not what arrived")
         }
         _ => "a frame that is not allowed between payload".to_owned(),
     })

@@ -118,7 +118,7 @@ fn receive_text(host: &mut Host<'_>, len: usize) -> Result<Vec<u8>, Stop> {
             Frame::Data { .. } => {
                 return Err(report(
                     ErrorKind::Protocol,
-                    "more text came than was announced",
+                    "more text arrived than was announced",
                 ));
             }
             _ => {

@@ -118,7 +118,7 @@ impl Program {
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => match wait(&self.socket, PollFlags::IN, deadline) {
                     Ok(()) => continue,
-                    Err(_) => return invalid("no line came in time".to_owned()),
+                    Err(_) => return invalid("no line arrived in time".to_owned()),
                 },
                 Err(_) => return None,
             }

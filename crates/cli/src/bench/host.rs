@@ -111,7 +111,7 @@ impl HostStream {
                 Some(Arrival::Frame(Frame::Bench(Message::End { .. }))) => break,
                 Some(Arrival::WrongSum { said }) => {
                     let count = received.bytes();
-                    let what = format!("it has sent {said} bytes, it says, and {count} came");
+                    let what = format!("it reports {said} bytes sent, and {count} arrived");
                     return Err(self.link.protocol(what));
                 }
                 Some(_) => {

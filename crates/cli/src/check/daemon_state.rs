@@ -49,7 +49,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
         Err(error) => vec![Finding::error(
             ABOUT,
             error.to_string(),
-            "the daemon's log says more",
+            "see the daemon's log",
         )],
     }
 }

@@ -48,7 +48,7 @@ impl CallNotes {
             port: Some(port),
             rule: record.rule.as_ref().map(|rule| rule.label.clone()),
             reason: match (&record.reason, record.decision) {
-                (None, AuditDecision::Denied) => Some("the rule says so".to_owned()),
+                (None, AuditDecision::Denied) => Some("denied by the rule".to_owned()),
                 (reason, _) => reason.as_deref().map(str::to_owned),
             },
             ..EventDetails::default()

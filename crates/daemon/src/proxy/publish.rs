@@ -48,7 +48,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 pub enum PublishError {
     /// The address is none, or cannot be had.
     #[error(
-        "cannot listen on {address} for the published port {name:?}: {error}; choose another address, or end whoever has it"
+        "cannot listen on {address} for the published port {name:?}: {error}; choose another address, or stop the program that uses it"
     )]
     Listen {
         /// The published port.

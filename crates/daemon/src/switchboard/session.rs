@@ -218,7 +218,7 @@ impl Session {
             FromAgent::Hello { version: VERSION } => {}
             FromAgent::Hello { version } => {
                 let words = format!(
-                    "the agent speaks version {version}; use one of the daemon's release, which speaks {VERSION}"
+                    "the agent uses version {version}; use one of the daemon's release, which uses {VERSION}"
                 );
                 return Err(io::Error::other(words));
             }

@@ -404,7 +404,7 @@ impl Windows {
     /// Whether a VMM has done what it was asked. If not, it is asked for nothing more until its VM's agent comes again.
     fn noted(&self, vm: &str, done: Result<(), QmpError>) -> bool {
         if let Err(error) = &done {
-            tracing::warn!(vm, %error, "cannot add windows: circuits are streams until the VM's agent comes again");
+            tracing::warn!(vm, %error, "cannot add windows: circuits are streams until the VM's agent connects again");
             if let Some(of) = self.state().vms.get_mut(vm) {
                 of.can_be_added_to = false;
             }

@@ -64,7 +64,7 @@ pub enum QmpError {
     Broken(#[from] io::Error),
     /// Nothing came in time.
     #[error(
-        "QEMU said nothing at its control socket for {} s: another client may hold it, so give the daemon one of its own",
+        "QEMU sent nothing at its control socket for {} s: another client may hold it, so give the daemon one of its own",
         TIMEOUT.as_secs()
     )]
     Timeout,
