@@ -1,6 +1,6 @@
 //! What to forward, as people write it: as for `ssh -L` and `-R`, or just ports.
 
-use wire::agent::forward::{MAX_HOST_LEN, MAX_PATH_LEN, Place};
+use wire::agent::forward::{Place, split_places};
 
 /// Who calls whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +32,9 @@ impl Forward {
     /// What was expected, in words.
     pub fn parse(direction: Direction, text: &str) -> Result<Forward, String> {
         let wrong = || format!("{text:?}: {EXPECTED}");
-        let mut words = split(text).ok_or_else(wrong)?;
-        let to = take_target(&mut words).ok_or_else(wrong)?;
-        let listen = take_listener(&mut words).ok_or_else(wrong)?;
+        let mut words = split_places(text).ok_or_else(wrong)?;
+        let to = Place::take_target(&mut words).ok_or_else(wrong)?;
+        let listen = Place::take_listener(&mut words).ok_or_else(wrong)?;
         if !words.is_empty() {
             return Err(wrong());
         }
@@ -80,65 +80,15 @@ fn tcp(host: &str, port: u16) -> Place {
     Place::Tcp { host, port }
 }
 
-/// The parts between colons; those in brackets may have colons.
-fn split(text: &str) -> Option<Vec<&str>> {
-    let mut words = Vec::new();
-    let mut rest = Some(text);
-    while let Some(text) = rest {
-        let (word, behind) = match text.strip_prefix('[') {
-            Some(inside) => {
-                let (address, behind) = inside.split_once(']')?;
-                (address, behind)
-            }
-            None => text.split_at(text.find(':').unwrap_or(text.len())),
-        };
-        words.push(word);
-        rest = match behind {
-            "" => None,
-            behind => Some(behind.strip_prefix(':')?),
-        };
-    }
-    Some(words)
-}
-
-fn take_target(words: &mut Vec<&str>) -> Option<Place> {
-    let last = words.pop()?;
-    if last.starts_with('/') {
-        return unix(last);
-    }
-    let port = last.parse().ok().filter(|port: &u16| *port > 0)?;
-    let host = words.pop()?;
-    (!host.is_empty() && host.len() <= MAX_HOST_LEN && !host.starts_with('/'))
-        .then(|| tcp(host, port))
-}
-
-fn take_listener(words: &mut Vec<&str>) -> Option<Place> {
-    let last = words.pop()?;
-    if last.starts_with('/') {
-        return unix(last);
-    }
-    let port = last.parse().ok()?;
-    let address = match words.pop() {
-        None => "127.0.0.1",
-        // As for ssh: all addresses.
-        Some("" | "*") => "0.0.0.0",
-        Some(address) if address.len() <= MAX_HOST_LEN && !address.starts_with('/') => address,
-        Some(_) => return None,
-    };
-    Some(tcp(address, port))
-}
-
-fn unix(path: &str) -> Option<Place> {
-    let path = path.as_bytes().to_vec();
-    (path.len() <= MAX_PATH_LEN).then_some(Place::Unix { path })
-}
-
 #[cfg(test)]
 mod tests {
+    use wire::agent::forward::MAX_PATH_LEN;
+
     use super::*;
 
     fn unix(path: &str) -> Place {
-        super::unix(path).unwrap()
+        let path = path.as_bytes().to_vec();
+        Place::Unix { path }
     }
 
     #[test]

@@ -29,12 +29,12 @@
 //! [`Stdout`](super::Stream::Stdout) towards the host, each direction with an end of its own. There is no credit: the connection's own holds the
 //! sender back. A connection that ends before both ends were said was cut, and so are those of the programs.
 
-use std::fmt;
+mod place;
 
 use serde::{Deserialize, Serialize};
 
 use super::Invalid;
-use super::body::{check_len, check_no_zero};
+pub use place::{Place, split_places};
 
 /// The longest name of a host, in bytes: what the DNS has.
 pub const MAX_HOST_LEN: usize = 255;
@@ -50,34 +50,6 @@ pub const MAX_CONNECTIONS: usize = 256;
 
 /// The most callers of one place that wait to be taken.
 pub const MAX_WAITING: usize = 64;
-
-/// Where programs of the guest listen, or are to find the host's.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
-    /// A TCP port.
-    Tcp {
-        /// A name or an address as the guest knows it. To listen: one of its own addresses.
-        host: String,
-        /// The port. To listen, 0 stands for any that is free.
-        port: u16,
-    },
-    /// A UNIX stream socket, by its path.
-    Unix {
-        /// The path, absolute.
-        path: Vec<u8>,
-    },
-}
-
-/// As people write it. What a guest says is to be shown without control characters.
-impl fmt::Display for Place {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Tcp { host, port } if host.contains(':') => write!(formatter, "[{host}]:{port}"),
-            Place::Tcp { host, port } => write!(formatter, "{host}:{port}"),
-            Place::Unix { path } => write!(formatter, "{}", String::from_utf8_lossy(path)),
-        }
-    }
-}
 
 /// What listens, for as long as the agent keeps it: nobody else can guess it.
 pub type Key = [u8; 16];
@@ -131,34 +103,6 @@ impl Message {
     }
 }
 
-impl Place {
-    fn check(&self, any_port: bool) -> Result<(), Invalid> {
-        match self {
-            Place::Tcp { host, port } => {
-                if host.is_empty() {
-                    return Err(Invalid::Empty("the name of a host"));
-                }
-                if *port == 0 && !any_port {
-                    return Err(Invalid::OutOfRange {
-                        what: "the port",
-                        value: 0,
-                        expected: "1 to 65535",
-                    });
-                }
-                check_len("the name of a host", host.as_bytes(), MAX_HOST_LEN)?;
-                check_no_zero("the name of a host", host.as_bytes())
-            }
-            Place::Unix { path } => {
-                if path.first() != Some(&b'/') {
-                    return Err(Invalid::Relative("the path of a socket"));
-                }
-                check_len("the path of a socket", path, MAX_PATH_LEN)?;
-                check_no_zero("the path of a socket", path)
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,13 +147,6 @@ mod tests {
             let expected = Ok(Some((OPERATION_CHANNEL, Frame::Forward(message))));
             assert_eq!(decoder.next_frame(), expected);
         }
-    }
-
-    #[test]
-    fn places_are_written_as_people_do() {
-        assert_eq!(tcp("web", 80).to_string(), "web:80");
-        assert_eq!(tcp("::1", 80).to_string(), "[::1]:80");
-        assert_eq!(unix("/run/db").to_string(), "/run/db");
     }
 
     #[test]
