@@ -14,6 +14,7 @@ pub mod data_plane;
 pub mod events;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
+pub mod forwarded;
 mod hello;
 pub mod in_force;
 pub mod input;

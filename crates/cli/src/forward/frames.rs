@@ -1,13 +1,12 @@
 //! Bytes between a program of the host and the agent, whose connection carries them in frames, each direction with an explicit end.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use daemon::forwarded::{FrameReader, FrameWriter};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use wire::agent::{
-    Decoder, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header,
-};
+use wire::agent::{Decoder, MAX_DATA_LEN};
 
 use super::stream::LocalStream;
 
@@ -21,69 +20,57 @@ pub(super) async fn carry(
     decoder: Decoder,
 ) -> io::Result<()> {
     let (from_guest, to_guest) = guest.into_split();
-    let (from_program, to_program) = split(program);
-    tokio::try_join!(
-        outward(from_program, to_guest),
-        inward(from_guest, decoder, to_program),
-    )?;
-    Ok(())
-}
-
-async fn outward(
-    mut from: ReadHalf<&mut LocalStream>,
-    mut to: OwnedWriteHalf,
-) -> io::Result<OwnedWriteHalf> {
-    let mut frame = vec![0; HEADER_LEN + MAX_DATA_LEN];
-    loop {
-        let len = from.read(&mut frame[HEADER_LEN..]).await?;
-        if len == 0 {
-            let end = Frame::EndOfStream(Stream::Stdin).to_bytes(OPERATION_CHANNEL);
-            // An agent that does not want it has ended the connection, which the other direction notices.
-            let _ = to.write_all(&end.map_err(io::Error::other)?).await;
-            // Kept until both have ended: the agent takes the end of the connection for a cut.
-            return Ok(to);
+    let (mut from_program, mut to_program) = split(program);
+    let mut from_guest = FrameReader::new(from_guest, decoder);
+    // Kept until both have ended: the agent takes the end of the connection for a cut.
+    let mut to_guest = FrameWriter::new(to_guest);
+    // The system reports a reset once. When a write meets it, the end that is read behind it is none.
+    let is_program_broken = AtomicBool::new(false);
+    let outward = async {
+        let copied = copy(&mut from_program, &mut to_guest).await?;
+        if is_program_broken.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
-        let header =
-            data_header(Stream::Stdin, OPERATION_CHANNEL, len).map_err(io::Error::other)?;
-        frame[..HEADER_LEN].copy_from_slice(&header);
-        to.write_all(&frame[..HEADER_LEN + len]).await?;
+        // An agent that does not want the end has ended the connection, which the other direction notices.
+        let _ = to_guest.shutdown().await;
+        io::Result::Ok(copied)
+    };
+    let inward = async {
+        let copied = copy(&mut from_guest, &mut to_program).await?;
+        is_program_broken.store(copied.is_err(), Ordering::Relaxed);
+        match to_program.shutdown().await {
+            // It has gone by itself meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(copied),
+            result => result.map(|()| copied),
+        }
+    };
+    match tokio::try_join!(outward, inward)? {
+        (Ok(()), Ok(())) => Ok(()),
+        (Err(error), _) | (_, Err(error)) => Err(error),
     }
 }
 
-async fn inward(
-    mut from: OwnedReadHalf,
-    mut decoder: Decoder,
-    mut to: WriteHalf<&mut LocalStream>,
-) -> io::Result<()> {
+/// Copies up to the end. That the other side takes no more is no error yet: what it has sent is still to be read.
+async fn copy(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<io::Result<()>> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let mut buffer = vec![0; MAX_DATA_LEN];
     loop {
-        match decoder.next_frame().map_err(io::Error::other)? {
-            Some((
-                OPERATION_CHANNEL,
-                Frame::Data {
-                    stream: Stream::Stdout,
-                    bytes,
-                },
-            )) => {
-                to.write_all(bytes).await?;
+        let len = from.read(&mut buffer).await?;
+        if len == 0 {
+            return Ok(Ok(()));
+        }
+        let sent = async {
+            to.write_all(&buffer[..len]).await?;
+            to.flush().await
+        };
+        match sent.await {
+            Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => {
+                return Ok(Err(error));
             }
-            Some((OPERATION_CHANNEL, Frame::EndOfStream(Stream::Stdout))) => {
-                return match to.shutdown().await {
-                    // It has gone by itself meanwhile.
-                    Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
-                    result => result,
-                };
-            }
-            Some(_) => {
-                let words = "the guest's agent broke the protocol: neither data nor the end of it";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, words));
-            }
-            None => match from.read(decoder.space()).await? {
-                0 => {
-                    let words = "the guest's side was cut off";
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, words));
-                }
-                count => decoder.advance(count),
-            },
+            result => result?,
         }
     }
 }

@@ -204,3 +204,30 @@ fn a_place_that_is_taken_is_told_before_anything_is_forwarded() {
         assert!(said.contains("cannot listen"), "{said}");
     }
 }
+
+/// A server in the guest that refuses an upload: it answers, and closes without having read the rest.
+#[test]
+fn what_a_program_said_before_it_broke_off_still_arrives_and_is_no_end() {
+    let house = House::new();
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = format!("0:{}", server.local_addr().unwrap());
+    let mut told = forward(
+        &house,
+        vec![Forward::parse(Direction::ToGuest, &text).unwrap()],
+    );
+    let said = words(&mut told);
+    let address = said.split(' ').nth(1).unwrap().to_owned();
+    let mut client = std::net::TcpStream::connect(&address).unwrap();
+    client.write_all(b"unread").unwrap();
+    let (mut program, _) = server.accept().unwrap();
+    assert_eq!(program.peek(&mut [0; 6]).unwrap(), 6);
+    let answer: Vec<u8> = (0..50_000_u32).map(|index| index as u8).collect();
+    program.write_all(&answer).unwrap();
+    // The test has a descriptor of each connection to the agent.
+    house.connections.lock().unwrap().clear();
+    drop(program);
+    let mut received = Vec::new();
+    let error = client.read_to_end(&mut received).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    assert!(received == answer, "{} bytes", received.len());
+}

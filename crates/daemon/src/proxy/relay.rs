@@ -183,14 +183,24 @@ async fn carry(
             };
         }
         share.pay(len).await;
-        match to.write_all(&buffer[..len]).await {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+        let sent = async {
+            to.write_all(&buffer[..len]).await?;
+            to.flush().await
+        };
+        match sent.await {
+            Err(error) if is_broken(&error) => {
                 to_is.broken.store(true, Ordering::Relaxed);
                 return Ok(());
             }
             result => result?,
         }
     }
+}
+
+/// Whether the other side takes no more, which leaves what it has sent.
+fn is_broken(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(error.kind(), ConnectionReset | BrokenPipe)
 }
 
 #[cfg(test)]
