@@ -16,6 +16,8 @@ mod logs;
 mod machine;
 #[path = "jobs/methods.rs"]
 mod methods;
+#[path = "jobs/published.rs"]
+mod published;
 
 use std::fs;
 use std::ops::Deref;
@@ -104,7 +106,8 @@ fn configuration(directory: &Path) -> String {
     let here = directory.display();
     let vm = |name: &str, line: &str| {
         let channels = channels::configuration(name, directory);
-        format!("[[vm]]\nname = \"{name}\"\n{line}\n{channels}\n")
+        let published = published::configuration(name, directory);
+        format!("[[vm]]\nname = \"{name}\"\n{line}\n{channels}\n{published}\n")
     };
     [
         "[[service]]\nname = \"greeting\"\nport = 700\ncommand = [\"/bin/sh\", \"-c\", \"echo hello $RINGDOWN_VM\"]\n".to_owned(),

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use wire::agent::{Frame, OPERATION_CHANNEL, Stream};
+
 use crate::scene::{Callee, Caller, Dialect, End, HALF, Scene, Seen};
 use crate::support::PATIENCE;
 
@@ -16,6 +18,7 @@ fn to_tcp() -> Vec<(Caller, Callee, bool)> {
         for callee in [Callee::Guest, Callee::Hybrid, Callee::Serial] {
             rows.push((Caller::Published { tcp: true, header }, callee, true));
         }
+        rows.push((Caller::Published { tcp: true, header }, Callee::Agent, true));
     }
     for dialect in [
         Dialect::Socks,
@@ -26,6 +29,19 @@ fn to_tcp() -> Vec<(Caller, Callee, bool)> {
         rows.push((Caller::Guest, Callee::Egress(dialect), false));
     }
     rows
+}
+
+/// What the source says of it: an agent says it in a frame.
+fn half(callee: Callee) -> Vec<u8> {
+    let bytes = &[7; HALF];
+    let data = Frame::Data {
+        stream: Stream::Stdout,
+        bytes,
+    };
+    match callee {
+        Callee::Agent => data.to_bytes(OPERATION_CHANNEL).unwrap(),
+        _ => bytes.to_vec(),
+    }
 }
 
 fn check(end: impl FnOnce(&mut Scene)) {
@@ -43,7 +59,7 @@ fn check(end: impl FnOnce(&mut Scene)) {
             true => (far, near),
             false => (near, far),
         };
-        scene.send(&mut source, &[7; HALF]);
+        scene.send(&mut source, &half(callee));
         scene.receive(&mut receiver, HALF);
         receivers.push((caller, callee, source, receiver));
     }

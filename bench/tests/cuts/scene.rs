@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -14,6 +14,10 @@ use bench::guest::{Connection, Received, State, VirtualGuest, drive};
 use bench::host::{accept, read_line};
 use rustix::net::{RecvFlags, recv};
 use serial::Refusal;
+use wire::agent::forward::Message;
+use wire::agent::{
+    CAPABILITY_FORWARD, CONNECTION_CHANNEL, Frame, HEADER_LEN, Hello, OPERATION_CHANNEL,
+};
 use wire::vsock::SocketType;
 
 use crate::serial::{Channel, SerialGuest};
@@ -46,6 +50,8 @@ pub enum Callee {
     Hybrid,
     /// A program of a guest with a serial port.
     Serial,
+    /// The agent of a guest with vsock, which is to connect to a server there. The test speaks for it, in frames.
+    Agent,
     /// A program that listens at `<host socket>_<port>`.
     Listener,
     /// A TCP server behind a service.
@@ -129,15 +135,19 @@ impl Scene {
         let unix = UnixListener::bind(at("server")).unwrap();
         let mut config = rules(tcp.local_addr().unwrap(), directory.path());
         let mut published = Vec::new();
+        // Ports of an address that only this scene uses: given back to the system, they are still free a moment later.
+        let own_loopback = own_loopback();
+        let mut free_until_read = Vec::new();
         for (callee, vm) in [
             (Callee::Guest, "db"),
             (Callee::Hybrid, "fd"),
             (Callee::Serial, "box"),
+            (Callee::Agent, "db:tcp"),
         ] {
             for header in [false, true] {
-                // Given back to the system, and most likely still free a moment later.
-                let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+                let free = TcpListener::bind((own_loopback, 0)).unwrap();
                 let address = free.local_addr().unwrap();
+                free_until_read.push(free);
                 let unix = published_path(directory.path(), callee, header);
                 let tcp = format!("tcp:{address}");
                 for listen in [tcp, format!("unix:{}", unix.display())] {
@@ -149,6 +159,7 @@ impl Scene {
             }
         }
         fs::write(at("ringdown.toml"), config).unwrap();
+        drop(free_until_read);
         let vmm = UnixListener::bind(at("fd")).unwrap();
         let hybrid =
             |name: &str, cid: u32| format!("name={name},cid={cid},hybrid={}", at(name).display());
@@ -166,6 +177,7 @@ impl Scene {
         let listener = UnixListener::bind(daemon.listener_path("web", 7000)).unwrap();
         let mut db = guest(&daemon, "db");
         db.listen(80);
+        db.listen(wire::agent::PORT);
         let mut scene = Scene {
             guests: vec![guest(&daemon, "web"), db],
             daemon,
@@ -193,7 +205,8 @@ impl Scene {
         self.hear_answer(&mut near, from, to);
         let expects_header = matches!(from, Caller::Published { header: true, .. })
             || matches!(to, Callee::Tcp { header: true });
-        if expects_header {
+        // An agent gets it in a frame.
+        if expects_header && to != Callee::Agent {
             // Version 2: 16 bytes, of which the last two are the length of the rest.
             let head = self.receive(&mut far, 16);
             let rest = u16::from_be_bytes([head[14], head[15]]);
@@ -275,6 +288,7 @@ impl Scene {
                 let far = drive(&mut guests, PATIENCE, |guests| guests[1].try_accept(80));
                 End::Guest(1, far.unwrap())
             }
+            Callee::Agent => self.answer_as_agent(),
             Callee::Hybrid => {
                 let mut stream = accept(&self.vmm).unwrap();
                 assert_eq!(read_line(&mut stream).unwrap(), "CONNECT 80");
@@ -289,6 +303,27 @@ impl Scene {
                 End::Tcp(stream)
             }
         }
+    }
+
+    /// Says as an agent that the server in the guest is connected.
+    fn answer_as_agent(&mut self) -> End {
+        let mut guests: Vec<&mut VirtualGuest> = self.guests.iter_mut().collect();
+        let far = drive(&mut guests, PATIENCE, |guests| {
+            guests[1].try_accept(wire::agent::PORT)
+        });
+        let mut far = End::Guest(1, far.unwrap());
+        let mut hello = Hello::new("agent");
+        hello.capabilities.push(CAPABILITY_FORWARD.to_owned());
+        let hello = Frame::Hello(hello).to_bytes(CONNECTION_CHANNEL).unwrap();
+        let connected = Frame::Forward(Message::Connected);
+        let connected = connected.to_bytes(OPERATION_CHANNEL).unwrap();
+        for said in [hello, connected] {
+            let header = self.receive(&mut far, HEADER_LEN);
+            let len = u32::from_le_bytes(header[4..].try_into().unwrap());
+            self.receive(&mut far, len as usize);
+            self.send(&mut far, &said);
+        }
+        far
     }
 
     /// The caller is told that it is connected.
@@ -461,11 +496,19 @@ fn patient(stream: UnixStream) -> End {
     End::Unix(stream)
 }
 
+/// A loopback address by the process and the scene.
+fn own_loopback() -> Ipv4Addr {
+    static SCENES: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high, low, SCENES.fetch_add(1, Ordering::Relaxed))
+}
+
 fn port_of(callee: Callee) -> u32 {
     match callee {
         Callee::Guest => 5432,
         Callee::Hybrid => 5433,
         Callee::Serial => 5434,
+        Callee::Agent => unreachable!("published ports alone lead there"),
         Callee::Tcp { header: false } => 5000,
         Callee::Tcp { header: true } => 5001,
         Callee::Unix => 5002,
@@ -478,6 +521,7 @@ fn published_path(directory: &Path, to: Callee, header: bool) -> PathBuf {
     let vm = match to {
         Callee::Guest => "db",
         Callee::Serial => "box",
+        Callee::Agent => "agent",
         _ => "fd",
     };
     directory.join(format!("{vm}-{header}"))

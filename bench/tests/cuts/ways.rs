@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
+use wire::agent::{Frame, OPERATION_CHANNEL, Stream};
 
 use crate::scene::{Callee, Caller, Cut, Dialect, End, HALF, Scene, Seen};
 
@@ -161,6 +162,39 @@ fn through_published_ports() {
         }
     }
     check(&pairs);
+}
+
+/// The bytes pass in frames, and nothing but the frame that says so is an end: not even the end of the agent's connection.
+#[test]
+fn through_published_ports_of_an_agent() {
+    let half = |stream| Frame::Data {
+        stream,
+        bytes: &[7; HALF],
+    };
+    let half = |stream| half(stream).to_bytes(OPERATION_CHANNEL).unwrap();
+    let mut scene = Scene::new();
+    for how in [Cut::Close, Cut::Reset, Cut::Driver, Cut::Vmm] {
+        let (tcp, header) = (true, false);
+        let caller = Caller::Published { tcp, header };
+        let (mut near, mut far) = scene.connect(caller, Callee::Agent);
+        scene.send(&mut far, &half(Stream::Stdout));
+        scene.receive(&mut near, 1);
+        scene.cut(far, Some(&mut near), how);
+        let (_, seen) = scene.read_to_end(near);
+        assert_eq!(seen, Seen::Reset, "the agent is cut off: {how:?}");
+        scene.restore(how, 1);
+    }
+    for header in [false, true] {
+        let tcp = true;
+        let caller = Caller::Published { tcp, header };
+        let (mut near, mut far) = scene.connect(caller, Callee::Agent);
+        scene.send(&mut near, &[7; HALF]);
+        scene.receive(&mut far, 1);
+        scene.cut(near, Some(&mut far), Cut::Reset);
+        let (len, seen) = scene.read_to_end(far);
+        assert_eq!(seen, Seen::Reset, "the caller is cut off");
+        assert!(len < half(Stream::Stdin).len() + HALF, "{len}");
+    }
 }
 
 #[test]

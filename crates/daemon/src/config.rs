@@ -58,9 +58,9 @@ pub use port::{
     MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
 };
 pub use services::{
-    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
-    MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS, Publish, PublishListen,
-    PublishedPort, Service, ServiceTarget,
+    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, GuestPort,
+    MAX_COMMAND_WORDS, MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS,
+    Publish, PublishListen, PublishedPort, Service, ServiceTarget,
 };
 pub use switch::full_name;
 

@@ -207,7 +207,7 @@ impl<'a, S: AsyncRead + Unpin> Words<'a, S> {
 }
 
 /// A guest's text as it may be shown: what could steer a terminal or break a line of a log is replaced.
-fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     text.chars()
         .map(|character| {
             if character.is_ascii_graphic() || character == ' ' {

@@ -6,6 +6,8 @@ mod asked;
 mod directory;
 #[path = "proxy/egress.rs"]
 mod egress;
+#[path = "proxy/forwarded.rs"]
+mod forwarded;
 #[path = "proxy/hostile.rs"]
 mod hostile;
 #[path = "proxy/own.rs"]

@@ -21,8 +21,13 @@ pub(crate) enum Who {
     Program(Credentials),
     /// A program for which somebody else has called, who is told what has become of the call.
     Represented(Represented),
-    /// Somebody who has come in by a published port of this name, and knows nothing of handshakes.
-    Published(Arc<str>),
+    /// Somebody who has come in by a published port, and knows nothing of handshakes.
+    Published {
+        /// The published port's name.
+        name: Arc<str>,
+        /// What is told what has become of the call, if the daemon calls the guest's agent for the caller.
+        agent: Option<CallAnswer>,
+    },
     /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
     Vmm,
     /// A guest that has opened a channel of its serial port.
@@ -45,15 +50,24 @@ impl Who {
                 // The first reason is the one that counts.
                 let _ = refusal.set(reason);
             }
-            Who::Represented(program) => program.answer.give(Err(reason)),
-            Who::Program(_) | Who::Published(_) | Who::Vmm => {}
+            Who::Represented(Represented { answer, .. })
+            | Who::Published {
+                agent: Some(answer),
+                ..
+            } => answer.give(Err(reason)),
+            Who::Program(_) | Who::Published { agent: None, .. } | Who::Vmm => {}
         }
     }
 
     /// The call has been taken.
     pub(crate) fn accepted(&self, circuit: CircuitId) {
-        if let Who::Represented(program) = self {
-            program.answer.give(Ok(circuit));
+        if let Who::Represented(Represented { answer, .. })
+        | Who::Published {
+            agent: Some(answer),
+            ..
+        } = self
+        {
+            answer.give(Ok(circuit));
         }
     }
 }
@@ -80,7 +94,8 @@ impl CallAnswer {
         CallAnswer(Arc::new(Mutex::new(Some(Box::new(take)))))
     }
 
-    pub(crate) fn give(&self, result: Result<CircuitId, Reason>) {
+    /// Says it, for the first time.
+    pub fn give(&self, result: Result<CircuitId, Reason>) {
         let take = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(take) = take {
             take(result);

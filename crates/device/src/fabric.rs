@@ -53,7 +53,7 @@ pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSnapshot, Endpoint};
 use self::dial::Redial;
-pub use self::host::{ProgramCall, PublishedCall};
+pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
 pub use self::serial::{Carrier, SerialConfig};
 use self::tx::{Batch, Outgoing, Packet};

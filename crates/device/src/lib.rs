@@ -50,7 +50,7 @@ pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCal
 pub use fabric::{
     AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier, Change,
     CircuitFilter, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
-    NewLine, OpenLineError, ProgramCall, PublishedCall, RefusedLine, SerialConfig,
+    NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig,
 };
 pub use fault::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};

@@ -122,6 +122,8 @@ pub enum HostCaller {
     Program(ProgramId),
     /// Whoever has come in by a published port.
     Published,
+    /// The daemon itself: the guest's agent is to connect a caller of a published port.
+    ForPublished,
 }
 
 /// The number of a user of the host with certain groups.

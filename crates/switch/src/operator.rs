@@ -404,7 +404,7 @@ impl Switch {
 
     fn host_callers(&self, host: HostCaller) -> &RuleSet {
         match host {
-            HostCaller::Published => &self.published_callers,
+            HostCaller::Published | HostCaller::ForPublished => &self.published_callers,
             HostCaller::Program(id) => self
                 .programs
                 .get(id.0 as usize)

@@ -1,8 +1,8 @@
 //! The ports of Ringdown's own, and who reaches them.
 //!
 //! At the host the daemon itself answers there, and every guest may call. At a VM they belong to its host: the agent listens there and
-//! does for its caller what root does. So only a program of the host reaches them that called that very VM at that very port. No rule opens
-//! them to guests or published ports, and no redirection leads to them.
+//! does for its caller what root does. So only a program of the host reaches them that called that very VM at that very port, and the daemon, for
+//! published ports that the agent connects. No rule opens them to guests or to callers of published ports, and no redirection leads to them.
 
 use crate::event::HostCaller;
 use crate::operator::Destination;
@@ -25,32 +25,40 @@ pub fn is_own_port(port: u32) -> bool {
     OWN_RANGE.contains(&port)
 }
 
-/// Refuses a call that would end at such a port of a VM, unless a program of the host called exactly that.
+/// Refuses a call that would end at such a port of a VM, unless a program of the host or the daemon called exactly that. What the daemon says to an
+/// agent is said to nobody else.
 pub(crate) fn check(
     host: Option<HostCaller>,
     dialled: (Destination, u32),
     reached: (Destination, u32),
 ) -> Result<(), Reason> {
+    if is_direct(host, dialled, reached) {
+        return Ok(());
+    }
     let is_a_vms = matches!(reached.0, Destination::Line(_)) && is_own_port(reached.1);
-    match is_a_vms && !is_direct(host, dialled, reached) {
+    match is_a_vms || host == Some(HostCaller::ForPublished) {
         true => Err(Reason::OwnPort),
         false => Ok(()),
     }
 }
 
-/// Whether a program of the host called what it got.
+/// Whether a program of the host, or the daemon, called what it got.
 fn is_direct(
     host: Option<HostCaller>,
     dialled: (Destination, u32),
     reached: (Destination, u32),
 ) -> bool {
-    matches!(host, Some(HostCaller::Program(_))) && reached == dialled
+    let is_host = matches!(
+        host,
+        Some(HostCaller::Program(_) | HostCaller::ForPublished)
+    );
+    is_host && reached == dialled
 }
 
 impl Switch {
-    /// Whether a circuit is that of a program of the host, to the very VM and port that it called. What vouches for a program asks this itself, whatever let the call
-    /// through.
-    pub fn is_programs_direct_call(&self, id: CircuitId) -> bool {
+    /// Whether a circuit is that of a program of the host or of the daemon, to the very VM and port that it called. What vouches for the caller asks this itself,
+    /// whatever let the call through.
+    pub fn is_hosts_direct_call(&self, id: CircuitId) -> bool {
         self.find(id).is_some_and(|index| {
             let circuit = &self.circuits[index];
             let call = &circuit.call;

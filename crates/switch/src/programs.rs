@@ -63,7 +63,7 @@ impl Switch {
     fn program_of(&mut self, host: Option<HostCaller>) -> Option<&mut Program> {
         match host? {
             HostCaller::Program(id) => self.programs.get_mut(id.0 as usize),
-            HostCaller::Published => None,
+            HostCaller::Published | HostCaller::ForPublished => None,
         }
     }
 }

@@ -23,9 +23,9 @@ pub enum Reason {
     /// A rule denies it, or none allows it.
     #[error("no rule allows it")]
     Denied,
-    /// The port belongs to the VM's host, and this was no direct call of a program of the host.
+    /// The port belongs to the VM's host, and this was no direct call of a program of the host or of the daemon.
     #[error(
-        "this port of a VM is for its host alone: no rule, redirection or published port leads there"
+        "this port of a VM is for its host alone: no rule or redirection leads there, and it cannot be published"
     )]
     OwnPort,
     /// No agent has called from the VM, so that it has given nothing by which a call to it proves that it comes from the host.

@@ -7,15 +7,7 @@ fn a_method_that_is_off_is_refused_and_the_others_go_on() {
     let scene = scene_alone();
     for guest in &scene.guests {
         let name = guest.name();
-        guest.shell("mkdir -p /etc/ringdown").unwrap();
-        guest
-            .write_file(
-                "/etc/ringdown/agent.toml",
-                "[methods]\nexec = false\ncp = false\npower = false\n",
-                0o644,
-            )
-            .unwrap();
-        restart_agent(guest);
+        set_methods(guest, "exec = false\ncp = false\npower = false");
         eventually("the agent is there again", || {
             scene.daemon.run(&["stats", name]).unwrap().status.success()
         });
@@ -62,7 +54,20 @@ fn a_method_that_is_off_is_refused_and_the_others_go_on() {
     }
 }
 
-fn restart_agent(guest: &e2e::Guest) {
+/// Starts the agent anew with these lines about its methods.
+pub(super) fn set_methods(guest: &e2e::Guest, lines: &str) {
+    guest.shell("mkdir -p /etc/ringdown").unwrap();
+    guest
+        .write_file(
+            "/etc/ringdown/agent.toml",
+            format!("[methods]\n{lines}\n"),
+            0o644,
+        )
+        .unwrap();
+    restart_agent(guest);
+}
+
+pub(super) fn restart_agent(guest: &e2e::Guest) {
     let old = guest.shell("pidof ringdown-agent").unwrap();
     guest.shell("killall -9 ringdown-agent").unwrap();
     let line =

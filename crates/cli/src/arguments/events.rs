@@ -38,7 +38,7 @@ pub struct WhyArguments {
     pub from: String,
     /// Who is called: a VM or DOMAIN/NAME, host, service:NAME, address:10.1.2.3 or name:deb.debian.org
     pub to: String,
-    /// The port
+    /// The port; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
     pub port: String,
     /// Print the answer as JSON
     #[arg(long)]

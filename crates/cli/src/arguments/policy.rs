@@ -25,7 +25,7 @@ pub struct PolicyTest {
     pub from: String,
     /// Who is called
     pub to: String,
-    /// The port that is called
+    /// The port that is called; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
     pub port: String,
     /// Ask about this file instead of the running daemon
     #[arg(long, value_name = "FILE")]

@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use daemon::api::types::{Event, EventKind, Why};
-use daemon::config::parse_port;
 use daemon::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
+use super::policy::asked_port;
 use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError};
@@ -90,7 +90,7 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
-    let port = parse_port(&options.port)?;
+    let port = asked_port(&options.from, &options.port)?;
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
         true => print_named("why", &why)?,

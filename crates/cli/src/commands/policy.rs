@@ -4,7 +4,9 @@ use std::path::Path;
 
 use daemon::api::types::{PolicyAnswer, PolicyReport, PolicyVerdict};
 use daemon::config::{Cids, Plan, default_runtime_dir, parse_port, read_file};
+use daemon::input::InputError;
 use daemon::policy::{AskError, Rulebook};
+use wire::agent::forward::Place;
 
 use super::reload::count;
 use super::{print, print_json, print_named};
@@ -20,7 +22,7 @@ const DENIED: u8 = 3;
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
-    let port = parse_port(&options.port)?;
+    let port = asked_port(&options.from, &options.port)?;
     let answer = match &options.config {
         Some(path) => rulebook(path)?.ask(&options.from, &options.to, port)?,
         None => client.test_policy(&options.from, &options.to, port)?,
@@ -53,6 +55,22 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     } else {
         FAILURE
     })
+}
+
+/// The port that is called. Where a published port leads to `tcp:PORT` or `unix:PATH`, it is the agent's.
+///
+/// # Errors
+/// [`InputError`] when it is none, or when another than the host is to call the agent.
+pub(super) fn asked_port(from: &str, text: &str) -> Result<u32, InputError> {
+    match Place::parse(text) {
+        Some(_) if from == "host" => Ok(wire::agent::PORT),
+        Some(_) => Err(InputError::Malformed {
+            expected: "a port that this caller could call",
+            found: text.to_owned(),
+            remedy: "ask with \"host\" as the caller: published ports alone lead there".to_owned(),
+        }),
+        None => parse_port(text),
+    }
 }
 
 /// What a file says, without a daemon.
@@ -107,4 +125,20 @@ fn findings(report: &PolicyReport) -> String {
         }
     ));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_in_a_guest_is_asked_about_at_the_agents_port() {
+        for text in ["tcp:80", "tcp:127.0.0.1:80", "unix:/run/web.sock", "1007"] {
+            assert_eq!(asked_port("host", text), Ok(1007), "{text}");
+        }
+        assert_eq!(asked_port("web", "80"), Ok(80));
+        let error = asked_port("web", "tcp:80").unwrap_err().to_string();
+        assert!(error.contains("published ports alone"), "{error}");
+        assert!(asked_port("host", "udp:53").is_err());
+    }
 }

@@ -85,6 +85,15 @@ pub enum AuditCallee {
         /// The port that was called.
         port: u32,
     },
+    /// A program of a guest, to which the guest's agent was to connect.
+    Place {
+        /// The guest's domain.
+        domain: String,
+        /// The guest's name in the domain.
+        vm: String,
+        /// Where it listens: `tcp:127.0.0.1:80`.
+        place: String,
+    },
     /// A service of the host.
     Service {
         /// Its domain.

@@ -8,10 +8,10 @@ use toml::de::DeValue;
 use wire::vsock::CID_ANY;
 
 use super::ConfigError;
-use super::pattern::{malformed, parse_dns_name, parse_vm_port};
+use super::pattern::{malformed, parse_dns_name, parse_published};
 use super::services::{
-    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, MAX_COMMAND_WORDS,
-    MAX_CONNECT_TIMEOUT_MS, MOST_CONNECTIONS, Publish, PublishListen, PublishedPort, Service,
+    DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, GuestPort,
+    MAX_COMMAND_WORDS, MAX_CONNECT_TIMEOUT_MS, MOST_CONNECTIONS, Publish, PublishListen, Service,
     ServiceTarget,
 };
 use super::source::{Source, Table, Value, integer};
@@ -107,8 +107,9 @@ impl Source<'_> {
                 "domain" => {}
                 "listen" => listen = Some((self.listen(value)?, self.string("listen", value)?)),
                 "to" => {
-                    let parsed = parse_vm_port(self.string("to", value)?, &domain);
-                    to = Some(self.refuse(value.span(), parsed)?);
+                    let text = self.string("to", value)?;
+                    let parsed = self.refuse(value.span(), parse_published(text, &domain))?;
+                    to = Some((parsed, text, value.span()));
                 }
                 "proxy-protocol" => proxy_protocol = self.boolean("proxy-protocol", value)?,
                 "mode" => mode = Some(self.mode(value)?),
@@ -119,7 +120,15 @@ impl Source<'_> {
         let example = "listen = \"tcp:127.0.0.1:8080\"";
         let (mut listen, written) = self.required(table, listen, what, "listen", example)?;
         let example = "to = \"web:80\"";
-        let (domain, vm, port) = self.required(table, to, what, "to", example)?;
+        let (to, text, span) = self.required(table, to, what, "to", example)?;
+        if matches!(
+            (&listen, &to.port),
+            (PublishListen::Udp(_), GuestPort::Agent(_))
+        ) {
+            let remedy = "the guest's agent connects to what takes a stream: write a vsock port, as in \"web:53\", or listen on TCP or a UNIX socket";
+            let refused = malformed("a port of a VM that takes datagrams", text, remedy);
+            return self.refuse(span, Err(refused));
+        }
         match (&mut listen, mode) {
             (PublishListen::Unix { mode, .. }, Some(wanted)) => *mode = wanted,
             (_, Some(_)) => {
@@ -131,7 +140,7 @@ impl Source<'_> {
         Ok(Publish {
             name: name.unwrap_or_else(|| written.to_owned()),
             listen,
-            to: PublishedPort { domain, vm, port },
+            to,
             proxy_protocol,
         })
     }

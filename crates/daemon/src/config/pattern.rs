@@ -15,6 +15,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use switch::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect};
 
+use wire::agent::forward::Place;
+
+use super::services::{GuestPort, PublishedPort};
 use super::users::{parse_user, parse_user_group};
 use crate::input::{InputError, check_name, check_name_of};
 
@@ -133,21 +136,30 @@ pub fn parse_redirect(text: &str, domain: &str) -> Result<Redirect, InputError> 
     Ok(Redirect::Vm { domain, name, port })
 }
 
-/// Reads a VM and a port: `web:80`. Returns the domain, the name and the port.
+/// Reads what a published port leads to: `web:80`, `web:tcp:80` or `web:unix:/run/web.sock`.
 ///
 /// # Errors
 /// [`InputError`] when it is anything else.
-pub fn parse_vm_port(text: &str, domain: &str) -> Result<(String, String, u32), InputError> {
+pub fn parse_published(text: &str, domain: &str) -> Result<PublishedPort, InputError> {
+    let wrong = |remedy: &str| malformed("a port of a VM", text, remedy);
+    let forms = "write the VM, a colon and the vsock port, as in \"web:80\"; or \"web:tcp:80\", \"web:tcp:ADDRESS:80\" or \"web:unix:PATH\" for what \
+                 the guest's agent is to connect to";
     let Some((vm, port)) = text.split_once(':') else {
-        return Err(malformed(
-            "a port of a VM",
-            text,
-            "write the VM, a colon and the port, as in \"web:80\"",
-        ));
+        return Err(wrong(forms));
     };
     let (domain, name) = scope(vm, domain)?;
     check_name(name)?;
-    Ok((domain, name.to_owned(), parse_port(port)?))
+    let port = match port.split_once(':') {
+        None => GuestPort::Vsock(parse_port(port)?),
+        Some(("udp", _)) => {
+            return Err(wrong(
+                "the guest's agent connects to TCP ports and UNIX sockets alone: write a vsock port that takes datagrams, as in \"web:53\"",
+            ));
+        }
+        Some(_) => GuestPort::Agent(Place::parse(port).ok_or_else(|| wrong(forms))?),
+    };
+    let vm = name.to_owned();
+    Ok(PublishedPort { domain, vm, port })
 }
 
 /// Reads ports: a number, `8000-8999`, or `*` for all, which is `None`.

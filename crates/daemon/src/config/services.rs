@@ -1,9 +1,11 @@
 //! Services of the host that guests may call, and ports of guests that the host offers to others: plain data, checked when it was read.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use switch::full_name;
+use wire::agent::forward::Place;
 
 /// The most services that one daemon offers.
 pub const MAX_SERVICES: usize = 1024;
@@ -94,15 +96,45 @@ pub enum PublishListen {
     },
 }
 
-/// A port of a VM.
+/// What listens in a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedPort {
     /// The VM's domain.
     pub domain: String,
     /// The VM's name in its domain, never an alias.
     pub vm: String,
-    /// The vsock port.
-    pub port: u32,
+    /// The port there.
+    pub port: GuestPort,
+}
+
+/// A port of a guest, as it is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestPort {
+    /// A vsock port.
+    Vsock(u32),
+    /// A TCP port or a UNIX socket, to which the guest's agent connects.
+    Agent(Place),
+}
+
+impl GuestPort {
+    /// The vsock port that is called.
+    pub fn called(&self) -> u32 {
+        match self {
+            GuestPort::Vsock(port) => *port,
+            GuestPort::Agent(_) => wire::agent::PORT,
+        }
+    }
+}
+
+/// As the configuration has it.
+impl fmt::Display for GuestPort {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GuestPort::Vsock(port) => port.fmt(formatter),
+            GuestPort::Agent(place @ Place::Tcp { .. }) => write!(formatter, "tcp:{place}"),
+            GuestPort::Agent(place @ Place::Unix { .. }) => write!(formatter, "unix:{place}"),
+        }
+    }
 }
 
 impl PublishedPort {

@@ -51,11 +51,14 @@ impl Control {
             }
             None => callee,
         };
-        let mut hindrances: Vec<String> = [&caller, &reached]
-            .into_iter()
-            .flatten()
-            .filter_map(absence)
-            .collect();
+        let mut hindrances: Vec<String> = caller.iter().filter_map(absence).collect();
+        hindrances.extend(reached.as_ref().and_then(|vm| {
+            let is_for_agent = port == wire::agent::PORT && policy.redirect.is_none();
+            match is_for_agent {
+                true => agent_hindrance(vm),
+                false => absence(vm),
+            }
+        }));
         let is_listener = dialled == "host" && policy.redirect.is_none();
         if let (Some(caller), true) = (&caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
@@ -80,6 +83,22 @@ impl Control {
 fn absence(vm: &VmStatus) -> Option<String> {
     let is_absent = matches!(vm.state, VmState::Waiting | VmState::Attached);
     is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
+}
+
+/// What keeps an agent from making connections for published ports. It is needed for all else that is asked of it.
+fn agent_hindrance(vm: &VmStatus) -> Option<String> {
+    let Some(agent) = vm.agent.as_ref().filter(|_| vm.state == VmState::Ready) else {
+        return Some(format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()));
+    };
+    let mut capabilities = agent.capabilities.iter();
+    let can_forward = capabilities.any(|name| name == wire::agent::CAPABILITY_FORWARD);
+    (!can_forward).then(|| {
+        format!(
+            "VM {:?}: its {} makes no connections for published ports: it is older than that, or forward is off in its /etc/ringdown/agent.toml",
+            vm.full_name(),
+            agent.software
+        )
+    })
 }
 
 /// By what refusals of programs of a user are known: its number. With which groups a refused program ran is not remembered, so there are none of `users:`.

@@ -41,6 +41,7 @@ impl CallNotes {
     pub fn note(&self, record: AuditRecord, circuit: Option<CircuitId>) {
         let (to, port) = callee_asked(&record.to);
         let details = EventDetails {
+            vm: matches!(record.to, AuditCallee::Place { .. }).then(|| to.clone()),
             circuit: circuit.map(|id| CircuitName(id).to_string()),
             from: Some(caller_words(&record.from)),
             to: Some(callee_words(&record.to)),
@@ -177,6 +178,7 @@ fn callee_words(callee: &AuditCallee) -> String {
         AuditCallee::Vm {
             domain, vm, port, ..
         } => format!("{}:{port}", full_name(domain, vm)),
+        AuditCallee::Place { domain, vm, place } => format!("{}:{place}", full_name(domain, vm)),
         AuditCallee::Service { service, port, .. } => format!("service({service}):{port}"),
         AuditCallee::Listener { listener } => format!("host:{listener}"),
         AuditCallee::Address {
@@ -209,6 +211,7 @@ fn callee_asked(callee: &AuditCallee) -> (String, u32) {
         AuditCallee::Vm {
             domain, vm, port, ..
         } => (full_name(domain, vm), *port),
+        AuditCallee::Place { domain, vm, .. } => (full_name(domain, vm), wire::agent::PORT),
         AuditCallee::Service {
             domain,
             service,

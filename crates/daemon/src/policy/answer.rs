@@ -216,6 +216,14 @@ impl Rulebook {
             Some((_, Verdict::Deny | Verdict::Redirect(Redirect::Service { .. }))) => None,
             Some((_, Verdict::Allow)) | None => dialled,
         };
+        if let (From::Host, Some((line, wire::agent::PORT)), Some(_)) =
+            (caller, dialled, &answer.redirect)
+        {
+            if !reached.is_some_and(|(to, port)| is_agent_of(line, to, port)) {
+                let note = "what the daemon calls there for a published port with \"tcp:\" or \"unix:\" is not redirected, but refused";
+                answer.notes.push(note.to_owned());
+            }
+        }
         let Some((line, port)) = reached.filter(|(_, port)| is_own_port(*port)) else {
             return;
         };
@@ -224,8 +232,15 @@ impl Rulebook {
         match caller {
             From::Program { .. } if is_direct => return,
             From::Host if is_direct => {
-                let note = "a published port does not lead there: this port of a VM is for programs of its host that call it directly";
-                return answer.notes.push(note.to_owned());
+                let name = line.full_name();
+                answer.notes.push(match port {
+                    wire::agent::PORT => format!(
+                        "a published port does not lead there by this number, and the daemon calls there for those with \
+                         to = \"{name}:tcp:PORT\" or \"{name}:unix:PATH\""
+                    ),
+                    _ => "a published port does not lead there: this port of a VM is for programs of its host that call it directly".to_owned(),
+                });
+                return;
             }
             From::Vm(_) | From::Program { .. } | From::Host => {}
         }
@@ -370,6 +385,11 @@ impl PolicyRule {
             false => format!("{} {:?} ({})", self.index + 1, self.label, self.place),
         }
     }
+}
+
+/// Whether a call gets to the agent of this VM.
+fn is_agent_of(line: &LineSpec, reached: &LineSpec, port: u32) -> bool {
+    (line.full_name(), wire::agent::PORT) == (reached.full_name(), port)
 }
 
 /// Of a VM whose guest can call its host alone, how it reaches another.

@@ -1,14 +1,14 @@
 //! What a rulebook says that can hardly be meant: rules that never match, names that do not exist, groups without members.
 
 use switch::{
-    Callee, CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Unreachable, Verdict,
-    is_own_port,
+    Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
+    Verdict, is_own_port,
 };
 
 use super::Rulebook;
 use super::meant::Stands;
 use crate::api::types::{Finding, FindingKind, PolicyReport};
-use crate::config::{ServiceTarget, Written, full_name};
+use crate::config::{GuestPort, Publish, ServiceTarget, Written, full_name};
 use crate::input::did_you_mean;
 
 /// The most findings that are told.
@@ -114,8 +114,8 @@ impl Rulebook {
                 to.port,
                 to.full_name()
             );
-            let remedy = "publish another port of the VM";
-            is_own_port(to.port)
+            let remedy = "publish another port of the VM, or what the guest's agent is to connect to, as in \"web:tcp:80\"";
+            matches!(to.port, GuestPort::Vsock(port) if is_own_port(port))
                 .then(|| Found::new(FindingKind::OwnPort, message, remedy).at(publish))
         });
         of_rules.chain(of_publishes).collect()
@@ -292,21 +292,53 @@ impl Rulebook {
             }
             _ => {}
         }
-        for publish in &self.publishes {
-            let to = &publish.value.to;
-            if self.plan.find(&to.domain, &to.vm).is_none() {
-                let meant = did_you_mean(&self.meant(&to.domain, &to.vm, Stands::Vm));
-                let message = format!(
-                    "the published port {:?} leads to the VM {:?}, and there is none of this name{meant}",
-                    publish.value.name,
-                    to.full_name()
-                );
-                let remedy =
-                    "correct the name in its \"to\", or add the VM: calls are refused until then";
-                findings.push(Found::new(FindingKind::UnknownVm, message, remedy).at(publish));
-            }
-        }
+        let published = self.publishes.iter();
+        findings.extend(published.filter_map(|publish| self.published_in_vain(publish)));
         findings
+    }
+
+    /// A published port by which no connection gets anywhere.
+    fn published_in_vain(&self, publish: &Written<Publish>) -> Option<Finding> {
+        let (name, to) = (&publish.value.name, &publish.value.to);
+        let vm = to.full_name();
+        let Some(line) = self.plan.find(&to.domain, &to.vm) else {
+            let meant = did_you_mean(&self.meant(&to.domain, &to.vm, Stands::Vm));
+            let message = format!(
+                "the published port {name:?} leads to the VM {vm:?}, and there is none of this name{meant}"
+            );
+            let remedy =
+                "correct the name in its \"to\", or add the VM: calls are refused until then";
+            return Some(Found::new(FindingKind::UnknownVm, message, remedy).at(publish));
+        };
+        let callee = Callee::Vm {
+            domain: &line.domain,
+            name: &line.name,
+            groups: &line.groups,
+        };
+        let port = to.port.called();
+        let callers = self.policy.callers(&Caller::Published);
+        let callees = self.policy.callees(&callee);
+        let (rule, verdict) = self.policy.decide(&callers, &callees, port).rule?;
+        let is_refused = match (verdict, &to.port) {
+            (Verdict::Deny, _) => true,
+            (Verdict::Redirect(to), GuestPort::Agent(_)) => {
+                let Redirect::Vm { domain, name, port } = to else {
+                    return None;
+                };
+                (domain, name) != (&line.domain, &line.name)
+                    || port.is_some_and(|port| port != wire::agent::PORT)
+            }
+            _ => false,
+        };
+        let rule = self.rule(rule.0).words();
+        let message = format!(
+            "no connection to the published port {name:?} gets to {vm}:{}: rule {rule} is about its calls of port {port} of {vm:?}, and stands in the way",
+            to.port
+        );
+        let remedy = format!(
+            "put a [[rule]] before it with from = \"host\", to = \"{vm}\", port = {port} and action = \"allow\""
+        );
+        is_refused.then(|| Found::new(FindingKind::Unused, message, remedy).at(publish))
     }
 }
 

@@ -659,9 +659,14 @@ fn a_vms_own_ports_are_for_its_host_whatever_the_rules_say() {
     }
     let answer = book.ask("host", "box", 1007).unwrap();
     assert!(
-        answer.notes[0].contains("a published port does not"),
+        answer.notes[0].contains("to = \"box:tcp:PORT\""),
         "{answer:?}"
     );
+    let answer = book.ask("host", "box", 1005).unwrap();
+    let words = "a published port does not lead there: ";
+    assert!(answer.notes[0].starts_with(words), "{answer:?}");
+    let answer = book.ask("host", "old", 1007).unwrap();
+    assert!(answer.notes[0].contains("is not redirected"), "{answer:?}");
     assert!(book.ask("web", "old", 80).unwrap().why.contains("box:1007"));
 }
 
@@ -748,6 +753,9 @@ fn what_can_hardly_be_meant_is_found_with_its_place() {
         (house("[[group]]\nname = \"g\"\nmembers = []\n[[rule]]\nfrom = \"db\"\nto = \"@g\"\naction = \"deny\""), EmptyGroup, "no VM is in the group \"g\", so the rule matches no VM; add members"),
         (house("[[service]]\nname = \"s\"\nport = 9\nto = \"tcp:a:1\""), Unused, "no rule allows calls to the service \"s\"; add a [[rule]] with from = \"VM\", to = \"service:s\""),
         (house("[[publish]]\nname = \"p\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"wee:80\""), UnknownVm, "the published port \"p\" leads to the VM \"wee\", and there is none"),
+        (house("[[publish]]\nname = \"p\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"ci:tcp:80\"\n[[rule]]\nname = \"agents\"\nfrom = \"host\"\nto = \"ci\"\nport = 1007\naction = \"deny\""), Unused, "no connection to the published port \"p\" gets to ci:tcp:127.0.0.1:80: rule 7 \"agents\""),
+        (house("[[publish]]\nname = \"p\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"ci:tcp:80\"\n[[rule]]\nname = \"agents\"\nfrom = \"host\"\nto = \"ci\"\nredirect = \"web:80\""), Unused, "is about its calls of port 1007 of \"ci\", and stands in the way; put a [[rule]] before it with from = \"host\", to = \"ci\", port = 1007"),
+        (house("[[publish]]\nname = \"p\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"ci:80\"\n[[rule]]\nfrom = \"host\"\nto = \"ci\"\naction = \"deny\""), Unused, "gets to ci:80: rule 7 "),
         ("[[rule]]\nfrom = \"*\"\nto = \"address:10.0.0.0/8\"\naction = \"allow\"".to_owned(), UnknownService, "there is no egress service through which"),
         ("[[service]]\nname = \"s\"\nport = 9\negress = true\n[[rule]]\nfrom = \"*\"\nto = \"service:s\"\naction = \"allow\"".to_owned(), Unused, "nothing is reached through egress"),
     ];

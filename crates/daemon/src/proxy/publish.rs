@@ -2,8 +2,9 @@
 //!
 //! A connection is accepted here and then handed to the data plane, which calls the guest and carries the bytes itself. Where
 //! the guest is to be told first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
-//! carried here: see [`udp`].
+//! carried here: see [`udp`]. So is what the guest's agent is to connect to: see [`agent`].
 
+mod agent;
 pub mod udp;
 
 use std::future::poll_fn;
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use device::{Cut, PublishedCall, set_socket_mode};
+use device::{Cut, PublishedCall, PublishedTo, set_socket_mode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
@@ -31,7 +32,7 @@ use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
 use super::shared::{Shared, count};
-use crate::config::{Publish, PublishListen};
+use crate::config::{GuestPort, Publish, PublishListen};
 use crate::runtime::{RuntimeError, remove_stale_socket};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
@@ -242,7 +243,7 @@ impl Published {
         tracing::info!(
             name,
             to = publish.to.full_name(),
-            port = publish.to.port,
+            port = %publish.to.port,
             "published a port"
         );
         let sender = watch::Sender::new(Standing::new(publish));
@@ -396,13 +397,18 @@ impl Port {
         stream: TcpStream,
         ends: Option<(SocketAddr, SocketAddr)>,
     ) {
-        if publish.proxy_protocol {
-            let header = published_header(&publish.name, ends, None, Transport::Stream);
-            return self.carry(publish, stream, header);
+        if let Some(port) = direct(&publish) {
+            if let Ok(stream) = stream.into_std() {
+                self.dial(&publish, port, stream.into());
+            }
+            return;
         }
-        if let Ok(stream) = stream.into_std() {
-            self.dial(&publish, stream.into());
-        }
+        let header = match publish.proxy_protocol {
+            true => published_header(&publish.name, ends, None, Transport::Stream),
+            false => Vec::new(),
+        };
+        let peer = ends.map(|(peer, _)| peer.to_string());
+        self.carry(publish, stream, Before { header, peer });
     }
 
     async fn serve_unix(&self, listener: UnixListener) -> io::Result<()> {
@@ -416,51 +422,97 @@ impl Port {
     }
 
     fn take_unix(&self, publish: Arc<Standing>, stream: UnixStream) {
-        if publish.proxy_protocol {
-            let user = stream.peer_cred().ok().map(|peer| peer.uid());
-            let header = published_header(&publish.name, None, user, Transport::Stream);
-            return self.carry(publish, stream, header);
+        if let Some(port) = direct(&publish) {
+            if let Ok(stream) = stream.into_std() {
+                self.dial(&publish, port, stream.into());
+            }
+            return;
         }
-        if let Ok(stream) = stream.into_std() {
-            self.dial(&publish, stream.into());
-        }
+        let header = match publish.proxy_protocol {
+            true => {
+                let user = stream.peer_cred().ok().map(|peer| peer.uid());
+                published_header(&publish.name, None, user, Transport::Stream)
+            }
+            false => Vec::new(),
+        };
+        self.carry(publish, stream, Before { header, peer: None });
     }
 
     /// Has the data plane carry it.
-    fn dial(&self, publish: &Standing, socket: OwnedFd) {
-        dial_guest(&self.shared, publish, socket, SocketType::Stream, None);
+    fn dial(&self, publish: &Standing, port: u32, socket: OwnedFd) {
+        let to = PublishedTo::Port(port);
+        dial_guest(&self.shared, publish, to, socket, SocketType::Stream, None);
     }
 
-    /// Carries it here, behind a header.
+    /// Carries it here.
     fn carry<S: Socket + Send + 'static>(
         &self,
         publish: Arc<Standing>,
         mut client: S,
-        header: Vec<u8>,
+        before: Before,
     ) where
         for<'a> S::Reader<'a>: Send,
         for<'a> S::Writer<'a>: Send,
     {
         client.begin();
-        let Some(permit) = self.carried.take(MAX_CARRIED) else {
+        let limit = match publish.to.port {
+            GuestPort::Vsock(_) => MAX_CARRIED,
+            GuestPort::Agent(_) => agent::MAX_CARRIED,
+        };
+        let Some(permit) = self.carried.take(limit) else {
             tracing::warn!(
                 name = publish.name,
-                limit = MAX_CARRIED,
+                limit,
                 "a published port carries as many connections as it may"
             );
             return;
         };
-        let Ok((mut guest, theirs, cut)) = CircuitEnd::pair() else {
-            return;
-        };
         let shared = self.shared.clone();
         tokio::spawn(async move {
-            if guest.stream.write_all(&header).await.is_ok() {
-                dial_guest(&shared, &publish, theirs, SocketType::Stream, Some(cut));
-                relay(&mut client, &mut guest, &Share::default()).await;
+            match publish.to.port.clone() {
+                GuestPort::Vsock(port) => {
+                    let to = PublishedTo::Port(port);
+                    carry_to_port(&shared, &publish, to, &mut client, &before.header).await;
+                }
+                GuestPort::Agent(place) => {
+                    agent::carry(&shared, &publish, &place, &mut client, before).await;
+                }
             }
             drop(permit);
         });
+    }
+}
+
+/// What is known of a caller before anything of it is carried.
+struct Before {
+    /// What the guest is told first.
+    header: Vec<u8>,
+    /// The address that it came from, if it has one.
+    peer: Option<String>,
+}
+
+/// The vsock port, where the data plane can carry the bytes itself.
+fn direct(publish: &Publish) -> Option<u32> {
+    match publish.to.port {
+        GuestPort::Vsock(port) if !publish.proxy_protocol => Some(port),
+        GuestPort::Vsock(_) | GuestPort::Agent(_) => None,
+    }
+}
+
+async fn carry_to_port(
+    shared: &Shared,
+    publish: &Standing,
+    to: PublishedTo,
+    client: &mut impl Socket,
+    header: &[u8],
+) {
+    let Ok((mut guest, theirs, cut)) = CircuitEnd::pair() else {
+        return;
+    };
+    if guest.stream.write_all(header).await.is_ok() {
+        let socket_type = SocketType::Stream;
+        dial_guest(shared, publish, to, theirs, socket_type, Some(cut));
+        relay(client, &mut guest, &Share::default()).await;
     }
 }
 
@@ -468,6 +520,7 @@ impl Port {
 fn dial_guest(
     shared: &Shared,
     publish: &Standing,
+    to: PublishedTo,
     socket: OwnedFd,
     socket_type: SocketType,
     cut: Option<Cut>,
@@ -478,7 +531,7 @@ fn dial_guest(
         exchange.dial_guest(PublishedCall {
             name: publish.name.as_str().into(),
             vm: publish.to.full_name(),
-            port: publish.to.port,
+            to,
             socket,
             socket_type,
             cut,
@@ -488,120 +541,4 @@ fn dial_guest(
 }
 
 #[cfg(test)]
-mod tests {
-    use switch::Policy;
-
-    use super::super::resolver::{Names, SystemResolver};
-    use super::*;
-    use crate::config::PublishedPort;
-
-    /// Ports that are published on a runtime that does nothing unless the test has it do so.
-    fn published() -> (tokio::runtime::Runtime, Published, Arc<Shared>) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let names = Names::new(Arc::new(SystemResolver::default()));
-        let policy = Arc::new(Policy::default());
-        let shared = Shared::new(policy, names, Box::new(|_| {}), Duration::ZERO);
-        let shared = Arc::new(shared);
-        let published = Published::new(shared.clone(), runtime.handle().clone());
-        (runtime, published, shared)
-    }
-
-    fn www(listen: PublishListen) -> Publish {
-        Publish {
-            name: "www".to_owned(),
-            listen,
-            to: PublishedPort {
-                domain: switch::DEFAULT_DOMAIN.to_owned(),
-                vm: "web".to_owned(),
-                port: 80,
-            },
-            proxy_protocol: false,
-        }
-    }
-
-    fn at(path: &Path, mode: u32) -> PublishListen {
-        let path = path.to_owned();
-        PublishListen::Unix { path, mode }
-    }
-
-    #[test]
-    fn a_port_that_is_published_again_at_once_keeps_its_socket() {
-        let (runtime, published, _shared) = published();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("www.sock");
-        let publish = www(at(&path, 0o600));
-        // The runtime does nothing meanwhile, so the task of the first is still there when the second listens.
-        for publishes in [vec![publish.clone()], Vec::new(), vec![publish]] {
-            let is_published = !publishes.is_empty();
-            let prepared = published.prepare(publishes).unwrap();
-            published.set(prepared);
-            assert_eq!(path.exists(), is_published);
-        }
-        runtime.block_on(async { tokio::task::yield_now().await });
-        drop(std::os::unix::net::UnixStream::connect(&path).unwrap());
-        published.close();
-        assert!(!path.exists());
-    }
-
-    /// The calls that reach the data plane.
-    struct Calls(std::sync::mpsc::Sender<PublishedCall>);
-
-    impl super::super::exchange::Exchange for Calls {
-        fn dial_guest(&self, call: PublishedCall) {
-            self.0.send(call).unwrap();
-        }
-
-        fn resolve(&self, _vm: &str, _name: &str) -> Option<u32> {
-            None
-        }
-
-        fn resolve_service(&self, _vm: &str, _name: &str) -> Option<u32> {
-            None
-        }
-    }
-
-    #[test]
-    fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
-        let (runtime, published, shared) = published();
-        let (sender, calls) = std::sync::mpsc::channel();
-        assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("www.sock");
-        let set = |mode, port| {
-            let mut publish = www(at(&path, mode));
-            publish.to.port = port;
-            published.set(published.prepare(vec![publish]).unwrap());
-        };
-        set(0o666, 80);
-        // The runtime accepts nobody yet.
-        let mut early = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let patience = Some(Duration::from_secs(60));
-        early.set_read_timeout(patience).unwrap();
-        set(0o600, 81);
-        let late = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let next_call = || {
-            runtime.block_on(async {
-                loop {
-                    match calls.try_recv() {
-                        Ok(call) => return call,
-                        Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
-                    }
-                }
-            })
-        };
-        let call = next_call();
-        assert_eq!(call.port, 81);
-        assert!(call.is_published.load(Ordering::Acquire));
-        assert_eq!(std::io::Read::read(&mut early, &mut [0]).unwrap(), 0);
-        drop(late);
-        // What changes nothing turns nobody away.
-        let waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        set(0o600, 81);
-        assert!(next_call().is_published.load(Ordering::Acquire));
-        drop(waiting);
-        published.close();
-    }
-}
+mod tests;

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use daemon::config::{Publish, PublishListen, PublishedPort, ServiceTarget};
+use daemon::config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
 use daemon::proxy::identity::field;
-use device::Called;
+use device::{Called, PublishedTo};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{RecvFlags, SendFlags};
 use switch::{Policy, Reason};
@@ -17,25 +17,25 @@ use wire::vsock::SocketType;
 use crate::support::*;
 use crate::targets::OwnedMessages;
 
-fn publish(listen: PublishListen) -> Publish {
+pub fn publish(listen: PublishListen) -> Publish {
     Publish {
         name: "front".to_owned(),
         listen,
         to: PublishedPort {
             domain: "red".to_owned(),
             vm: "web".to_owned(),
-            port: 80,
+            port: GuestPort::Vsock(80),
         },
         proxy_protocol: false,
     }
 }
 
 /// An address that is free now. Somebody else may take it; then the test fails to listen and says so.
-fn free_address() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     tcp_listener().1
 }
 
-fn set(stand: &Stand, publishes: Vec<Publish>) {
+pub fn set(stand: &Stand, publishes: Vec<Publish>) {
     let prepared = stand
         .proxy
         .prepare_publishes(publishes)
@@ -43,7 +43,7 @@ fn set(stand: &Stand, publishes: Vec<Publish>) {
     stand.proxy.set_publishes(prepared);
 }
 
-fn dial(address: SocketAddr) -> TcpStream {
+pub fn dial(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("connected");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream
@@ -59,7 +59,8 @@ fn whoever_connects_is_the_guests_caller() {
     );
     let client = dial(address);
     let call = stand.exchange.next_call();
-    assert_eq!((call.vm.as_str(), call.port), ("red/web", 80));
+    assert_eq!(call.vm, "red/web");
+    assert!(matches!(call.to, PublishedTo::Port(80)), "{:?}", call.to);
     assert_eq!(
         (&*call.name, call.socket_type),
         ("front", SocketType::Stream)
@@ -81,7 +82,7 @@ fn a_call_is_told_when_its_port_is_published_otherwise() {
     let address = free_address();
     let at = publish(PublishListen::Tcp(address.to_string()));
     let mut elsewhere = at.clone();
-    elsewhere.to.port = 81;
+    elsewhere.to.port = GuestPort::Vsock(81);
     let mut of_before = None;
     for (next, is_the_same) in [(&at, true), (&at, true), (&elsewhere, false), (&at, false)] {
         set(&stand, vec![next.clone()]);

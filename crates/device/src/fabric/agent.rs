@@ -62,7 +62,7 @@ impl Fabric {
         }
     }
 
-    /// Notes what is to go in front of a call over a line without rings. Only a program of the host that called this very VM is
+    /// Notes what is to go in front of a call over a line without rings. Only a program of the host, or the daemon, that called this very VM is
     /// vouched for: a call that got to the agent's port in any other way has no proof.
     pub(super) fn vouch(
         &mut self,
@@ -70,7 +70,7 @@ impl Fabric {
         line: LineId,
         port: u32,
     ) -> Result<(), Reason> {
-        if port != self.agent_port || !self.switch.is_programs_direct_call(circuit) {
+        if port != self.agent_port || !self.switch.is_hosts_direct_call(circuit) {
             return Ok(());
         }
         let secret = match self.line(line).map(|line| &line.agent_secret) {

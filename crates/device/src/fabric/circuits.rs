@@ -192,7 +192,7 @@ impl Fabric {
                 credentials: program.credentials,
                 ticket: Some(program.ticket),
             },
-            Some(Who::Published(name)) => Endpoint::Published {
+            Some(Who::Published { name, .. }) => Endpoint::Published {
                 name: name.to_string(),
             },
             Some(Who::Vmm | Who::Channel { .. }) | None => Endpoint::Gone,

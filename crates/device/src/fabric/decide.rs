@@ -95,7 +95,7 @@ impl Fabric {
         match who {
             Some(Who::Program(credentials)) => DecisionCaller::Program(*credentials),
             Some(Who::Represented(program)) => DecisionCaller::Program(program.credentials),
-            Some(Who::Published(name)) => DecisionCaller::Published { name },
+            Some(Who::Published { name, .. }) => DecisionCaller::Published { name },
             Some(Who::Vmm | Who::Channel { .. }) | None => DecisionCaller::Unknown,
         }
     }

@@ -40,8 +40,8 @@ pub struct PublishedCall {
     pub name: Arc<str>,
     /// Whom it leads to, by the full name.
     pub vm: String,
-    /// The guest's port.
-    pub port: u32,
+    /// What is called there.
+    pub to: PublishedTo,
     /// The connection: a stream, UNIX or TCP, or a UNIX socket of messages. It is connected and does not block.
     pub socket: OwnedFd,
     /// The type of socket to call the guest with.
@@ -50,6 +50,15 @@ pub struct PublishedCall {
     pub cut: Option<Cut>,
     /// Whether the port is published like this. It is set between two turns, with the configuration: see [`Change`](super::Change).
     pub is_published: Arc<AtomicBool>,
+}
+
+/// What a published port calls in its guest.
+#[derive(Debug)]
+pub enum PublishedTo {
+    /// A port, by the caller itself.
+    Port(u32),
+    /// The agent, by the daemon, which is told what has become of the call.
+    Agent(CallAnswer),
 }
 
 /// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
@@ -187,7 +196,7 @@ impl Fabric {
             if let Some(caller) = self.remove_caller(slot) {
                 let vm = self.line(id).map(|line| line.name.clone());
                 let name = match &caller.who {
-                    Who::Published(name) => Some(&**name),
+                    Who::Published { name, .. } => Some(&**name),
                     _ => None,
                 };
                 tracing::warn!(vm, name, %error, "cannot wait for a caller");
@@ -232,7 +241,8 @@ impl Fabric {
         let (line, socket_type) = (caller.line, caller.socket_type);
         let groups = std::mem::take(&mut caller.groups);
         let program = match caller.who {
-            Who::Published(_) => Some(HostCaller::Published),
+            Who::Published { agent: None, .. } => Some(HostCaller::Published),
+            Who::Published { agent: Some(_), .. } => Some(HostCaller::ForPublished),
             Who::Vmm | Who::Channel { .. } => {
                 return self.tell(Event::HybridDial {
                     line,
@@ -264,13 +274,24 @@ impl Fabric {
     /// closed, with a reset if it is TCP.
     pub fn dial_guest(&mut self, call: PublishedCall) {
         reset_on_close(&call.socket);
-        let line = self.line_named(&call.vm);
-        let Some(line) = line.filter(|_| call.is_published.load(Ordering::Acquire)) else {
+        let (port, agent) = match call.to {
+            PublishedTo::Port(port) => (port, None),
+            PublishedTo::Agent(answer) => (self.agent_port, Some(answer)),
+        };
+        let refused = |reason| agent.as_ref().map(|answer| answer.give(Err(reason)));
+        if !call.is_published.load(Ordering::Acquire) {
+            return mark(call.cut.as_ref());
+        }
+        let Some(line) = self.line_named(&call.vm) else {
+            refused(Reason::UnknownCid);
             return mark(call.cut.as_ref());
         };
         let caller = Caller {
             line,
-            who: Who::Published(call.name),
+            who: Who::Published {
+                name: call.name,
+                agent: agent.clone(),
+            },
             groups: Vec::new(),
             socket: call.socket,
             socket_type: call.socket_type,
@@ -278,8 +299,11 @@ impl Fabric {
             request_len: 0,
             cut: call.cut,
         };
-        if let Some(slot) = self.add_caller(caller) {
-            self.put_caller_through(slot, call.port);
+        match self.add_caller(caller) {
+            Some(slot) => self.put_caller_through(slot, port),
+            None => {
+                refused(Reason::CircuitLimit);
+            }
         }
     }
 
@@ -320,7 +344,7 @@ impl Fabric {
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
         let mut host = HostSocket::new(caller.socket, true);
         host.request_len = caller.request_len;
-        host.resets = matches!(caller.who, Who::Published(_));
+        host.resets = matches!(caller.who, Who::Published { .. });
         host.cut = caller.cut;
         if !circuit.is_stream() {
             // Messages cannot be looked at beyond the first.

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
-use device::AgentSecret;
+use device::{AgentSecret, CallAnswer, PublishedTo};
 use switch::{CalleePattern, CallerPattern, Reason, Redirect, Rule, Verdict};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
 
@@ -174,4 +177,59 @@ fn nobody_but_a_program_that_calls_directly_reaches_an_agent() {
     // The agent behind the VMM has received nothing: the first call that arrives is this one.
     let _near = program(&house.host_path("db"), b"CONNECT 22\n");
     assert_eq!(callee.accept().0, 22);
+}
+
+/// The daemon calls a VM's agent for a caller of a published port: the caller's end, and what is told about the call.
+fn for_published(house: &House, vm: &str) -> (TcpStream, Receiver<Result<(), Reason>>) {
+    let (tell, told) = channel();
+    let answer = CallAnswer::new(move |result| {
+        let _ = tell.send(result.map(|_| ()));
+    });
+    let to = PublishedTo::Agent(answer);
+    (house.publish_while(vm, to, &Arc::new(true.into())), told)
+}
+
+#[test]
+fn the_daemon_calls_an_agent_for_a_published_port_as_a_program_would() {
+    let house = House::new(HashMap::new());
+    house.add("fc", 3);
+    house.add("db", 4);
+    let vmm = Vmm::start(&house.path("fc"), Manner::Accept(b""));
+    let told = |told: Receiver<_>| told.recv_timeout(PATIENCE).unwrap();
+    let (_near, answer) = for_published(&house, "fc");
+    assert_eq!(told(answer), Err(Reason::AgentAway));
+    let (_near, answer) = for_published(&house, "nowhere");
+    assert_eq!(told(answer), Err(Reason::UnknownCid));
+    set_secret(&house, "fc", given(7));
+    let (mut near, answer) = for_published(&house, "fc");
+    let (port, far) = vmm.accept();
+    assert_eq!((port, told(answer)), (AGENT, Ok(())));
+    near.write_all(b"hello").unwrap();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(all(far), [&proof(7)[..], b"hello"].concat());
+    drop(near);
+    // Rules about published ports hold, and no redirection takes it elsewhere.
+    let host = |verdict| Rule {
+        from: vec![CallerPattern::Host],
+        ports: vec![AGENT..=AGENT],
+        ..rule(
+            "fc",
+            CalleePattern::AnyVm {
+                domain: switch::DEFAULT_DOMAIN.to_owned(),
+            },
+            verdict,
+        )
+    };
+    let to_db = Verdict::Redirect(Redirect::Vm {
+        domain: switch::DEFAULT_DOMAIN.to_owned(),
+        name: "db".to_owned(),
+        port: Some(80),
+    });
+    for (verdict, reason) in [(Verdict::Deny, Reason::Denied), (to_db, Reason::OwnPort)] {
+        house.set_rules(vec![host(verdict)], false);
+        let (mut near, answer) = for_published(&house, "fc");
+        assert_eq!(told(answer), Err(reason));
+        let error = near.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use device::{Change, Fabric, HybridConfig, NewLine};
+use device::{Change, Fabric, HybridConfig, NewLine, PublishedTo};
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Rule,
     ServiceEntry, ServiceId, Verdict,
@@ -280,10 +280,10 @@ fn who_came_in_by_a_port_that_is_no_longer_published_reaches_nobody() {
     let dials = house.add_serial("web", 3);
     house.set_guest("web", true);
     let is_published = Arc::new(AtomicBool::new(true));
-    let _first = house.publish_while("web", 80, &is_published);
+    let _first = house.publish_while("web", PublishedTo::Port(80), &is_published);
     assert_eq!(dials.recv_timeout(PATIENCE).map(|(port, _)| port), Ok(80));
     is_published.store(false, Ordering::Relaxed);
-    let mut client = house.publish_while("web", 80, &is_published);
+    let mut client = house.publish_while("web", PublishedTo::Port(80), &is_published);
     let error = client.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(dials.try_recv().is_err());

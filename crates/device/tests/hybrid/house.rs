@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use device::{
     Arrival, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, HybridConfig,
-    PublishedCall, Reply, SerialConfig, Waker,
+    PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
@@ -189,11 +189,16 @@ impl House {
 
     /// Somebody comes in by a published port that leads to this VM. Returns the client's end.
     pub fn publish(&self, vm: &str, port: u32) -> TcpStream {
-        self.publish_while(vm, port, &Arc::new(true.into()))
+        self.publish_while(vm, PublishedTo::Port(port), &Arc::new(true.into()))
     }
 
     /// The same, by a port that may have been published only when somebody came in.
-    pub fn publish_while(&self, vm: &str, port: u32, is_published: &Arc<AtomicBool>) -> TcpStream {
+    pub fn publish_while(
+        &self,
+        vm: &str,
+        to: PublishedTo,
+        is_published: &Arc<AtomicBool>,
+    ) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -202,7 +207,7 @@ impl House {
         let call = PublishedCall {
             name: "web".into(),
             vm: vm.to_owned(),
-            port,
+            to,
             socket: OwnedFd::from(socket),
             socket_type: SocketType::Stream,
             cut: None,

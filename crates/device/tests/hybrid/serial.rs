@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use device::{Cut, PublishedCall, Reply};
+use device::{Cut, PublishedCall, PublishedTo, Reply};
 use switch::{CalleePattern, Reason, ServiceId, Verdict};
 
 use wire::vsock::SocketType;
@@ -227,7 +227,7 @@ fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
     let call = PublishedCall {
         name: "web".into(),
         vm: "old".to_owned(),
-        port: 80,
+        to: PublishedTo::Port(80),
         socket: file(),
         socket_type: SocketType::Stream,
         cut: Some(cut.clone()),

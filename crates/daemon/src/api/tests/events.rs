@@ -182,6 +182,12 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
     let _listener =
         std::os::unix::net::UnixListener::bind(daemon.runtime_dir().join("web.sock_7000")).unwrap();
     assert_eq!(why("from=web&to=host&port=7000")["hindrances"], json!([]));
+    // What keeps the guest's agent from making connections for published ports.
+    let of_agent = || why("from=host&to=web&port=1007")["hindrances"].to_string();
+    assert!(of_agent().contains("its ringdown-agent is not there"));
+    let _guest = agent(&daemon, "web", "web.example");
+    status_of(&daemon, "/v1/vms/web?wait=ready&timeout_ms=20000");
+    assert!(of_agent().contains("forward is off in its /etc/ringdown/agent.toml"));
     assert_eq!(
         daemon
             .request("GET", "/v1/why?from=web&to=nobody&port=1", "")

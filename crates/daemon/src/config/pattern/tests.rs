@@ -148,7 +148,7 @@ fn each_wrong_word_is_refused_with_its_remedy() {
     let callee: Parse = |text| parse_callee(text, "red").map(drop);
     let redirect: Parse = |text| parse_redirect(text, "red").map(drop);
     let ports: Parse = |text| parse_ports(text).map(drop);
-    let vm_port: Parse = |text| parse_vm_port(text, "red").map(drop);
+    let vm_port: Parse = |text| parse_published(text, "red").map(drop);
     let long_label = format!("name:{}.org", "a".repeat(64));
     let long_name = format!("name:{}", vec!["a".repeat(49); 5].join(".") + ".abcde");
     let table: &[(Parse, &str, &str)] = &[
@@ -267,7 +267,7 @@ fn each_wrong_word_is_refused_with_its_remedy() {
         (
             vm_port,
             "web",
-            "write the VM, a colon and the port, as in \"web:80\"",
+            "write the VM, a colon and the vsock port, as in \"web:80\"",
         ),
         (vm_port, "web:*", "is not a port"),
     ];
@@ -301,6 +301,24 @@ fn redirects_and_ports_say_what_they_mean() {
     assert_eq!(parse_ports("0"), Ok(Some(0..=0)));
     let all = 0..=4_294_967_294;
     assert_eq!(parse_ports("0-4294967294"), Ok(Some(all)));
-    let web = ("blue".to_owned(), "web".to_owned(), 80);
-    assert_eq!(parse_vm_port("blue/web:80", "red"), Ok(web));
+    let local = |port| Place::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port,
+    };
+    let socket = Place::Unix {
+        path: b"/run/web".to_vec(),
+    };
+    let table = [
+        ("blue/web:80", GuestPort::Vsock(80)),
+        ("blue/web:tcp:80", GuestPort::Agent(local(80))),
+        ("blue/web:tcp:127.0.0.1:80", GuestPort::Agent(local(80))),
+        ("blue/web:unix:/run/web", GuestPort::Agent(socket)),
+    ];
+    for (text, port) in table {
+        let (domain, vm) = ("blue".to_owned(), "web".to_owned());
+        let published = PublishedPort { domain, vm, port };
+        assert_eq!(parse_published(text, "red"), Ok(published), "{text}");
+    }
+    let words = local(80);
+    assert_eq!(GuestPort::Agent(words).to_string(), "tcp:127.0.0.1:80");
 }

@@ -179,7 +179,7 @@ fn a_file_says_what_the_host_offers() {
     let to = |domain: &str, vm: &str, port| PublishedPort {
         domain: domain.to_owned(),
         vm: vm.to_owned(),
-        port,
+        port: GuestPort::Vsock(port),
     };
     let www = Publish {
         name: "www".to_owned(),
@@ -459,6 +459,18 @@ fn each_bad_table_is_refused_with_its_place_and_remedy() {
         (
             publish("listen = \"unix:/x\"\nmode = \"0999\""),
             "\"0999\" is not permissions of a socket",
+        ),
+        (
+            "[[publish]]\nlisten = \"tcp:127.0.0.1:53\"\nto = \"web:udp:53\"".into(),
+            "line 3, column 6: \"web:udp:53\" is not a port of a VM: the guest's agent connects to TCP ports and UNIX sockets alone",
+        ),
+        (
+            "[[publish]]\nlisten = \"udp:127.0.0.1:53\"\nto = \"web:tcp:53\"".into(),
+            "line 3, column 6: \"web:tcp:53\" is not a port of a VM that takes datagrams: ",
+        ),
+        (
+            "[[publish]]\nlisten = \"unix:/x\"\nto = \"web:tcp:0\"".into(),
+            "\"web:tcp:0\" is not a port of a VM: write the VM, a colon and the vsock port",
         ),
         (
             "[[publish]]\nlisten = \"unix:/x\"\nto = \"web\"".into(),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use device::PublishedTo;
 use tokio::net::UdpSocket;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
@@ -161,7 +162,8 @@ impl Session {
     ) -> io::Result<Ended> {
         let (ours, theirs) = datagram::pair(socket_type)?;
         let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
-        dial_guest(&self.shared, &self.publish, theirs, socket_type, None);
+        let to = PublishedTo::Port(self.publish.to.port.called());
+        dial_guest(&self.shared, &self.publish, to, theirs, socket_type, None);
         let last = Last::default();
         let answered = AtomicBool::new(false);
         let mut kept = Vec::new();

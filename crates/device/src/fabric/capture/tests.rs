@@ -9,7 +9,7 @@ use wire::pcapng::{BlockKind, blocks};
 use wire::vsock::SocketType;
 
 use super::*;
-use crate::{HybridConfig, NotTaken, PublishedCall};
+use crate::{HybridConfig, NotTaken, PublishedCall, PublishedTo};
 
 /// Where the bytes of a packet begin in its block.
 const PACKET_AT: usize = 28;
@@ -101,7 +101,7 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
     fabric.dial_guest(PublishedCall {
         name: "door".into(),
         vm: vm.to_owned(),
-        port,
+        to: PublishedTo::Port(port),
         socket: socket.into(),
         socket_type: SocketType::Stream,
         cut: None,

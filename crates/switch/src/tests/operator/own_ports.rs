@@ -90,6 +90,22 @@ fn a_program_of_the_host_reaches_them_directly_and_a_published_port_does_not() {
         world.call_as(1000, &[1000]);
         assert!(call_guest(&mut world, lines[1], port).is_ok());
     }
+    // The daemon calls its agents for published ports, and what such a call gets is what it called.
+    world.host_caller = HostCaller::ForPublished;
+    assert!(call_guest(&mut world, lines[1], 1007).is_ok());
+    world.set_rules(vec![
+        redirect("host", "box", "box", Some(80)).at(1007),
+        redirect("host", "web", "box", None),
+        deny("host", "old"),
+    ]);
+    for (line, reason) in [
+        (1, Reason::OwnPort),
+        (0, Reason::OwnPort),
+        (2, Reason::Denied),
+    ] {
+        assert_eq!(call_guest(&mut world, lines[line], 1007), Err(reason));
+    }
+    world.call_as(1000, &[1000]);
     // A redirection to where it called anyhow changes nothing; rules about programs still hold.
     world.set_rules(vec![
         redirect("host", "box", "box", Some(1007)).at(1007),
@@ -115,7 +131,7 @@ fn only_a_programs_call_of_what_it_got_is_direct() {
         new.retain(|id| !known.contains(id));
         known.extend(&new);
         assert_eq!(new.len(), 1);
-        world.switch.is_programs_direct_call(new[0])
+        world.switch.is_hosts_direct_call(new[0])
     };
     call(&mut world, lines[0], 4, 80).unwrap();
     assert!(!is_direct(&world), "a guest's");
@@ -133,7 +149,7 @@ fn only_a_programs_call_of_what_it_got_is_direct() {
         index: 99,
         generation: 0,
     };
-    assert!(!world.switch.is_programs_direct_call(gone));
+    assert!(!world.switch.is_hosts_direct_call(gone));
 }
 
 #[test]
