@@ -29,6 +29,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{CaptureArguments, CaptureOutput, NetCapture};
 use crate::failure::Failure;
+use crate::unix;
 pub use error::ClientError;
 use error::has_hung_up;
 
@@ -452,6 +453,13 @@ impl Client {
         })
     }
 
+    /// Connects, and waits for room in the backlog. It holds up this thread, as it has nothing else to do: of those that the system holds up each has its turn.
+    fn connect(&self) -> io::Result<UnixStream> {
+        let stream = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience))?;
+        stream.set_nonblocking(true)?;
+        UnixStream::from_std(stream)
+    }
+
     /// Sends a request, and waits for the head of the answer.
     async fn send(
         &self,
@@ -459,9 +467,7 @@ impl Client {
         target: &str,
         body: Vec<u8>,
     ) -> Result<Response<Incoming>, ClientError> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|error| self.unreachable(error))?;
+        let stream = self.connect().map_err(|error| self.unreachable(error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.broken(error))?;
@@ -512,6 +518,7 @@ impl Client {
             io::ErrorKind::PermissionDenied => ClientError::Denied {
                 socket: self.socket.clone(),
             },
+            io::ErrorKind::TimedOut => self.silent(),
             _ => self.broken(error),
         }
     }

@@ -27,6 +27,7 @@ mod qemu;
 mod separator;
 mod size;
 pub mod top;
+mod unix;
 pub mod web;
 mod windows;
 

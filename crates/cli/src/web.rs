@@ -31,10 +31,11 @@ use hyper::header::{
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
+use crate::unix::{CONNECT_TIMEOUT, connect_later};
 use newcomers::{Newcomers, Place};
 pub use token::Token;
 
@@ -178,7 +179,7 @@ impl Door {
     /// Asks the daemon, and passes on what it answers.
     async fn ask(&self, request: Request<Incoming>) -> Result<Response<Body>, String> {
         let socket = self.socket.display();
-        let stream = UnixStream::connect(&self.socket)
+        let stream = connect_later(&self.socket, CONNECT_TIMEOUT)
             .await
             .map_err(|error| format!("no daemon answers at {socket}: {error}"))?;
         let broken = |error: hyper::Error| {

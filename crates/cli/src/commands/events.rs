@@ -206,7 +206,9 @@ fn in_words(event: &Event) -> String {
         more.push(format!("{count} {what}"));
     }
     if let Some(left_out) = details.left_out {
-        more.push(format!("{left_out} events of this VM before it were left out"));
+        more.push(format!(
+            "{left_out} events of this VM before it were left out"
+        ));
     }
     more.extend(details.reason.clone());
     if !more.is_empty() {

@@ -12,8 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use wire::agent::forward::Place;
 
-/// How long a program of the host may take to be connected to.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::unix::{CONNECT_TIMEOUT, connect_later};
 
 pub(super) enum LocalStream {
     Tcp(TcpStream),
@@ -39,7 +38,7 @@ impl LocalStream {
                 Place::Tcp { host, port } => TcpStream::connect((host.as_str(), *port))
                     .await
                     .map(LocalStream::tcp),
-                Place::Unix { path } => UnixStream::connect(path_of(path))
+                Place::Unix { path } => connect_later(&path_of(path), CONNECT_TIMEOUT)
                     .await
                     .map(LocalStream::Unix),
             }

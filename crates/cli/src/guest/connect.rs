@@ -8,6 +8,7 @@ use std::time::Duration;
 use wire::agent::PORT;
 
 use super::{GuestError, printable};
+use crate::unix;
 
 /// How long the daemon and the guest may take to answer, each time. A guest without KVM on a busy machine is slow.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -21,7 +22,7 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, GuestError> {
         path: path.to_owned(),
         source,
     };
-    let mut stream = UnixStream::connect(path).map_err(|source| match source.kind() {
+    let mut stream = unix::connect(path, ANSWER_TIMEOUT).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => GuestError::Denied {
             path: path.to_owned(),
         },

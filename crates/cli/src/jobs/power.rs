@@ -63,7 +63,7 @@ impl Underway {
 /// Whether an agent answers behind this host socket within so long.
 pub fn is_awake(host_socket: &Path, time: Duration) -> bool {
     use std::io::{Read, Write};
-    let Ok(mut stream) = std::os::unix::net::UnixStream::connect(host_socket) else {
+    let Ok(mut stream) = crate::unix::connect(host_socket, time) else {
         return false;
     };
     let connect = format!("CONNECT {}\n", wire::agent::PORT);
