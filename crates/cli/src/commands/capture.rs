@@ -1,11 +1,12 @@
 //! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to whoever reads standard output.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use tempfile::NamedTempFile;
 use wire::pcapng::{BlockKind, BlockReader, blocks};
 
 use crate::arguments::{CaptureArguments, CaptureOutput, FileSize, NetCapture};
@@ -78,8 +79,7 @@ impl Taker {
 /// Where the capture goes.
 struct Output {
     file: Box<dyn Write>,
-    /// What is in this file goes once there is something to replace it with: a capture that is refused replaces nothing.
-    replaced: Option<File>,
+    replaced: Option<Replaced>,
     name: String,
     ring: Option<Ring>,
 }
@@ -172,8 +172,8 @@ impl Ring {
     fn turn(&mut self, file: &mut Box<dyn Write>) -> io::Result<()> {
         file.flush()?;
         self.current = self.current % self.files + 1;
-        let next = private(&self.file(self.current))?;
-        next.set_len(0)?;
+        let (next, replaced) = private(&self.file(self.current))?;
+        replaced.map_or(Ok(()), Replaced::go)?;
         *file = Box::new(BufWriter::new(next));
         file.write_all(&self.descriptions)?;
         self.written = self.descriptions.len() as u64;
@@ -185,9 +185,50 @@ impl Ring {
 /// The kind of file system where pipes without a name are (`PIPEFS_MAGIC`).
 const PIPEFS: rustix::fs::FsWord = 0x5049_5045;
 
-/// A file to write to. What guests say to each other is not for everybody who has an account here: one that is there already is made private,
-/// and must not be another user's, who could read it whatever its mode says.
-fn private(path: &Path) -> io::Result<File> {
+/// A file that is to take the place of another.
+#[derive(Debug)]
+struct Replacement {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl Replacement {
+    /// Beside the file. Links that lead there stay.
+    fn of(path: &Path) -> io::Result<Replacement> {
+        let path = fs::canonicalize(path)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let mut new = tempfile::Builder::new();
+        let file = new.prefix(".ringdown-capture-").tempfile_in(directory)?;
+        Ok(Replacement { file, path })
+    }
+
+    fn take_place(self) -> io::Result<()> {
+        self.file.persist(&self.path)?;
+        Ok(())
+    }
+}
+
+/// What has to go once there is something to replace it with: a capture that is refused replaces nothing.
+#[derive(Debug)]
+enum Replaced {
+    /// What is in this file.
+    Content(File),
+    /// The file itself.
+    File(Replacement),
+}
+
+impl Replaced {
+    fn go(self) -> io::Result<()> {
+        match self {
+            Replaced::Content(file) => file.set_len(0),
+            Replaced::File(replacement) => replacement.take_place(),
+        }
+    }
+}
+
+/// A file to write to, and what it replaces. What guests say to each other is not for everybody who has an account here: one that is there already must not be
+/// another user's, who could read it whatever its mode says, and one that others could read is replaced by a new one, as they may have it open.
+fn private(path: &Path) -> io::Result<(File, Option<Replaced>)> {
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -198,7 +239,7 @@ fn private(path: &Path) -> io::Result<File> {
     // A pipe without a name, as behind /dev/stdout, was given to this process by its parent.
     let is_pipe = metadata.file_type().is_fifo() && rustix::fs::fstatfs(&file)?.f_type != PIPEFS;
     if !metadata.is_file() && !is_pipe {
-        return Ok(file);
+        return Ok((file, None));
     }
     let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
     if owner != own {
@@ -206,10 +247,16 @@ fn private(path: &Path) -> io::Result<File> {
             format!("it belongs to user {owner}, not to {own}: remove it, or name another file");
         return Err(io::Error::new(ErrorKind::PermissionDenied, words));
     }
-    if metadata.is_file() && metadata.mode() & 0o077 != 0 {
-        file.set_permissions(Permissions::from_mode(0o600))?;
+    if !metadata.is_file() {
+        return Ok((file, None));
     }
-    Ok(file)
+    if metadata.mode() & 0o077 == 0 {
+        let content = Replaced::Content(file.try_clone()?);
+        return Ok((file, Some(content)));
+    }
+    let replacement = Replacement::of(path)?;
+    let new = replacement.file.as_file().try_clone()?;
+    Ok((new, Some(Replaced::File(replacement))))
 }
 
 impl Output {
@@ -234,13 +281,9 @@ impl Output {
         };
         let name = path.display().to_string();
         let failed = |error| Failure::failed(format!("cannot write {name}: {error}"));
-        let file = private(&path).map_err(failed)?;
-        let is_file = file.metadata().map_err(failed)?.is_file();
+        let (file, replaced) = private(&path).map_err(failed)?;
         Ok(Output {
-            replaced: is_file
-                .then(|| file.try_clone())
-                .transpose()
-                .map_err(failed)?,
+            replaced,
             file: match ring {
                 Some(_) => Box::new(BufWriter::new(file)),
                 None => Box::new(file),
@@ -266,8 +309,8 @@ impl Output {
     }
 
     fn write_blocks(&mut self, blocks: &[u8]) -> io::Result<()> {
-        if let Some(file) = self.replaced.take() {
-            file.set_len(0)?;
+        if let Some(replaced) = self.replaced.take() {
+            replaced.go()?;
             if let Some(ring) = &self.ring {
                 ring.remove_others()?;
             }

@@ -1,5 +1,7 @@
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 
 use pcap_parser::pcapng::Block;
 use pcap_parser::traits::PcapNGPacketBlock;
@@ -77,6 +79,60 @@ fn only_its_owner_may_read_a_capture() {
         let mode = fs::metadata(file(number)).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600, "{number}");
     }
+}
+
+/// Whoever has opened a file before it became a capture sees nothing of it.
+#[test]
+fn a_capture_is_not_written_to_a_file_that_others_have_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.pcapng");
+    let link = directory.path().join("link.pcapng");
+    std::os::unix::fs::symlink("web.1.pcapng", &link).unwrap();
+    let file = |number: u64| directory.path().join(format!("web.{number}.pcapng"));
+    let laid = |path: &Path| {
+        fs::write(path, "of another day").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        File::open(path).unwrap()
+    };
+    let mut open = vec![laid(&file(1)), laid(&file(2))];
+    let mut out = Output::open(&options(&name, 2, 1024)).unwrap();
+    assert_eq!(fs::read(file(1)).unwrap(), b"of another day", "not yet");
+    let mut begin = Vec::new();
+    pcapng::section(&mut begin, "ringdown 0");
+    pcapng::interface(&mut begin, Link::Vsock, "web", 96);
+    assert!(out.write(&begin).unwrap().is_continue());
+    // Laid again, where the next file of the ring is expected.
+    open.push(laid(&file(2)));
+    for number in 0..6 {
+        assert!(out.write(&packet(number, 0, 200)).unwrap().is_continue());
+    }
+    drop(out);
+    for mut open in open {
+        let mut seen = Vec::new();
+        io::Read::read_to_end(&mut open, &mut seen).unwrap();
+        assert_eq!(seen, b"of another day");
+    }
+    assert!(!read(&file(2)).1.is_empty());
+    // A link stays one, and a capture of which nothing came leaves nothing behind.
+    let one = CaptureOutput {
+        files: None,
+        file_size: None,
+        ..options(&link, 1, 1)
+    };
+    let mut seen = laid(&file(1));
+    let mut out = Output::open(&one).unwrap();
+    assert!(out.write(&begin).unwrap().is_continue());
+    drop(out);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::read(&link).unwrap(), begin);
+    assert_eq!(fs::metadata(file(1)).unwrap().mode() & 0o777, 0o600);
+    let mut said = Vec::new();
+    io::Read::read_to_end(&mut seen, &mut said).unwrap();
+    assert_eq!(said, b"of another day");
+    laid(&file(1));
+    drop(Output::open(&one).unwrap());
+    assert_eq!(fs::read(&link).unwrap(), b"of another day");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
 }
 
 /// Another user's file, which was laid where a capture is expected, is not written.
