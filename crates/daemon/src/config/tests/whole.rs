@@ -340,7 +340,8 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     let house = format!(
         "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\nserial = true\n\
          [[vm.channel]]\nname = \"log\"\nto = \"listen:{0}/log\"\nlisten = \"{0}/log.port\"\n\
-         [[vm]]\nname = \"far\"\nserial-connect = \"{0}/far.port\"\nwindows = \"1x8M\"\nqmp = \"{0}/qmp\"\n\
+         [[vm]]\nname = \"far\"\nserial-connect = \"{0}/far.port\"\n\
+         [[vm]]\nname = \"lent\"\nwindows = \"1x8M\"\nqmp = \"{0}/qmp\"\n\
          [[vm]]\nname = \"fc\"\nhybrid = \"{0}/v.sock\"\nhost = \"{0}/fc.host\"\n\
          [[publish]]\nlisten = \"unix:{0}/pub\"\nto = \"web:80\"\n",
         root.display()
@@ -369,7 +370,7 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
         ("log", "VM \"db\""),
         ("log.port", "VM \"db\""),
         ("far.port", "VM \"far\""),
-        ("qmp", "VM \"far\""),
+        ("qmp", "VM \"lent\""),
         ("v.sock", "VM \"fc\""),
         ("v.sock_1007", "VM \"fc\""),
         ("fc.host", "VM \"fc\""),
