@@ -7,7 +7,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use device::connect_to;
+use rustix::net::SocketType;
 
 use crate::config::Chardev;
 use crate::line::LineError;
@@ -98,7 +99,7 @@ impl Meeting {
     pub(crate) fn meet(&self) -> io::Result<OwnedFd> {
         match self {
             Meeting::Listening(listener) => listener.accept(),
-            Meeting::Connecting(path) => connect(path),
+            Meeting::Connecting(path) => connect_to(path, SocketType::STREAM),
         }
     }
 
@@ -116,16 +117,4 @@ impl Meeting {
             Meeting::Connecting(_) => None,
         }
     }
-}
-
-/// Connects to a listener, or fails at once when its backlog is full.
-pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    if device::is_own(&socket) {
-        let words = "expected the socket of a VMM or a program, found one of the daemon's own: name another one";
-        return Err(io::Error::other(words));
-    }
-    Ok(socket)
 }

@@ -110,11 +110,8 @@ where
 /// # Errors
 /// [`HelloError::NotTaken`] if the agent does not take it, [`HelloError::Unsaid`] if it does neither, and whatever keeps it from being asked.
 pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
-    let mut stream = UnixStream::connect(vmm).await?;
-    if device::is_own(&stream) {
-        let words = "expected the VMM's socket, found one of the daemon's own";
-        return Err(io::Error::other(words).into());
-    }
+    let socket = device::connect_to(vmm, rustix::net::SocketType::STREAM)?;
+    let mut stream = UnixStream::from_std(socket.into())?;
     let request = connect::request(wire::agent::PORT);
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();

@@ -23,6 +23,7 @@
 mod caller;
 mod capture;
 mod circuit;
+mod connect;
 mod decision;
 mod dialer;
 mod fabric;
@@ -43,6 +44,7 @@ pub mod window;
 
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
+pub use connect::connect_to;
 pub use decision::{
     Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer,
 };
@@ -56,4 +58,4 @@ pub use fault::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};
 pub use reactor::Waker;
 pub use ring::RingCounts;
-pub use socket::{is_own, keep_own_apart, seqpacket_path, set_socket_mode};
+pub use socket::{keep_own_apart, seqpacket_path, set_socket_mode};

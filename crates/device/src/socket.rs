@@ -14,6 +14,8 @@ use rustix::net::{
 };
 use switch::Reason;
 
+use crate::connect::connect_to;
+
 /// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
 pub(crate) const MAX_PATH_BYTES: usize = 107;
 
@@ -30,7 +32,7 @@ pub fn keep_own_apart() {
 
 /// Whether a UNIX socket that was connected to is one of the daemon's own, by whatever path. Who calls there is taken for a program of the host, for a VMM or for
 /// an operator: what a guest says must not get there in the daemon's name.
-pub fn is_own(connected: impl AsFd) -> bool {
+pub(crate) fn is_own(connected: impl AsFd) -> bool {
     let own = std::process::id();
     LISTENERS_ARE_OURS.load(Ordering::Relaxed)
         && memory::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
@@ -142,27 +144,19 @@ pub(crate) enum Dial {
 
 /// Dials the listener at `path` without waiting.
 pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
-    let attempt = || -> Result<OwnedFd, Errno> {
-        let address = SocketAddrUnix::new(path)?;
-        let socket_type = match socket_type {
-            wire::vsock::SocketType::Stream => SocketType::STREAM,
-            wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, socket_type, flags, None)?;
-        connect(&socket, &address)?;
-        Ok(socket)
+    let socket_type = match socket_type {
+        wire::vsock::SocketType::Stream => SocketType::STREAM,
+        wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
     };
-    match attempt() {
-        Ok(socket) if is_own(&socket) => {
-            tracing::warn!(path = %path.display(), "not called: expected a socket of a VMM or a program, found one of the daemon's own");
-            Dial::Failed(Reason::HostFailed)
-        }
-        Ok(socket) => Dial::Reached(socket),
-        Err(Errno::AGAIN) => Dial::Busy,
-        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTSOCK) => Dial::Failed(Reason::NoListener),
-        Err(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
-        Err(error) => {
+    let error = match connect_to(path, socket_type) {
+        Ok(socket) => return Dial::Reached(socket),
+        Err(error) => error,
+    };
+    match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN) => Dial::Busy,
+        Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
+        Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
+        _ => {
             tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
             Dial::Failed(Reason::HostFailed)
         }

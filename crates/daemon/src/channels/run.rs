@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use device::connect_to;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -13,7 +14,7 @@ use wire::vsock::SocketType;
 use super::counts::Counts;
 use super::file::GrowingFile;
 use super::pass::{Device, End, Kept, Taker, pass};
-use crate::chardev::{Meeting, PrivateListener, connect};
+use crate::chardev::{Meeting, PrivateListener};
 use crate::line::LineError;
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::{self, Purpose};
@@ -265,7 +266,9 @@ async fn reach_far(
 async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<UnixStream> {
     let reached = match way {
         Way::Listen(listener) => listener.accept().await.map(|(stream, _)| stream),
-        Way::Connect(path) => connect(path).and_then(from_descriptor),
+        Way::Connect(path) => {
+            connect_to(path, rustix::net::SocketType::STREAM).and_then(from_descriptor)
+        }
         Way::Start(_) => Err(io::ErrorKind::Unsupported.into()),
     };
     match reached {

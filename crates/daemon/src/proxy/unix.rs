@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use device::connect_to;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketType;
 use tokio::time::{Instant, sleep};
 
 use switch::Reason;
@@ -29,33 +30,22 @@ pub(crate) async fn connect(
     let give_up_at = Instant::now() + timeout;
     let mut wait = RETRY_FIRST;
     loop {
-        match attempt(path, socket_type) {
-            Ok(socket) if device::is_own(&socket) => {
-                tracing::error!(name, vm, path = %path.display(), "not called: expected the socket of a program, found one of the daemon's own: name another one in the service's to");
-                return Err(Reason::HostFailed);
-            }
+        let error = match connect_to(path, socket_type) {
             Ok(socket) => return Ok(socket),
-            Err(Errno::AGAIN) if Instant::now() + wait < give_up_at => sleep(wait).await,
-            Err(Errno::AGAIN) => return Err(Reason::BacklogFull),
-            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTSOCK) => {
-                return Err(Reason::NoListener);
-            }
-            Err(Errno::PROTOTYPE) => return Err(Reason::WrongType),
-            Err(error) => {
+            Err(error) => error,
+        };
+        match Errno::from_io_error(&error) {
+            Some(Errno::AGAIN) if Instant::now() + wait < give_up_at => sleep(wait).await,
+            Some(Errno::AGAIN) => return Err(Reason::BacklogFull),
+            Some(Errno::NOENT | Errno::CONNREFUSED) => return Err(Reason::NoListener),
+            Some(Errno::PROTOTYPE) => return Err(Reason::WrongType),
+            _ => {
                 tracing::warn!(name, vm, path = %path.display(), %error, "cannot connect");
                 return Err(Reason::HostFailed);
             }
         }
         wait = (wait * 2).min(RETRY_MOST);
     }
-}
-
-fn attempt(path: &Path, socket_type: SocketType) -> Result<OwnedFd, Errno> {
-    let address = SocketAddrUnix::new(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type, flags, None)?;
-    rustix::net::connect(&socket, &address)?;
-    Ok(socket)
 }
 
 #[cfg(test)]
@@ -101,6 +91,31 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
+    #[test]
+    fn a_link_of_another_user_leads_to_no_other_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name| directory.path().join(name);
+        let others = std::os::unix::net::UnixListener::bind(path("others")).unwrap();
+        others.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink(path("others"), path("service")).unwrap();
+        let about = About {
+            name: "sql".to_owned(),
+            vm: "web".to_owned(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        for (mode, expected) in [(0o777, Err(Reason::HostFailed)), (0o700, Ok(()))] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(directory.path(), mode).unwrap();
+            let path = path("service");
+            let connect = connect(&path, SocketType::STREAM, Duration::from_secs(1), &about);
+            assert_eq!(runtime.block_on(connect).map(drop), expected);
+            assert_eq!(others.accept().is_ok(), expected.is_ok());
+        }
+    }
+
     /// The log has a budget for each service and VM, so that one guest's calls do not hide the lines about another's.
     #[test]
     fn what_is_logged_names_the_service_and_the_vm() {
@@ -115,8 +130,8 @@ mod tests {
         let other = std::io::Error::other("something");
         let failed: [&dyn Fn(); 2] = [
             &|| {
-                // No socket has so long a path.
-                let path = "x".repeat(200);
+                // No file has so long a name.
+                let path = "x".repeat(300);
                 let patience = Duration::from_secs(1);
                 let connect = connect(Path::new(&path), SocketType::STREAM, patience, &about);
                 assert_eq!(runtime.block_on(connect).err(), Some(Reason::HostFailed));

@@ -14,10 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use device::connect_to;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
 use serde_json::{Value, json};
 
 #[cfg(test)]
@@ -108,11 +106,7 @@ impl Qmp {
     fn connect_within(path: &Path, timeout: Duration) -> Result<Qmp, QmpError> {
         let connect = || -> io::Result<UnixStream> {
             // At once or not at all: where the queue of those who wait is full, connecting would wait without a limit.
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket =
-                rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-            let stream = UnixStream::from(socket);
+            let stream = UnixStream::from(connect_to(path, SocketType::STREAM)?);
             stream.set_nonblocking(false)?;
             Ok(stream)
         };

@@ -1,7 +1,9 @@
 //! Named channels: a VMM's end that the tests play, and programs and files at the host's.
 
-use std::io::{Read, Write};
+use std::fs::Permissions;
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
@@ -81,6 +83,43 @@ fn a_program_that_is_dialled_gets_every_byte_though_it_comes_late_and_again() {
     assert_eq!(count(&vm, "bytes_from_guest"), 3_000_012);
     assert_eq!(count(&vm, "bytes_to_guest"), 7);
     assert_eq!(count(&vm, "lost_bytes_from_guest"), 0);
+}
+
+/// Whoever may write in a VMM's directory, or a program's, may set a link there to a socket that it may not open itself.
+#[test]
+fn no_link_of_another_user_leads_a_port_or_a_channel_to_another_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = directory.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+    let others = UnixListener::bind(directory.path().join("others")).unwrap();
+    others.set_nonblocking(true).unwrap();
+    let places = ["serial", "vmm", "taker"].map(|name| open.join(name));
+    let link = |place| symlink(directory.path().join("others"), place).unwrap();
+    places.iter().for_each(link);
+    let at = open.display();
+    let house = House::new(&format!(
+        "[[vm]]\nname = \"old\"\nserial-connect = \"{at}/serial\"\n\
+         [[vm.channel]]\nname = \"a\"\nconnect = \"{at}/vmm\"\nto = \"listen:@/a\"\n\
+         [[vm.channel]]\nname = \"b\"\nlisten = \"@/b\"\nto = \"unix:{at}/taker\"\n"
+    ));
+    // A channel looks for its taker once its VMM is there.
+    let mut vmm = UnixStream::connect(house.path("b")).unwrap();
+    vmm.write_all(b"early\n").unwrap();
+    house.wait_for("old", "attached", |vm| {
+        vm["channels"][1]["attached"] == true
+    });
+    // All three try again and again: what they reach now they have tried before.
+    for place in places {
+        std::fs::remove_file(&place).unwrap();
+        let listener = UnixListener::bind(&place).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        until("the socket itself is reached", || {
+            let none = others.accept().map(drop).map_err(|error| error.kind());
+            assert_eq!(none, Err(ErrorKind::WouldBlock), "{}", place.display());
+            listener.accept().is_ok()
+        });
+    }
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! VMMs that break the convention, and guests that ask for too much.
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::io::{ErrorKind, Read};
 use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
@@ -66,6 +68,29 @@ fn a_vmm_that_is_not_there_is_a_vm_that_does_not_run() {
     std::fs::remove_file(house.path("fc")).unwrap();
     std::fs::write(house.path("fc"), b"").unwrap();
     assert_refused(&house, Reason::NotRunning);
+}
+
+/// The VMM's user may write in its directory, and set a link there to a socket that it may not open itself.
+#[test]
+fn a_vmm_whose_path_has_become_a_link_is_not_another_vmm() {
+    let house = House::new(HashMap::new());
+    let directory = house.path("fc").with_file_name("of-fc");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+    let path = directory.join("v.sock");
+    house.add_at("fc", 3, path.clone());
+    house.add("ci", 4);
+    let other = Vmm::start(&house.path("ci"), Manner::Accept(b""));
+    symlink(house.path("ci"), &path).unwrap();
+    assert_refused(&house, Reason::HostFailed);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::hard_link(house.path("ci"), &path).unwrap();
+    assert_refused(&house, Reason::HostFailed);
+    std::fs::remove_file(&path).unwrap();
+    let vmm = Vmm::start(&path, Manner::Accept(b""));
+    let _client = house.publish("fc", 80);
+    assert_eq!(vmm.accept().0, 80);
+    assert!(!other.was_called());
 }
 
 #[test]

@@ -126,10 +126,19 @@ impl House {
     }
 
     pub fn add_with(&self, name: &str, cid: u32, limits: Limits) {
+        self.open(name, cid, limits, self.path(name));
+    }
+
+    /// Adds a VM whose VMM listens elsewhere.
+    pub fn add_at(&self, name: &str, cid: u32, path: PathBuf) {
+        self.open(name, cid, Limits::default(), path);
+    }
+
+    fn open(&self, name: &str, cid: u32, limits: Limits, path: PathBuf) {
         let config = HybridConfig {
             address: Address::new(name, cid),
             limits,
-            path: self.path(name),
+            path,
             host: self.host_path(name),
         };
         self.ask(move |fabric| fabric.open_hybrid_line(&config))

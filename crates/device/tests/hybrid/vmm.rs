@@ -68,6 +68,11 @@ impl Vmm {
         (port, stream)
     }
 
+    /// Whether there is a connection that was not accepted yet.
+    pub fn was_called(&self) -> bool {
+        self.calls.try_recv().is_ok()
+    }
+
     /// Its guest dials this port of the host.
     pub fn dial(&self, port: u32) -> std::io::Result<UnixStream> {
         dial(&self.path, port)

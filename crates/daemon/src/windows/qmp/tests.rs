@@ -1,6 +1,8 @@
 //! With a QEMU that has no guest, where there is one; and with VMMs that lie.
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -53,6 +55,20 @@ fn add(path: &Path) -> Result<(), QmpError> {
     let window = WindowFile::sealed([1; 16], LEN).unwrap();
     let file = window.descriptor().unwrap();
     Qmp::connect(path)?.add_window("w", file.as_fd(), LEN, 2)
+}
+
+/// A VMM may set a link there, and another one would get its window.
+#[test]
+fn a_link_of_another_user_leads_to_no_other_vmm() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+    let (other, path) = (directory.path().join("other"), directory.path().join("qmp"));
+    let others = UnixListener::bind(&other).unwrap();
+    others.set_nonblocking(true).unwrap();
+    symlink(&other, &path).unwrap();
+    let error = add(&path).unwrap_err();
+    assert!(matches!(error, QmpError::Connect { .. }), "{error}");
+    assert!(others.accept().is_err());
 }
 
 #[test]
