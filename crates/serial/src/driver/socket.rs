@@ -25,6 +25,8 @@ pub(super) struct Socket {
     is_shut: bool,
     /// The program takes nothing any more.
     pub(super) is_deaf: bool,
+    /// It has failed, which the system says once: the end behind what it still holds is none.
+    is_broken: bool,
     /// The program's end was read, or the peer takes nothing more.
     pub(super) is_source_over: bool,
     /// There may be something to read, as far as is known.
@@ -41,6 +43,7 @@ impl Socket {
             has_ended: false,
             is_shut: false,
             is_deaf: false,
+            is_broken: false,
             is_source_over: false,
             is_readable: false,
         }
@@ -79,10 +82,14 @@ impl Socket {
     }
 
     /// Reads what the program has sent; nothing at its end.
+    ///
+    /// # Errors
+    /// There is nothing now (`AGAIN`), or no more will come and that is no end.
     pub(super) fn read(&mut self, space: &mut [u8]) -> Result<usize, Errno> {
         loop {
             match recv(&self.descriptor, &mut *space, RecvFlags::DONTWAIT) {
                 Err(Errno::INTR) => {}
+                Ok((0, _)) if self.is_broken => return Err(Errno::CONNRESET),
                 // The bytes that were read, not those of a datagram that was longer.
                 result => return result.map(|(count, _)| count),
             }
@@ -97,7 +104,7 @@ impl Socket {
         let mut taken = 0;
         if self.pending.is_empty() {
             while taken < bytes.len() {
-                match self.write(&bytes[taken..])? {
+                match write(&self.descriptor, &bytes[taken..], &mut self.is_broken)? {
                     0 => break,
                     count => taken += count,
                 }
@@ -114,7 +121,7 @@ impl Socket {
     pub(super) fn flush(&mut self) -> Result<usize, Errno> {
         let mut taken = 0;
         while let (chunk @ [_, ..], _) = self.pending.as_slices() {
-            match write(&self.descriptor, chunk)? {
+            match write(&self.descriptor, chunk, &mut self.is_broken)? {
                 0 => return Ok(taken),
                 count => {
                     taken += count;
@@ -144,22 +151,60 @@ impl Socket {
         // An error says that the program is gone.
         let _ = shutdown(&self.descriptor, Shutdown::Read);
     }
-
-    fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        write(&self.descriptor, bytes)
-    }
 }
 
 /// An empty buffer larger than this is given back.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
 /// Writes without waiting; 0 if nothing is taken now.
-fn write(descriptor: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+fn write(descriptor: &OwnedFd, bytes: &[u8], is_broken: &mut bool) -> Result<usize, Errno> {
     loop {
         match send(descriptor, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(0),
-            result => return result,
+            result => {
+                *is_broken |= result.is_err_and(|error| error != Errno::PIPE);
+                return result;
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_socket_that_was_reset_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let program = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let mut socket = Socket::new(OwnedFd::from(stream).into(), None);
+        rustix::net::sockopt::set_socket_linger(&program, Some(Duration::ZERO)).unwrap();
+        drop(program);
+        let mut polled = [PollFd::new(socket.descriptor(), PollFlags::empty())];
+        let patience = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        assert_eq!(poll(&mut polled, Some(&patience)), Ok(1));
+        // The system reports it once.
+        assert_eq!(socket.deliver(b"x"), Err(Errno::CONNRESET));
+        assert_eq!(socket.read(&mut [0; 8]), Err(Errno::CONNRESET));
+    }
+
+    #[test]
+    fn a_program_that_takes_nothing_more_may_still_end() {
+        let (program, stream) = UnixStream::pair().unwrap();
+        let mut socket = Socket::new(OwnedFd::from(stream).into(), None);
+        program.shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(socket.deliver(b"x"), Err(Errno::PIPE));
+        assert_eq!(socket.read(&mut [0; 8]), Ok(0));
     }
 }
