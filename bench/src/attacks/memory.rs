@@ -1,7 +1,7 @@
 //! The guest's memory, as a VMM hands it over and takes it away.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use ::memory::driver::Arena;
 use ::memory::guest::RegionSpec;
@@ -130,10 +130,22 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     refused(
         "a-file-of-proc-as-memory",
-        "a region whose file is of a file system that is neither memory nor a local disk",
+        "a region whose file is of a file system that is not memory",
         "on a file system",
         |scene| {
             add_file(scene, &File::open("/proc/self/maps").expect("there is one"));
+        },
+    ),
+    refused(
+        "a-file-on-a-disk-as-memory",
+        "a region whose file is on a disk, beside this program",
+        "on a file system",
+        |scene| {
+            let program = std::env::current_exe().expect("this program");
+            let directory = program.parent().expect("it is in a directory");
+            let file = tempfile::tempfile_in(directory).expect("a file");
+            file.set_len(8 << 20).expect("it grows");
+            add_file(scene, &file);
         },
     ),
     refused(
@@ -141,9 +153,9 @@ pub(super) const ATTACKS: &[Attack] = &[
         "a region whose file is open for reading only",
         REGION,
         |scene| {
-            let file = tempfile::NamedTempFile::new().expect("a file");
-            file.as_file().set_len(8 << 20).expect("it grows");
-            add_file(scene, &File::open(file.path()).expect("it is there"));
+            let arena = Arena::new(8 << 20).expect("memory");
+            let path = format!("/proc/self/fd/{}", arena.file().as_raw_fd());
+            add_file(scene, &File::open(path).expect("it is there"));
         },
     ),
     refused(

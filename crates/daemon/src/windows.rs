@@ -237,6 +237,9 @@ impl Windows {
                 len: spec.len,
                 error,
             })?;
+            if index == 0 && !file.is_in_memory() {
+                tracing::warn!(vm = name, directory = %self.directory.display(), "windows that are not in memory: the VM's VMM will be refused; have the runtime directory on a tmpfs, or give the VM `qmp`");
+            }
             let window = Window::with_host(name, file, Some(index), remembered.uid);
             state.windows.insert(remembered.uuid, window);
         }

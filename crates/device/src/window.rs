@@ -102,6 +102,11 @@ pub struct WindowFile {
 }
 
 impl WindowFile {
+    /// Whether the file is in memory: a VMM may hand over no other.
+    pub fn is_in_memory(&self) -> bool {
+        rustix::fs::fcntl_get_seals(&self.file).is_ok()
+    }
+
     /// A sealed one of `len` bytes.
     ///
     /// # Errors

@@ -62,9 +62,8 @@ impl GuestMemory {
 
     /// Maps one more region. The file is not needed after.
     ///
-    /// The file must be an ordinary one (a memfd, hugetlbfs, a file on disk) which is open for reading and writing
-    /// and long enough, and must not come from a file system that a process serves: such a process could
-    /// make every access wait.
+    /// The file must be in memory (a memfd, a file of tmpfs or hugetlbfs), open for reading and writing, and long enough. Pages of other file systems
+    /// have to be waited for: a disk's too, whose VMM can drop them from the cache before each access.
     ///
     /// # Errors
     /// A size of zero, a region that overlaps another one or does not fit into the address space, a file that does not
@@ -337,9 +336,9 @@ pub enum MemoryError {
         "the region's descriptor is not a regular file; use memory-backend-memfd or memory-backend-file with share=on"
     )]
     NotARegularFile,
-    /// A file whose pages may come from another process or another machine.
+    /// A file whose pages may come from a disk, another process or another machine.
     #[error(
-        "the region's file is on a file system (statfs type {kind:#x}) that could stall this process, as FUSE, overlayfs and network file systems can; use memory-backend-memfd, or a file on tmpfs, hugetlbfs or a local disk"
+        "the region's file is on a file system (statfs type {kind:#x}) whose pages may have to be waited for, such as a disk's; use memory-backend-memfd, or a file on tmpfs (as /dev/shm is) or hugetlbfs"
     )]
     FileSystem {
         /// What statfs(2) calls the file system.

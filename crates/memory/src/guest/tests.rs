@@ -424,6 +424,16 @@ fn refuses_files_that_will_not_do() {
         .unwrap_err();
         assert!(matches!(error, MemoryError::NotARegularFile), "{error}");
     }
+    // This program: a file on a disk, unless it was built in memory.
+    let file = File::open(std::env::current_exe().unwrap()).unwrap();
+    if rustix::fs::fcntl_get_seals(&file).is_err() {
+        let error = add(RegionSpec {
+            file,
+            ..spec(0, page)
+        })
+        .unwrap_err();
+        assert!(matches!(error, MemoryError::FileSystem { .. }), "{error}");
+    }
     // On /proc: a regular file of a file system that holds no guest's memory.
     let file = File::open("/proc/self/maps").unwrap();
     let error = add(RegionSpec {

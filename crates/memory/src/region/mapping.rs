@@ -201,20 +201,8 @@ impl Drop for AddressSpan {
     }
 }
 
-/// Disk file systems whose files may be guest memory. Their numbers are the kernel's (statfs(2)); not all C libraries have them.
-const DISK_FILE_SYSTEMS: [u32; 8] = [
-    0x0000_EF53, // ext2, ext3, ext4
-    0x5846_5342, // XFS
-    0x9123_683E, // Btrfs
-    0xF2F5_2010, // F2FS
-    0x2FC1_2FC1, // ZFS
-    0xCA45_1A4E, // bcachefs
-    0x3153_464A, // JFS
-    0x8584_58F6, // ramfs
-];
-
-/// Refuses a file unless its pages come from memory or a local disk. Elsewhere an access may have to wait for a process or another machine: FUSE,
-/// overlayfs, whose lower layers may be FUSE, and network file systems.
+/// Refuses a file unless its pages are memory. Elsewhere an access may have to wait: for a disk, for the process that serves a file (FUSE), or for
+/// another machine.
 fn check_file_system(file: &File) -> Result<(), MemoryError> {
     // DONT_SYNC: what is known of the file without asking its file system.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -222,16 +210,13 @@ fn check_file_system(file: &File) -> Result<(), MemoryError> {
     if FileType::from_raw_mode(known.stx_mode.into()) != FileType::RegularFile {
         return Err(MemoryError::NotARegularFile);
     }
-    // Only files of tmpfs and hugetlbfs have seals, so what nearly every VMM hands over needs no question to a file system.
+    // Only files of tmpfs (memfds too) and hugetlbfs have seals, so these need no question to a file system.
     if fcntl_get_seals(file).is_ok() {
         return Ok(());
     }
     // This may block, if a process serves the file system: the caller is on a thread of the VMM's own.
     let kind = fstatfs(file).map_err(map_error)?.f_type as u32;
-    match DISK_FILE_SYSTEMS.contains(&kind) {
-        true => Ok(()),
-        false => Err(MemoryError::FileSystem { kind }),
-    }
+    Err(MemoryError::FileSystem { kind })
 }
 
 fn map_error(error: rustix::io::Errno) -> MemoryError {
