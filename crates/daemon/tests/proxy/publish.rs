@@ -1,10 +1,11 @@
 //! Published ports of guests.
 
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use daemon::config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
 use daemon::proxy::identity::field;
@@ -30,9 +31,13 @@ pub fn publish(listen: PublishListen) -> Publish {
     }
 }
 
-/// An address that is free now. Somebody else may take it; then the test fails to listen and says so.
+/// An address that is free now, and that nothing else uses: it is of this process and call.
 pub fn free_address() -> SocketAddr {
-    tcp_listener().1
+    static CALLS: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = [127, high, low, CALLS.fetch_add(1, Ordering::Relaxed)];
+    let listener = TcpListener::bind((IpAddr::from(host), 0)).expect("a listener");
+    listener.local_addr().expect("an address")
 }
 
 pub fn set(stand: &Stand, publishes: Vec<Publish>) {
