@@ -11,6 +11,7 @@ mod addresses;
 mod channel;
 mod cids;
 mod control;
+mod dialled;
 mod file;
 mod files;
 mod hosts;
@@ -68,6 +69,7 @@ use switch::{DEFAULT_DOMAIN, Limits, Rule};
 
 use crate::input::InputError;
 
+pub(crate) use dialled::{check_dialled, check_dialled_with};
 pub(crate) use files::{check_sockets, check_targets};
 pub use source::MAX_LIST_LEN;
 pub use state::StateError;

@@ -15,7 +15,7 @@ use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
 use crate::config::{
     Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, VmRequest,
-    Written, check_sockets, check_targets, check_whole,
+    Written, check_dialled, check_dialled_with, check_sockets, check_targets, check_whole,
 };
 use crate::input::InputError;
 use crate::line::LineSpec;
@@ -80,6 +80,7 @@ impl Rulebook {
         let mut next = self.clone();
         let change = next.plan.change(config, known)?;
         check_targets(config, &next.plan)?;
+        check_dialled(config, &next.plan)?;
         next.rules = config.all_rules().cloned().collect();
         next.groups.clone_from(&config.groups);
         next.services.clone_from(&config.services);
@@ -109,10 +110,11 @@ impl Rulebook {
     /// Adds a VM.
     ///
     /// # Errors
-    /// [`InputError`] when it collides with another VM, or a service or a channel leads to a socket of it. What was changed is not undone.
+    /// [`InputError`] when it collides with another VM, as by the socket of its VMM, or a service or a channel leads to a socket of it. What was changed is not undone.
     pub fn add(&mut self, request: &VmRequest) -> Result<LineSpec, InputError> {
         let spec = self.plan.add(request)?;
         check_sockets(&self.services, &self.publishes, &self.plan)?;
+        check_dialled_with(&self.publishes, &self.plan, &spec)?;
         if !spec.aliases.is_empty() {
             self.renew_policy();
         }

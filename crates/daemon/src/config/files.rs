@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::dialled::stem_and_port;
 use super::{
     ChannelTarget, Config, ConfigError, Plan, Publish, PublishListen, Service, ServiceTarget,
     Written, refuse,
@@ -214,11 +215,7 @@ impl OwnSockets {
 
     fn refuse(&self, path: &Path) -> Result<(), InputError> {
         let end = end_of_links(path);
-        let name = end.file_name().unwrap_or_default().to_string_lossy();
-        let stem = name
-            .rsplit_once('_')
-            .filter(|(_, port)| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
-        let of_stem = stem.and_then(|(stem, _)| self.stems.owner(&end.with_file_name(stem)));
+        let of_stem = stem_and_port(&end).and_then(|(stem, _)| self.stems.owner(&stem));
         match self.files.owner(&end).or(of_stem) {
             Some(owner) => Err(InputError::OwnSocket {
                 path: path.to_owned(),
@@ -252,14 +249,17 @@ fn rotated(path: &Path) -> PathBuf {
 /// Files, and whose they are in words.
 #[derive(Default)]
 struct Files {
-    by_place: HashMap<(Directory, OsString), String>,
+    by_place: HashMap<Place, String>,
     /// Of those that are there: another path may lead to the same file, as by a link, or where case does not matter.
     by_inode: HashMap<(u64, u64), String>,
 }
 
+/// A name in a directory.
+pub(super) type Place = (Directory, OsString);
+
 /// A directory, by whatever path.
 #[derive(PartialEq, Eq, Hash)]
-enum Directory {
+pub(super) enum Directory {
     Inode(u64, u64),
     /// It is not there, or cannot be looked at.
     Path(PathBuf),
@@ -292,7 +292,7 @@ impl Files {
     }
 }
 
-fn place(path: &Path) -> (Directory, OsString) {
+pub(super) fn place(path: &Path) -> Place {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let directory = match fs::metadata(parent) {
         Ok(found) => Directory::Inode(found.dev(), found.ino()),

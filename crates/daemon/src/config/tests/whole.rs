@@ -394,6 +394,87 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     }
 }
 
+/// The daemon would take one VMM, or one program, for another.
+#[test]
+fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::os::unix::fs::symlink("run", directory.path().join("dir")).unwrap();
+    let root = directory.path().display();
+    let house = format!(
+        "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\nserial = true\n\
+         [[vm]]\nname = \"fc\"\nhybrid = \"{root}/run/v.sock\"\n\
+         [[vm]]\nname = \"old\"\nserial-connect = \"{root}/run/old\"\n\
+         [[publish]]\nname = \"p\"\nlisten = \"unix:{root}/run/pub\"\nto = \"web:80\"\n"
+    );
+    let start = |text: &str| {
+        let plan = Plan::new(run.clone(), Cids::default());
+        crate::policy::Rulebook::new(plan, &file(text)?)
+    };
+    let kinds = |path: &str| {
+        let path = format!("\"{root}/{path}\"");
+        [
+            format!("hybrid = {path}"),
+            format!("serial-connect = {path}"),
+            format!("[[vm.channel]]\nname = \"c\"\nconnect = {path}\nto = \"unix:/to\""),
+            format!("windows = \"1x8M\"\nqmp = {path}"),
+        ]
+        .map(|keys| format!("[[vm]]\nname = \"new\"\n{keys}\n"))
+    };
+    for (path, owner) in [
+        ("dir/v.sock", "VM \"fc\""),
+        ("dir/old", "VM \"old\""),
+        ("run/../dir/./web.sock", "VM \"web\""),
+        ("run/web.sock.seqpacket", "VM \"web\""),
+        ("dir/db.serial", "VM \"db\""),
+        ("dir/control.sock", "the control API"),
+        ("dir/pub", "the published port \"p\""),
+        (
+            "run/web.sock_80",
+            "VM \"web\" (its guest's calls to port 80 of",
+        ),
+        (
+            "dir/web.sock_80",
+            "VM \"web\" (its guest's calls to port 80 of",
+        ),
+        (
+            "run/v.sock_5000",
+            "VM \"fc\" (its guest's calls to port 5000 of",
+        ),
+    ] {
+        for vm in kinds(path) {
+            let found = start(&format!("{house}{vm}")).expect_err(&vm).to_string();
+            assert!(found.starts_with("ringdown.toml: line "), "{found}");
+            let words = format!("is used by {owner}");
+            assert!(found.contains(&words), "{vm}: {found}");
+        }
+    }
+    // The other VM may come later, and by hand.
+    let mut book = start(&house).unwrap();
+    let mut late = VmRequest::named("new");
+    late.hybrid = Some(directory.path().join("dir/v.sock"));
+    let found = book.clone().add(&late).expect_err("two VMMs").to_string();
+    assert!(found.contains("is used by VM \"fc\""), "{found}");
+    late.hybrid = Some(run.join("new.vsock"));
+    book.add(&late).unwrap();
+    let stem = VmRequest {
+        host: Some(directory.path().join("dir/new")),
+        ..VmRequest::named("stem")
+    };
+    book.clone().add(&stem).unwrap();
+    late.name = "last".to_owned();
+    late.hybrid = Some(run.join("new_7"));
+    book.add(&late).unwrap();
+    let found = book.add(&stem).err().map(|error| error.to_string());
+    assert!(found.is_some_and(|found| found.contains("is used by VM \"stem\" (")));
+    for path in ["run/free", "run/web.sock_", "run/web.sock_x", "web.sock_80"] {
+        for vm in kinds(path) {
+            start(&format!("{house}{vm}")).expect(&vm);
+        }
+    }
+}
+
 /// The service or the channel was there first, and led to a path at which nobody was.
 #[test]
 fn no_vm_is_added_at_whose_sockets_guests_are_led_by_a_service_or_a_channel() {
