@@ -285,6 +285,10 @@ impl LineWorker for FakeWorker {
         self.state().figures.clone()
     }
 
+    fn next_turn(&self) -> bool {
+        !self.stopped()
+    }
+
     fn lines(&self) -> Vec<LineStatus> {
         self.pass_gate();
         self.state()

@@ -283,6 +283,9 @@ pub trait LineWorker: Send + Sync + 'static {
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;
 
+    /// Waits until the worker has ended another turn, which moves what circuits carry. False if it has ended.
+    fn next_turn(&self) -> bool;
+
     /// What has been counted, beside the counters of the lines.
     fn figures(&self) -> Figures;
 

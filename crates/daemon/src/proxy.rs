@@ -41,7 +41,7 @@ use device::Dialer;
 use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-pub use self::exchange::Exchange;
+pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
 pub use self::program::PROGRAM_GRACE;
 pub(crate) use self::program::{INHERITED, limit_descriptors};
 use self::publish::Published;

@@ -93,14 +93,13 @@ pub fn give_signs_of_life(control: Handle, worker: Arc<dyn LineWorker>) -> io::R
     thread.spawn(signs).map(drop)
 }
 
-/// Waits until both have answered. False if the control thread has ended.
+/// Waits until the control thread has answered and the worker has ended a turn: an answer of the worker shows only that it takes orders. False if
+/// one of them has ended.
 fn both_make_progress(control: &Handle, worker: &dyn LineWorker) -> bool {
     let (answer, answered) = std::sync::mpsc::channel();
     control.spawn(async move {
         // It may have given up.
         let _ = answer.send(());
     });
-    // The worker's thread answers this, after what it has to do before.
-    drop(worker.lines());
-    answered.recv().is_ok()
+    worker.next_turn() && answered.recv().is_ok()
 }

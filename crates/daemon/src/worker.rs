@@ -22,7 +22,7 @@ use crate::line::{
     LineStatus, LineWorker, PolicyChange,
 };
 use crate::orders::Orders;
-use crate::proxy::Exchange;
+use crate::proxy::{DialPlace, Exchange};
 use crate::serial_line::SerialLine;
 use crate::switchboard::plane::DataPlane;
 
@@ -244,6 +244,10 @@ impl LineWorker for Worker {
         Ok(())
     }
 
+    fn next_turn(&self) -> bool {
+        self.orders.next_turn()
+    }
+
     fn lines(&self) -> Vec<LineStatus> {
         let lines = self.orders.ask(|fabric| fabric.lines()).unwrap_or_default();
         let (serial_lines, channels) = (self.serial_lines(), self.channels());
@@ -336,8 +340,11 @@ impl LineWorker for Worker {
 }
 
 impl Exchange for Worker {
-    fn dial_guest(&self, call: PublishedCall) {
-        self.orders.order(move |fabric| fabric.dial_guest(call));
+    fn dial_guest(&self, call: PublishedCall, place: DialPlace) {
+        self.orders.order(move |fabric| {
+            fabric.dial_guest(call);
+            drop(place);
+        });
     }
 
     fn resolve(&self, vm: &str, name: &str) -> Option<u32> {

@@ -23,11 +23,12 @@ use device::{Cut, PublishedCall, PublishedTo, set_socket_mode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
 use super::counter::Counter;
+use super::exchange::{DialPlace, MAX_DIALS_OF_PORT};
 use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
@@ -81,6 +82,8 @@ pub(crate) struct Standing {
     publish: Publish,
     /// Whether it is still published like this. Who changes it is the thread that judges calls to guests, between two of them.
     is_published: Arc<AtomicBool>,
+    /// Places for its calls that wait for the data plane.
+    dials: Arc<Semaphore>,
 }
 
 impl Standing {
@@ -88,6 +91,7 @@ impl Standing {
         Arc::new(Standing {
             publish,
             is_published: Arc::new(AtomicBool::new(true)),
+            dials: Arc::new(Semaphore::new(MAX_DIALS_OF_PORT)),
         })
     }
 }
@@ -386,12 +390,14 @@ impl Port {
             // A circuit forwards what it gets at once. A connection that is gone already is found out when it is used.
             let _ = stream.set_nodelay(true);
             let ends = stream.local_addr().ok().map(|local| (peer, local));
-            self.take_tcp(standing, stream, ends);
+            // It may have to wait, and the port may be closed meanwhile.
+            stream.begin();
+            self.take_tcp(standing, stream, ends).await;
         }
         Ok(())
     }
 
-    fn take_tcp(
+    async fn take_tcp(
         &self,
         publish: Arc<Standing>,
         stream: TcpStream,
@@ -399,7 +405,7 @@ impl Port {
     ) {
         if let Some(port) = direct(&publish) {
             if let Ok(stream) = stream.into_std() {
-                self.dial(&publish, port, stream.into());
+                self.dial(&publish, port, stream.into()).await;
             }
             return;
         }
@@ -416,15 +422,15 @@ impl Port {
         let mut publish = self.publish.clone();
         let accept = |context: &mut Context<'_>| listener.poll_accept(context);
         while let Some(((stream, _), standing)) = self.accepted(&mut publish, accept).await {
-            self.take_unix(standing, stream);
+            self.take_unix(standing, stream).await;
         }
         Ok(())
     }
 
-    fn take_unix(&self, publish: Arc<Standing>, stream: UnixStream) {
+    async fn take_unix(&self, publish: Arc<Standing>, stream: UnixStream) {
         if let Some(port) = direct(&publish) {
             if let Ok(stream) = stream.into_std() {
-                self.dial(&publish, port, stream.into());
+                self.dial(&publish, port, stream.into()).await;
             }
             return;
         }
@@ -438,10 +444,10 @@ impl Port {
         self.carry(publish, stream, Before { header, peer: None });
     }
 
-    /// Has the data plane carry it.
-    fn dial(&self, publish: &Standing, port: u32, socket: OwnedFd) {
+    /// Has the data plane carry it. Until it has a place, the next callers stay in the backlog.
+    async fn dial(&self, publish: &Standing, port: u32, socket: OwnedFd) {
         let to = PublishedTo::Port(port);
-        dial_guest(&self.shared, publish, to, socket, SocketType::Stream, None);
+        dial_guest(&self.shared, publish, to, socket, SocketType::Stream, None).await;
     }
 
     /// Carries it here.
@@ -511,13 +517,13 @@ async fn carry_to_port(
     };
     if guest.stream.write_all(header).await.is_ok() {
         let socket_type = SocketType::Stream;
-        dial_guest(shared, publish, to, theirs, socket_type, Some(cut));
+        dial_guest(shared, publish, to, theirs, socket_type, Some(cut)).await;
         relay(client, &mut guest, &Share::default()).await;
     }
 }
 
-/// Calls the guest of a published port.
-fn dial_guest(
+/// Calls the guest of a published port, once there is a place.
+async fn dial_guest(
     shared: &Shared,
     publish: &Standing,
     to: PublishedTo,
@@ -527,8 +533,9 @@ fn dial_guest(
 ) {
     // Before there is a data plane the socket is closed, as when the guest refuses.
     if let Some(exchange) = shared.exchange.get() {
+        let place = DialPlace::take(&publish.dials, &shared.dials).await;
         count(&shared.counts.published);
-        exchange.dial_guest(PublishedCall {
+        let call = PublishedCall {
             name: publish.name.as_str().into(),
             vm: publish.to.full_name(),
             to,
@@ -536,7 +543,8 @@ fn dial_guest(
             socket_type,
             cut,
             is_published: publish.is_published.clone(),
-        });
+        };
+        exchange.dial_guest(call, place);
     }
 }
 

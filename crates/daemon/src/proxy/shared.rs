@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use device::{Called, ServiceCall};
 use switch::{Address, Policy, ServiceId};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::counter::{Counter, Counters, Permit};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::View;
-use super::exchange::Exchange;
+use super::exchange::{Exchange, MAX_DIALS};
 use super::own::OwnListeners;
 use super::resolver::{Names, Turns};
 use super::rules::Rules;
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) directory_rates: Buckets,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
+    /// Places for calls of published ports that wait for the data plane.
+    pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
 }
@@ -134,6 +136,7 @@ impl Shared {
             directory_by_vm: Counters::default(),
             directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
+            dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
             services: Mutex::default(),
         }

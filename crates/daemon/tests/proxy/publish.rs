@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use daemon::config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
+use daemon::proxy::MAX_DIALS_OF_PORT;
 use daemon::proxy::identity::field;
 use device::{Called, PublishedTo};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
@@ -79,6 +80,37 @@ fn whoever_connects_is_the_guests_caller() {
     write(&guest, b"answer");
     drop(guest);
     assert_eq!(read_all(&client), b"answer");
+}
+
+#[test]
+fn a_port_accepts_no_more_callers_than_the_data_plane_takes() {
+    const CALLERS: usize = 64;
+    let stand = Stand::new();
+    stand.exchange.keep_places();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let at = |name: &str| Publish {
+        name: name.to_owned(),
+        ..publish(PublishListen::Unix {
+            path: path(name),
+            mode: 0o600,
+        })
+    };
+    set(&stand, vec![at("flooded"), at("other")]);
+    let connect = |name: &str| UnixStream::connect(path(name)).expect("there is room to wait");
+    let _callers: Vec<_> = (0..CALLERS).map(|_| connect("flooded")).collect();
+    for _ in 0..MAX_DIALS_OF_PORT {
+        assert_eq!(&*stand.exchange.next_call().name, "flooded");
+    }
+    // They take no place of another port's.
+    let _caller = connect("other");
+    assert_eq!(&*stand.exchange.next_call().name, "other");
+    stand.exchange.give_place_back();
+    for _ in MAX_DIALS_OF_PORT..CALLERS {
+        stand.exchange.give_place_back();
+        assert_eq!(&*stand.exchange.next_call().name, "flooded");
+    }
+    assert_eq!(stand.exchange.most_places(), MAX_DIALS_OF_PORT + 1);
 }
 
 #[test]

@@ -12,9 +12,10 @@ use std::time::Duration;
 use daemon::audit::AuditRecord;
 use daemon::config::{Hosts, Service, ServiceTarget};
 use daemon::offers::Groups;
-use daemon::proxy::{Exchange, Lookup, LookupError, Options, Proxy, Resolver};
+use daemon::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use rustix::net::RecvFlags;
+use rustix::net::sockopt::set_socket_linger;
 use switch::{
     Address, CalleePattern, CallerPattern, CircuitId, NamePattern, Network, Policy, Reason, Rule,
     RuleLimits, ServiceId, Verdict,
@@ -41,6 +42,8 @@ pub struct Stand {
 pub struct Plane {
     calls: Sender<PublishedCall>,
     taken: Mutex<Receiver<PublishedCall>>,
+    /// Places of calls that the test has yet to give back, if it does, and the most that there were at once.
+    places: Mutex<Option<(Vec<DialPlace>, usize)>>,
     pub names: Mutex<HashMap<(String, String), u32>>,
 }
 
@@ -48,7 +51,10 @@ impl Plane {
     /// The next call to a guest.
     pub fn next_call(&self) -> PublishedCall {
         let taken = self.taken.lock().expect("not poisoned");
-        taken.recv_timeout(PATIENCE).expect("a call to a guest")
+        let call = taken.recv_timeout(PATIENCE).expect("a call to a guest");
+        // As when all has passed: until then its close is a reset.
+        set_socket_linger(&call.socket, None).expect("a socket");
+        call
     }
 
     /// Whether a call to a guest has come.
@@ -58,8 +64,32 @@ impl Plane {
     }
 }
 
+impl Plane {
+    /// Keeps the places of calls from now on.
+    pub fn keep_places(&self) {
+        *self.places.lock().expect("not poisoned") = Some((Vec::new(), 0));
+    }
+
+    /// Gives the place of a call back.
+    pub fn give_place_back(&self) {
+        let mut places = self.places.lock().expect("not poisoned");
+        let (kept, _) = places.as_mut().expect("they are kept");
+        kept.pop().expect("one is kept");
+    }
+
+    /// The most places that were kept at once.
+    pub fn most_places(&self) -> usize {
+        let places = self.places.lock().expect("not poisoned");
+        places.as_ref().map_or(0, |(_, most)| *most)
+    }
+}
+
 impl Exchange for Plane {
-    fn dial_guest(&self, call: PublishedCall) {
+    fn dial_guest(&self, call: PublishedCall, place: DialPlace) {
+        if let Some((kept, most)) = &mut *self.places.lock().expect("not poisoned") {
+            kept.push(place);
+            *most = kept.len().max(*most);
+        }
         // The test may have seen enough.
         let _ = self.calls.send(call);
     }
@@ -128,6 +158,7 @@ impl Stand {
         let exchange = Arc::new(Plane {
             calls,
             taken: Mutex::new(taken),
+            places: Mutex::default(),
             names: Mutex::default(),
         });
         proxy.set_exchange(exchange.clone());

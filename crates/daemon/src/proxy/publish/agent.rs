@@ -102,7 +102,7 @@ async fn call(
         let _ = tell.send(result);
     });
     let to = PublishedTo::Agent(answer);
-    dial_guest(shared, publish, to, socket, SocketType::Stream, Some(cut));
+    dial_guest(shared, publish, to, socket, SocketType::Stream, Some(cut)).await;
     match told.await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(reason)) => Err(Refusal::Call(reason)),

@@ -59,7 +59,7 @@ fn a_port_that_is_published_again_at_once_keeps_its_socket() {
 struct Calls(std::sync::mpsc::Sender<PublishedCall>);
 
 impl super::super::exchange::Exchange for Calls {
-    fn dial_guest(&self, call: PublishedCall) {
+    fn dial_guest(&self, call: PublishedCall, _place: super::super::exchange::DialPlace) {
         self.0.send(call).unwrap();
     }
 

@@ -163,7 +163,7 @@ impl Session {
         let (ours, theirs) = datagram::pair(socket_type)?;
         let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
         let to = PublishedTo::Port(self.publish.to.port.called());
-        dial_guest(&self.shared, &self.publish, to, theirs, socket_type, None);
+        dial_guest(&self.shared, &self.publish, to, theirs, socket_type, None).await;
         let last = Last::default();
         let answered = AtomicBool::new(false);
         let mut kept = Vec::new();
