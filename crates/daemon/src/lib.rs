@@ -37,6 +37,7 @@ pub mod sandbox;
 mod serial_line;
 pub mod serve;
 pub mod service_manager;
+mod shared_answer;
 pub mod switchboard;
 pub mod windows;
 pub mod worker;

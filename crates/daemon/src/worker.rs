@@ -1,6 +1,6 @@
 //! The worker: the one thread that moves bytes, and the handle by which the control plane reaches it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use device::{
     AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
-    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, NewLine, Observer,
-    OpenLineError, ProgramCall, PublishedCall, SerialConfig,
+    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
+    Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
-use switch::{AddLineError, Address, CircuitId, Limits, LineReport, Reason, Side};
+use switch::{AddLineError, Address, CircuitId, Limits, LineId, LineReport, Reason, Side};
 
 use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;
@@ -24,6 +24,7 @@ use crate::line::{
 use crate::orders::Orders;
 use crate::proxy::{DialPlace, Exchange};
 use crate::serial_line::SerialLine;
+use crate::shared_answer::SharedAnswer;
 use crate::switchboard::plane::DataPlane;
 
 /// What a worker is connected with.
@@ -45,6 +46,8 @@ pub struct Wiring {
 /// A running worker.
 pub struct Worker {
     orders: Orders<Fabric>,
+    lines: SharedAnswer<KnownLines>,
+    figures: SharedAnswer<Figures>,
     /// The serial lines, by full name.
     serial_lines: Mutex<BTreeMap<String, SerialLine>>,
     unreachable: Unreachable,
@@ -52,6 +55,9 @@ pub struct Worker {
     state_dir: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
+
+/// The lines, and the payload in our keeping of each, in bytes.
+type KnownLines = (Vec<LineSnapshot>, HashMap<LineId, u64>);
 
 /// Who serves channels, once there are some, and the channels by the full name of their VM.
 #[derive(Default)]
@@ -93,6 +99,8 @@ impl Worker {
         let (orders, thread) = Orders::start("worker", fabric)?;
         Ok(Arc::new(Worker {
             orders,
+            lines: SharedAnswer::default(),
+            figures: SharedAnswer::default(),
             serial_lines: Mutex::default(),
             unreachable,
             channels: Mutex::default(),
@@ -134,6 +142,21 @@ impl Worker {
             SerialLine::start(&spec.full_name(), chardev, orders, unreachable)
         };
         chardev.map(start).transpose()
+    }
+
+    /// Goes through all circuits, a slice between two turns. Returns the payload in our keeping of each line, in bytes.
+    fn survey(&self) -> HashMap<LineId, u64> {
+        let mut kept_bytes = HashMap::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let slice = self.orders.ask(move |fabric| fabric.survey_circuits(from));
+            let slice = slice.unwrap_or_default();
+            for (line, bytes) in slice.kept_bytes {
+                *kept_bytes.entry(line).or_default() += bytes;
+            }
+            next = slice.next;
+        }
+        kept_bytes
     }
 
     fn change_lines(
@@ -249,17 +272,22 @@ impl LineWorker for Worker {
     }
 
     fn lines(&self) -> Vec<LineStatus> {
-        let lines = self.orders.ask(|fabric| fabric.lines()).unwrap_or_default();
+        let known = self.lines.answer(|| {
+            let kept_bytes = self.survey();
+            let lines = self.orders.ask(|fabric| fabric.lines());
+            (lines.unwrap_or_default(), kept_bytes)
+        });
+        let (lines, kept_bytes) = &*known;
         let (serial_lines, channels) = (self.serial_lines(), self.channels());
-        let lines = lines.into_iter().map(|line| {
+        let lines = lines.iter().map(|line| {
             let name = line.report.address.full_name();
             let mut status = LineStatus {
                 attached: line.attached,
-                last_fault: line.last_fault,
+                last_fault: line.last_fault.clone(),
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
                 half_open_circuits: line.report.half_open,
-                buffered_bytes: line.report.kept_bytes,
+                buffered_bytes: kept_bytes.get(&line.report.id).copied().unwrap_or(0),
                 buffered_messages: line.kept_messages,
                 granted_bytes: line.report.granted_bytes,
                 counters: counters(&line.report),
@@ -279,21 +307,12 @@ impl LineWorker for Worker {
     }
 
     fn figures(&self) -> Figures {
-        let figures = self.orders.ask(|fabric| {
-            let lines = fabric.lines().into_iter().map(|line| LineFigures {
-                name: line.report.address.full_name(),
-                domain: line.report.address.domain,
-                notified: line.notified,
-                parked_descriptors: line.parked_descriptors,
-                set_up: line.report.counters.set_up,
-            });
-            Figures {
-                lines: lines.collect(),
-                rules: fabric.rule_reports(),
-                worker_busy: own_processor_time(),
-            }
+        let figures = self.figures.answer(|| {
+            self.survey();
+            let figures = self.orders.ask(figures);
+            figures.unwrap_or_default()
         });
-        figures.unwrap_or_default()
+        Figures::clone(&figures)
     }
 
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret) {
@@ -382,9 +401,19 @@ impl DataPlane for Worker {
     }
 
     fn list_circuits(&self, filter: CircuitFilter, limit: usize) -> (Vec<CircuitSnapshot>, usize) {
-        self.orders
-            .ask(move |fabric| fabric.list_circuits(&filter, limit))
-            .unwrap_or_default()
+        let (mut circuits, mut more) = (Vec::new(), 0);
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let (filter, room) = (filter.clone(), limit - circuits.len());
+            let slice = self
+                .orders
+                .ask(move |fabric| fabric.list_circuits(&filter, from, room));
+            let slice = slice.unwrap_or_default();
+            circuits.extend(slice.circuits);
+            more += slice.more;
+            next = slice.next;
+        }
+        (circuits, more)
     }
 
     fn end_circuit(&self, id: CircuitId) -> bool {
@@ -412,6 +441,22 @@ impl DataPlane for Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// What the fabric has counted. What circuits have carried is as of the last survey.
+fn figures(fabric: &mut Fabric) -> Figures {
+    let lines = fabric.lines().into_iter().map(|line| LineFigures {
+        name: line.report.address.full_name(),
+        domain: line.report.address.domain,
+        notified: line.notified,
+        parked_descriptors: line.parked_descriptors,
+        set_up: line.report.counters.set_up,
+    });
+    Figures {
+        lines: lines.collect(),
+        rules: fabric.rule_reports(),
+        worker_busy: own_processor_time(),
     }
 }
 

@@ -28,8 +28,8 @@ use memory::queue::Chain;
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
-    Action, AddLineError, Address, CircuitId, CircuitReport, Event, Limits, LineId, LineReport,
-    Policy, RuleReport, ServiceEntry, Side, Switch, Time,
+    Action, AddLineError, Address, CircuitId, Event, Limits, LineId, LineReport, Policy,
+    RuleReport, ServiceEntry, Side, Switch, Time,
 };
 use thiserror::Error;
 
@@ -51,7 +51,7 @@ pub use self::agent::{AgentSecret, Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, NewLine, RefusedLine};
-pub use self::circuits::{CircuitFilter, CircuitSnapshot, Endpoint};
+pub use self::circuits::{CircuitFilter, CircuitSlice, CircuitSnapshot, Endpoint, Survey};
 use self::dial::Redial;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
@@ -456,7 +456,7 @@ impl Fabric {
         })
     }
 
-    /// Every line, as it stands.
+    /// Every line, as it stands. What circuits keep, [`survey_circuits`](Self::survey_circuits) counts.
     pub fn lines(&self) -> Vec<LineSnapshot> {
         let line_of = |id: LineId| self.lines.get(id.0 as usize).and_then(Option::as_ref);
         self.switch
@@ -472,14 +472,10 @@ impl Fabric {
             .collect()
     }
 
-    /// The figures of every rule in force, before them those of what holds without one.
+    /// The figures of every rule in force, before them those of what holds without one. What circuits have carried is in them as of the
+    /// last [`survey_circuits`](Self::survey_circuits).
     pub fn rule_reports(&self) -> Vec<RuleReport> {
         self.switch.rule_reports()
-    }
-
-    /// Every circuit, as it stands.
-    pub fn circuits(&self) -> Vec<CircuitReport> {
-        self.switch.circuits().collect()
     }
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.

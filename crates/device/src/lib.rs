@@ -51,8 +51,9 @@ pub use decision::{
 pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
     AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier, Change,
-    CircuitFilter, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
-    NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig,
+    CircuitFilter, CircuitSlice, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig,
+    LineSnapshot, NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine,
+    SerialConfig, Survey,
 };
 pub use fault::MAX_FAULT_CHARS;
 pub use memory::peer::{Peer, peer};

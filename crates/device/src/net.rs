@@ -433,51 +433,60 @@ impl NetFabric {
         Ok(())
     }
 
-    /// Every network, as it stands, by name.
+    /// Every network, as it stands, by name. Without the addresses that guests have used.
     pub fn networks(&self) -> Vec<NetworkSnapshot> {
-        let mut networks: Vec<_> = self
-            .networks
-            .iter()
-            .map(|(index, network)| {
-                let mut ports: Vec<_> = self
-                    .ports_of(index)
-                    .map(|number| {
-                        let port = &self.ports[number];
-                        NetPortSnapshot {
-                            vm: port.vm.clone(),
-                            id: port.id,
-                            attached: port.attached,
-                            driver_ready: port.driver_runs(),
-                            last_fault: port.last_fault.text(),
-                            link: port.frontend.is_some(),
-                            counters: port.counters,
-                            bridge: network.bridge_counters(port.id),
-                        }
-                    })
-                    .collect();
-                ports.sort_by(|a, b| a.vm.cmp(&b.vm));
-                let station = network.station.as_ref().map(|known| StationSnapshot {
-                    id: known.id,
-                    counters: known.station.counters(),
-                    bridge: network.bridge_counters(known.id),
-                });
-                let uplink = network.uplink.as_ref().map(|uplink| UplinkSnapshot {
-                    id: uplink.id,
-                    attached: !uplink.is_gone,
-                    counters: uplink.counters,
-                    bridge: network.bridge_counters(uplink.id),
-                });
-                NetworkSnapshot {
-                    uplink,
-                    name: network.name.clone(),
-                    ports,
-                    station,
-                    macs: network.bridge.macs(self.now).collect(),
-                }
-            })
+        let networks = self.networks.iter();
+        let mut networks: Vec<_> = networks
+            .map(|(index, network)| self.snapshot(index, network))
             .collect();
         networks.sort_by(|a, b| a.name.cmp(&b.name));
         networks
+    }
+
+    /// One network, as it stands, with the addresses that its guests have used.
+    pub fn network(&self, name: &str) -> Option<NetworkSnapshot> {
+        let mut networks = self.networks.iter();
+        let (index, network) = networks.find(|(_, network)| network.name == name)?;
+        Some(NetworkSnapshot {
+            macs: network.bridge.macs(self.now).collect(),
+            ..self.snapshot(index, network)
+        })
+    }
+
+    fn snapshot(&self, index: usize, network: &Network) -> NetworkSnapshot {
+        let ports = self.ports_of(index).map(|number| {
+            let port = &self.ports[number];
+            NetPortSnapshot {
+                vm: port.vm.clone(),
+                id: port.id,
+                attached: port.attached,
+                driver_ready: port.driver_runs(),
+                last_fault: port.last_fault.text(),
+                link: port.frontend.is_some(),
+                counters: port.counters,
+                bridge: network.bridge_counters(port.id),
+            }
+        });
+        let mut ports: Vec<_> = ports.collect();
+        ports.sort_by(|a, b| a.vm.cmp(&b.vm));
+        let station = network.station.as_ref().map(|known| StationSnapshot {
+            id: known.id,
+            counters: known.station.counters(),
+            bridge: network.bridge_counters(known.id),
+        });
+        let uplink = network.uplink.as_ref().map(|uplink| UplinkSnapshot {
+            id: uplink.id,
+            attached: !uplink.is_gone,
+            counters: uplink.counters,
+            bridge: network.bridge_counters(uplink.id),
+        });
+        NetworkSnapshot {
+            uplink,
+            name: network.name.clone(),
+            ports,
+            station,
+            macs: Vec::new(),
+        }
     }
 
     /// Closes every port and removes every network, for good.

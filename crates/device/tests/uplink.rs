@@ -233,7 +233,7 @@ fn gone(device: &UplinkDevice, host: &str) {
     asks(&mut fabric, host);
     let before = uplink(&fabric);
     let learned = |fabric: &NetFabric| {
-        let macs = fabric.networks().remove(0).macs;
+        let macs = fabric.network(NETWORK).expect("it is there").macs;
         macs.iter()
             .any(|entry| entry.mac == HOST && entry.port == before.id)
     };

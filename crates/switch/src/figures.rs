@@ -1,12 +1,13 @@
 //! Figures of rules, and of how long calls took to be put through.
 //!
 //! Nothing is counted for a packet: what a circuit has carried is known to the circuit, and is added to its rule's figures when it is over, when
-//! another policy comes, or when somebody asks.
+//! another policy comes, or when circuits are surveyed.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
-use crate::{Policy, Reason, RuleId, Switch, Time};
+use crate::{LineId, Policy, Reason, RuleId, Side, Switch, Time};
 
 /// What has been counted of the calls about which a rule has decided. All only grow. When the policy is set again, they go on with the rule of the same
 /// name, whatever it says now; rules that share a name are counted together from then on, by the first of them. A rule without a name goes on
@@ -128,31 +129,44 @@ impl RuleFigures {
 }
 
 impl Switch {
-    /// The figures of every rule, in their order, before them those of what holds without one.
+    /// The figures of every rule, in their order, before them those of what holds without one. What circuits have carried since the last
+    /// [`survey`](Self::survey) is not in them.
     pub fn rule_reports(&self) -> Vec<RuleReport> {
+        let of_rules: u32 = self.rules.iter().map(|used| used.circuits).sum();
         let without_rule = RuleReport {
             label: None,
-            circuits: 0,
+            circuits: (self.circuits.len() as u32).saturating_sub(of_rules),
             counters: self.figures.without_rule.clone(),
         };
-        let rules = self.policy.rules().iter().zip(&self.figures.rules);
-        let rules = rules.map(|(rule, counters)| RuleReport {
+        let figures = self.figures.rules.iter().zip(&self.rules);
+        let rules = self.policy.rules().iter().zip(figures);
+        let rules = rules.map(|(rule, (counters, used))| RuleReport {
             label: Some(rule.label.clone()),
-            circuits: 0,
+            circuits: used.circuits,
             counters: counters.clone(),
         });
-        let mut reports: Vec<RuleReport> = [without_rule].into_iter().chain(rules).collect();
-        for (_, circuit) in &self.circuits {
-            let index = circuit.call.rule.map_or(0, |rule| rule.0 as usize + 1);
-            let Some(report) = reports.get_mut(index) else {
+        [without_rule].into_iter().chain(rules).collect()
+    }
+
+    /// Adds what the circuits at these places have carried to the figures of their rules. Returns the payload in our keeping of each: the line
+    /// whose guest sent it, or to which programs of the host sent it, and the bytes.
+    pub fn survey(&mut self, places: Range<usize>) -> Vec<(LineId, u64)> {
+        let mut kept = Vec::new();
+        for place in places {
+            let Some(circuit) = self.circuits.get(place) else {
                 continue;
             };
-            report.circuits += 1;
-            for (bytes, more) in report.counters.bytes.iter_mut().zip(circuit.unaccounted()) {
-                *bytes += more;
+            for side in [Side::Caller, Side::Callee] {
+                let bytes = circuit.flows[side.index()].kept();
+                let (from, to) = (circuit.end(side), circuit.end(side.other()));
+                let end = if from.is_host() { to } else { from };
+                if let (Some(line), true) = (end.line(), bytes > 0) {
+                    kept.push((line, u64::from(bytes)));
+                }
             }
+            self.account_for(place);
         }
-        reports
+        kept
     }
 
     /// What circuits have carried so far counts for the rules that have allowed them so far.

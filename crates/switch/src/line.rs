@@ -256,8 +256,6 @@ pub struct LineReport {
     pub half_open: u32,
     /// Credit reserved, in bytes: the most that could be kept of what its guest sends.
     pub granted_bytes: u64,
-    /// Payload in our keeping that its guest sent, or that programs of the host sent to it, in bytes.
-    pub kept_bytes: u64,
     /// What has been counted.
     pub counters: Counters,
 }

@@ -1,6 +1,7 @@
 //! The switch itself: its tables, its lines, and the set-up of circuits.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -239,24 +240,8 @@ impl Switch {
 
     /// Every line, in no particular order.
     pub fn lines(&self) -> impl Iterator<Item = LineReport> + '_ {
-        let mut kept_bytes: HashMap<LineId, u64> = HashMap::new();
-        for (_, circuit) in &self.circuits {
-            for side in [Side::Caller, Side::Callee] {
-                let kept = circuit.flows[side.index()].kept();
-                let (from, to) = (circuit.end(side), circuit.end(side.other()));
-                // What a host program sent is kept for the guest that has not taken it.
-                let line = if from.is_host() {
-                    to.line()
-                } else {
-                    from.line()
-                };
-                if let (Some(line), true) = (line, kept > 0) {
-                    *kept_bytes.entry(line).or_default() += u64::from(kept);
-                }
-            }
-        }
         let lines = self.lines.iter().filter(|(_, line)| !line.removed);
-        lines.map(move |(index, line)| LineReport {
+        lines.map(|(index, line)| LineReport {
             id: LineId(index as u32),
             address: line.address.clone(),
             up: line.up,
@@ -265,7 +250,6 @@ impl Switch {
             circuits: line.circuits,
             half_open: line.half_open,
             granted_bytes: line.granted_bytes,
-            kept_bytes: kept_bytes.get(&LineId(index as u32)).copied().unwrap_or(0),
             counters: line.counters,
         })
     }
@@ -278,7 +262,18 @@ impl Switch {
 
     /// Every circuit, in no particular order.
     pub fn circuits(&self) -> impl Iterator<Item = CircuitReport> + '_ {
-        self.circuits.iter().map(|(_, circuit)| circuit.report())
+        self.circuits_at(0..self.circuit_places())
+    }
+
+    /// How many places for circuits there are. A circuit has one as long as it lives, and many may be empty.
+    pub fn circuit_places(&self) -> usize {
+        self.circuits.capacity()
+    }
+
+    /// The circuits at these places.
+    pub fn circuits_at(&self, places: Range<usize>) -> impl Iterator<Item = CircuitReport> + '_ {
+        let circuits = places.filter_map(|place| self.circuits.get(place));
+        circuits.map(Circuit::report)
     }
 
     /// A circuit, as it stands, as long as it is there.

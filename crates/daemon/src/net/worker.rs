@@ -133,8 +133,7 @@ impl NetWorker for NetThread {
     fn macs(&self, network: &str) -> Result<Vec<MacStatus>, NetError> {
         let name = network.to_owned();
         let snapshot = self.tell(network, move |fabric| {
-            let mut networks = fabric.networks().into_iter();
-            let found = networks.find(|network| network.name == name);
+            let found = fabric.network(&name);
             found.ok_or(device::net::NetError::NoNetwork(name))
         })?;
         let macs = snapshot.macs.iter().map(|entry| MacStatus {

@@ -1,5 +1,6 @@
 //! Circuits, for whoever asks: which there are, which one a guest means, and the end of one.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use switch::{
@@ -87,13 +88,33 @@ pub struct CircuitFilter {
     pub port: Option<u32>,
 }
 
+/// Places of circuits that are gone through between two turns: a few hundred circuits take less than a millisecond.
+const SLICE: usize = 256;
+
+/// Some of the circuits.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CircuitSlice {
+    /// Those that pass the filter.
+    pub circuits: Vec<CircuitSnapshot>,
+    /// How many more of this slice do.
+    pub more: usize,
+    /// Where the next slice begins. Nothing after the last.
+    pub next: Option<usize>,
+}
+
+/// What some of the circuits keep.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Survey {
+    /// Payload that is kept, in bytes, and the line whose guest sent it, or to which programs of the host sent it.
+    pub kept_bytes: Vec<(LineId, u64)>,
+    /// Where the next slice begins. Nothing after the last.
+    pub next: Option<usize>,
+}
+
 impl Fabric {
-    /// Up to `limit` of the circuits that pass the filter, and how many more there are.
-    pub fn list_circuits(
-        &self,
-        filter: &CircuitFilter,
-        limit: usize,
-    ) -> (Vec<CircuitSnapshot>, usize) {
+    /// A slice of the circuits that pass the filter, `room` of them at most. The first begins at 0. A circuit that is there all the time is
+    /// in one of them.
+    pub fn list_circuits(&self, filter: &CircuitFilter, from: usize, room: usize) -> CircuitSlice {
         let line = filter.vm.as_ref().map(|vm| self.line_named(vm));
         let is_wanted = |circuit: &CircuitReport| {
             let of_vm = |line: Option<LineId>| {
@@ -102,15 +123,33 @@ impl Fabric {
             let called_at = |port| circuit.dialled.is_some_and(|to| port_of(to, self) == port);
             line.is_none_or(of_vm) && filter.port.is_none_or(called_at)
         };
-        let mut listed = Vec::new();
-        let mut more = 0;
-        for circuit in self.switch.circuits().filter(is_wanted) {
-            match listed.len() < limit {
-                true => listed.push(self.snapshot(&circuit)),
-                false => more += 1,
+        let (places, next) = self.slice(from);
+        let mut listed = CircuitSlice {
+            next,
+            ..CircuitSlice::default()
+        };
+        for circuit in self.switch.circuits_at(places).filter(is_wanted) {
+            match listed.circuits.len() < room {
+                true => listed.circuits.push(self.snapshot(&circuit)),
+                false => listed.more += 1,
             }
         }
-        (listed, more)
+        listed
+    }
+
+    /// Adds what a slice of the circuits have carried to the figures of their rules, and returns what they keep. The first begins at 0.
+    pub fn survey_circuits(&mut self, from: usize) -> Survey {
+        let (places, next) = self.slice(from);
+        Survey {
+            kept_bytes: self.switch.survey(places),
+            next,
+        }
+    }
+
+    fn slice(&self, from: usize) -> (Range<usize>, Option<usize>) {
+        let to = from.saturating_add(SLICE);
+        let next = (to < self.switch.circuit_places()).then_some(to);
+        (from..to, next)
     }
 
     /// A circuit, as long as it is there.

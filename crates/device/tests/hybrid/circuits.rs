@@ -1,9 +1,10 @@
 //! Circuits that carry what they should, both ways, each with its own end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 
+use device::CircuitFilter;
 use switch::{Reason, Rule, RuleLimits, ServiceId};
 
 use crate::PATIENCE;
@@ -35,6 +36,33 @@ fn a_hybrid_vm_calls_a_service() {
     let line = &house.ask(|fabric| fabric.lines())[0].report;
     assert_eq!(line.counters.bytes_from_guest, 3 * (4 << 20));
     assert_eq!(line.counters.bytes_to_guest, 3 * (4 << 20));
+}
+
+#[test]
+fn circuits_are_listed_and_surveyed_a_slice_at_a_time() {
+    const CIRCUITS: usize = 300;
+    let (house, vmm, listener) = with_registry(calls_services("fc"));
+    let dial = |_| (vmm.dial(5000).unwrap(), listener.accept().unwrap());
+    let _ends: Vec<_> = (0..CIRCUITS).map(dial).collect();
+    house.wait_for_circuits(CIRCUITS as u32);
+    let mut listed = HashSet::new();
+    let mut next = Some(0);
+    while let Some(from) = next {
+        let room = CIRCUITS - listed.len();
+        let slice =
+            house.ask(move |fabric| fabric.list_circuits(&CircuitFilter::default(), from, room));
+        assert!(slice.circuits.len() <= 256);
+        assert_eq!(slice.more, 0);
+        for circuit in slice.circuits {
+            assert!(listed.insert(circuit.id), "twice: {circuit:?}");
+        }
+        let surveyed = house.ask(move |fabric| fabric.survey_circuits(from));
+        assert_eq!(surveyed.next, slice.next);
+        next = slice.next;
+    }
+    assert_eq!(listed.len(), CIRCUITS);
+    let none = house.ask(|fabric| fabric.list_circuits(&CircuitFilter::default(), 0, 10));
+    assert_eq!((none.circuits.len(), none.more), (10, 246));
 }
 
 #[test]
