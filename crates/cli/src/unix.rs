@@ -1,4 +1,4 @@
-//! Connecting to UNIX sockets. A backlog that is full is waited for: whoever may connect can fill it, and a socket that does not block is refused at once then.
+//! Connecting to UNIX sockets. A full backlog is waited for: any user who may connect can fill it, and a non-blocking connect then fails at once.
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -30,7 +30,7 @@ pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// How many guests are asked at once.
 const MAX_ASKED: usize = 64;
 
-/// The page that is being made, if one is. All who ask meanwhile get it: so nobody waits for more than one, however many ask and however slow guests are.
+/// The page that is being made, if one is. All callers that ask meanwhile get it, so that none waits for more than one page.
 #[derive(Debug, Default)]
 pub(crate) struct Pages(Mutex<Option<watch::Receiver<Option<Bytes>>>>);
 

@@ -74,7 +74,7 @@ impl Questions {
     async fn enter(&self, key: Key, most: usize) -> Option<OwnedSemaphorePermit> {
         let places = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever waits or has entered holds one more.
+            // Each caller that waits or has entered holds one more.
             places.retain(|_, places| Arc::strong_count(places) > 1);
             let semaphore = || Arc::new(Semaphore::new(most));
             places.entry(key).or_insert_with(semaphore).clone()

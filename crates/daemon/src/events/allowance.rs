@@ -52,7 +52,7 @@ impl Allowances {
         None
     }
 
-    /// What was held and may be told now: whoever follows sees how things stand, and how much was left out.
+    /// The held events that may be reported now: readers see the last state, and how many events were left out.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(EventKind, EventDetails)> {
         let held = self.by_vm.values_mut().filter(|one| one.held.is_some());
         let due = held.filter_map(|one| match one.bucket.take(now) {

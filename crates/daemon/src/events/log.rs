@@ -151,8 +151,8 @@ impl Events {
         }
     }
 
-    /// Tells of something that a VM has caused, which `details` name, as far as its allowance goes. What is left out is counted, and the last of it told
-    /// later, so that whoever follows knows how things stand.
+    /// Reports an event that a VM has caused, which `details` name, within its allowance. What is left out is counted, and the last of it is reported later, so
+    /// that readers see the last state.
     pub fn tell_of_vm(&self, kind: EventKind, details: EventDetails) {
         let mut allowances = self.allowances();
         // Told while it is locked: of one VM nothing overtakes what was held.
@@ -162,7 +162,7 @@ impl Events {
         }
     }
 
-    /// Tells what was held, for as long as it runs. With nothing held it sleeps.
+    /// Reports held events when they are due. With none held it sleeps.
     pub(crate) async fn tell_held(self) {
         loop {
             self.shared.is_held.notified().await;
@@ -172,7 +172,7 @@ impl Events {
         }
     }
 
-    /// Tells what was held and may be told now. Returns whether anything is left.
+    /// Reports the held events that are due. Returns whether any are left.
     fn tell_due(&self) -> bool {
         let mut allowances = self.allowances();
         for (kind, details) in allowances.due(Instant::now()) {

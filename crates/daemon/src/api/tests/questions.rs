@@ -36,7 +36,7 @@ async fn answer(mut stream: UnixStream) -> String {
 }
 
 async fn until_held(worker: &Arc<FakeWorker>, count: usize) {
-    // Its own deadline is that of the gate: whoever waits there goes on some time, and the test fails.
+    // The gate has a deadline of its own, after which the test fails.
     for _ in 0..10_000 {
         if worker.held() == count {
             return;
@@ -97,7 +97,7 @@ async fn who_asks_for_figures_while_a_page_is_made_gets_that_page() {
     until_held(&worker, 1).await;
     let health = answer(ask(&path, "/v1/health").await).await;
     assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
-    // Whoever began the page may go.
+    // The client that began the page may hang up.
     drop(asked.remove(0));
     assert_eq!(worker.held(), 1, "one page for all");
     worker.hold(false);
