@@ -1,6 +1,6 @@
 //! `[hosts]`: names whose addresses are written down rather than looked up, for egress and for services.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use toml::de::{DeTable, DeValue};
@@ -35,6 +35,15 @@ impl Hosts {
         let listed = self.get(name)?.iter();
         let of_port = listed.filter(|listed| listed.port.is_none_or(|of| of == port));
         Some(of_port.map(|listed| listed.address).collect())
+    }
+
+    /// For which ports a name is listed, in words, if it is listed for some alone.
+    pub fn ports_words(&self, name: &str) -> String {
+        let listed = self.get(name).unwrap_or_default().iter();
+        let ports: BTreeSet<u16> = listed.filter_map(|listed| listed.port).collect();
+        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+        let name = name.strip_suffix('.').unwrap_or(name);
+        format!("[hosts] lists {name} for port {} alone", ports.join(", "))
     }
 
     /// The names with their addresses.

@@ -63,12 +63,9 @@ fn check_server(server: &str, hosts: &Hosts) -> Result<(), InputError> {
     if hosts.addresses(&name, port).is_none_or(|of| !of.is_empty()) {
         return Ok(());
     }
-    let listed = hosts.get(&name).unwrap_or_default().iter();
-    let ports: BTreeSet<u16> = listed.filter_map(|listed| listed.port).collect();
-    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     let remedy = format!(
-        "it lists {name:?} for port {} alone; change either, or list an address without a port",
-        ports.join(", ")
+        "{}; change either, or list an address without a port",
+        hosts.ports_words(&name)
     );
     Err(malformed("a server that [hosts] knows", server, &remedy))
 }

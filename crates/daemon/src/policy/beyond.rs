@@ -72,7 +72,9 @@ impl Rulebook {
         let rule = permitted(policy, view.name(name, port))?;
         match self.hosts.addresses(name, port) {
             None => Ok((rule, Vec::new())),
-            Some(listed) if listed.is_empty() => Err(EgressError::NotForPort),
+            Some(listed) if listed.is_empty() => {
+                Err(EgressError::NotForPort(self.hosts.ports_words(name)))
+            }
             Some(listed) => allowed(&listed, |address| {
                 permitted(policy, view.address(address, Some(name), port))
             }),
@@ -227,7 +229,11 @@ impl Rulebook {
         answer.verdict = PolicyVerdict::Denied;
         answer.redirect = None;
         answer.rule = rule.map(|rule| self.rule(rule.0));
-        answer.why = why;
+        // The verdict says it already.
+        answer.why = match why.strip_prefix("denied: ") {
+            Some(reason) => reason.to_owned(),
+            None => why,
+        };
     }
 }
 

@@ -29,7 +29,7 @@ const MAX_FURTHER_LOOKUPS: usize = 32;
 pub(super) const MAX_LOOKUPS: usize = MAX_VMS + MAX_FURTHER_LOOKUPS;
 
 /// Why a name has no addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// Nobody knows the name.
     #[error("this name does not exist")]
@@ -38,8 +38,8 @@ pub enum LookupError {
     #[error("the name was not resolved in time")]
     TimedOut,
     /// Its addresses are written down, for other ports alone.
-    #[error("[hosts] lists this name for other ports alone")]
-    NotForPort,
+    #[error("{0}")]
+    NotForPort(String),
 }
 
 /// A lookup under way.
@@ -203,7 +203,9 @@ impl Names {
         turn: Option<Hold>,
     ) -> Result<Vec<IpAddr>, LookupError> {
         match hosts.addresses(name, port) {
-            Some(addresses) if addresses.is_empty() => return Err(LookupError::NotForPort),
+            Some(addresses) if addresses.is_empty() => {
+                return Err(LookupError::NotForPort(hosts.ports_words(name)));
+            }
             Some(addresses) => return Ok(addresses),
             None => {}
         }
@@ -304,15 +306,16 @@ mod tests {
         let listed = |name: &str, port| (name.to_owned(), vec![ListedAddress { address, port }]);
         let hosts = Hosts::from_iter([listed("db.test", None), listed("web.test", Some(80))]);
         let lookup = |name: &str, port| run(names.lookup(name, port, &hosts, None));
+        let for_80 = LookupError::NotForPort("[hosts] lists web.test for port 80 alone".to_owned());
         assert_eq!(lookup("db.test", 1), Ok(vec![address]));
         assert_eq!(lookup("web.test", 80), Ok(vec![address]));
-        assert_eq!(lookup("web.test", 81), Err(LookupError::NotForPort));
+        assert_eq!(lookup("web.test", 81), Err(for_80.clone()));
         assert_eq!(lookup("other.test", 80), Err(LookupError::TimedOut));
         let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), "web"));
         let found = Ok(vec![SocketAddr::from((address, 80))]);
         assert_eq!(server("DB.test:80"), found);
         assert_eq!(server("web.test:80"), found);
-        assert_eq!(server("web.test:81"), Err(LookupError::NotForPort));
+        assert_eq!(server("web.test:81"), Err(for_80.clone()));
     }
 
     #[test]

@@ -177,7 +177,7 @@ async fn resolve(
     let addresses = shared.names.server(server, &hosts, &shared.turns, &vm);
     match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(LookupError::Unknown | LookupError::NotForPort)) => Err(Reason::Unreachable),
+        Ok(Err(LookupError::Unknown | LookupError::NotForPort(_))) => Err(Reason::Unreachable),
         Ok(Err(LookupError::TimedOut)) | Err(_) => Err(Reason::ServiceTimedOut),
     }
 }

@@ -69,7 +69,7 @@ fn what_is_no_name_or_no_address_is_refused_with_its_place() {
         ),
         (
             "[hosts]\n\"db.example\" = \"127.0.0.1:5432\"\n[[service]]\nname = \"db\"\nport = 1\nto = \"tcp:DB.example:5433\"\n",
-            "line 3, column 1: \"DB.example:5433\" is not a server that [hosts] knows: it lists \"db.example\" for port 5432 alone",
+            "line 3, column 1: \"DB.example:5433\" is not a server that [hosts] knows: [hosts] lists db.example for port 5432 alone",
         ),
     ] {
         let error = parse(text).unwrap_err();

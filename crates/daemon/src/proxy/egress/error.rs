@@ -33,8 +33,8 @@ pub(crate) enum EgressError {
         error: Errno,
         address: Option<IpAddr>,
     },
-    #[error("denied: the name is listed for other ports alone")]
-    NotForPort,
+    #[error("{0}")]
+    NotForPort(String),
     #[error("denied: rule \"{label}\" redirects, which egress does not do")]
     Redirected { rule: RuleId, label: String },
     #[error("denied: rule \"{label}\" has as many circuits as its limit allows")]
@@ -64,7 +64,7 @@ impl From<LookupError> for EgressError {
         match error {
             LookupError::Unknown => EgressError::UnknownName,
             LookupError::TimedOut => EgressError::LookupTimedOut,
-            LookupError::NotForPort => EgressError::NotForPort,
+            LookupError::NotForPort(words) => EgressError::NotForPort(words),
         }
     }
 }
@@ -99,7 +99,7 @@ impl EgressError {
             EgressError::Denied { .. }
                 | EgressError::NoRule { .. }
                 | EgressError::Special { .. }
-                | EgressError::NotForPort
+                | EgressError::NotForPort(_)
                 | EgressError::Redirected { .. }
                 | EgressError::RuleCircuits { .. }
                 | EgressError::RuleRate { .. }
@@ -149,7 +149,7 @@ impl EgressError {
             EgressError::Denied { .. }
             | EgressError::NoRule { .. }
             | EgressError::Special { .. }
-            | EgressError::NotForPort
+            | EgressError::NotForPort(_)
             | EgressError::Redirected { .. } => socks::Reply::NotAllowed,
             EgressError::RuleCircuits { .. }
             | EgressError::RuleRate { .. }
@@ -167,7 +167,7 @@ impl EgressError {
         let (status, error) = match self {
             EgressError::Denied { .. }
             | EgressError::NoRule { .. }
-            | EgressError::NotForPort
+            | EgressError::NotForPort(_)
             | EgressError::Redirected { .. } => (403, "http_request_denied"),
             EgressError::Special { .. } => (403, "destination_ip_prohibited"),
             EgressError::RuleCircuits { .. } => (503, "connection_limit_reached"),
