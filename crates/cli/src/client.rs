@@ -327,9 +327,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn why(&self, from: &str, to: &str, port: u32) -> Result<Why, ClientError> {
-        let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
-        let target = format!("/v1/why?from={from}&to={to}&port={port}");
+    pub fn why(&self, from: &str, to: &str, port: Option<u32>) -> Result<Why, ClientError> {
+        let target = format!("/v1/why?{}", call_query(from, to, port));
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
     }
 
@@ -393,10 +392,9 @@ impl Client {
         &self,
         from: &str,
         to: &str,
-        port: u32,
+        port: Option<u32>,
     ) -> Result<PolicyAnswer, ClientError> {
-        let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
-        let target = format!("/v1/policy/test?from={from}&to={to}&port={port}");
+        let target = format!("/v1/policy/test?{}", call_query(from, to, port));
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
     }
 
@@ -553,6 +551,13 @@ fn network(name: &str) -> Result<String, Failure> {
 fn resource(name: &str) -> Result<String, Failure> {
     parse_full_name("a VM", name)?;
     Ok(format!("/v1/vms/{}", name.replace('/', "%2F")))
+}
+
+/// The query about a call.
+fn call_query(from: &str, to: &str, port: Option<u32>) -> String {
+    let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
+    let port = port.map_or_else(String::new, |port| format!("&port={port}"));
+    format!("from={from}&to={to}{port}")
 }
 
 /// The capture below a resource, of one VM or of all.

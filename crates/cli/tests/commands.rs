@@ -123,7 +123,8 @@ fn wrong_words_end_with_2_and_the_remedy() {
             &["vm", "add", "red/web", "--domain", "blue"],
             "\"red/web\" is of another domain than \"blue\": leave --domain out",
         ),
-        (&["policy", "test", "web", "db"], "<PORT>"),
+        (&["policy", "test", "web", "db"], "the port is missing"),
+        (&["why", "web", "db"], "the port is missing"),
         (&["policy", "test", "web", "db", "x"], "\"x\" is not a port"),
         (&["args", "web"], "--vmm"),
         (

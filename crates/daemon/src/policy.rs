@@ -6,6 +6,7 @@ mod findings;
 mod listing;
 mod meant;
 mod near;
+mod nothing;
 mod ways;
 
 use std::collections::BTreeMap;

@@ -38,8 +38,8 @@ pub struct WhyArguments {
     pub from: String,
     /// Who is called: a VM or DOMAIN/NAME, host, service:NAME, address:10.1.2.3 or name:deb.debian.org
     pub to: String,
-    /// The port; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
-    pub port: String,
+    /// The port; of a service its own, if left out; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
+    pub port: Option<String>,
     /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,

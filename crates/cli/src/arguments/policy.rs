@@ -25,8 +25,8 @@ pub struct PolicyTest {
     pub from: String,
     /// Who is called
     pub to: String,
-    /// The port that is called; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
-    pub port: String,
+    /// The port that is called; of a service its own, if left out; from host also tcp:PORT or unix:PATH, as in the "to" of a published port
+    pub port: Option<String>,
     /// Ask about this file instead of the running daemon
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

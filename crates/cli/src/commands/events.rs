@@ -7,7 +7,7 @@ use daemon::api::types::{Event, EventKind, Why};
 use daemon::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::policy::asked_port;
+use super::policy::port_or_own;
 use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError};
@@ -90,7 +90,7 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
-    let port = asked_port(&options.from, &options.port)?;
+    let port = port_or_own(&options.from, &options.to, options.port.as_deref())?;
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
         true => print_named("why", &why)?,

@@ -22,9 +22,9 @@ const DENIED: u8 = 3;
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
-    let port = asked_port(&options.from, &options.port)?;
+    let port = port_or_own(&options.from, &options.to, options.port.as_deref())?;
     let answer = match &options.config {
-        Some(path) => rulebook(path)?.ask(&options.from, &options.to, port)?,
+        Some(path) => rulebook(path)?.ask_at(&options.from, &options.to, port)?,
         None => client.test_policy(&options.from, &options.to, port)?,
     };
     match options.json {
@@ -57,11 +57,27 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     })
 }
 
+/// The port that is called, or none for that of a service.
+///
+/// # Errors
+/// As [`asked_port`], and when it is missing and no service is called.
+pub(super) fn port_or_own(
+    from: &str,
+    to: &str,
+    port: Option<&str>,
+) -> Result<Option<u32>, Failure> {
+    match port {
+        Some(port) => Ok(Some(asked_port(from, port)?)),
+        None if to.starts_with("service:") => Ok(None),
+        None => Err(AskError::NoPort.into()),
+    }
+}
+
 /// The port that is called. Where a published port leads to `tcp:PORT` or `unix:PATH`, it is the agent's.
 ///
 /// # Errors
 /// [`InputError`] when it is none, or when another than the host is to call the agent.
-pub(super) fn asked_port(from: &str, text: &str) -> Result<u32, InputError> {
+fn asked_port(from: &str, text: &str) -> Result<u32, InputError> {
     match Place::parse(text) {
         Some(_) if from == "host" => Ok(wire::agent::PORT),
         Some(_) => Err(InputError::Malformed {
@@ -85,9 +101,10 @@ fn rulebook(path: &Path) -> Result<Rulebook, Failure> {
 impl From<AskError> for Failure {
     fn from(error: AskError) -> Failure {
         match error {
-            AskError::Input(_) | AskError::NotThroughUs { .. } | AskError::NoAddress(_) => {
-                Failure::usage(error)
-            }
+            AskError::Input(_)
+            | AskError::NotThroughUs { .. }
+            | AskError::NoAddress(_)
+            | AskError::NoPort => Failure::usage(error),
             _ => Failure::failed(error),
         }
     }

@@ -131,7 +131,7 @@ pub struct PolicyAnswer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingKind {
-    /// A rule never matches, because those before it match whatever it would.
+    /// A rule never matches: those before it match whatever it would, or what it denies is not called at its ports.
     Unreachable,
     /// No VM has the name.
     UnknownVm,
@@ -145,7 +145,8 @@ pub enum FindingKind {
     Unused,
     /// It is to lead to a port of a VM that only programs of its host reach.
     OwnPort,
-    /// A rule allows a name or an address beyond the host, and egress does not open it by this rule.
+    /// A rule allows what it does not open: a name or an address that egress refuses, a service or a name of `[hosts]` at another port, a VM's
+    /// calls to itself.
     NotOpened,
     /// A rule denies hybrid VMs ports of the host at which the daemon is not asked.
     NotHeld,

@@ -180,6 +180,7 @@ impl From<ControlError> for Failure {
             ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => {
                 Kind::Impossible
             }
+            ControlError::Ask(AskError::NoPort) => Kind::InvalidRequest,
             ControlError::Ask(AskError::UnknownService { .. }) => Kind::UnknownService,
             ControlError::Unknown { .. }
             | ControlError::Ask(AskError::UnknownVm { .. })
@@ -318,6 +319,7 @@ fn field_of(error: &ControlError) -> Option<&'static str> {
             _ => None,
         },
         ControlError::Ask(AskError::NotThroughUs { .. } | AskError::NoAddress(_)) => Some("to"),
+        ControlError::Ask(AskError::NoPort) => Some("port"),
         ControlError::Line(LineError::DuplicateName { .. }) => Some("name"),
         ControlError::Line(LineError::DuplicateCid { .. }) => Some("cid"),
         _ => None,

@@ -200,7 +200,7 @@ async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Fa
 pub(super) struct CallQuery {
     pub(super) from: String,
     pub(super) to: String,
-    pub(super) port: u32,
+    pub(super) port: Option<u32>,
 }
 
 impl IntoParams for CallQuery {
@@ -216,7 +216,11 @@ impl IntoParams for CallQuery {
                 schema::callee(),
                 "Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.",
             ),
-            schema::needed_in_query("port", schema::port(), "The port that would be called."),
+            schema::in_query(
+                "port",
+                schema::port(),
+                "The port that would be called. A service may be asked about without: it is called at its own.",
+            ),
         ]
     }
 }
@@ -246,7 +250,7 @@ async fn test_policy(
     query.check()?;
     let ask = move |control: &Control| {
         let book = &control.in_force().book;
-        book.ask(&query.from, &query.to, query.port)
+        book.ask_at(&query.from, &query.to, query.port)
     };
     let answer = control.ask(ask).await?;
     Ok(Json(answer.map_err(ControlError::from)?))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use switch::full_name;
+use switch::{Callee, full_name};
 use wire::agent::forward::Place;
 
 /// The most services that one daemon offers.
@@ -149,6 +149,14 @@ impl Service {
     pub fn is_the_same_to_callers(&self, other: &Service) -> bool {
         (&self.name, &self.domain, &self.target) == (&other.name, &other.domain, &other.target)
             && self.proxy_protocol == other.proxy_protocol
+    }
+
+    /// It, as it is asked about.
+    pub fn as_callee(&self) -> Callee<'_> {
+        Callee::Service {
+            domain: &self.domain,
+            name: &self.name,
+        }
     }
 
     /// Its full name: `registry`, or `red/registry` where the domain is not the [`DEFAULT_DOMAIN`].

@@ -17,17 +17,18 @@ impl Control {
         self: &Arc<Self>,
         from: String,
         to: String,
-        port: u32,
+        port: Option<u32>,
     ) -> Result<Why, ControlError> {
         let (asked_from, asked_to) = (from.clone(), to.clone());
         let asked = self.ask(move |control| {
             let book = &control.in_force().book;
-            let policy = book.ask(&asked_from, &asked_to, port)?;
-            let service = book.service_called(&asked_from, &asked_to, port);
+            let policy = book.ask_at(&asked_from, &asked_to, port)?;
+            let service = book.service_called(&asked_from, &asked_to, policy.port);
             let service = service.map(|service| format!("service:{}", service.full_name()));
             Ok::<_, ControlError>((policy, program_words(&asked_from), service))
         });
         let (policy, program, service) = asked.await??;
+        let port = policy.port;
         let dialled = service.unwrap_or_else(|| to.clone());
         // A name stands for a VM, an alias of it too; what has a colon, or is the host, for something else.
         let (caller, callee) = (self.get(&from).await.ok(), self.get(&dialled).await.ok());

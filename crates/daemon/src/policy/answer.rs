@@ -32,6 +32,9 @@ pub enum AskError {
     /// An address, or a name, that cannot be one.
     #[error(transparent)]
     NoAddress(InputError),
+    /// A callee that has no port of its own.
+    #[error("the port is missing: give the port that is called; only a service has one of its own")]
+    NoPort,
     /// No VM has this name.
     #[error(
         "there is no VM named {name:?}{}: add it, or ask about one that exists",
@@ -70,13 +73,33 @@ pub(super) enum From<'a> {
 /// Somebody who could be called.
 pub(super) enum To<'a> {
     Vm(&'a LineSpec),
-    Service { domain: &'a str, name: &'a str },
+    Service(&'a Service),
     Listener,
     Address(IpAddr),
     Name(String),
 }
 
 impl Rulebook {
+    /// Says what becomes of a call. A service may be asked about without a port: it is called at its own.
+    ///
+    /// # Errors
+    /// [`AskError`] when there is nobody who is meant by the words, or the port is missing.
+    pub fn ask_at(
+        &self,
+        from: &str,
+        to: &str,
+        port: Option<u32>,
+    ) -> Result<PolicyAnswer, AskError> {
+        let port = match port {
+            Some(port) => port,
+            None => match self.callee(to)? {
+                To::Service(service) => service.port,
+                _ => return Err(AskError::NoPort),
+            },
+        };
+        self.ask(from, to, port)
+    }
+
     /// Says what becomes of a call. The words are those of rules, for one caller and one callee.
     ///
     /// # Errors
@@ -84,10 +107,7 @@ impl Rulebook {
     pub fn ask(&self, from: &str, to: &str, port: u32) -> Result<PolicyAnswer, AskError> {
         let caller = self.caller(from)?;
         let callee = match self.service_called(from, to, port) {
-            Some(service) => To::Service {
-                domain: &service.domain,
-                name: &service.name,
-            },
+            Some(service) => To::Service(service),
             None => self.callee(to)?,
         };
         let to_a_vm = matches!(callee, To::Vm(_));
@@ -116,7 +136,7 @@ impl Rulebook {
                 name: &line.name,
                 groups: &line.groups,
             },
-            To::Service { domain, name } => Callee::Service { domain, name },
+            To::Service(service) => service.as_callee(),
             To::Listener => Callee::Listener,
             To::Address(address) => Callee::Address {
                 address: Some(*address),
@@ -265,11 +285,7 @@ impl Rulebook {
         };
         let callers = self.policy.callers(caller);
         let reaches = egress.iter().any(|service| {
-            let callee = Callee::Service {
-                domain: &service.domain,
-                name: &service.name,
-            };
-            let callees = self.policy.callees(&callee);
+            let callees = self.policy.callees(&service.as_callee());
             let decision = self.policy.decide(&callers, &callees, service.port);
             matches!(decision.rule, Some((_, Verdict::Allow)))
         });
@@ -365,10 +381,7 @@ impl Rulebook {
         let (domain, name) = parse_full_name("a service", text)?;
         let mut services = self.services.iter().map(|service| &service.value);
         match services.find(|service| service.domain == domain && service.name == name) {
-            Some(service) => Ok(To::Service {
-                domain: &service.domain,
-                name: &service.name,
-            }),
+            Some(service) => Ok(To::Service(service)),
             None => Err(AskError::UnknownService {
                 name: full_name(domain, name),
                 nearest: self.nearest_service(&full_name(domain, name)),
@@ -410,7 +423,7 @@ fn without_a_rule(caller: &From<'_>, callee: &To<'_>) -> (PolicyVerdict, &'stati
             "a VM may call the sockets that programs of the host have made for it",
         ),
         (From::Vm(_), To::Vm(_)) => (Denied, "VMs may not call each other without one"),
-        (From::Vm(_), To::Service { .. }) => (Denied, "VMs may not call services without one"),
+        (From::Vm(_), To::Service(_)) => (Denied, "VMs may not call services without one"),
         (From::Vm(_), _) => (Denied, "nothing beyond the host is reached without one"),
         (_, To::Vm(_)) => (
             Allowed,

@@ -65,6 +65,7 @@ impl Rulebook {
             }
         }
         findings.extend(self.own_ports());
+        findings.extend(self.opens_nothing());
         findings.extend(self.groups_of_nobody());
         findings.extend(self.offers_to_nobody());
         findings.extend(self.listed_for_nobody());
@@ -249,10 +250,7 @@ impl Rulebook {
             if service.target == ServiceTarget::Egress {
                 egress = Some(written);
             }
-            let callee = Callee::Service {
-                domain: &service.domain,
-                name: &service.name,
-            };
+            let callee = service.as_callee();
             if !self.rules.iter().any(|rule| opens(&rule.value, &callee)) {
                 let name = service.full_name();
                 let message = format!("no rule allows calls to the service {name:?}");

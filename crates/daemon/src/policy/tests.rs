@@ -131,6 +131,133 @@ fn the_first_rule_that_matches_decides_and_is_named() {
 }
 
 #[test]
+fn a_service_is_called_at_its_own_port_alone() {
+    use PolicyVerdict::{Allowed, Denied};
+    let text = r#"
+[[vm]]
+name = "web"
+
+[[service]]
+name = "registry"
+port = 5000
+to = "tcp:127.0.0.1:5000"
+
+[[rule]]
+from = "web"
+to = "service:registry"
+port = PORT
+action = "allow"
+"#;
+    let open = book(&text.replace("PORT", "\"*\""));
+    let answer = open.ask_at("web", "service:registry", None).unwrap();
+    assert_eq!((answer.verdict, answer.port), (Allowed, 5000));
+    // Whatever the rule says, nothing answers for it at another port.
+    for book in [&open, &book(&text.replace("PORT", "80"))] {
+        let answer = book.ask("web", "service:registry", 80).unwrap();
+        assert_eq!((answer.verdict, answer.rule), (Denied, None));
+        assert!(answer.why.contains("called at port 5000"), "{}", answer.why);
+    }
+    let narrow = book(&text.replace("PORT", "80"));
+    let answer = narrow.ask_at("web", "service:registry", None).unwrap();
+    assert_eq!((answer.verdict, answer.port), (Denied, 5000));
+    for to in ["host", "web", "name:a.test", "address:192.0.2.1"] {
+        let error = narrow.ask_at("web", to, None).unwrap_err();
+        assert_eq!(error, AskError::NoPort, "{to}");
+    }
+}
+
+#[test]
+fn rules_that_open_nothing_by_themselves_are_found() {
+    use FindingKind::{NotOpened, Unreachable};
+    let found = |rule: &str| -> Vec<(FindingKind, String)> {
+        let text = format!(
+            r#"
+[hosts]
+"a.example" = "127.0.0.1:8080"
+"b.example" = ["192.0.2.1", "192.0.2.2:8080"]
+
+[[vm]]
+name = "web"
+aliases = ["www"]
+
+[[vm]]
+name = "db"
+
+[[service]]
+name = "e"
+port = 5000
+egress = true
+
+[[rule]]
+from = "db"
+to = ["service:e", "name:a.example"]
+action = "allow"
+
+[[rule]]
+from = "web"
+{rule}
+"#
+        );
+        findings(&text)
+    };
+    let allow = "action = \"allow\"";
+    for (rule, kind, words) in [
+        (
+            format!("to = \"service:e\"\nport = 80\n{allow}"),
+            NotOpened,
+            "does not open service:e, which is called at port 5000",
+        ),
+        (
+            format!("to = [\"db\", \"service:e*\"]\nport = [80, \"5001-6000\"]\n{allow}"),
+            NotOpened,
+            "does not open service:e*, which is called at port 5000",
+        ),
+        (
+            "to = \"service:e\"\nport = 80\naction = \"deny\"".to_owned(),
+            Unreachable,
+            "never matches calls to service:e, which is called at port 5000",
+        ),
+        (
+            format!("to = \"name:a.example\"\nport = 80\n{allow}"),
+            NotOpened,
+            "does not open \"a.example\": [hosts] lists a.example for port 8080 alone",
+        ),
+        (
+            format!("to = \"web\"\n{allow}"),
+            NotOpened,
+            "no rule lets a VM call itself (\"web\")",
+        ),
+        (
+            format!("to = [\"web\", \"www\"]\n{allow}"),
+            NotOpened,
+            "no rule lets a VM call itself (\"web\")",
+        ),
+        (
+            "to = \"db\"\nredirect = \"www:80\"".to_owned(),
+            NotOpened,
+            "no rule lets a VM call itself (\"web\")",
+        ),
+    ] {
+        let found = found(&rule);
+        assert_eq!(found.len(), 1, "{rule}: {found:?}");
+        assert_eq!(found[0].0, kind);
+        assert!(found[0].1.contains(words), "{rule}: {found:?}");
+    }
+    for rule in [
+        format!("to = \"service:e\"\n{allow}"),
+        format!("to = \"service:e\"\nport = [80, 5000]\n{allow}"),
+        format!("to = \"service:*\"\nport = 80\n{allow}"),
+        format!("to = \"name:a.example\"\nport = [80, 8080]\n{allow}"),
+        format!("to = \"name:b.example\"\nport = 80\n{allow}"),
+        format!("to = [\"web\", \"db\"]\n{allow}"),
+        "to = \"web\"\naction = \"deny\"".to_owned(),
+        "to = \"web\"\nredirect = \"db:80\"".to_owned(),
+    ] {
+        assert_eq!(found(&rule), [], "{rule}");
+    }
+}
+
+#[test]
 fn rules_that_nearly_decided_otherwise_are_named_with_what_they_lack() {
     let book = book(HOUSE);
     let passed = |from, to, port| -> Vec<String> {

@@ -45,7 +45,19 @@ impl Rulebook {
             );
             return;
         }
-        if let (From::Vm(line), To::Listener | To::Service { .. }) = (caller, callee) {
+        if let To::Service(service) = callee {
+            if service.port != port {
+                answer.verdict = PolicyVerdict::Denied;
+                (answer.rule, answer.redirect) = (None, None);
+                answer.why = format!(
+                    "the service {:?} is called at port {}, and no call to another port reaches it",
+                    service.full_name(),
+                    service.port
+                );
+                return;
+            }
+        }
+        if let (From::Vm(line), To::Listener | To::Service(_)) = (caller, callee) {
             self.keep_to_offers(answer, line, (callee, port));
         }
         let obstacle = self.obstacle(decision, caller, callee);
@@ -155,7 +167,7 @@ impl Rulebook {
                 let kind = from.host_only_kind()?;
                 Some(format!("no call by CID leaves a guest whose line is {kind}, except to its host").into())
             }
-            (From::Vm(from), None, To::Service { domain, .. }) if *domain != from.domain => Some(
+            (From::Vm(from), None, To::Service(service)) if service.domain != from.domain => Some(
                 "a guest calls services of its own domain, and others only where a rule redirects a port of the host to them".into(),
             ),
             (From::Program { .. } | From::Host, Some(Redirect::Service { .. }), _) => {

@@ -103,8 +103,7 @@ fn the_description_is_served_and_whole() {
                 "{context}: {parameter}"
             );
             let is_needed = parameter["in"] == "path"
-                || ["from", "to"].contains(&parameter["name"].as_str().unwrap())
-                || parameter["name"] == "port" && path != "/v1/circuits" && path != "/v1/capture";
+                || ["from", "to"].contains(&parameter["name"].as_str().unwrap());
             assert_eq!(parameter["required"], is_needed, "{context}: {parameter}");
         }
         for (status, response) in operation["responses"].as_object().unwrap() {

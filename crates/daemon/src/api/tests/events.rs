@@ -139,6 +139,17 @@ fn words_that_mean_no_events_are_refused_by_their_field() {
 }
 
 #[test]
+fn a_service_is_asked_about_at_its_own_port() {
+    let service = "\n[[service]]\nname = \"registry\"\nport = 5000\nto = \"tcp:127.0.0.1:5000\"\n";
+    let daemon = FakeDaemon::with_file(&format!("{FILE}{service}"));
+    for of in ["why", "policy/test"] {
+        let target = format!("/v1/{of}?from=web&to=service:registry");
+        let (status, body) = daemon.request("GET", &target, "");
+        assert_eq!((status, &json_of(&body)["port"]), (200, &json!(5000)));
+    }
+}
+
+#[test]
 fn why_tells_the_rule_the_state_and_what_was_refused() {
     let daemon = FakeDaemon::with_file(FILE);
     let why = |query: &str| json_of(&daemon.request("GET", &format!("/v1/why?{query}"), "").1);

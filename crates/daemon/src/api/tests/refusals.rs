@@ -170,9 +170,9 @@ fn a_parameter_that_does_not_fit_is_refused_with_what_does() {
         ),
         ("/v1/vms/web?wait=never", "wait", "wait is never: use ready".to_owned()),
         (
-            "/v1/why?from=web&to=db",
+            "/v1/why?from=web&to=web",
             "port",
-            "port is missing: add it to the query. The port that would be called.".to_owned(),
+            "the port is missing: give the port that is called; only a service has one of its own".to_owned(),
         ),
         (
             "/v1/policy/test?from=web",

@@ -1,0 +1,103 @@
+//! Rules that open nothing by what they say themselves: a service at a port that is not its own, a name of `[hosts]` at a port for which it is not
+//! listed, a VM that is to call itself.
+
+use switch::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict};
+
+use super::Rulebook;
+use super::findings::Found;
+use crate::api::types::{Finding, FindingKind};
+use crate::config::full_name;
+
+impl Rulebook {
+    /// A finding for each such pattern of a rule, and for each rule about a VM's calls to itself alone.
+    pub(super) fn opens_nothing(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        // With names for aliases.
+        let rules = self.policy.rules().iter().zip(&self.rules);
+        for ((rule, written), index) in rules.zip(0..) {
+            let words = self.rule(index).words();
+            let at_services = rule.to.iter().filter_map(|to| self.not_at_port(to, rule));
+            for (what, ports) in at_services {
+                let (kind, does) = match rule.verdict {
+                    Verdict::Deny => (FindingKind::Unreachable, "never matches calls to"),
+                    _ => (FindingKind::NotOpened, "does not open"),
+                };
+                let message = format!("rule {words} {does} {what}, which is called at {ports}");
+                let remedy = "correct the port in the rule, or leave it out";
+                findings.push(Found::new(kind, message, remedy).at(written));
+            }
+            if rule.verdict == Verdict::Allow {
+                let names = rule.to.iter().filter_map(|to| self.not_listed(to, rule));
+                for name in names {
+                    let listed = self.hosts.ports_words(name);
+                    let message = format!("rule {words} does not open {name:?}: {listed}");
+                    let remedy = "correct the port in the rule, or in [hosts]";
+                    findings.push(Found::new(FindingKind::NotOpened, message, remedy).at(written));
+                }
+            }
+            if let Some(vm) = calls_itself(rule) {
+                let message =
+                    format!("rule {words} opens nothing: no rule lets a VM call itself ({vm:?})");
+                let remedy = "correct a name, or remove the rule";
+                findings.push(Found::new(FindingKind::NotOpened, message, remedy).at(written));
+            }
+        }
+        findings
+    }
+
+    /// Services that a pattern names, if none of them is called at a port of the rule, and where they are called.
+    fn not_at_port(&self, to: &CalleePattern, rule: &Rule) -> Option<(String, String)> {
+        let CalleePattern::Service { domain, name } = to else {
+            return None;
+        };
+        let what = match name {
+            NamePattern::Any => return None,
+            NamePattern::Exact(name) => full_name(domain, name),
+            NamePattern::Prefix(start) => full_name(domain, &format!("{start}*")),
+            NamePattern::Suffix(end) => full_name(domain, &format!("*{end}")),
+        };
+        let services = self.services.iter().map(|service| &service.value);
+        let meant = services.filter(|of| of.domain == *domain && name.covers(&of.name));
+        let ports = meant.map(|service| service.port);
+        Some((format!("service:{what}"), other_ports(ports, rule)?))
+    }
+
+    /// A name that a pattern names, if `[hosts]` lists it and for no port of the rule.
+    fn not_listed<'a>(&self, to: &'a CalleePattern, rule: &Rule) -> Option<&'a str> {
+        let CalleePattern::Name(NamePattern::Exact(name)) = to else {
+            return None;
+        };
+        let listed = self.hosts.get(name)?.iter();
+        let ports: Option<Vec<u32>> = listed.map(|of| of.port.map(u32::from)).collect();
+        other_ports(ports?.into_iter(), rule).map(|_| name.as_str())
+    }
+}
+
+/// Some ports in words, if there are any and the rule is about none of them.
+fn other_ports(ports: impl Iterator<Item = u32>, rule: &Rule) -> Option<String> {
+    let ports: Vec<u32> = ports.collect();
+    let is_meant = |port| rule.ports.is_empty() || rule.ports.iter().any(|of| of.contains(port));
+    if ports.is_empty() || ports.iter().any(is_meant) {
+        return None;
+    }
+    let words: Vec<String> = ports.iter().take(4).map(u32::to_string).collect();
+    Some(format!("port {}", words.join(", ")))
+}
+
+/// The VM of a rule that is about its calls to itself and nothing else.
+fn calls_itself(rule: &Rule) -> Option<String> {
+    let [CallerPattern::Vm { domain, name }] = rule.from.as_slice() else {
+        return None;
+    };
+    let is_itself = |of: &String, called: &String| (of, called) == (domain, name);
+    let is_so = match &rule.verdict {
+        Verdict::Deny => false,
+        Verdict::Redirect(Redirect::Vm { domain, name, .. }) => is_itself(domain, name),
+        Verdict::Redirect(_) => false,
+        Verdict::Allow => !rule.to.is_empty()
+            && rule.to.iter().all(
+                |to| matches!(to, CalleePattern::Vm { domain, name } if is_itself(domain, name)),
+            ),
+    };
+    is_so.then(|| full_name(domain, name))
+}
