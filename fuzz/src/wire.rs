@@ -307,7 +307,7 @@ fn any_ask(dice: &mut Dice<'_>) -> job::Ask {
         4 => job::Ask::ClipboardSet { len: dice.edgy() },
         5 => job::Ask::Power {
             action: dice.pick(&[job::Power::Shutdown, job::Power::Reboot]),
-            force: dice.one_in(2),
+            force_after_ms: dice.one_in(2).then(|| dice.edgy()),
         },
         _ => job::Ask::Lock,
     }

@@ -35,7 +35,13 @@ pub(crate) fn run(
         Ask::Stats { interval_ms, count } => stats::run(&mut host, interval_ms, count),
         Ask::Logs(request) => logs::run(&mut host, options, request),
         Ask::Time { step_ns } => time::run(&mut host, options, step_ns),
-        Ask::Power { action, force } => power::run(&mut host, options, action, force),
+        Ask::Power {
+            action,
+            force_after_ms,
+        } => {
+            let force_after = force_after_ms.map(|ms| Duration::from_millis(ms.into()));
+            power::run(&mut host, options, action, force_after)
+        }
         Ask::Freeze { timeout_ms } => freeze::freeze(&mut host, options, timeout_ms),
         Ask::Thaw => freeze::thaw(&mut host, options),
         Ask::ClipboardGet => clipboard::get(&mut host, options),

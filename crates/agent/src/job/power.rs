@@ -1,7 +1,7 @@
 //! Shutting the guest down, starting it again, putting it to sleep: as the guest itself does it.
 //!
 //! What init system there is decides. A running systemd is asked through `systemctl`; others have `poweroff` and `reboot`, which tell their
-//! init (OpenRC, sysvinit, runit, busybox). Only with `force` the kernel is told directly, after everything was written to disk: where the
+//! init (OpenRC, sysvinit, runit, busybox). Only where the host forces it the kernel is told directly, after everything was written to disk: where the
 //! guest has no way of its own, where that fails, and where nothing comes of it.
 
 use std::path::{Path, PathBuf};
@@ -17,9 +17,6 @@ use crate::tool::{Tool, find};
 
 /// How long the guest's own command may take. It only has to tell init, or to fail.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long the guest's own way may take before the kernel is told, with `force`.
-const FORCE_AFTER: Duration = Duration::from_secs(60);
 
 /// How long writing everything to disk may take before the kernel is told all the same.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(20);
@@ -37,14 +34,20 @@ pub(super) fn run(
     host: &mut Host<'_>,
     options: &Options,
     action: Power,
-    force: bool,
+    force_after: Option<Duration>,
 ) -> Result<(), Stop> {
+    let force_after = force_after.filter(|_| action != Power::Suspend);
+    let begun = Instant::now();
     let way = Way::find(options, action, Path::new(SYSTEMD), Path::new(STATE));
     let failure = match way {
-        Ok(Way::Command(program, arguments)) => match call(&program, arguments) {
+        Ok(Way::Command(program, arguments)) => match call(
+            &program,
+            arguments,
+            begun + TOOL_TIMEOUT.min(force_after.unwrap_or(TOOL_TIMEOUT)),
+        ) {
             Ok(words) => {
-                if force && action != Power::Suspend {
-                    force_later(action);
+                if let Some(after) = force_after {
+                    force_later(action, begun + after);
                 }
                 return host.answer(Answer::Power { way: words });
             }
@@ -60,7 +63,7 @@ pub(super) fn run(
         }
         Err(words) => words,
     };
-    if !force || action == Power::Suspend {
+    if force_after.is_none() {
         return Err(unavailable(failure));
     }
     let way = format!("the kernel was asked directly, because {failure}");
@@ -111,14 +114,14 @@ impl Way {
 }
 
 /// Run the guest's command: what was called, or why it failed.
-fn call(program: &Path, arguments: &[&str]) -> Result<String, String> {
+fn call(program: &Path, arguments: &[&str], deadline: Instant) -> Result<String, String> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let words = [&[&*name], arguments].concat().join(" ");
     say!("the host asks for {words}");
     let output = Tool::new(program)
         .arguments(arguments)
         .leaves_child()
-        .run(Instant::now() + TOOL_TIMEOUT);
+        .run(deadline);
     match output {
         Ok(output) if output.succeeded => Ok(words),
         Ok(output) => Err(format!("{words} failed: {}", output.complaint)),
@@ -126,10 +129,10 @@ fn call(program: &Path, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Tell the kernel if the guest is still there after a while.
-fn force_later(action: Power) {
+/// Tell the kernel if the guest is still there then.
+fn force_later(action: Power, then: Instant) {
     let tell = move || {
-        std::thread::sleep(FORCE_AFTER);
+        std::thread::sleep(then.saturating_duration_since(Instant::now()));
         say!("{}", tell_kernel(action));
     };
     if let Err(error) = std::thread::Builder::new().name("power".into()).spawn(tell) {
@@ -181,6 +184,10 @@ mod tests {
         Options::new().with_config(config)
     }
 
+    fn soon() -> Instant {
+        Instant::now() + TOOL_TIMEOUT
+    }
+
     #[test]
     fn each_init_system_has_its_way() {
         let directory = tempfile::tempdir().unwrap();
@@ -214,7 +221,7 @@ mod tests {
         let path = directory.path();
         options(path, &["systemctl"], "echo $* > $(dirname $0)/called");
         assert_eq!(
-            call(&path.join("systemctl"), &["poweroff"]),
+            call(&path.join("systemctl"), &["poweroff"], soon()),
             Ok("systemctl poweroff".to_owned())
         );
         assert_eq!(
@@ -223,7 +230,7 @@ mod tests {
         );
         options(path, &["reboot"], "echo not today >&2; exit 3");
         assert_eq!(
-            call(&path.join("reboot"), &[]),
+            call(&path.join("reboot"), &[], soon()),
             Err("reboot failed: not today".to_owned())
         );
     }

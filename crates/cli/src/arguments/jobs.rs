@@ -116,7 +116,7 @@ pub struct Shutdown {
     /// How long to wait for it, in seconds, 1 to 86400
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub timeout: u64,
-    /// Tell the guest's kernel to stop, after writing everything to disk, if the guest has no way of its own or takes longer than a minute
+    /// Tell the guest's kernel to stop, after writing everything to disk, if the guest has no way of its own or takes longer than two thirds of the timeout
     #[arg(long)]
     pub force: bool,
     /// Suspend instead of shutting down
@@ -133,7 +133,7 @@ pub struct Reboot {
     /// How long to wait for it, in seconds, 1 to 86400
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub timeout: u64,
-    /// Tell the guest's kernel to start again, after writing everything to disk, if the guest has no way of its own or takes longer than a minute
+    /// Tell the guest's kernel to start again, after writing everything to disk, if the guest has no way of its own or takes longer than two thirds of the timeout
     #[arg(long)]
     pub force: bool,
 }

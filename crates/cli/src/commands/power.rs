@@ -126,7 +126,7 @@ impl Order {
             }
         }
         let begun = Instant::now();
-        let mut underway = match ask(&before.host, self.action, self.force) {
+        let mut underway = match ask(&before.host, self.action, self.force_after()) {
             Ok(underway) => underway,
             Err(error) => return Outcome::Failed(error.to_string()),
         };
@@ -136,17 +136,27 @@ impl Order {
                 self.done(),
                 begun.elapsed().as_secs_f64()
             )),
-            Ok(false) => Outcome::Failed(format!(
-                "it has not {} within {} s, though it was asked ({})",
-                self.done(),
-                self.timeout.as_secs(),
-                underway
-                    .way
-                    .as_deref()
-                    .unwrap_or("the agent did not report how")
-            )),
+            Ok(false) => Outcome::Failed(self.not_done(underway.way.as_deref())),
             Err(words) => Outcome::Failed(words),
         }
+    }
+
+    /// When the agent is to tell the guest's kernel: in time for what comes of it to be seen.
+    fn force_after(&self) -> Option<Duration> {
+        self.force.then(|| self.timeout * 2 / 3)
+    }
+
+    fn not_done(&self, way: Option<&str>) -> String {
+        let hint = match (self.action, self.force) {
+            (Power::Suspend, _) | (_, true) => "",
+            _ => "; `--force` tells its kernel directly",
+        };
+        format!(
+            "it has not {} within {} s, though it was asked ({}){hint}",
+            self.done(),
+            self.timeout.as_secs(),
+            way.unwrap_or("the agent did not report how")
+        )
     }
 
     fn done(&self) -> &'static str {
@@ -268,6 +278,31 @@ mod tests {
             "name": "web", "cid": 3, "kind": kind, "state": state, "host": "/nowhere/web.sock", "circuits": 0, "agent": agent
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn the_kernel_is_told_before_the_time_is_over() {
+        let order = |action, force, seconds| Order {
+            action,
+            force,
+            timeout: Duration::from_secs(seconds),
+        };
+        for seconds in [1, 60, 86_400] {
+            let forced = order(Power::Shutdown, true, seconds);
+            assert!(forced.force_after().unwrap() < forced.timeout);
+            assert!(!forced.not_done(None).contains("--force"));
+        }
+        let asked = order(Power::Reboot, false, 120);
+        assert_eq!(asked.force_after(), None);
+        assert_eq!(
+            asked.not_done(Some("reboot")),
+            "it has not rebooted within 120 s, though it was asked (reboot); `--force` tells its kernel directly"
+        );
+        assert!(
+            !order(Power::Suspend, false, 1)
+                .not_done(None)
+                .contains("--force")
+        );
     }
 
     #[test]

@@ -21,8 +21,17 @@ pub struct Underway {
 ///
 /// # Errors
 /// [`GuestError`]: nothing has happened.
-pub fn ask(host_socket: &Path, action: Power, force: bool) -> Result<Underway, GuestError> {
-    let job = Job::ask(host_socket, Ask::Power { action, force })?;
+pub fn ask(
+    host_socket: &Path,
+    action: Power,
+    force_after: Option<Duration>,
+) -> Result<Underway, GuestError> {
+    let milliseconds = |after: Duration| u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+    let ask = Ask::Power {
+        action,
+        force_after_ms: force_after.map(milliseconds),
+    };
+    let job = Job::ask(host_socket, ask)?;
     Ok(Underway {
         way: None,
         job: Some(job),

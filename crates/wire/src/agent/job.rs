@@ -89,8 +89,9 @@ pub enum Ask {
     Power {
         /// Which of them.
         action: Power,
-        /// Do without the guest's own way where it has none: the system call, after writing everything to disk.
-        force: bool,
+        /// Tell the kernel, after writing everything to disk, where the guest has no way of its own, where that fails, and after so many
+        /// milliseconds; never if absent.
+        force_after_ms: Option<u32>,
     },
     /// Hold all writes to the guest's file systems, so that a snapshot of its disks is consistent.
     Freeze {

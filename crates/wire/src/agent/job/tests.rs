@@ -9,7 +9,10 @@ pub(in crate::agent) fn any_ask() -> impl Strategy<Value = Ask> {
         (STATS_INTERVAL_MS, any::<u32>())
             .prop_map(|(interval_ms, count)| Ask::Stats { interval_ms, count }),
         any_logs().prop_map(Ask::Logs),
-        (power, any::<bool>()).prop_map(|(action, force)| Ask::Power { action, force }),
+        (power, any::<Option<u32>>()).prop_map(|(action, force_after_ms)| Ask::Power {
+            action,
+            force_after_ms
+        }),
         FREEZE_TIMEOUT_MS.prop_map(|timeout_ms| Ask::Freeze { timeout_ms }),
         Just(Ask::Thaw),
         prop::option::of(-MAX_CLOCK_STEP_NS..=MAX_CLOCK_STEP_NS)
