@@ -253,9 +253,7 @@ fn refusal(reason: Reason) -> Refusal {
 fn reason(refusal: &Refusal) -> Reason {
     match refusal.kind {
         RefusalKind::NotConnected => Reason::NotRunning,
-        RefusalKind::NobodyListens
-        | RefusalKind::Forbidden
-        | RefusalKind::Busy
-        | RefusalKind::Failed => Reason::GuestRefused,
+        RefusalKind::NobodyListens => Reason::AgentOnly,
+        RefusalKind::Forbidden | RefusalKind::Busy | RefusalKind::Failed => Reason::GuestRefused,
     }
 }

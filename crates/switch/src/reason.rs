@@ -57,6 +57,11 @@ pub enum Reason {
     /// The guest refused: nothing listens on the port.
     #[error("the guest refused: nothing listens on that port")]
     GuestRefused,
+    /// The guest's line is a serial port, which carries calls to its agent alone.
+    #[error(
+        "a serial port carries calls to the guest's agent alone: reach a program of the guest with `ringdown forward`"
+    )]
+    AgentOnly,
     /// The guest did not answer in time.
     #[error("the guest did not answer in time")]
     TimedOut,
@@ -100,7 +105,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 29] = [
+    pub const ALL: [Reason; 30] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -117,6 +122,7 @@ impl Reason {
         Reason::NotRunning,
         Reason::Unsupported,
         Reason::GuestRefused,
+        Reason::AgentOnly,
         Reason::TimedOut,
         Reason::CircuitLimit,
         Reason::HalfOpenLimit,
@@ -151,6 +157,7 @@ impl Reason {
             Reason::NotRunning => "ended_not_running",
             Reason::Unsupported => "ended_unsupported",
             Reason::GuestRefused => "ended_guest_refused",
+            Reason::AgentOnly => "ended_agent_only",
             Reason::TimedOut => "ended_timed_out",
             Reason::CircuitLimit => "ended_circuit_limit",
             Reason::HalfOpenLimit => "ended_half_open_limit",

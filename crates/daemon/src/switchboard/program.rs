@@ -315,9 +315,11 @@ fn code_of(reason: Reason) -> ErrorCode {
     match reason {
         Reason::Denied | Reason::OwnPort => ErrorCode::Denied,
         Reason::UnknownCid => ErrorCode::Unknown,
-        Reason::GuestRefused | Reason::NoListener | Reason::WrongType | Reason::Unsupported => {
-            ErrorCode::Refused
-        }
+        Reason::GuestRefused
+        | Reason::AgentOnly
+        | Reason::NoListener
+        | Reason::WrongType
+        | Reason::Unsupported => ErrorCode::Refused,
         Reason::RuleCircuits
         | Reason::RuleRate
         | Reason::CircuitLimit

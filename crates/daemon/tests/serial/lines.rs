@@ -81,7 +81,9 @@ fn a_vm_waits_is_attached_and_boots_before_its_agent_makes_it_ready() {
     agent.write_all(&frame).unwrap();
     let vm = house.wait_for_state("old", "ready");
     assert_eq!(vm["agent"]["hostname"], "old.example");
-    assert!(matches!(house.dial("old", 404), Err(refused) if refused.contains("guest refused")));
+    assert!(
+        matches!(house.dial("old", 404), Err(refused) if refused.contains("`ringdown forward`"))
+    );
     drop(agent);
     house.wait_for_state("old", "booted");
 }
