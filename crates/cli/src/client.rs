@@ -159,8 +159,8 @@ impl Client {
         }
         let vm = self.show(name)?;
         let line = format!(
-            "waiting up to {} s for VM {:?}: {}",
-            timeout.as_secs(),
+            "waiting up to {} s more for VM {:?}: {}",
+            (timeout - QUIET_WAIT).as_secs(),
             vm.full_name(),
             vm.state_in_words()
         );

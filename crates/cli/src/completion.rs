@@ -10,6 +10,8 @@ use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
 };
 
+use daemon::api::types::EventKind;
+
 use crate::client::Client;
 
 /// How long the daemon may take to list names. A person waits with a finger on a key.
@@ -99,6 +101,8 @@ enum Names {
     Networks,
     Rules,
     Circuits,
+    /// Kinds of events.
+    Kinds,
     /// `NAME:PATH`, and paths of this host.
     Places,
     /// Who calls: a VM or the host.
@@ -118,6 +122,7 @@ fn names(path: &[String], argument: &str) -> Option<Names> {
         (["cp"], "places") | (["sync"], "source" | "destination") => Some(Names::Places),
         (["why"] | ["policy", "test"], "from") => Some(Names::Callers),
         (["why"] | ["policy", "test"], "to") => Some(Names::Callees),
+        (["events"], "kind") => Some(Names::Kinds),
         (["ls"], "rule") => Some(Names::Rules),
         (["net", ..], "network") => Some(Names::Networks),
         (["serve"], _) => None,
@@ -149,6 +154,10 @@ impl Names {
             Names::Networks => networks(&client),
             Names::Rules => rules(&client),
             Names::Circuits => circuits(&client),
+            Names::Kinds => EventKind::ALL
+                .iter()
+                .map(|kind| CompletionCandidate::new(kind.word()))
+                .collect(),
             Names::Places => vms(&client).iter().map(place).collect(),
             Names::Callers => vms(&client).into_iter().chain([host()]).collect(),
             Names::Callees => {

@@ -98,6 +98,7 @@ fn bash_offers_commands_options_and_names() {
         (&["ringdown", "ls", "--rule", ""], &["to-registry"]),
         (&["ringdown", "net", "show", ""], &["lan"]),
         (&["ringdown", "net", "link", "web", "l"], &["lan"]),
+        (&["ringdown", "events", "--kind", "reload"], &["reload"]),
         (
             &["ringdown", "policy", "test", "web", "s"],
             &["service:registry"],

@@ -149,6 +149,11 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
     for (words, expected) in table {
         assert_refused(&run_with(daemon.runtime_dir(), words), 1, expected);
     }
+    assert_refused(
+        &run_with(daemon.runtime_dir(), &["net", "link", "lan", "web", "down"]),
+        2,
+        "the VM comes first: `ringdown net link web lan down`",
+    );
     let empty = FakeDaemon::start(&[], &[]);
     let outcome = run_with(empty.runtime_dir(), &["net", "ls"]);
     assert_eq!((outcome.code, outcome.out.as_str()), (Some(0), ""));

@@ -176,7 +176,7 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     for (text, message) in [
         (
             program.to_owned(),
-            "the sandbox does not let the daemon start \"/bin/true\"",
+            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\"",
         ),
         (
             format!(

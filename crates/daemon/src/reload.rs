@@ -170,10 +170,7 @@ impl Control {
             let (parts, current) = (&control.parts, control.in_force());
             let config = (parts.read_config)()?;
             parts.settings.check(&config)?;
-            sandbox::check_config(&config).map_err(|error| ConfigError::Input {
-                place: "the configuration".to_owned(),
-                error,
-            })?;
+            sandbox::check_config(&config)?;
             let (next, change) = current.changed(&config)?;
             parts.put_in_force(&current, &next, &change, enforce_existing)?;
             control.set_in_force(next);

@@ -31,7 +31,9 @@ use std::sync::OnceLock;
 
 pub use places::Places;
 
-use crate::config::{Config, VmRequest, load_name_services};
+use crate::config::{
+    Config, ConfigError, PublishListen, ServiceTarget, VmRequest, load_name_services,
+};
 use crate::input::InputError;
 use crate::reload::Settings;
 use starter::Starter;
@@ -209,15 +211,30 @@ pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
 /// Refuses a configuration for which something would be needed that this process cannot have.
 ///
 /// # Errors
-/// [`InputError::OutsideSandbox`] or [`InputError::ProgramOutsideSandbox`].
-pub fn check_config(config: &Config) -> Result<(), InputError> {
+/// [`ConfigError::Input`], with the place where it was written.
+pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
-    let commands = places::commands(config);
-    commands
-        .iter()
-        .try_for_each(|words| sandbox.has_program(words))?;
-    let files = places::files(config);
-    files.iter().try_for_each(|path| sandbox.covers(path))
+    let at = |place: &str| {
+        let place = place.to_owned();
+        |error| ConfigError::Input { place, error }
+    };
+    for service in &config.services {
+        if let ServiceTarget::Command(words) = &service.value.target {
+            sandbox.has_program(words).map_err(at(&service.place))?;
+        }
+    }
+    for vm in &config.vms {
+        check_vm(&vm.value).map_err(at(&vm.place))?;
+    }
+    for publish in &config.publishes {
+        if let PublishListen::Unix { path, .. } = &publish.value.listen {
+            sandbox.covers(path).map_err(at(&publish.place))?;
+        }
+    }
+    let mut audit = config.audit.iter();
+    audit
+        .try_for_each(|path| sandbox.covers(path))
+        .map_err(at("audit"))
 }

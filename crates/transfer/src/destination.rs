@@ -48,10 +48,7 @@ impl Destination {
             path
         };
         if is_sync {
-            match rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(format!("cannot create the directory {shown}: {error}")),
-            }
+            make(path)?;
         }
         let there = look(path).ok().map(|(_, file_type)| file_type);
         let is_directory = there == Some(FileType::Directory);
@@ -152,6 +149,20 @@ impl Destination {
             Ok(room) if room.f_blocks > 0 => room.f_blocks.saturating_mul(room.f_frsize),
             _ => u64::MAX,
         }
+    }
+}
+
+fn make(path: &Path) -> Result<(), String> {
+    match rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(Errno::NOENT) => {
+            let parent = path.parent().unwrap_or(path).display();
+            Err(format!("{parent} does not exist: make it first"))
+        }
+        Err(error) => Err(format!(
+            "cannot create the directory {}: {error}",
+            path.display()
+        )),
     }
 }
 

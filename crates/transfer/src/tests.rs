@@ -309,6 +309,11 @@ fn a_destination_is_a_directory_or_a_new_name() {
         let error = Destination::open(&at(path), sources, false, None).unwrap_err();
         assert!(error.contains(words), "{error}");
     }
+    let error = Destination::open(&at("nowhere/site"), 1, true, None).unwrap_err();
+    assert!(
+        error.ends_with("/nowhere does not exist: make it first"),
+        "{error}"
+    );
     let error = Destination::open(Path::new("/dev/null"), 1, false, None).unwrap_err();
     assert!(error.contains("a device"), "{error}");
 }

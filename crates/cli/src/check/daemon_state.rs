@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use daemon::api::types::{LineKind, VmState, VmStatus};
+use daemon::api::types::{VmState, VmStatus};
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -98,13 +98,6 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             found,
             format!(
                 "end its VMM, and start it with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
-            ),
-        ),
-        VmState::Waiting if vm.kind == LineKind::Vsock => Finding::warning(
-            about,
-            found,
-            format!(
-                "start its VMM with what `ringdown args {name} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew"
             ),
         ),
         VmState::Waiting => Finding::warning(

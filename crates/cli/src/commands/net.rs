@@ -62,7 +62,18 @@ fn macs(client: &Client, options: &NetMacs) -> Result<(), Failure> {
 fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
     let up = options.state == LinkState::Up;
     // By its full name: an alias may have been written.
-    let vm = client.show(&options.vm)?.full_name();
+    let vm = match client.show(&options.vm) {
+        Ok(vm) => vm.full_name(),
+        Err(_) if is_swapped(client, options) => {
+            return Err(Failure::usage(format!(
+                "{vm:?} is a network and {network:?} a VM, and the VM comes first: `ringdown net link {network} {vm} {state}`",
+                vm = options.vm,
+                network = options.network,
+                state = if up { "up" } else { "down" },
+            )));
+        }
+        Err(unknown) => return Err(unknown),
+    };
     client.set_link(&options.network, &vm, LinkRequest { up })?;
     if !options.json {
         return Ok(());
@@ -71,6 +82,11 @@ fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
     let mut ports = details.ports.iter();
     let port = ports.find(|port| port.vm.as_deref() == Some(&vm));
     print_named("port", port)
+}
+
+/// Whether the network was given for the VM, and the VM for the network.
+fn is_swapped(client: &Client, options: &NetLink) -> bool {
+    client.network(&options.vm).is_ok() && client.show(&options.network).is_ok()
 }
 
 fn networks_in_words(networks: &[NetworkInfo]) -> String {

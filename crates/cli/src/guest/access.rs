@@ -19,7 +19,8 @@ pub(crate) fn remedy(socket: &Path) -> String {
             join("search its directory", directory.gid())
         }
         (Err(error), _) => format!(
-            "this user may not search its directory ({error}): let it pass (chmod o+x, or a group), or run this as the daemon's user or root"
+            "this user may not search its directory ({error}): run this as the daemon's user or root, or set operate-group in [control] of the daemon's \
+             configuration (docs/api.md); a VMM's own socket is in a directory that the VMM's user gives to others"
         ),
         (Ok(metadata), _) if metadata.mode() & 0o020 != 0 => join("connect to it", metadata.gid()),
         (Ok(metadata), _) => format!(

@@ -336,6 +336,10 @@ impl VmStatus {
             VmState::Booted if is_unplugged => {
                 "its VMM has left its serial port; what is open waits for it for a minute"
             }
+            // Lines of other kinds are connected again.
+            VmState::Waiting if self.kind == LineKind::Vsock && self.last_fault.is_none() => {
+                "no VMM is attached to its socket (one that was cut off by a restart of the daemon has to be started anew)"
+            }
             state => state.meaning(),
         };
         match &self.last_fault {

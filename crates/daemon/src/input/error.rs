@@ -414,7 +414,7 @@ pub enum InputError {
     /// The sandbox knows only the programs that there were when the daemon started.
     #[error(
         "the sandbox does not let the daemon start {program:?}, as the configuration did not name it with these arguments when the daemon started: \
-         start it anew"
+         start it anew, which cuts off the guests of QEMU until they are started anew too, or leave the program out"
     )]
     ProgramOutsideSandbox {
         /// The program.
