@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::{Fabric, LineConfig, LineSnapshot};
+use device::{CircuitFilter, Fabric, LineConfig, LineSnapshot};
 use switch::{Address, Limits, Policy, Rule};
 use tempfile::TempDir;
 
@@ -96,8 +96,14 @@ impl House {
 
     /// Nothing is left of any circuit.
     pub(crate) fn check_empty(&mut self) {
-        let circuits = self.fabric.circuits();
-        assert!(circuits.is_empty(), "{circuits:#?}");
+        let mut from = Some(0);
+        while let Some(slice) = from {
+            let slice = self
+                .fabric
+                .list_circuits(&CircuitFilter::default(), slice, usize::MAX);
+            assert!(slice.circuits.is_empty(), "{slice:#?}");
+            from = slice.next;
+        }
         for line in self.fabric.lines() {
             let report = &line.report;
             assert_eq!((report.circuits, report.granted_bytes), (0, 0), "{line:?}");
