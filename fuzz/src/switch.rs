@@ -541,7 +541,11 @@ impl World {
     fn check(&self) {
         self.check_decisions();
         let mut granted: BTreeMap<LineId, u64> = BTreeMap::new();
+        let mut called: BTreeMap<(LineId, LineId), u32> = BTreeMap::new();
         for report in self.switch.circuits() {
+            if let (Some(caller), Some(callee)) = (report.caller.line, report.callee.line) {
+                *called.entry((caller, callee)).or_default() += 1;
+            }
             for (side, end) in [
                 (Side::Caller, &report.caller),
                 (Side::Callee, &report.callee),
@@ -563,6 +567,9 @@ impl World {
             let least = u64::from(self.limits.min_grant_bytes) * u64::from(line.circuits);
             assert!(line.granted_bytes <= self.limits.line_grant_bytes + least);
             assert!(line.circuits <= self.limits.circuits, "{line:?}");
+            for (_, count) in called.iter().filter(|((_, callee), _)| *callee == line.id) {
+                assert!(*count <= (self.limits.circuits / 4).max(1), "{line:?}");
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! What is over a VM's limits waits or is refused, and costs nobody else anything.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use crate::support::{assert_no_violations, guest, wait_for, wait_until};
 fn daemon_with(limits: &str) -> Daemon {
     let program = Path::new(env!("CARGO_BIN_EXE_ringdown-under-test"));
     let vm = format!("name=small,cid=9,{limits}");
-    Daemon::start(program, &[("web", 3)], &["--vm", &vm]).expect("the daemon starts")
+    let options = ["--vm", &vm, "--allow", "from=web,to=small,port=*"];
+    Daemon::start(program, &[("web", 3)], &options).expect("the daemon starts")
 }
 
 /// What the daemon says about `small`.
@@ -101,6 +103,53 @@ fn too_many_control_messages_wait_and_nobody_else_does() {
     let reports = log.matches("more packets without payload than its limit");
     assert_eq!(reports.count(), 1, "it is said once");
     assert_no_violations(&[&small, &web]);
+}
+
+#[test]
+fn a_caller_leaves_the_host_and_the_guest_their_unanswered_dials() {
+    let daemon = daemon_with("limits.half-open-circuits=8");
+    let _listener = host::listen(&daemon.listener_path("small", 80)).unwrap();
+    let (mut small, mut web) = (guest(&daemon, "small"), guest(&daemon, "web"));
+    small.leave_dials_unanswered();
+    let dials: Vec<_> = (0..9).map(|_| web.dial(9, 5, SocketType::Stream)).collect();
+    wait_for("the refusals", &mut [&mut web, &mut small], |guests| {
+        let is_reset = |dial: &&Connection| guests[0].state(**dial) == State::Reset;
+        dials.iter().filter(is_reset).count() >= 7
+    });
+    let mut program = UnixStream::connect(daemon.host_socket("small")).unwrap();
+    program.write_all(b"CONNECT 5\n").unwrap();
+    wait_for("the host's call", &mut [&mut small], |guests| {
+        guests[0].take_strays().iter().any(|call| call.src_cid == 2)
+    });
+    assert!(
+        daemon
+            .log()
+            .contains("this caller, or all other VMs together")
+    );
+    let _open = small.connect(2, 80).unwrap();
+}
+
+#[test]
+fn a_caller_leaves_the_host_its_circuits() {
+    let daemon = daemon_with("limits.circuits=8");
+    let (mut small, mut web) = (guest(&daemon, "small"), guest(&daemon, "web"));
+    small.listen(5);
+    let dials: Vec<_> = (0..9).map(|_| web.dial(9, 5, SocketType::Stream)).collect();
+    wait_for("the answers", &mut [&mut web, &mut small], |guests| {
+        let is = |state| move |guest: &VirtualGuest, dial: &Connection| guest.state(*dial) == state;
+        let count = |state| {
+            dials
+                .iter()
+                .filter(|dial| is(state)(guests[0], dial))
+                .count()
+        };
+        (count(State::Connected), count(State::Reset)) == (2, 7)
+    });
+    let path = daemon.host_socket("small");
+    let caller = std::thread::spawn(move || host::call(&path, 5).unwrap().1);
+    wait_for("the program", &mut [&mut small], |_| caller.is_finished());
+    let answer = caller.join().unwrap();
+    assert!(answer.starts_with("OK "), "{answer}");
 }
 
 #[test]

@@ -133,6 +133,8 @@ fn is_denial(reason: Reason) -> bool {
             | Reason::RuleRate
             | Reason::CircuitLimit
             | Reason::HalfOpenLimit
+            | Reason::CircuitShare
+            | Reason::HalfOpenShare
             | Reason::ConnectRate
     )
 }

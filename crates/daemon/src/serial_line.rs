@@ -242,6 +242,8 @@ fn refusal(reason: Reason) -> Refusal {
         | Reason::RuleRate
         | Reason::CircuitLimit
         | Reason::HalfOpenLimit
+        | Reason::CircuitShare
+        | Reason::HalfOpenShare
         | Reason::ConnectRate
         | Reason::BacklogFull => RefusalKind::Busy,
         _ => RefusalKind::Failed,

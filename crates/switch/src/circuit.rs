@@ -5,6 +5,7 @@ use wire::vsock::SocketType;
 use crate::end::End;
 use crate::flow::Flow;
 use crate::operator::{Call, callee_id};
+use crate::share::Origin;
 use crate::{CalleeId, LineId, Reason, RuleId, Time};
 
 /// The number of a circuit. Numbers are used again; the generation tells one use from the next.
@@ -63,6 +64,8 @@ pub(crate) struct Circuit {
     /// By the side that sends.
     pub(crate) flows: [Flow; 2],
     pub(crate) call: Call,
+    /// Whose share of the called VM's limits it takes, unless the VM's host called.
+    pub(crate) origin: Option<Origin>,
     /// Where it stands among those of which nothing passes until their rule's share of time has come.
     pub(crate) resting: Option<Rest>,
     pub(crate) deadline: Option<Deadline>,
@@ -103,6 +106,11 @@ impl Circuit {
 
     pub(crate) fn end_mut(&mut self, side: Side) -> &mut End {
         &mut self.ends[side.index()]
+    }
+
+    /// Whose share of the limits at `side` it takes.
+    pub(crate) fn origin_at(&self, side: Side) -> Option<Origin> {
+        self.origin.filter(|_| side == Side::Callee)
     }
 
     /// The flow that `side` sends.

@@ -16,7 +16,8 @@ use std::time::Duration;
 ///
 /// *Who dials pays.* A guest's dials, to the host or to another guest, are taken from its own `connects_per_second`; the
 /// guest that is called is protected by its `half_open` and `circuits`, and loses nothing of its own budget by being
-/// called. Host programs have a budget of their own for each guest, `host_connects_per_second`: whoever may open
+/// called. Of these two, one other VM has a quarter of the called guest's at most, and at least one; all other VMs and published
+/// ports together leave it a quarter, which is for its own dials and for programs of its host. Host programs have a budget of their own for each guest, `host_connects_per_second`: whoever may open
 /// the socket of one VM can neither use up what its guest may dial nor keep the worker busy. A dial too many is
 /// refused at once. What is refused for another reason that is known at once (nobody has the identifier, no rule allows
 /// it, a limit is reached) troubles nobody else and is not taken from these budgets: it is a packet without payload like others.
@@ -27,7 +28,8 @@ use std::time::Duration;
 /// shutdown that is lost is an end of data that never comes. So a guest that sends too many is not heard for a
 /// moment, the time in which its debt is paid ([`Switch::rests_until`](crate::Switch::rests_until)): its packets wait
 /// in its own ring, which is the back-pressure that every driver knows. Nothing is lost, and nobody but that guest is
-/// slower. Data waits with the rest, as the ring has one order; a packet of data by itself costs nothing.
+/// slower. A call pays for two such packets of the guest that it is sent to, the answer and the confirmation of the end; as many of
+/// them are kept paid as `half_open` answers. Data waits with the rest, as the ring has one order; a packet of data by itself costs nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Circuits that one line may have at once, in any state. With 0 it has none.

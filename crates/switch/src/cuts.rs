@@ -5,8 +5,9 @@
 //! which is due at once while there is something to cut. So a driver that starts anew meanwhile finds its line as after a cut of everything:
 //! a lost end is in no round and gets into none, and a packet that would meet one has it cut first.
 
-use crate::end::End;
+use crate::end::{End, Party};
 use crate::event::Time;
+use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, LineId, Reason, Side, Switch};
 
@@ -57,6 +58,26 @@ impl Switch {
             self.cuts.push_front(cut);
         } else if let Some(line) = cut.removed {
             self.forget_line(line);
+        }
+    }
+
+    /// Forgets a line that was removed, when all its circuits are cut.
+    pub(crate) fn forget_line(&mut self, id: LineId) {
+        // Ends that still drain elsewhere keep only the identifier, never the number of the line.
+        for (_, circuit) in &mut self.circuits {
+            circuit.call.forget(id);
+            if circuit.origin == Some(Origin::Vm(id)) {
+                circuit.origin = Some(Origin::Outside);
+            }
+            for end in &mut circuit.ends {
+                if end.owner() == Some(id) {
+                    end.party = Party::Departed { cid: end.cid() };
+                }
+            }
+        }
+        self.lines.remove(id.0 as usize);
+        for (_, line) in &mut self.lines {
+            line.shares.by_vm.remove(&id);
         }
     }
 

@@ -33,9 +33,12 @@ impl Switch {
             });
             let line = self.line_mut(line_id)?;
             match found {
-                Some(control @ Transmit::Control(_)) => {
+                Some(Transmit::Control(header)) => {
                     line.counters.packets_to_guest += 1;
-                    return Some(control);
+                    if header.operation == Operation::Request as u16 {
+                        line.prepay();
+                    }
+                    return Some(Transmit::Control(header));
                 }
                 Some(data @ Transmit::Data { .. }) => {
                     // Its turn is used; the next circuit's comes before its next.

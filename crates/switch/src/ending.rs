@@ -341,7 +341,7 @@ impl Switch {
                 false => circuit.flows[side.index()].grant(),
             };
             if let Some(line) = end.owner().and_then(|line| self.line_mut(line)) {
-                line.circuits = line.circuits.saturating_sub(1);
+                line.close_circuit(circuit.origin_at(side));
                 line.release(grant);
             }
         }

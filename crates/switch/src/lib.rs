@@ -63,6 +63,7 @@ mod policy;
 mod programs;
 mod rate;
 mod reason;
+mod share;
 mod switch;
 mod tuning;
 mod usage;

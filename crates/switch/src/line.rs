@@ -8,6 +8,7 @@ use wire::vsock::Header;
 
 use crate::directory::DomainId;
 use crate::rate::Bucket;
+use crate::share::{Origin, PREPAID, Shares};
 use crate::{
     Callee, Caller, Counters, DEFAULT_DOMAIN, Limits, Policy, Reason, RuleSet, Side, Time,
 };
@@ -106,6 +107,8 @@ pub(crate) struct Line {
     pub(crate) orphans: VecDeque<Header>,
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
+    /// What of these others hold who called.
+    pub(crate) shares: Shares,
     /// What the grants of this line's flows add up to, in bytes.
     pub(crate) granted_bytes: u64,
     /// The next port to give to a host program that dials this guest.
@@ -116,6 +119,8 @@ pub(crate) struct Line {
     pub(crate) host_connects: Bucket,
     /// Packets without payload from the guest.
     pub(crate) controls: Bucket,
+    /// Such packets that callers of the guest have paid for.
+    pub(crate) prepaid: u32,
     /// The end of the last rest that was counted.
     pub(crate) rests_until: Time,
 }
@@ -158,11 +163,13 @@ impl Line {
             orphans: VecDeque::new(),
             circuits: 0,
             half_open: 0,
+            shares: Shares::default(),
             granted_bytes: 0,
             next_port: FIRST_HOST_PORT,
             connects: Bucket::new(limits.connects_per_second, CONNECT_DEPTH),
             host_connects: Bucket::new(limits.host_connects_per_second, CONNECT_DEPTH),
             controls: Bucket::new(limits.controls_per_second, CONTROL_DEPTH),
+            prepaid: 0,
             rests_until: Time::ZERO,
         }
     }
@@ -211,14 +218,51 @@ impl Line {
     }
 
     /// Whether the line has room for another circuit.
-    pub(crate) fn admit_circuit(&self) -> Result<(), Reason> {
+    pub(crate) fn admit_circuit(&self, origin: Option<Origin>) -> Result<(), Reason> {
         if self.circuits >= self.limits.circuits {
             return Err(Reason::CircuitLimit);
         }
         if self.half_open >= self.limits.half_open {
             return Err(Reason::HalfOpenLimit);
         }
-        Ok(())
+        origin.map_or(Ok(()), |origin| self.shares.admit(origin, &self.limits))
+    }
+
+    /// The guest is sent a call: what it answers is paid for. As many answers are kept paid as calls may be unanswered.
+    pub(crate) fn prepay(&mut self) {
+        let most = self.limits.half_open.saturating_mul(PREPAID);
+        self.prepaid = self.prepaid.saturating_add(PREPAID).min(most);
+    }
+
+    /// The guest sent a packet without payload.
+    pub(crate) fn charge(&mut self, now: Time) {
+        match self.prepaid.checked_sub(1) {
+            Some(left) => self.prepaid = left,
+            None => self.controls.charge(now),
+        }
+    }
+
+    pub(crate) fn open_circuit(&mut self, origin: Option<Origin>) {
+        self.circuits += 1;
+        self.half_open += 1;
+        self.counters.circuits_opened += 1;
+        if let Some(origin) = origin {
+            self.shares.open(origin);
+        }
+    }
+
+    pub(crate) fn answer_circuit(&mut self, origin: Option<Origin>) {
+        self.half_open = self.half_open.saturating_sub(1);
+        if let Some(origin) = origin {
+            self.shares.answer(origin);
+        }
+    }
+
+    pub(crate) fn close_circuit(&mut self, origin: Option<Origin>) {
+        self.circuits = self.circuits.saturating_sub(1);
+        if let Some(origin) = origin {
+            self.shares.close(origin);
+        }
     }
 
     pub(crate) fn release(&mut self, grant: u32) {

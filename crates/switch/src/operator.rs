@@ -10,6 +10,7 @@ use crate::end::{End, Party};
 use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
 use crate::line::Line;
 use crate::own_ports::{self, OWN_PORTS};
+use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::usage::RuleUse;
 use crate::{
@@ -252,7 +253,7 @@ impl Switch {
     ) -> Result<Route, Refusal> {
         let caller = &self.lines[from.0 as usize];
         let dialled = self.dialled_by_guest(caller, key)?;
-        caller.admit_circuit().map_err(|reason| Refusal {
+        caller.admit_circuit(None).map_err(|reason| Refusal {
             reason,
             rule: None,
             dialled: Some(dialled),
@@ -322,7 +323,7 @@ impl Switch {
         if line == from {
             return Err(Reason::Denied);
         }
-        self.admit_at(line, socket_type)?;
+        self.admit_at(line, socket_type, Origin::of(None, Some(from)))?;
         route.caller_cid = self.cid_for(line, from);
         let mut theirs = EndKey {
             line,
@@ -389,7 +390,8 @@ impl Switch {
         };
         match judgement.result.map_err(refuse)? {
             (reached @ Destination::Line(line), port) => {
-                self.admit_at(line, socket_type).map_err(refuse)?;
+                self.admit_at(line, socket_type, Origin::of(Some(host), None))
+                    .map_err(refuse)?;
                 self.admits_by_rule(now, rule).map_err(refuse)?;
                 if !self.lines[line.0 as usize].host_connects.take(now) {
                     return Err(refuse(Reason::ConnectRate));
@@ -412,7 +414,12 @@ impl Switch {
         }
     }
 
-    fn admit_at(&self, line: LineId, socket_type: SocketType) -> Result<(), Reason> {
+    fn admit_at(
+        &self,
+        line: LineId,
+        socket_type: SocketType,
+        origin: Option<Origin>,
+    ) -> Result<(), Reason> {
         let line = &self.lines[line.0 as usize];
         if !line.up {
             return Err(Reason::NotRunning);
@@ -420,7 +427,7 @@ impl Switch {
         if socket_type == SocketType::SeqPacket && !line.seqpacket {
             return Err(Reason::Unsupported);
         }
-        line.admit_circuit()
+        line.admit_circuit(origin)
     }
 
     fn admits_by_rule(&mut self, now: Time, rule: Option<RuleId>) -> Result<(), Reason> {

@@ -31,7 +31,7 @@ impl Switch {
         // Payload has cost its sender credit. What came without, or could not be taken, has not.
         let took_payload = self.route(now, line_id, &header, actions);
         if let (false, Some(line)) = (took_payload, self.line_mut(line_id)) {
-            line.controls.charge(now);
+            line.charge(now);
         }
     }
 
@@ -107,7 +107,7 @@ impl Switch {
     pub fn malformed(&mut self, now: Time, line: LineId) {
         if let Some(line) = self.line_mut(line) {
             line.counters.malformed += 1;
-            line.controls.charge(now);
+            line.charge(now);
         }
     }
 

@@ -71,6 +71,16 @@ pub enum Reason {
     /// The VM has as many unanswered dials as it may.
     #[error("the VM has as many unanswered dials as its limit allows")]
     HalfOpenLimit,
+    /// Other VMs have as many of the called VM's circuits as they may: see [`Limits`](crate::Limits).
+    #[error(
+        "this caller, or all other VMs together, have as many circuits to the called VM as its limit leaves them"
+    )]
+    CircuitShare,
+    /// Other VMs have as many unanswered dials to the called VM as they may.
+    #[error(
+        "this caller, or all other VMs together, have as many unanswered dials to the called VM as its limit leaves them"
+    )]
+    HalfOpenShare,
     /// Calls are made more often than the VM may make them, or may be called by programs of the host.
     #[error("calls are made more often than the VM's limit allows")]
     ConnectRate,
@@ -105,7 +115,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 30] = [
+    pub const ALL: [Reason; 32] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -126,6 +136,8 @@ impl Reason {
         Reason::TimedOut,
         Reason::CircuitLimit,
         Reason::HalfOpenLimit,
+        Reason::CircuitShare,
+        Reason::HalfOpenShare,
         Reason::ConnectRate,
         Reason::PortsInUse,
         Reason::PeerReset,
@@ -161,6 +173,8 @@ impl Reason {
             Reason::TimedOut => "ended_timed_out",
             Reason::CircuitLimit => "ended_circuit_limit",
             Reason::HalfOpenLimit => "ended_half_open_limit",
+            Reason::CircuitShare => "ended_circuit_share",
+            Reason::HalfOpenShare => "ended_half_open_share",
             Reason::ConnectRate => "ended_connect_rate",
             Reason::PortsInUse => "ended_ports_in_use",
             Reason::PeerReset => "ended_peer_reset",

@@ -10,13 +10,14 @@ use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
 use crate::cuts::{CUTS_AT_ONCE, Cut};
 use crate::directory::{Directory, Taken};
-use crate::end::{End, Party};
+use crate::end::End;
 use crate::event::{Action, Event, Time};
 use crate::figures::RuleFigures;
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
 use crate::operator::Call;
 use crate::programs::Program;
+use crate::share::Origin;
 use crate::usage::RuleUse;
 use crate::{
     AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, Limits, LineId, LineReport,
@@ -166,20 +167,6 @@ impl Switch {
         line.removed = true;
         self.directory.strike(id);
         self.line_down(now, id, Reason::Operator, Some(id), actions);
-    }
-
-    /// Forgets a line that was removed, when all its circuits are cut.
-    pub(crate) fn forget_line(&mut self, id: LineId) {
-        // Ends that still drain elsewhere keep only the identifier, never the number of the line.
-        for (_, circuit) in &mut self.circuits {
-            circuit.call.forget(id);
-            for end in &mut circuit.ends {
-                if end.owner() == Some(id) {
-                    end.party = Party::Departed { cid: end.cid() };
-                }
-            }
-        }
-        self.lines.remove(id.0 as usize);
     }
 
     /// The next moment at which [`Event::Tick`] is wanted.
@@ -397,6 +384,7 @@ impl Switch {
         };
         // The called guest has to answer, or the caller's host.
         let answering = callee.owner().or(caller.owner());
+        let caller_line = caller.owner();
         let mut flows = [flow_of(&caller), flow_of(&callee)];
         for (flow, destination) in flows.iter_mut().zip([&callee, &caller]) {
             if destination.is_host() {
@@ -411,6 +399,7 @@ impl Switch {
             put_through: false,
             ends: [caller, callee],
             flows,
+            origin: Origin::of(call.host, caller_line),
             call,
             resting: None,
             deadline: None,
@@ -425,9 +414,7 @@ impl Switch {
             }
             let line = circuit.end(side).owner();
             if let Some(line) = line.and_then(|line| self.lines.get_mut(line.0 as usize)) {
-                line.circuits += 1;
-                line.half_open += 1;
-                line.counters.circuits_opened += 1;
+                line.open_circuit(circuit.origin_at(side));
             }
         }
         entry.insert(circuit);
@@ -456,9 +443,10 @@ impl Switch {
         self.circuits[index].answered = true;
         self.set_deadline(index, None);
         for side in [Side::Caller, Side::Callee] {
-            let line = self.circuits[index].end(side).owner();
+            let circuit = &self.circuits[index];
+            let (line, origin) = (circuit.end(side).owner(), circuit.origin_at(side));
             if let Some(line) = line.and_then(|line| self.line_mut(line)) {
-                line.half_open = line.half_open.saturating_sub(1);
+                line.answer_circuit(origin);
             }
         }
     }

@@ -13,5 +13,6 @@ mod refusals;
 mod results;
 mod seqpacket;
 mod setup;
+mod shares;
 mod simulation;
 mod tuning;

@@ -324,6 +324,8 @@ fn code_of(reason: Reason) -> ErrorCode {
         | Reason::RuleRate
         | Reason::CircuitLimit
         | Reason::HalfOpenLimit
+        | Reason::CircuitShare
+        | Reason::HalfOpenShare
         | Reason::ConnectRate
         | Reason::PortsInUse
         | Reason::BacklogFull => ErrorCode::Busy,

@@ -66,8 +66,10 @@ fn a_line_has_so_many_unanswered_dials_and_no_more() {
     };
     let (mut world, lines) = world(limits);
     world.guest(lines[1]).paused = true;
-    for _ in 0..3 {
-        world.connect_to(lines[0], 4, 80, sleeps());
+    world.connect_to(lines[0], 4, 80, sleeps());
+    for _ in 0..2 {
+        world.connect(lines[0], 81, sleeps());
+        world.dial(lines[1], 80, SocketType::Stream, sleeps());
     }
     world.settle();
     world.connect(lines[0], 80, sleeps());
@@ -439,6 +441,9 @@ fn a_guest_that_says_too_much_has_to_wait_and_loses_nothing() {
     let socket = world.connect(lines[0], 80, sleeps());
     let other = world.connect_to(lines[1], 3, 80, sleeps());
     world.settle();
+    // The call paid for two packets, of which the answer is one.
+    announce(&mut world, lines[0], socket, 1);
+    world.take_from_guest(lines[0], usize::MAX);
     world.advance(Duration::from_secs(1));
     let rests = |world: &World| world.switch.lines[lines[0].0 as usize].counters.rests;
 

@@ -117,7 +117,10 @@ impl World {
                 .record(Input::Next(self.now, line), Output::Next(next), &actions);
             match next {
                 None => {}
-                Some(Transmit::Control(header)) => self.control(line, header, orphan),
+                Some(Transmit::Control(header)) => {
+                    self.pace(line).is_sent(&header);
+                    self.control(line, header, orphan);
+                }
                 Some(Transmit::Data {
                     circuit,
                     from,

@@ -49,6 +49,8 @@ impl Level {
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
     controls: Option<Level>,
+    /// Packets that calls have paid for, and the most of them that are kept.
+    prepaid: (u32, u32),
     dials: Level,
     host_dials: Level,
 }
@@ -59,6 +61,7 @@ impl Pace {
         let controls = limits.controls_per_second;
         Pace {
             controls: (controls > 0).then(|| Level::new(now, controls, second / 10)),
+            prepaid: (0, limits.half_open.saturating_mul(2)),
             dials: Level::new(now, limits.connects_per_second, second),
             host_dials: Level::new(now, limits.host_connects_per_second, second),
         }
@@ -67,9 +70,23 @@ impl Pace {
     /// The guest sent a packet.
     pub(crate) fn sent(&mut self, now: Time, header: &Header) {
         let payload = header.operation == Operation::Data as u16 && header.len > 0;
-        if let Some(level) = self.controls.as_mut().filter(|_| !payload) {
+        if payload {
+            return;
+        }
+        if self.prepaid.0 > 0 {
+            self.prepaid.0 -= 1;
+            return;
+        }
+        if let Some(level) = self.controls.as_mut() {
             level.take(now);
             assert!(level.debt() <= BATCH as i128, "it says too much: {level:?}");
+        }
+    }
+
+    /// The guest is sent a packet.
+    pub(crate) fn is_sent(&mut self, header: &Header) {
+        if header.operation == Operation::Request as u16 {
+            self.prepaid.0 = (self.prepaid.0 + 2).min(self.prepaid.1);
         }
     }
 

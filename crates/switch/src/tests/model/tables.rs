@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::world::World;
 use crate::event::{HostCaller, ProgramId};
-use crate::{LineId, Side};
+use crate::line::Line;
+use crate::share::Places;
+use crate::{Limits, LineId, Side};
 
 impl World {
     /// Every table tells the same story.
@@ -64,11 +66,49 @@ impl World {
             );
             assert!(line.circuits <= limits.circuits);
             assert!(line.half_open <= limits.half_open);
+            self.check_shares(id, line);
             assert!(line.orphans.len() <= limits.orphan_resets);
             // The round holds what waits and a bounded number of those that no longer do.
             let most = 2 * line.circuits as usize + 64;
             assert!(line.round.len() <= most, "the round of {id:?} grows");
         }
+    }
+
+    /// What others hold of a VM's limits is what their circuits say, and leaves their parts to the rest.
+    fn check_shares(&self, id: LineId, line: &Line) {
+        let mut by_vm = BTreeMap::<LineId, Places>::new();
+        let mut all = Places::default();
+        for (_, circuit) in &self.switch.circuits {
+            let caller = circuit.end(Side::Caller);
+            let of_host = matches!(circuit.call.host, Some(HostCaller::Program(_)));
+            if circuit.end(Side::Callee).owner() != Some(id) || of_host {
+                continue;
+            }
+            let vm = caller
+                .owner()
+                .map(|caller| by_vm.entry(caller).or_default());
+            for places in vm.into_iter().chain([&mut all]) {
+                places.circuits += 1;
+                places.half_open += u32::from(!circuit.answered);
+            }
+        }
+        let counted: BTreeMap<_, _> = line.shares.by_vm.iter().map(|(k, v)| (*k, *v)).collect();
+        assert_eq!(
+            (&counted, line.shares.all),
+            (&by_vm, all),
+            "shares of {id:?}"
+        );
+        let Limits {
+            circuits,
+            half_open,
+            ..
+        } = line.limits;
+        for places in by_vm.values() {
+            assert!(places.circuits <= (circuits / 4).max(1), "{places:?}");
+            assert!(places.half_open <= (half_open / 4).max(1), "{places:?}");
+        }
+        assert!(all.circuits + circuits / 4 <= circuits, "{all:?}");
+        assert!(all.half_open + half_open / 4 <= half_open, "{all:?}");
     }
 
     /// What rules have to say, and which calls have been decided.
