@@ -11,7 +11,7 @@ use rustix::net::{
 };
 use wire::vsock::{Operation, SocketType};
 
-use crate::guest::{ConnectError, State, drive};
+use crate::guest::{ConnectError, Connection, State, VirtualGuest, drive};
 use crate::host;
 
 use super::header::wait_for_request;
@@ -235,13 +235,43 @@ fn odd_listeners(scene: &mut Scene<'_>) {
 
 fn descriptors(scene: &mut Scene<'_>) {
     let (mut guest, circuit, program) = scene.circuit();
+    send_descriptors(scene, &mut guest, circuit, program);
+    guest.listen(90);
+    let path = scene.host_socket();
+    let caller = std::thread::spawn(move || host::call(&path, 90).expect("an answer"));
+    let circuit = guest.accept(90).expect("a call comes");
+    let (program, _) = drive(&mut [&mut guest], PATIENCE, |_| {
+        caller.is_finished().then_some(())
+    })
+    .map(|()| caller.join().expect("it is answered"))
+    .expect("in time");
+    send_descriptors(scene, &mut guest, circuit, program);
+    scene.keep(guest);
+}
+
+/// Since Linux 6.16 they cannot be sent; before, the daemon closes them.
+fn send_descriptors(
+    scene: &mut Scene<'_>,
+    guest: &mut VirtualGuest,
+    circuit: Connection,
+    program: UnixStream,
+) {
+    let (probe, _other) = UnixStream::pair().expect("a pair");
+    let refused = memory::peer::refuse_descriptors(probe.as_fd()).expect("a UNIX socket");
     let raw = crate::frontend::raw::RawVmm::from_stream(program).expect("it is a socket");
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     let event = event.expect("a descriptor");
     let files = vec![event.as_fd(); 50];
     let before = scene.daemon.descriptor_count();
     for _ in 0..50 {
-        raw.send_bytes(b"data", &files).expect("it is open");
+        let sent = raw.send_bytes(b"data", &files);
+        if refused {
+            let error = sent.expect_err("it is refused");
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+            raw.send_bytes(b"data", &[]).expect("it is open");
+        } else {
+            sent.expect("it is open");
+        }
     }
     let arrived = guest.receive(circuit, 200).expect("the data arrives");
     assert_eq!(arrived.len(), 200);
@@ -249,7 +279,7 @@ fn descriptors(scene: &mut Scene<'_>) {
         scene.daemon.descriptor_count() < before + 40,
         "they stay with the program"
     );
-    scene.keep((guest, raw));
+    scene.keep(raw);
 }
 
 fn call_with_messages(scene: &Scene<'_>) -> std::os::fd::OwnedFd {

@@ -291,7 +291,7 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
     }
 }
 
-/// Listens on a socket that only this user may connect to. A stale socket is taken over, and the log says so.
+/// Listens on a socket that only this user may connect to, and to which no descriptors can be sent. A stale socket is taken over, and the log says so.
 ///
 /// # Errors
 /// Those of [`remove_stale_socket`], and what the system says to binding.
@@ -304,7 +304,8 @@ pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
     if remove_stale_socket(path)? {
         tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
     }
-    let listener = UnixListener::bind(path).map_err(|error| system("cannot listen on", error))?;
+    let listener = device::listen_without_descriptors(path)
+        .map_err(|error| system("cannot listen on", error))?;
     // The process's umask made it private from the start where it could; this holds for embedders too.
     device::set_socket_mode(path, 0o600).map_err(|error| system("cannot protect", error))?;
     Ok(listener)

@@ -2,6 +2,7 @@
 //! life that it waits for (sd_watchdog_enabled(3)).
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,6 +62,7 @@ pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOve
     }
     // From here on who connects sees that it is this process that listens, as at all its other sockets.
     rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from)?;
+    device::refuse_descriptors(listener.as_fd())?;
     // Programs of services must not have it.
     rustix::io::fcntl_setfd(&listener, FdFlags::CLOEXEC).map_err(io::Error::from)?;
     Ok(Some(listener))

@@ -2,6 +2,8 @@
 
 #[path = "proxy/asked.rs"]
 mod asked;
+#[path = "proxy/descriptors.rs"]
+mod descriptors;
 #[path = "proxy/directory.rs"]
 mod directory;
 #[path = "proxy/egress.rs"]

@@ -13,15 +13,15 @@ use std::path::{Component, Path, PathBuf, absolute};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{SocketAddrUnix, SocketType, connect};
 use rustix::process::geteuid;
 
-use crate::socket::is_own;
+use crate::socket::{is_own, unix_socket};
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
 
-/// Connects to the listener at `path` without waiting, and does not block afterwards. If its backlog is full this fails with `EAGAIN`.
+/// Connects to the listener at `path` without waiting, and does not block afterwards. No descriptors can be sent to it. If its backlog is full this fails with `EAGAIN`.
 ///
 /// # Errors
 /// What the system says to finding the socket and to connecting; and, without a number of the system's, when there is a link that does not count here, or one of the
@@ -30,8 +30,7 @@ pub fn connect_to(path: &Path, socket_type: SocketType) -> io::Result<OwnedFd> {
     let found = find(&absolute(path)?)?;
     // A descriptor of this kind has no other way to its file.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, socket_type, flags, None)?;
+    let socket = unix_socket(socket_type)?;
     connect(&socket, &address)?;
     if is_own(&socket) {
         return Err(io::Error::other(

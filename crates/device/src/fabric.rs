@@ -43,7 +43,7 @@ use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
-use crate::socket::{MAX_PATH_BYTES, listen_at, listen_for, seqpacket_path};
+use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 
@@ -312,8 +312,8 @@ impl Fabric {
             tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
         }
         // Whoever can connect there is the VM.
-        let vhost = listen_at(&config.vhost_user, UnixSocketType::STREAM)
-            .map_err(refused_at(config.vhost_user.clone()))?;
+        let vhost =
+            listen_for_vmm(&config.vhost_user).map_err(refused_at(config.vhost_user.clone()))?;
         let refused = |error| OpenLineError::Socket {
             path: config.host.clone(),
             error,

@@ -62,7 +62,7 @@ use crate::capture::MAX_CAPTURES;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::socket::listen_at;
+use crate::socket::listen_for_vmm;
 use crate::spin::Spin;
 
 /// What a port needs to be opened.
@@ -594,7 +594,7 @@ impl NetFabric {
             path: port.path.clone(),
             error,
         };
-        let listener = listen_at(&port.path, rustix::net::SocketType::STREAM).map_err(refused)?;
+        let listener = listen_for_vmm(&port.path).map_err(refused)?;
         let identity = Identity {
             device: number as u32,
             generation,

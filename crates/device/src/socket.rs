@@ -4,9 +4,11 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use memory::peer::refuse_descriptors;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
 use rustix::io::Errno;
 use rustix::net::{
@@ -52,24 +54,47 @@ impl Drop for Listener {
     }
 }
 
-fn unix_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
+/// A socket that does not block, to which no descriptors can be sent.
+pub(crate) fn unix_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
+    let socket = any_socket(socket_type)?;
+    refuse_descriptors(socket.as_fd())?;
+    Ok(socket)
+}
+
+fn any_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::UNIX, socket_type, flags, None)?)
 }
 
-/// Listens at `path`, for the owner only. A socket file that nobody listens on any more is taken over.
-pub(crate) fn listen_at(path: &Path, socket_type: SocketType) -> io::Result<Listener> {
-    listen_for(None, path, socket_type)
+/// Listens at `path` for VMMs that speak vhost-user, which send descriptors; for the owner only. A stale socket file is taken over.
+pub(crate) fn listen_for_vmm(path: &Path) -> io::Result<Listener> {
+    listen_with(any_socket(SocketType::STREAM)?, None, path)
 }
 
-/// Listens at `path`, for the owner and the members of this group.
+/// Listens at `path`, for the owner and the members of this group. A stale socket file is taken over.
 pub(crate) fn listen_for(
     group: Option<u32>,
     path: &Path,
     socket_type: SocketType,
 ) -> io::Result<Listener> {
+    listen_with(unix_socket(socket_type)?, group, path)
+}
+
+/// Listens at `path`, as [`UnixListener::bind`] does. No descriptors can be sent to what it accepts.
+///
+/// # Errors
+/// What the system says.
+pub fn listen_without_descriptors(path: &Path) -> io::Result<UnixListener> {
+    let socket = unix_socket(SocketType::STREAM)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // As many may wait as the system allows.
+    listen(&socket, -1)?;
+    Ok(socket.into())
+}
+
+fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<Listener> {
     let address = SocketAddrUnix::new(path)?;
-    let socket = unix_socket(socket_type)?;
     match bind(&socket, &address) {
         Err(Errno::ADDRINUSE) if is_stale(path, &address)? => {
             tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
@@ -176,3 +201,6 @@ pub fn seqpacket_path(host: &Path) -> PathBuf {
     path.push(".seqpacket");
     PathBuf::from(path)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
-//! Whose program is at the other end of a UNIX socket.
+//! Whose program is at the other end of a UNIX socket, and what it may send.
 //!
-//! The calls are made here because no safe library makes them: `SO_PEERGROUPS` is in none, and the process of `SO_PEERCRED` may be 0, which rustix takes for impossible.
+//! The calls are made here because no safe library makes them: `SO_PEERGROUPS` and `SO_PASSRIGHTS` are in none, and the process of `SO_PEERCRED` may be 0, which rustix takes for impossible.
 
 use std::io;
 use std::mem::{size_of, size_of_val};
@@ -43,6 +43,37 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
 /// What the system says.
 pub fn process(socket: BorrowedFd<'_>) -> io::Result<i32> {
     Ok(credentials(socket)?.pid)
+}
+
+/// Makes sends of descriptors to this UNIX socket fail with `EPERM` (`SO_PASSRIGHTS`, since Linux 6.16). Sockets that a listener accepts inherit it. A descriptor that
+/// is received and not wanted is closed by the thread that reads or closes the socket, which can take seconds: of a TCP socket with `SO_LINGER`, or a large memfd.
+///
+/// Returns false on an older system, which does not know the option: nothing changes there.
+///
+/// # Errors
+/// What the system says, as for a socket that is no UNIX socket.
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    // The libc crate does not have it yet.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let pass: libc::c_int = 0;
+    // SAFETY: the option is an integer, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const pass).cast(),
+            size_of_val(&pass) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOPROTOOPT) => Ok(false),
+        _ => Err(error),
+    }
 }
 
 fn credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {

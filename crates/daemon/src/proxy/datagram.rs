@@ -2,7 +2,7 @@
 //! before it, as two bytes in network order, where the guest uses a stream (as DNS does over TCP: RFC 7766, section 8).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags};
@@ -15,15 +15,15 @@ use wire::vsock::SocketType;
 /// The largest datagram, in bytes: what UDP over IPv4 can carry. A guest's larger message is dropped.
 pub(crate) const MAX_DATAGRAM_LEN: usize = 65_507;
 
-/// Two connected UNIX sockets of a type that do not block: the daemon's end and the guest's.
+/// Two connected UNIX sockets of a type that do not block: the daemon's end and the guest's. No descriptors can be sent through them.
 pub(crate) fn pair(socket_type: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socketpair(
-        AddressFamily::UNIX,
-        kernel_type(socket_type),
-        flags,
-        None,
-    )?)
+    let family = AddressFamily::UNIX;
+    let (ours, theirs) = rustix::net::socketpair(family, kernel_type(socket_type), flags, None)?;
+    for socket in [&ours, &theirs] {
+        device::refuse_descriptors(socket.as_fd())?;
+    }
+    Ok((ours, theirs))
 }
 
 /// The kernel's word for a type of socket.

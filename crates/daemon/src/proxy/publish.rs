@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use device::{Cut, PublishedCall, PublishedTo, set_socket_mode};
+use device::{Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
@@ -321,7 +321,7 @@ fn listen(publish: &Publish) -> Result<Bound, PublishError> {
                 tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
             }
             let address = path.display().to_string();
-            UnixListener::bind(path)
+            listen_without_descriptors(path)
                 .and_then(|listener| {
                     let file = SocketFile(path.clone());
                     listener.set_nonblocking(true)?;

@@ -16,7 +16,7 @@ use crate::caller::{Caller, Who, answer};
 use crate::dialer::Connected;
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::{listen_at, port_path};
+use crate::socket::{listen_for, port_path};
 
 /// What a hybrid line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl Fabric {
                 line: id,
                 port: *port,
             };
-            let listened = listen_at(&path, UnixSocketType::STREAM).and_then(|listener| {
+            let listened = listen_for(None, &path, UnixSocketType::STREAM).and_then(|listener| {
                 self.reactor.add(&listener.socket, token, EventFlags::IN)?;
                 Ok(listener)
             });
