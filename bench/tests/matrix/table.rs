@@ -71,7 +71,7 @@ pub const TABLE: &[Row] = &[
     row(
         NotOffered,
         "docs/services.md",
-        "TCP and UNIX connections are accepted, handed to the data plane, and become circuits with no relay in between.",
+        "TCP and UNIX connections to a vsock port are accepted, handed to the data plane, and become circuits with no relay in between.",
         |cell| {
             cell.caller.is_published() != (cell.way == Way::Publish)
                 && !(cell.caller.is_published() && cell.way == Way::Redirect)
@@ -210,7 +210,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "README.md",
-        "Only a program of the host that calls that VM and port directly gets there, if the rules about programs let it: no rule opens them to guests, and no redirection and no published port leads there.",
+        "Only a program of the host that calls that VM and port directly gets there, if the rules about programs let it, and the daemon itself for a published port such as `web:tcp:80`: no rule opens them to guests, no redirection leads there, and they cannot be published.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },

@@ -57,7 +57,7 @@ fn a_version_that_is_not_spoken_is_refused() {
     let error = client.expect_error();
     assert_eq!(error.kind, ErrorKind::Version);
     assert!(
-        error.message.contains("future 9 speaks 2 to 9"),
+        error.message.contains("future 9 supports 2 to 9"),
         "{}",
         error.message
     );

@@ -54,7 +54,9 @@ impl Control {
         };
         let mut hindrances: Vec<String> = caller.iter().filter_map(absence).collect();
         hindrances.extend(reached.as_ref().and_then(|vm| {
-            let is_for_agent = port == wire::agent::PORT && policy.redirect.is_none();
+            // Of the callers only the host has published ports.
+            let is_for_agent =
+                from == "host" && port == wire::agent::PORT && policy.redirect.is_none();
             match is_for_agent {
                 true => agent_hindrance(vm),
                 false => absence(vm),
