@@ -102,12 +102,12 @@ mutants: ## see that faults put in on purpose are found
 
 proofs: interleavings ## enumerate clauses of the virtio specification, and what threads that share a ring may see
 	@echo '[proofs] clauses of virtio 1.2, over every case within their bounds'
-	@$(CARGO) test --quiet --release --package ringdown-memory --lib clauses
+	@$(CARGO) test --quiet --release --package ringdown-guestmem --lib clauses
 
 interleavings:
-	@echo '[interleavings] a driver and a device, a signal handler and the threads that map memory, under loom'
+	@echo '[interleavings] a driver and a device, the ends of a circuit, a signal handler and the threads that map memory, under loom'
 	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
-		$(CARGO) test --quiet --release --package ringdown-memory --lib interleavings
+		$(CARGO) test --quiet --release --package ringdown-guestmem --package ringdown-shmring --lib interleavings
 
 sim: setup ## simulate the switch, and the serial link, for ten minutes each (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use memory::guest::RegionSpec;
-use memory::queue::QueueSetup;
+use guestmem::guest::RegionSpec;
+use guestmem::queue::QueueSetup;
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };

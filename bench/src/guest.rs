@@ -25,7 +25,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use memory::driver::Arena;
+use guestmem::driver::Arena;
 use wire::vsock::{Header, Operation};
 
 use crate::frontend::Vmm;

@@ -1,6 +1,6 @@
 //! One end of a circuit's rings, and a peer that writes anything anywhere.
 
-use memory::circuit::{
+use shmring::{
     CircuitError, Consumer, Identity, Kind, MIN_RING_LEN, Peeked, Producer, Side, Window,
     WindowSpec, system_page_len,
 };

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use memory::driver::{Arena, DriverQueue, RawDescriptor};
-use memory::guest::{GuestMemory, Range, total_len};
-use memory::queue::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, Queue, QueueSetup};
+use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
+use guestmem::guest::{GuestMemory, Range, total_len};
+use guestmem::queue::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, Queue, QueueSetup};
 
 use crate::Dice;
 

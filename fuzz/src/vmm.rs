@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
-use memory::guest::RegionSpec;
-use memory::queue::QueueSetup;
+use guestmem::guest::RegionSpec;
+use guestmem::queue::QueueSetup;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Numbers of requests (vhost-user, "Front-end message types").

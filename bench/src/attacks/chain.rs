@@ -1,7 +1,7 @@
 //! Chains of descriptors.
 
-use memory::driver::RawDescriptor;
-use memory::guest::Range;
+use guestmem::driver::RawDescriptor;
+use guestmem::guest::Range;
 
 use crate::frontend::{FEATURE_INDIRECT, TX};
 use crate::guest::{GUEST_BASE, GuestConfig, VirtualGuest, drive};

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::time::Instant;
 
-use memory::guest::Range;
+use guestmem::guest::Range;
 use wire::switchboard::Kind;
 use wire::switchboard::link::{self, FromAgent};
 use wire::vsock::{Operation, SocketType};

@@ -257,7 +257,7 @@ fn send_descriptors(
     program: UnixStream,
 ) {
     let (probe, _other) = UnixStream::pair().expect("a pair");
-    let refused = memory::peer::refuse_descriptors(probe.as_fd()).expect("a UNIX socket");
+    let refused = sys::peer::refuse_descriptors(probe.as_fd()).expect("a UNIX socket");
     let raw = crate::frontend::raw::RawVmm::from_stream(program).expect("it is a socket");
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     let event = event.expect("a descriptor");

@@ -1,6 +1,6 @@
 //! Rings, drivers and VMMs that come and go at the wrong moment.
 
-use memory::guest::Range;
+use guestmem::guest::Range;
 use wire::vsock::SocketType;
 
 use crate::frontend::{FEATURE_VERSION_1, RX, TX};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use memory::driver::RawDescriptor;
-use memory::guest::Range;
+use guestmem::driver::RawDescriptor;
+use guestmem::guest::Range;
 use wire::vsock::Operation;
 
 use crate::frontend::{EVENT, RX, TX};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use circuit::{Circuit, Kind, Options, Reader, Writer};
-use memory::circuit::bare::Bare;
+use shmring::bare::Bare;
 
 use super::case::Wait;
 

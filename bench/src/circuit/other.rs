@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use circuit::Circuit;
 use clap::Args;
-use memory::circuit::bare::Bare;
-use memory::circuit::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 use rustix::event::{EventfdFlags, eventfd};
+use shmring::bare::Bare;
+use shmring::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 use tempfile::TempDir;
 
 use super::case::{Case, OTHERS, Subject, Work};

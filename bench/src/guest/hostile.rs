@@ -1,7 +1,7 @@
 //! What no honest driver does.
 
-use memory::driver::{DriverQueue, Full};
-use memory::guest::Range;
+use guestmem::driver::{DriverQueue, Full};
+use guestmem::guest::Range;
 use wire::vsock::Header;
 
 use super::rings::NO_SLOT;

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use memory::driver::Arena;
-use memory::guest::RegionSpec;
+use guestmem::driver::Arena;
+use guestmem::guest::RegionSpec;
 use thiserror::Error;
 
 use super::rings::Rings;

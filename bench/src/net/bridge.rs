@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use memory::driver::open_tap;
 use rustix::param::clock_ticks_per_second;
+use sys::ethernet::open_tap;
 
 use super::case::Case;
 use super::examiner::{Examiner, SAMPLE};
@@ -160,7 +160,8 @@ struct Tap {
 impl Tap {
     fn open(case: &Case, port: usize) -> Result<Tap, String> {
         let name = format!("port{port}");
-        let file = open_tap(&name).map_err(|error| format!("{name}: {error}"))?;
+        let tap = open_tap(&name).map_err(|error| format!("{name}: {error}"))?;
+        let file = File::from(tap.descriptor);
         // The host itself has nothing to say on this network.
         let quiet = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
         if Path::new(&quiet).exists() {

@@ -20,8 +20,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use guestmem::driver::Arena;
 use hdrhistogram::Histogram;
-use memory::driver::Arena;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use slab::Slab;
 use wire::vsock::{Header, Operation, SocketType};

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use memory::driver::{Arena, DriverQueue, RawDescriptor};
-use memory::queue::QueueSetup;
+use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
+use guestmem::queue::QueueSetup;
 use rustix::event::{EventfdFlags, eventfd};
 use wire::vsock::{HEADER_LEN, Header, MAX_PAYLOAD_LEN};
 

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use bench::frontend::{FEATURE_EVENT_INDEX, RX, TX, Vmm};
 use bench::guest::{GuestConfig, Received, State, VirtualGuest};
 use bench::host::{self, Echo};
-use memory::queue::QueueSetup;
+use guestmem::queue::QueueSetup;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::support::{

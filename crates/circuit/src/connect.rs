@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memory::circuit::{Identity, Side, Window, WindowSpec};
+use shmring::{Identity, Side, Window, WindowSpec};
 use wire::switchboard;
 use wire::switchboard::program::{self, Answer, Request};
 

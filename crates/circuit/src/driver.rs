@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use memory::circuit::{Identity, Window, WindowSpec};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use shmring::{Identity, Window, WindowSpec};
 use wire::switchboard::program::{self, Answer, CIRCUIT_DESCRIPTORS, ErrorCode, Request};
 use wire::switchboard::{Hex16, Lines, Place, Side};
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memory::circuit::{CircuitError, WindowError};
+use shmring::{CircuitError, WindowError};
 use thiserror::Error;
 use wire::switchboard::Place;
 use wire::switchboard::program::{ErrorCode, SOCKET_VARIABLE};

@@ -70,7 +70,7 @@
 //! write fails with "broken pipe". A process that dies says neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent. So
 //! does the peer of a writer that is dropped once its circuit is over.
 //!
-//! The peer is not trusted: see [`memory::circuit`] for what is checked, and docs/circuit-abi.md for what each boundary protects.
+//! The peer is not trusted: see [`shmring`] for what is checked, and docs/circuit-abi.md for what each boundary protects.
 
 mod channel;
 mod connect;
@@ -90,12 +90,12 @@ pub mod driver;
 
 pub use connect::{Connector, Listener, connect, listen};
 pub use error::Error;
-pub use memory::circuit::{
+pub use reader::Reader;
+pub use setup::{Circuit, Options};
+pub use shmring::{
     CircuitError, Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Side, Span, Window, WindowError,
     WindowSpec, system_page_len,
 };
-pub use reader::Reader;
-pub use setup::{Circuit, Options};
 pub use wire::switchboard::Place;
 pub use wire::switchboard::program::ErrorCode;
 pub use writer::{Room, Writer};

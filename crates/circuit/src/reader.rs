@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memory::circuit::{Consumer, Kind, Peeked, Span};
+use shmring::{Consumer, Kind, Peeked, Span};
 
 use crate::channel::Patience;
 use crate::line::Line;

@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory::circuit::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
+use shmring::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 
 use crate::channel::Channel;
 use crate::line::Line;

@@ -22,14 +22,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memory::circuit::{
-    CircuitError, Consumer, Identity, Kind, Peeked, Producer, Window, WindowSpec, system_page_len,
-};
-use memory::io::{Gather, Scatter};
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use shmring::{
+    CircuitError, Consumer, Identity, Kind, Peeked, Producer, Window, WindowSpec, system_page_len,
+};
 
 use crate::Result;
 
@@ -306,7 +305,7 @@ impl Outgoing {
         self.has_leftovers = false;
         while !self.is_over {
             let sent = match self.consumer.peek(usize::MAX) {
-                Ok(Peeked::Bytes(span)) => send(socket, &span),
+                Ok(Peeked::Bytes(span)) => span.send(socket),
                 Ok(Peeked::Empty) => break,
                 Ok(Peeked::Finished) => {
                     self.is_over = true;
@@ -370,7 +369,7 @@ impl Incoming {
                 return Ok(());
             }
         };
-        let received = receive(socket, &mut room.span());
+        let received = room.span().receive(socket);
         match received {
             Ok(0) => {
                 self.is_over = true;
@@ -395,18 +394,6 @@ impl Incoming {
             && !self.has_reader_waiting
             && matches!(self.producer.reserve(1, 1), Ok(Some(_)))
     }
-}
-
-fn send(socket: BorrowedFd<'_>, span: &memory::circuit::Span<'_>) -> std::io::Result<usize> {
-    let mut gather = Gather::new();
-    gather.push_span(span).map_err(std::io::Error::other)?;
-    gather.send(socket, false)
-}
-
-fn receive(socket: BorrowedFd<'_>, span: &mut memory::circuit::Span<'_>) -> std::io::Result<usize> {
-    let mut scatter = Scatter::new();
-    scatter.push_span(span).map_err(std::io::Error::other)?;
-    scatter.receive(socket)
 }
 
 fn is_cut(error: &std::io::Error) -> bool {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memory::circuit::{CircuitError, Kind, Producer, Reservation, Span};
+use shmring::{CircuitError, Kind, Producer, Reservation, Span};
 
 use crate::channel::Patience;
 use crate::line::{Line, Wait};

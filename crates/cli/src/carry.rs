@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! The command runs under a filter ([`memory::supervise`]) that stops `socket(AF_VSOCK)`, `connect`, and the two calls that ask for addresses. This
+//! The command runs under a filter ([`sys::supervise`]) that stops `socket(AF_VSOCK)`, `connect`, and the two calls that ask for addresses. This
 //! process, its parent, answers them:
 //!
 //! - `socket(AF_VSOCK)` never reaches the kernel. The program is given an AF_UNIX stream socket in its place.
@@ -30,7 +30,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
-use memory::supervise::{self, SpawnError, SystemCall, Watched};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpgrp, pidfd_open, pidfd_send_signal,
     set_child_subreaper, wait,
@@ -38,6 +37,7 @@ use rustix::process::{
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use sys::supervise::{self, SpawnError, SystemCall, Watched};
 
 pub use route::{InvalidRoute, MAX_ROUTES, Route};
 pub use supervisor::{Directory, Settings};

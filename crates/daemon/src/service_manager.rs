@@ -62,7 +62,7 @@ pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOve
     }
     // From here on who connects sees that it is this process that listens, as at all its other sockets.
     rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from)?;
-    device::refuse_descriptors(listener.as_fd())?;
+    sys::peer::refuse_descriptors(listener.as_fd())?;
     // Programs of services must not have it.
     rustix::io::fcntl_setfd(&listener, FdFlags::CLOEXEC).map_err(io::Error::from)?;
     Ok(Some(listener))

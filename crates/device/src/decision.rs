@@ -1,7 +1,7 @@
 //! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
 
-use memory::peer::Peer;
 use switch::{Address, CircuitId, Reason, RuleId, ServiceEntry};
+use sys::peer::Peer;
 
 use crate::CircuitSnapshot;
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use memory::queue::Chain;
+use guestmem::queue::Chain;
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
@@ -62,7 +62,7 @@ use self::tx::{Batch, Outgoing, Packet};
 const SPARE_CHAINS: usize = 1024;
 
 /// Descriptors of one ring that are read in one turn, before the other guests have theirs: some 0.1 ms. A packet may have as many as
-/// [`memory::queue::MAX_CHAIN_LEN`], so that a number of packets bounds nothing. Four times what half of QEMU's ring
+/// [`guestmem::queue::MAX_CHAIN_LEN`], so that a number of packets bounds nothing. Four times what half of QEMU's ring
 /// has in packets of 64 KiB.
 const TURN_DESCRIPTORS: usize = 4096;
 
@@ -192,7 +192,7 @@ impl Fabric {
     /// # Errors
     /// When the system has no descriptors left.
     pub fn new(limits: Limits, agent_port: u32, arrivals: ArrivalSink) -> io::Result<Fabric> {
-        memory::fault::install()?;
+        guestmem::fault::install()?;
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();

@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use memory::guest::{GuestMemory, RegionSpec};
-use memory::queue::QueueSetup;
+use guestmem::guest::{GuestMemory, RegionSpec};
+use guestmem::queue::QueueSetup;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use vhost::vhost_user::message::{
@@ -285,7 +285,7 @@ fn region_spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
     }
 }
 
-fn memory_error(error: memory::guest::MemoryError) -> ProtocolError {
+fn memory_error(error: guestmem::guest::MemoryError) -> ProtocolError {
     tracing::warn!(%error, "refused a memory region");
     ProtocolError::ReqHandlerError(io::Error::other(error))
 }

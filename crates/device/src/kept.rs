@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use memory::queue::Chain;
+use guestmem::queue::Chain;
 use switch::LineId;
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 

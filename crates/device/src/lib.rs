@@ -56,7 +56,6 @@ pub use fabric::{
     SerialConfig, Survey,
 };
 pub use fault::MAX_FAULT_CHARS;
-pub use memory::peer::{Peer, peer, refuse_descriptors};
 pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use socket::{keep_own_apart, listen_without_descriptors, seqpacket_path, set_socket_mode};

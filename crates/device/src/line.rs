@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use memory::queue::Queue;
+use guestmem::queue::Queue;
 use switch::{CircuitId, Time};
 
 use crate::fabric::{AgentSecret, Carrier};

@@ -40,7 +40,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use memory::queue::FIRST_SPLIT_BASE;
+use guestmem::queue::FIRST_SPLIT_BASE;
 use slab::Slab;
 use switch::Time;
 use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
@@ -262,7 +262,7 @@ impl NetFabric {
     /// # Errors
     /// When the system has no descriptors left.
     pub fn new() -> io::Result<NetFabric> {
-        memory::fault::install()?;
+        guestmem::fault::install()?;
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
         let mailbox = Mailbox {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::IoSliceMut;
 
-use memory::queue::{Chain, Queue};
+use guestmem::queue::{Chain, Queue};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 /// A running ring of a guest.

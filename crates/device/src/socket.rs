@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memory::peer::refuse_descriptors;
+use sys::peer::refuse_descriptors;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
 use rustix::io::Errno;
 use rustix::net::{
@@ -37,7 +37,7 @@ pub fn keep_own_apart() {
 pub(crate) fn is_own(connected: impl AsFd) -> bool {
     let own = std::process::id();
     LISTENERS_ARE_OURS.load(Ordering::Relaxed)
-        && memory::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
+        && sys::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
 }
 
 /// A socket file that is removed when its owner is dropped.

@@ -29,10 +29,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use memory::circuit::{
-    Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Window, WindowError, WindowSpec,
-};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
+use shmring::{Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Window, WindowError, WindowSpec};
 
 #[cfg(test)]
 mod tests;

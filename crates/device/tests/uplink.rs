@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use device::net::{
     ModerationSetting, NetError, NetFabric, NetPortConfig, UplinkDevice, UplinkSnapshot,
 };
-use memory::ethernet::{Opened, open_packet_socket, open_tap};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use station::{Ipv4Settings, StationConfig};
 use switch::bridge::{AddPortError, BridgeLimits, PortConfig, Refusal, Vlan, VlanId, VlanSet};
+use sys::ethernet::{Opened, open_packet_socket, open_tap};
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_UDP_FRAGMENTS, NetHeader};
 

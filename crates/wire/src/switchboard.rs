@@ -31,7 +31,7 @@ mod tests;
 /// The longest line, in bytes with its line feed.
 pub const MAX_LINE_LEN: usize = 512;
 
-/// The least that a ring may have, in bytes. As `memory::circuit` has it.
+/// The least that a ring may have, in bytes. As `shmring` has it.
 pub const MIN_RING_LEN: u64 = 4096;
 
 /// The most that a ring may have, in bytes.

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use memory::guest::Range;
+use guestmem::guest::Range;
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH, SHUTDOWN_SEND};
 
 use super::{DB, WEB};

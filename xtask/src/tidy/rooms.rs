@@ -6,14 +6,18 @@ use serde_json::Value;
 /// Each room and the rooms that it may import. ARCHITECTURE.md says why.
 const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-wire", &[]),
-    ("ringdown-memory", &[]),
+    ("ringdown-guestmem", &[]),
+    ("ringdown-shmring", &["ringdown-guestmem"]),
+    ("ringdown-sys", &[]),
     ("ringdown-switch", &["ringdown-wire"]),
     (
         "ringdown-device",
         &[
-            "ringdown-memory",
+            "ringdown-guestmem",
+            "ringdown-shmring",
             "ringdown-station",
             "ringdown-switch",
+            "ringdown-sys",
             "ringdown-wire",
         ],
     ),
@@ -26,10 +30,11 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-serial",
             "ringdown-station",
             "ringdown-switch",
+            "ringdown-sys",
             "ringdown-wire",
         ],
     ),
-    ("ringdown-circuit", &["ringdown-memory", "ringdown-wire"]),
+    ("ringdown-circuit", &["ringdown-shmring", "ringdown-wire"]),
     ("ringdown-circuit-c", &["ringdown-circuit"]),
     ("ringdown-transfer", &["ringdown-wire"]),
     (
@@ -45,7 +50,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "ringdown-cli",
         &[
             "ringdown-daemon",
-            "ringdown-memory",
+            "ringdown-sys",
             "ringdown-transfer",
             "ringdown-wire",
         ],
@@ -55,7 +60,9 @@ const EDGES: &[(&str, &[&str])] = &[
 /// Rooms that move bytes or run in guests: no async runtime there.
 const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-wire",
-    "ringdown-memory",
+    "ringdown-guestmem",
+    "ringdown-shmring",
+    "ringdown-sys",
     "ringdown-switch",
     "ringdown-device",
     "ringdown-serial",
@@ -130,12 +137,12 @@ mod tests {
     #[test]
     fn an_allowed_import_passes_and_another_is_found() {
         assert!(
-            check(&workspace("ringdown-device", local("ringdown-memory")))
+            check(&workspace("ringdown-device", local("ringdown-guestmem")))
                 .unwrap()
                 .is_empty()
         );
         assert_eq!(
-            check(&workspace("ringdown-switch", local("ringdown-memory")))
+            check(&workspace("ringdown-switch", local("ringdown-guestmem")))
                 .unwrap()
                 .len(),
             1

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use memory::supervise::{Listener, PendingCall, SystemCall};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getsockname};
+use sys::supervise::{Listener, PendingCall, SystemCall};
 
 use super::address::{Address, CarriedName, MAX_ADDRESS_LEN, VSOCK_ADDRESS_LEN, VsockAddress};
 use super::dial::{self, DialError};

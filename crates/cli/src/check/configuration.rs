@@ -10,8 +10,8 @@ use daemon::config::{
 use daemon::net::NetworkSpec;
 use daemon::policy::Rulebook;
 use daemon::runtime::check_directory;
-use memory::ethernet::mtu_of;
 use rustix::fs::{Access, access};
+use sys::ethernet::mtu_of;
 
 use super::{Finding, vms};
 

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use axum::http::Method;
-use device::peer;
+use sys::peer::peer;
 
 use super::problem::{Failure, Kind};
 use crate::config::{ControlGroups, group_words};

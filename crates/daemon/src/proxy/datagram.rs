@@ -21,7 +21,7 @@ pub(crate) fn pair(socket_type: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
     let family = AddressFamily::UNIX;
     let (ours, theirs) = rustix::net::socketpair(family, kernel_type(socket_type), flags, None)?;
     for socket in [&ours, &theirs] {
-        device::refuse_descriptors(socket.as_fd())?;
+        sys::peer::refuse_descriptors(socket.as_fd())?;
     }
     Ok((ours, theirs))
 }

@@ -177,7 +177,7 @@ fn spawn(
         None,
     )?;
     rustix::io::ioctl_fionbio(&guest, true)?;
-    device::refuse_descriptors(guest.as_fd())?;
+    sys::peer::refuse_descriptors(guest.as_fd())?;
     if !unread.is_empty() {
         rustix::net::send(&own, unread, SendFlags::NOSIGNAL)?;
     }

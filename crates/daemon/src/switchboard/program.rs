@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{CallAnswer, Peer, ProgramCall, ServiceCall};
+use device::{CallAnswer, ProgramCall, ServiceCall};
 use switch::Reason;
+use sys::peer::Peer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
@@ -132,7 +133,7 @@ pub(super) async fn serve_others(shared: Arc<Shared>, listener: UnixListener, ow
                 continue;
             }
         };
-        let program = device::peer(stream.as_fd());
+        let program = sys::peer::peer(stream.as_fd());
         let whose = match program.as_ref().map(|program| program.uid) {
             Ok(uid) if owners.contains(&uid) => Whose::Owner,
             Ok(uid) => Whose::Operator(uid),

@@ -25,7 +25,7 @@ fn send_descriptor(socket: &UnixStream) -> Result<usize, Errno> {
 /// What a send of a descriptor is to come to on this system: it fails since Linux 6.16.
 fn refused() -> Result<usize, Errno> {
     let (one, _other) = UnixStream::pair().expect("two sockets");
-    match device::refuse_descriptors(one.as_fd()).expect("a UNIX socket") {
+    match sys::peer::refuse_descriptors(one.as_fd()).expect("a UNIX socket") {
         true => Err(Errno::PERM),
         false => Ok(4),
     }

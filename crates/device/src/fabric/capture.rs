@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use memory::guest::{GuestMemory, MemoryError, Range, total_len};
+use guestmem::guest::{GuestMemory, MemoryError, Range, total_len};
 use switch::{Action, CallerId, CircuitId, Decided, Event, HybridView, LineId, Side};
 use thiserror::Error;
 use wire::pcapng::{Direction, Link};

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use memory::queue::{Chain, Queue};
+use guestmem::queue::{Chain, Queue};
 use switch::{Event, LineId};
 
 use super::Fabric;

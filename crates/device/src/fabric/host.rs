@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use memory::io::Gather;
+use guestmem::io::Gather;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
 use switch::{CircuitId, Event, HostCaller, LineId, Reason, Side};
+use sys::peer::Peer;
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
+use crate::Credentials;
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
 use crate::circuit::{BehindRequest, HostSocket};
 use crate::dialer::{Cut, mark};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
-use crate::{Credentials, Peer};
 
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
@@ -119,7 +120,7 @@ impl Fabric {
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
             let deadline = self.now + CALLER_PATIENCE;
-            let program = match memory::peer::peer(socket.as_fd()) {
+            let program = match sys::peer::peer(socket.as_fd()) {
                 Ok(program) => program,
                 Err(error) => {
                     crate::caller::refuse(&socket, &connect::refused(error));

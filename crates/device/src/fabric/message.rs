@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use memory::io::Scatter;
+use guestmem::io::Scatter;
 use switch::{CircuitId, Event, Reason};
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use memory::guest::{self, GuestMemory};
-use memory::io::{Received, Scatter, is_memory_fault};
+use guestmem::guest::{self, GuestMemory};
+use guestmem::io::{Received, Scatter, is_memory_fault};
 use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation};
@@ -453,8 +453,8 @@ impl Fabric {
         memory: &GuestMemory,
         filled: usize,
         len: usize,
-    ) -> Result<(), memory::guest::MemoryError> {
-        let gone = || memory::guest::MemoryError::RangesTooShort {
+    ) -> Result<(), guestmem::guest::MemoryError> {
+        let gone = || guestmem::guest::MemoryError::RangesTooShort {
             offset: filled,
             wanted: len,
             found: 0,

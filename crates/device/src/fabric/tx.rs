@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory::guest::{self, GuestMemory};
-use memory::io::{Gather, is_memory_fault};
-use memory::queue::Chain;
+use guestmem::guest::{self, GuestMemory};
+use guestmem::io::{Gather, is_memory_fault};
+use guestmem::queue::Chain;
 use rustix::io::Errno;
 use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::pcapng::Direction;
@@ -592,7 +592,7 @@ impl Fabric {
             .memory(id, TX)
             .is_some_and(|memory| memory.is_poisoned());
         if lost {
-            self.fail_line(id, &memory::guest::MemoryError::Poisoned);
+            self.fail_line(id, &guestmem::guest::MemoryError::Poisoned);
         }
         lost
     }

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
-use memory::guest::GuestMemory;
-use memory::queue::QueueSetup;
+use guestmem::guest::GuestMemory;
+use guestmem::queue::QueueSetup;
 use vhost::vhost_user::{Error as ProtocolError, Result as ProtocolResult};
 
 use crate::Waker;

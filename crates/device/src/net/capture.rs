@@ -6,7 +6,7 @@
 //! While nobody looks, this costs one look at an empty list for each batch from a guest and for each destination of a batch, and for each frame
 //! given a branch on what was found. While somebody does, frames are copied once more ([`crate::capture`]).
 
-use memory::guest::MemoryError;
+use guestmem::guest::MemoryError;
 use wire::net_header::NET_HEADER_LEN;
 use wire::pcapng::{Direction, Link};
 

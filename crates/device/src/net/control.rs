@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use memory::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Queue};
+use guestmem::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Queue};
 use switch::LineId;
 
 use super::NetFabric;

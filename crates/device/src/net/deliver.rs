@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use memory::guest::{self, GuestMemory, MemoryError, Range, total_len};
-use memory::queue::{Chain, Queue, QueueError};
+use guestmem::guest::{self, GuestMemory, MemoryError, Range, total_len};
+use guestmem::queue::{Chain, Queue, QueueError};
 use thiserror::Error;
 use wire::net_header::{Finish, NET_HEADER_LEN, Offload};
 use wire::offload::{self, WrongFrame};
@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
 pub(super) enum Rest<'a> {
     Guest {
         memory: &'a GuestMemory,
-        /// Not a slice of its ranges: see `memory`'s `transfer::copy`.
+        /// Not a slice of its ranges: see `guestmem::guest::transfer`.
         chain: &'a Chain,
         offset: usize,
     },

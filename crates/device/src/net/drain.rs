@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use memory::guest::{GuestMemory, total_len};
-use memory::queue::{Chain, Queue, QueueError};
+use guestmem::guest::{GuestMemory, total_len};
+use guestmem::queue::{Chain, Queue, QueueError};
 use switch::Time;
 use switch::bridge::{PortId, Tagging, Verdict};
 use wire::ethernet::{HEADER_LEN, TAG_LEN};
@@ -329,7 +329,7 @@ impl NetFabric {
         let bytes = frames.map(|frame| frame.len).sum();
         self.show_sent(number, index, bytes);
         if memory.is_poisoned() {
-            return self.fail_port(number, &memory::guest::MemoryError::Poisoned);
+            return self.fail_port(number, &guestmem::guest::MemoryError::Poisoned);
         }
         match taken {
             _ if left > 0 => self.make_ready(number, index),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memory::queue::Queue;
+use guestmem::queue::Queue;
 use switch::bridge::PortId;
 use wire::net_header::Offloads;
 

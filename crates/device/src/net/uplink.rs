@@ -3,10 +3,10 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use memory::ethernet::{Opened, mtu_of, open_packet_socket, open_tap};
-use memory::io::Gather;
+use guestmem::io::Gather;
 use rustix::io::Errno;
 use switch::bridge::{PortConfig, PortId};
+use sys::ethernet::{Opened, mtu_of, open_packet_socket, open_tap};
 use wire::ethernet::{HEADER_LEN, TAG_LEN, TAG_OFFSET};
 use wire::net_header::{Finish, NET_HEADER_LEN, NetHeader, Offload, Offloads};
 

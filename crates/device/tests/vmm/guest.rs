@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use device::Fabric;
-use memory::driver::{Arena, DriverQueue, RawDescriptor};
+use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use wire::vsock::{HEADER_LEN, Header};

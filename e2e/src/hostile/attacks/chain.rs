@@ -1,8 +1,8 @@
 //! Chains of descriptors.
 
 use anyhow::Result;
-use memory::driver::RawDescriptor;
-use memory::guest::Range;
+use guestmem::driver::RawDescriptor;
+use guestmem::guest::Range;
 
 use super::super::driver::{Driver, TX};
 use super::super::{Attack, Group, Outcome, features};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use memory::driver::{Arena, DriverQueue};
-use memory::guest::{GuestMemory, Range, RegionSpec};
+use guestmem::driver::{Arena, DriverQueue};
+use guestmem::guest::{GuestMemory, Range, RegionSpec};
 use rustix::event::{EventfdFlags, eventfd};
 use switch::bridge::{BridgeLimits, PortConfig};
 use wire::ethernet::MacAddress;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use memory::driver::Arena;
+use guestmem::driver::Arena;
 use switch::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 

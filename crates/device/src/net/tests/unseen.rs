@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use memory::driver::Arena;
-use memory::guest::{GuestMemory, RegionSpec};
+use guestmem::driver::Arena;
+use guestmem::guest::{GuestMemory, RegionSpec};
 
 use super::house::{Driver, Guest, House, RECEIVE, TRANSMIT, frame};
 use crate::fault::NOT_SHARED;

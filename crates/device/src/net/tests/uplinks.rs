@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
-use memory::ethernet::Opened;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use switch::bridge::{Ipv6Guard, PortConfig, Verdict};
+use sys::ethernet::Opened;
 use wire::ethernet::MacAddress;
 
 use super::house::{Driver, Guest, House, LAN, frame, mac};

@@ -1,0 +1,385 @@
+//! Programs of which some system calls are answered by this process: seccomp with a user notification (`seccomp_unotify(2)`).
+//!
+//! [`spawn`] starts a program with a filter. Each call that the filter names stops there, in the program, its threads and its children, and becomes a
+//! [`PendingCall`] of the [`Listener`]. Whoever holds that looks at its arguments, and then answers it, perhaps with a descriptor, or lets it
+//! through to the kernel.
+//!
+//! This is compatibility and no security: the program can change what its pointers point at after it was looked at and before the
+//! kernel looks, there are ways past the filter (`io_uring`, system calls of another architecture, which are let through), and it may end at any
+//! moment. What follows from an answer must be harmless whatever the program meant.
+//!
+//! It needs `unsafe` for installing a filter between `fork` and `exec`, and for the four ioctls of the listener. `seccompiler` knows no notifications, and `libseccomp` needs a C library and knows no descriptors
+//! as answers.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+#[cfg(test)]
+mod tests;
+
+/// System calls that can be watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SystemCall {
+    /// `socket(domain, type, protocol)`.
+    Socket,
+    /// `connect(descriptor, address, length)`.
+    Connect,
+    /// `getsockname(descriptor, address, length)`.
+    GetSockName,
+    /// `getpeername(descriptor, address, length)`.
+    GetPeerName,
+}
+
+impl SystemCall {
+    const ALL: [SystemCall; 4] = [
+        SystemCall::Socket,
+        SystemCall::Connect,
+        SystemCall::GetSockName,
+        SystemCall::GetPeerName,
+    ];
+
+    fn number(self) -> u32 {
+        let number = match self {
+            SystemCall::Socket => libc::SYS_socket,
+            SystemCall::Connect => libc::SYS_connect,
+            SystemCall::GetSockName => libc::SYS_getsockname,
+            SystemCall::GetPeerName => libc::SYS_getpeername,
+        };
+        // Numbers of system calls are small.
+        number as u32
+    }
+}
+
+/// Which calls stop.
+#[derive(Debug, Clone, Copy)]
+pub struct Watched {
+    /// The call.
+    pub call: SystemCall,
+    /// Only those with this first argument; all of them, if there is none.
+    pub first_argument: Option<u32>,
+}
+
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// It cannot be supervised: the system's reason. `EBUSY` means that somebody supervises this process itself.
+    #[error("the program cannot be supervised: {0}")]
+    Supervision(#[source] io::Error),
+    /// There is no such program, or it cannot be executed.
+    #[error("{0}")]
+    Program(#[source] io::Error),
+}
+
+/// Starts the program, which ends with this thread if it is still there then, and may not gain privileges by executing others.
+///
+/// # Errors
+/// [`SpawnError`]; nothing runs then.
+pub fn spawn(mut command: Command, watched: &[Watched]) -> Result<(Child, Listener), SpawnError> {
+    let program = filter(watched).map_err(SpawnError::Supervision)?;
+    let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Supervision)?;
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        rustix::thread::set_no_new_privs(true)?;
+        hand_over(&install(&program)?, &theirs)
+    };
+    // SAFETY: between fork and exec there are only system calls on memory that was allocated before, none of which takes a lock.
+    unsafe { command.pre_exec(before_exec) };
+    let spawned = command.spawn();
+    // The last end of the child's that is here: a child that did not come so far leaves nothing to wait for.
+    drop(command);
+    let listener = take_over(&ours);
+    match (spawned, listener) {
+        (Ok(child), Ok(descriptor)) => Ok((child, Listener { descriptor })),
+        (Err(error), Ok(_)) => Err(SpawnError::Program(error)),
+        (Err(error), Err(_)) => Err(SpawnError::Supervision(error)),
+        (Ok(mut child), Err(error)) => {
+            // Nobody would answer its calls. That it has ended already is no matter.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(SpawnError::Supervision(error))
+        }
+    }
+}
+
+/// What the kernel calls the architecture of this program: `AUDIT_ARCH_…` of linux/audit.h.
+const ARCHITECTURE: Option<u32> = if cfg!(target_arch = "x86_64") {
+    Some(0xc000_003e)
+} else if cfg!(target_arch = "aarch64") {
+    Some(0xc000_00b7)
+} else if cfg!(target_arch = "riscv64") {
+    Some(0xc000_00f3)
+} else {
+    None
+};
+
+/// The filter in the language of BPF, of which it needs three words: load a field of `seccomp_data`, compare, return.
+fn filter(watched: &[Watched]) -> io::Result<Vec<libc::sock_filter>> {
+    const NUMBER: u32 = 0;
+    const ARCH: u32 = 4;
+    // The lower half of the first argument; those that are compared are ints, and the machines above are little-endian.
+    const FIRST_ARGUMENT: u32 = 16;
+    let architecture = ARCHITECTURE.ok_or(io::ErrorKind::Unsupported)?;
+    let statement = |code: u32, k, jt, jf| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
+    let skip_unless =
+        |value, count| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, count);
+    let give = |action| statement(libc::BPF_RET | libc::BPF_K, action, 0, 0);
+    let (stop, pass) = (
+        give(libc::SECCOMP_RET_USER_NOTIF),
+        give(libc::SECCOMP_RET_ALLOW),
+    );
+    let mut program = vec![load(ARCH), skip_unless(architecture, 1), load(NUMBER)];
+    for Watched {
+        call,
+        first_argument,
+    } in watched
+    {
+        match first_argument {
+            None => program.extend([skip_unless(call.number(), 1), stop]),
+            Some(value) => program.extend([
+                skip_unless(call.number(), 4),
+                load(FIRST_ARGUMENT),
+                skip_unless(*value, 1),
+                stop,
+                pass,
+            ]),
+        }
+    }
+    program.push(pass);
+    // Another architecture skips the load of the number: what is compared then is the architecture, which is no call's number.
+    Ok(program)
+}
+
+/// Installs the filter for this thread, and for what it executes and starts.
+fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
+    let program = libc::sock_fprog {
+        // `filter` makes a few dozen statements.
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut(),
+    };
+    let install = |flags: libc::c_ulong| {
+        // SAFETY: the kernel copies the program, which outlives the call, and writes nothing.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &program,
+            )
+        };
+        checked(result)
+    };
+    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    // A signal that comes while a call is answered would have it made again, after half of it was done. Before Linux 5.19 there is no way round that.
+    let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let number = install(patient).or_else(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => install(listen),
+        _ => Err(error),
+    })?;
+    // SAFETY: the descriptor was just made and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
+}
+
+fn hand_over(listener: &OwnedFd, to: &UnixStream) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [listener.as_fd()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let byte = [io::IoSlice::new(&[0])];
+    rustix::net::sendmsg(to, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn take_over(from: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut bytes = [io::IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(from, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = descriptors.next().and_then(|mut list| list.next());
+    descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// A call that waits for its answer. It waits no longer when its thread is killed, or hears a signal (before Linux 5.19: any that it handles).
+#[derive(Debug)]
+pub struct PendingCall {
+    id: u64,
+    /// The thread that makes it, as `/proc` has it. It is somebody else's number when the call has ended: see [`Listener::is_pending`].
+    pub thread: u32,
+    /// The call.
+    pub call: SystemCall,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+}
+
+/// Where the calls that stop arrive. It can be polled: readable means that one waits, hung up that nobody is left who could make one.
+#[derive(Debug)]
+pub struct Listener {
+    descriptor: OwnedFd,
+}
+
+impl Listener {
+    /// The next call; waits for it. None if its thread was gone before it could be taken.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn receive(&self) -> io::Result<Option<PendingCall>> {
+        // SAFETY: it has integers only, for which zero is a value.
+        let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        let request = libc::SECCOMP_IOCTL_NOTIF_RECV;
+        // SAFETY: the kernel fills in the structure, whose length is part of the request's number.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request, &mut notice) };
+        if let Err(error) = checked(result.into()) {
+            return match error.raw_os_error() {
+                Some(libc::ENOENT | libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        let libc::seccomp_notif { id, pid, data, .. } = notice;
+        let number = data.nr as u32;
+        let call = SystemCall::ALL
+            .into_iter()
+            .find(|call| call.number() == number);
+        let call = call.ok_or_else(|| {
+            io::Error::other(format!("the system call {number} was not to be watched"))
+        })?;
+        Ok(Some(PendingCall {
+            id,
+            thread: pid,
+            call,
+            arguments: data.args,
+        }))
+    }
+
+    /// Whether the call still waits: only then was what has been learnt about its thread until now about that thread and no other.
+    pub fn is_pending(&self, call: &PendingCall) -> bool {
+        let request = libc::SECCOMP_IOCTL_NOTIF_ID_VALID;
+        // SAFETY: the kernel reads a number.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request, &call.id) };
+        result == 0
+    }
+
+    /// Has the call return this value, or fail with this error.
+    ///
+    /// # Errors
+    /// `ENOENT` if it does not wait any more.
+    pub fn answer(
+        &self,
+        call: &PendingCall,
+        result: Result<u32, rustix::io::Errno>,
+    ) -> io::Result<()> {
+        self.respond(libc::seccomp_notif_resp {
+            id: call.id,
+            val: result.map_or(0, i64::from),
+            error: result.map_or_else(|errno| -errno.raw_os_error(), |_| 0),
+            flags: 0,
+        })
+    }
+
+    /// Has the kernel do what the call asks for, as if nobody had watched.
+    ///
+    /// # Errors
+    /// As [`Listener::answer`].
+    pub fn let_through(&self, call: &PendingCall) -> io::Result<()> {
+        self.respond(libc::seccomp_notif_resp {
+            id: call.id,
+            val: 0,
+            error: 0,
+            flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
+        })
+    }
+
+    fn respond(&self, response: libc::seccomp_notif_resp) -> io::Result<()> {
+        let request = libc::SECCOMP_IOCTL_NOTIF_SEND;
+        // SAFETY: the kernel reads the structure, whose length is part of the request's number.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request, &response) };
+        checked(result.into()).map(drop)
+    }
+
+    /// Gives the calling process a descriptor of the same file, whose number is what the call returns. Linux 5.14.
+    ///
+    /// # Errors
+    /// As [`Listener::answer`]; or there is no room for a descriptor there. The call then still waits.
+    pub fn answer_with_descriptor(
+        &self,
+        call: &PendingCall,
+        descriptor: BorrowedFd<'_>,
+        close_on_exec: bool,
+    ) -> io::Result<()> {
+        let flags = libc::SECCOMP_ADDFD_FLAG_SEND;
+        self.add_descriptor(call, descriptor, flags, 0, close_on_exec)
+    }
+
+    /// Puts a descriptor of the same file in the place of this one of the calling process. The call still waits.
+    ///
+    /// # Errors
+    /// As [`Listener::answer`], or the number is none.
+    pub fn put_descriptor(
+        &self,
+        call: &PendingCall,
+        descriptor: BorrowedFd<'_>,
+        number: u32,
+        close_on_exec: bool,
+    ) -> io::Result<()> {
+        let flags = libc::SECCOMP_ADDFD_FLAG_SETFD;
+        self.add_descriptor(call, descriptor, flags, number, close_on_exec)
+    }
+
+    fn add_descriptor(
+        &self,
+        call: &PendingCall,
+        descriptor: BorrowedFd<'_>,
+        flags: libc::c_ulong,
+        number: u32,
+        close_on_exec: bool,
+    ) -> io::Result<()> {
+        let added = libc::seccomp_notif_addfd {
+            id: call.id,
+            flags: flags as u32,
+            // Descriptors are not negative.
+            srcfd: descriptor.as_raw_fd() as u32,
+            newfd: number,
+            newfd_flags: if close_on_exec {
+                libc::O_CLOEXEC as u32
+            } else {
+                0
+            },
+        };
+        let request = libc::SECCOMP_IOCTL_NOTIF_ADDFD;
+        // SAFETY: the kernel reads the structure, whose length is part of the request's number, and takes a reference of its own to the file.
+        let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request, &added) };
+        checked(result.into()).map(drop)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn checked(result: i64) -> io::Result<i64> {
+    match result {
+        0.. => Ok(result),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
