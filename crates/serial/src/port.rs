@@ -81,7 +81,7 @@ pub enum PeerEvent {
 /// What a driver may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// How many bytes the peer may have on their way on one channel. At most [`crate::link::MAX_WINDOW`].
+    /// How many bytes the peer may have on their way on one channel. At most `MAX_WINDOW` of the link.
     pub window: u32,
     /// The most channels at a time, those of both sides and those whose last bytes are still being delivered together.
     pub channels: usize,

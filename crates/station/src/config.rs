@@ -7,8 +7,11 @@ use std::time::Duration;
 use smoltcp::wire::Ipv4Cidr;
 use wire::ethernet::MacAddress;
 
-use crate::dhcp::MAX_POOL_ADDRESSES;
-use crate::hosts::MAX_HOSTS;
+/// How many addresses a pool has at most.
+pub const MAX_POOL_ADDRESSES: usize = 4096;
+
+/// How many hosts a network has at most.
+pub const MAX_HOSTS: usize = 16_384;
 
 /// The longest search domain: with it the longest answer to a question of DNS, about a host with a name of 63 characters, still fits into the
 /// 512 bytes that every resolver takes.

@@ -22,7 +22,7 @@ use smoltcp::wire::DhcpMessageType;
 use wire::ethernet::MacAddress;
 
 pub(crate) use message::Request;
-pub use pool::{Lease, MAX_POOL_ADDRESSES};
+pub use pool::Lease;
 
 use crate::config::{Host, Ipv4Settings, StationConfig};
 use crate::hosts::Hosts;

@@ -344,5 +344,30 @@ fn reversed(name: &OwnedName) -> Option<IpAddr> {
     None
 }
 
+/// What answers DNS, for the time of one call of the stack.
+pub(crate) struct Names<'a> {
+    resolver: Option<&'a Resolver>,
+    hosts: &'a Hosts,
+    /// How many answers there were.
+    answers: &'a mut u64,
+}
+
+impl<'a> Names<'a> {
+    pub fn new(resolver: &'a Option<Resolver>, hosts: &'a Hosts, answers: &'a mut u64) -> Self {
+        Self {
+            resolver: resolver.as_ref(),
+            hosts,
+            answers,
+        }
+    }
+
+    /// The answer to a message of DNS that came by this port.
+    pub fn answer(&mut self, asker: &Asker, message: &[u8]) -> Option<Vec<u8>> {
+        let answer = self.resolver?.answer(asker, message, self.hosts)?;
+        *self.answers += 1;
+        Some(answer)
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -10,10 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wire::ethernet::MacAddress;
 
-use crate::config::{Host, HostError, StationConfig, is_label, is_unicast, slaac_address};
-
-/// How many hosts a network has at most.
-pub const MAX_HOSTS: usize = 16_384;
+use crate::config::{
+    Host, HostError, MAX_HOSTS, StationConfig, is_label, is_unicast, slaac_address,
+};
 
 /// A list of hosts in which nothing occurs twice.
 #[derive(Debug, Default)]

@@ -45,7 +45,9 @@ mod stack;
 mod station;
 
 pub use asker::Asker;
-pub use config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, slaac_address};
-pub use dhcp::{Lease, MAX_POOL_ADDRESSES};
-pub use hosts::MAX_HOSTS;
+pub use config::{
+    ConfigError, Host, HostError, Ipv4Settings, MAX_HOSTS, MAX_POOL_ADDRESSES, StationConfig,
+    slaac_address,
+};
+pub use dhcp::Lease;
 pub use station::{Counters, MAX_QUEUED_FRAMES, Station};

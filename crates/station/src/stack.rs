@@ -21,7 +21,7 @@ use wire::ethernet::MacAddress;
 
 use crate::asker::Asker;
 use crate::config::StationConfig;
-use crate::station::Names;
+use crate::dns::Names;
 
 const DNS_PORT: u16 = 53;
 

@@ -11,7 +11,7 @@ use crate::advertise;
 use crate::asker::Asker;
 use crate::config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, is_unicast};
 use crate::dhcp::{self, Lease};
-use crate::dns::Resolver;
+use crate::dns::{Names, Resolver};
 use crate::frame::{self, MAX_FRAME_LEN, Path};
 use crate::hosts::{Hosts, Use};
 use crate::neighbour::{self, ALL_NODES, Solicitation};
@@ -111,7 +111,7 @@ impl Station {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.stack.poll(
             now,
-            &mut Names::new(&self.resolver, &self.hosts, &mut self.counters),
+            &mut Names::new(&self.resolver, &self.hosts, &mut self.counters.dns_answers),
         );
         self.collect();
     }
@@ -330,7 +330,7 @@ impl Station {
         (path, asker): (Path, &Asker),
         packet: &[u8],
     ) {
-        let mut names = Names::new(&self.resolver, &self.hosts, &mut self.counters);
+        let mut names = Names::new(&self.resolver, &self.hosts, &mut self.counters.dns_answers);
         let sender = Sender {
             address,
             mac: path.destination,
@@ -361,30 +361,6 @@ impl Station {
             return;
         }
         self.queue.push_back(frame);
-    }
-}
-
-/// Who answers DNS, for the time of one call of the stack.
-pub(crate) struct Names<'a> {
-    resolver: Option<&'a Resolver>,
-    hosts: &'a Hosts,
-    counters: &'a mut Counters,
-}
-
-impl<'a> Names<'a> {
-    fn new(resolver: &'a Option<Resolver>, hosts: &'a Hosts, counters: &'a mut Counters) -> Self {
-        Self {
-            resolver: resolver.as_ref(),
-            hosts,
-            counters,
-        }
-    }
-
-    /// The answer to a message of DNS that came by this port.
-    pub fn answer(&mut self, asker: &Asker, message: &[u8]) -> Option<Vec<u8>> {
-        let answer = self.resolver?.answer(asker, message, self.hosts)?;
-        self.counters.dns_answers += 1;
-        Some(answer)
     }
 }
 

@@ -15,3 +15,5 @@ pub mod socks;
 pub mod switchboard;
 pub mod vsock;
 pub mod vsockmon;
+
+mod checksum;

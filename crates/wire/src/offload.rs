@@ -7,6 +7,7 @@ use core::ops::ControlFlow;
 
 use thiserror::Error;
 
+use crate::checksum::{fold, length_sum, sum_of};
 use crate::ethernet::{Ipv6, Transport};
 use crate::net_header::{
     Checksum, MAX_SEGMENT_HEADER_LEN, MAX_SEGMENTS, Offload, Packet, SegmentKind, Segmentation,
@@ -159,32 +160,6 @@ fn get16(bytes: &[u8], offset: usize) -> u16 {
 /// Writes the low 16 bits.
 fn put16(bytes: &mut [u8], offset: usize, value: usize) {
     bytes[offset..offset + 2].copy_from_slice(&(value as u16).to_be_bytes());
-}
-
-/// The sum that Internet checksums are made of, not folded yet. It is the same in either byte order, as long as the result is written in the
-/// order in which it was read (RFC 1071, section 2B), so no byte is turned around here.
-pub(crate) fn sum_of(bytes: &[u8]) -> u64 {
-    let mut words = bytes.chunks_exact(4);
-    let mut total = 0;
-    for word in &mut words {
-        total += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
-    }
-    let rest = words.remainder();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    total + u64::from(u32::from_ne_bytes(last))
-}
-
-/// A length as it adds to such a sum.
-pub(crate) fn length_sum(len: usize) -> u64 {
-    u64::from((len as u16).to_be())
-}
-
-pub(crate) fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
 }
 
 /// A checksum of zero would mean in UDP that there is none; what stands for it is right everywhere.

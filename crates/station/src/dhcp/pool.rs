@@ -11,9 +11,6 @@ use std::time::{Duration, Instant};
 
 use wire::ethernet::MacAddress;
 
-/// How many addresses a pool has at most.
-pub const MAX_POOL_ADDRESSES: usize = 4096;
-
 /// How long an offer is kept for the guest that it was made to.
 const OFFER_TIME: Duration = Duration::from_secs(30);
 

@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use super::protocol;
 use super::{Fragment, Head, Ipv6, MacAddress, Transport, be16};
-use crate::offload::{fold, length_sum, sum_of};
+use crate::checksum::{fold, length_sum, sum_of};
 
 /// Which message it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
