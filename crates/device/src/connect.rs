@@ -15,6 +15,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType, connect};
 use rustix::process::geteuid;
+use switch::Reason;
 
 use crate::socket::{is_own, unix_socket};
 
@@ -38,6 +39,37 @@ pub fn connect_to(path: &Path, socket_type: SocketType) -> io::Result<OwnedFd> {
         ));
     }
     Ok(socket)
+}
+
+/// What became of an attempt to reach a listener without waiting.
+pub(crate) enum Dial {
+    /// Connected.
+    Reached(OwnedFd),
+    /// The listener is there and its backlog is full: try again in a while.
+    Busy,
+    /// It will not work.
+    Failed(Reason),
+}
+
+/// Dials the listener at `path` without waiting.
+pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
+    let socket_type = match socket_type {
+        wire::vsock::SocketType::Stream => SocketType::STREAM,
+        wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
+    };
+    let error = match connect_to(path, socket_type) {
+        Ok(socket) => return Dial::Reached(socket),
+        Err(error) => error,
+    };
+    match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN) => Dial::Busy,
+        Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
+        Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
+        _ => {
+            tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
+            Dial::Failed(Reason::HostFailed)
+        }
+    }
 }
 
 /// What stands at an absolute path.

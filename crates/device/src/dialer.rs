@@ -179,3 +179,24 @@ impl fmt::Debug for Connected {
         shown.field("socket", &self.socket).finish_non_exhaustive()
     }
 }
+
+/// Whoever carries streams to a guest.
+pub struct Carrier(Box<dyn FnMut(u32, Reply) + Send>);
+
+impl Carrier {
+    /// A carrier that is asked for a stream to a port of its guest by this function, which must not block. It answers when the guest has,
+    /// with a UNIX stream socket that does not block.
+    pub fn new(dial: impl FnMut(u32, Reply) + Send + 'static) -> Carrier {
+        Carrier(Box::new(dial))
+    }
+
+    pub(crate) fn ask(&mut self, port: u32, reply: Reply) {
+        (self.0)(port, reply);
+    }
+}
+
+impl fmt::Debug for Carrier {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Carrier")
+    }
+}

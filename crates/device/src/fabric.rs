@@ -47,7 +47,7 @@ use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm, seqpacket_path};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 
-pub use self::agent::{AgentSecret, Arrival, Attachment};
+pub use self::agent::{Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, NewLine, RefusedLine};
@@ -55,7 +55,7 @@ pub use self::circuits::{CircuitFilter, CircuitSlice, CircuitSnapshot, Endpoint,
 use self::dial::Redial;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
-pub use self::serial::{Carrier, SerialConfig};
+pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};
 
 /// Chains kept for use again, so that the steady state allocates nothing.

@@ -29,6 +29,7 @@ mod dialer;
 mod fabric;
 mod fault;
 mod frontend;
+mod host_socket;
 mod kept;
 mod line;
 mod nap;
@@ -48,14 +49,15 @@ pub use connect::connect_to;
 pub use decision::{
     Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer,
 };
-pub use dialer::{Answer, Called, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
+pub use dialer::{Answer, Called, Carrier, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
-    AgentSecret, Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Carrier, Change,
-    CircuitFilter, CircuitSlice, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig,
-    LineSnapshot, NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine,
-    SerialConfig, Survey,
+    Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, CircuitFilter,
+    CircuitSlice, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
+    NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig,
+    Survey,
 };
 pub use fault::MAX_FAULT_CHARS;
+pub use line::AgentSecret;
 pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use socket::{keep_own_apart, listen_without_descriptors, seqpacket_path, set_socket_mode};

@@ -5,14 +5,27 @@ use std::path::PathBuf;
 
 use guestmem::queue::Queue;
 use switch::{CircuitId, Time};
+use wire::agent::Secret;
 
-use crate::fabric::{AgentSecret, Carrier};
+use crate::dialer::Carrier;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Message};
 use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
 use crate::vsock::{RINGS, RX, TX};
+
+/// What the agent of a VM has given the daemon for calls to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum AgentSecret {
+    /// No agent has called.
+    #[default]
+    Absent,
+    /// The agent is one of before.
+    NotGiven,
+    /// This.
+    Given(Secret),
+}
 
 #[derive(Debug)]
 pub(crate) struct LineIo {

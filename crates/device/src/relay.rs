@@ -8,8 +8,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use switch::Side;
 
 use crate::caller::{end_on_close, take_request};
-use crate::circuit::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
+use crate::host_socket::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::reactor::EventFlags;
 
 /// What is taken from a socket at once, and so the most that is in our keeping of one direction, in bytes. As much as a UNIX

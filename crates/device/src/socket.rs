@@ -8,15 +8,12 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sys::peer::refuse_descriptors;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use switch::Reason;
-
-use crate::connect::connect_to;
+use sys::peer::refuse_descriptors;
 
 /// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
 pub(crate) const MAX_PATH_BYTES: usize = 107;
@@ -155,37 +152,6 @@ fn is_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<bool> {
     }
     let probe = unix_socket(SocketType::DGRAM)?;
     Ok(matches!(connect(&probe, address), Err(Errno::CONNREFUSED)))
-}
-
-/// What became of an attempt to reach a listener without waiting.
-pub(crate) enum Dial {
-    /// Connected.
-    Reached(OwnedFd),
-    /// The listener is there and its backlog is full: try again in a while.
-    Busy,
-    /// It will not work.
-    Failed(Reason),
-}
-
-/// Dials the listener at `path` without waiting.
-pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
-    let socket_type = match socket_type {
-        wire::vsock::SocketType::Stream => SocketType::STREAM,
-        wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
-    };
-    let error = match connect_to(path, socket_type) {
-        Ok(socket) => return Dial::Reached(socket),
-        Err(error) => error,
-    };
-    match Errno::from_io_error(&error) {
-        Some(Errno::AGAIN) => Dial::Busy,
-        Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
-        Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
-        _ => {
-            tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
-            Dial::Failed(Reason::HostFailed)
-        }
-    }
 }
 
 /// The path of the listener that a guest's dial to `port` of the host reaches.

@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 use rustix::net::{SendFlags, send};
 use switch::{CircuitId, Event, LineId, Reason};
-use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
+use wire::agent::{CONNECTION_CHANNEL, Frame};
 
 use super::Fabric;
 use crate::dialer::Connected;
+use crate::line::AgentSecret;
 
 /// A guest's agent has called in.
 #[derive(Debug)]
@@ -40,18 +41,6 @@ pub enum Attachment {
         /// The VMM's socket.
         vmm: PathBuf,
     },
-}
-
-/// What the agent of a VM has given the daemon for calls to it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum AgentSecret {
-    /// No agent has called.
-    #[default]
-    Absent,
-    /// The agent is one of before.
-    NotGiven,
-    /// This.
-    Given(Secret),
 }
 
 impl Fabric {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use switch::{LineId, Policy, ServiceEntry};
 
-use super::{Carrier, Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
+use super::{Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
+use crate::dialer::Carrier;
 
 /// Everything that changes with a configuration.
 pub struct Change {

@@ -8,10 +8,11 @@ use wire::vsock::SocketType;
 use super::Fabric;
 use super::host::SOCKET_EVENTS;
 use crate::caller::reset_on_close;
-use crate::circuit::HostSocket;
+use crate::connect::{Dial, dial};
 use crate::dialer::{Called, Connected, Reply, ServiceCall};
+use crate::host_socket::HostSocket;
 use crate::reactor::Token;
-use crate::socket::{Dial, dial, port_path};
+use crate::socket::port_path;
 
 /// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
 /// gives a connect, so that the guest hears the reason and does not just time out.

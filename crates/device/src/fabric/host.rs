@@ -17,8 +17,8 @@ use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 use super::Fabric;
 use crate::Credentials;
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
-use crate::circuit::{BehindRequest, HostSocket};
 use crate::dialer::{Cut, mark};
+use crate::host_socket::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
 

@@ -11,7 +11,7 @@ use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
 use super::{Fabric, TURN_DESCRIPTORS};
-use crate::circuit::{BehindRequest, HostSocket, is_broken};
+use crate::host_socket::{BehindRequest, HostSocket, is_broken};
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
 

@@ -5,7 +5,6 @@
 //! a socket, and [`Fabric::guest_calls`], by which it brings what the guest calls. Nothing goes past the fabric, so a serial line has the
 //! host socket, the listeners, the policy and the counts of a line with rings.
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -17,7 +16,7 @@ use wire::vsock::SocketType;
 use super::host::CALLER_PATIENCE;
 use super::{Fabric, OpenLineError};
 use crate::caller::{Caller, Who};
-use crate::dialer::{Cut, Reply};
+use crate::dialer::{Carrier, Cut};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
 use crate::socket::listen_for;
@@ -31,23 +30,6 @@ pub struct SerialConfig {
     pub limits: Limits,
     /// Where programs of the host connect. Listeners for the guest's dials are at this path with `_PORT` behind it.
     pub host: PathBuf,
-}
-
-/// Whoever carries streams to a guest.
-pub struct Carrier(Box<dyn FnMut(u32, Reply) + Send>);
-
-impl Carrier {
-    /// A carrier that is asked for a stream to a port of its guest by this function, which must not block. It answers when the guest has,
-    /// with a UNIX stream socket that does not block.
-    pub fn new(dial: impl FnMut(u32, Reply) + Send + 'static) -> Carrier {
-        Carrier(Box::new(dial))
-    }
-}
-
-impl fmt::Debug for Carrier {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Carrier")
-    }
 }
 
 impl Fabric {
@@ -156,7 +138,7 @@ impl Fabric {
     pub(super) fn dial_by_carrier(&mut self, circuit: CircuitId, line: LineId, port: u32) {
         let reply = self.reply_to(circuit);
         if let Some(carrier) = self.line(line).and_then(|line| line.carrier.as_mut()) {
-            (carrier.0)(port, reply);
+            carrier.ask(port, reply);
         }
     }
 }

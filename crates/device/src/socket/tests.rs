@@ -9,6 +9,7 @@ use rustix::net::{
 };
 
 use super::*;
+use crate::connect::{Dial, dial};
 
 fn send_descriptor(socket: impl AsFd) -> Result<usize, Errno> {
     let file = std::io::stdin();
