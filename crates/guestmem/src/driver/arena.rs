@@ -209,29 +209,22 @@ impl Arena {
 mod backing {
     use std::fs::File;
     use std::io;
-    use std::os::fd::{FromRawFd, OwnedFd};
+
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     /// A file, and the front-end address to map it with.
     pub(super) fn create(size: usize) -> io::Result<(File, u64)> {
-        create_with(size, libc::MFD_CLOEXEC)
+        create_with(size, MemfdFlags::CLOEXEC)
     }
 
     /// The same of huge pages.
     pub(super) fn create_huge(size: usize) -> io::Result<(File, u64)> {
-        create_with(
-            size,
-            libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
-        )
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        create_with(size, flags)
     }
 
-    fn create_with(size: usize, flags: libc::c_uint) -> io::Result<(File, u64)> {
-        // SAFETY: the name is a string that ends in zero.
-        let descriptor = unsafe { libc::memfd_create(c"arena".as_ptr(), flags) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    fn create_with(size: usize, flags: MemfdFlags) -> io::Result<(File, u64)> {
+        let file = File::from(memfd_create("arena", flags)?);
         file.set_len(size as u64)?;
         Ok((file, 0))
     }
