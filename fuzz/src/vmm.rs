@@ -1,13 +1,12 @@
 //! A VMM's words on a vhost-user socket, right or wrong, byte by byte; nothing is waited for here.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use guestmem::guest::RegionSpec;
 use guestmem::queue::QueueSetup;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 
 /// Numbers of requests (vhost-user, "Front-end message types").
 pub(crate) mod request {
@@ -91,16 +90,6 @@ pub(crate) fn send_bytes(
     bytes: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(files)));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    Ok(sendmsg(
-        stream,
-        &[IoSlice::new(bytes)],
-        &mut ancillary,
-        flags,
-    )?)
+    let flags = SendFlags::DONTWAIT;
+    Ok(sys::descriptors::send(stream, bytes, files, flags)?)
 }

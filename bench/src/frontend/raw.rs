@@ -1,13 +1,12 @@
 //! Messages of vhost-user, right or wrong, byte by byte.
 
-use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 
 /// Numbers of requests (vhost-user, "Front-end message types").
 pub mod request {
@@ -114,16 +113,7 @@ impl RawVmm {
     /// # Errors
     /// When the device is gone.
     pub fn send_bytes(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            assert!(
-                ancillary.push(SendAncillaryMessage::ScmRights(files)),
-                "at most 64 files in one message"
-            );
-        }
-        let slices = [IoSlice::new(bytes)];
-        let sent = sendmsg(&self.stream, &slices, &mut ancillary, SendFlags::NOSIGNAL)?;
+        let sent = sys::descriptors::send(&self.stream, bytes, files, SendFlags::empty())?;
         match sent == bytes.len() {
             true => Ok(()),
             false => Err(io::ErrorKind::WriteZero.into()),

@@ -5,17 +5,16 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 use shmring::{Identity, Window, WindowSpec};
-use wire::switchboard::program::{self, Answer, CIRCUIT_DESCRIPTORS, ErrorCode, Request};
+use wire::switchboard::program::{self, Answer, ErrorCode, Request};
 use wire::switchboard::{Hex16, Lines, Place, Side};
 
 use crate::Kind;
@@ -282,13 +281,7 @@ pub fn say(
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let line = answer.to_string();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-    }
-    let slices = [IoSlice::new(line.as_bytes())];
-    let sent = sendmsg(program, &slices, &mut ancillary, SendFlags::NOSIGNAL)?;
+    let sent = sys::descriptors::send(program, line.as_bytes(), descriptors, SendFlags::empty())?;
     match sent == line.len() {
         true => Ok(()),
         false => Err(io::ErrorKind::WriteZero.into()),

@@ -1,18 +1,13 @@
 //! How two sides come to a circuit: here, between two programs of one host that have a socket already, and from what a circuit consists of.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::rand::{GetRandomFlags, getrandom};
 use shmring::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 
@@ -242,16 +237,7 @@ fn send_offer(socket: &UnixStream, spec: &WindowSpec, file: &File) -> Result<()>
     offer.extend(spec.identity.generation.to_le_bytes());
     offer.extend(kind.to_le_bytes());
     offer.extend(spec.identity.nonce);
-    let descriptors = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let sent = sendmsg(
-        socket,
-        &[IoSlice::new(&offer)],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    )?;
+    let sent = sys::descriptors::send(socket, &offer, &[file.as_fd()], SendFlags::empty())?;
     match sent == OFFER_LEN {
         true => Ok(()),
         false => Err(Error::Io(std::io::ErrorKind::WriteZero.into())),
@@ -263,23 +249,19 @@ fn receive_offer(socket: &UnixStream) -> Result<(WindowSpec, File)> {
     let mut file = None;
     let mut filled = 0;
     while filled < OFFER_LEN {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(
+        let mut descriptors = Vec::new();
+        let received = sys::descriptors::receive(
             socket,
-            &mut [IoSliceMut::new(&mut offer[filled..])],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
+            &mut offer[filled..],
+            &mut descriptors,
+            1,
+            RecvFlags::empty(),
         )?;
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                file = file.or(descriptors.map(File::from).next());
-            }
-        }
-        if received.bytes == 0 {
+        file = file.or(descriptors.into_iter().map(File::from).next());
+        if received.len == 0 {
             return Err(offer_error(format!("the end after {filled} bytes")));
         }
-        filled += received.bytes;
+        filled += received.len;
         // So that what is none is not waited for any longer.
         let known = filled.min(OFFER_MAGIC.len());
         if offer[..known] != OFFER_MAGIC[..known] {

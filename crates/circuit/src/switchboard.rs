@@ -1,8 +1,6 @@
 //! The conversation with a switchboard: lines, and the descriptors that come with them.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
-};
+use rustix::net::{RecvFlags, SendFlags, send};
 use wire::switchboard::Lines;
 use wire::switchboard::program::{Answer, CIRCUIT_DESCRIPTORS, Request, SOCKET, SOCKET_VARIABLE};
 
@@ -123,35 +119,31 @@ impl Conversation {
 
     /// False when nothing is there.
     fn receive(&mut self) -> Result<bool> {
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let buffer = self.lines.space();
+        let mut descriptors = Vec::new();
         let received = loop {
-            let mut slices = [IoSliceMut::new(buffer)];
-            match recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
+            match sys::descriptors::receive(
+                &self.socket,
+                self.lines.space(),
+                &mut descriptors,
+                CIRCUIT_DESCRIPTORS,
+                RecvFlags::DONTWAIT,
+            ) {
                 Ok(received) => break received,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
         };
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.descriptors.extend(descriptors);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS
-        {
+        self.descriptors.extend(descriptors);
+        if received.truncated || self.descriptors.len() > MAX_DESCRIPTORS {
             return Err(found(
                 &"more descriptors than a line has, or than this process may have",
             ));
         }
-        if received.bytes == 0 {
+        if received.len == 0 {
             return Err(found(&"nothing, and went away"));
         }
-        self.lines.filled(received.bytes);
+        self.lines.filled(received.len);
         Ok(true)
     }
 }

@@ -1,9 +1,11 @@
-//! System calls that no safe library makes, behind functions that are safe to call. No memory is shared here.
+//! Small wrappers of system calls, most of which no safe library makes. No memory is shared here.
 //!
+//! - [`descriptors`] passes descriptors along with bytes.
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
 //! - [`supervise`] starts programs of which some system calls are answered here.
 
+pub mod descriptors;
 pub mod ethernet;
 pub mod peer;
 pub mod supervise;

@@ -12,17 +12,15 @@
 //! as answers.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Signal, set_parent_process_death_signal};
+
+use crate::descriptors::{receive, send};
 
 #[cfg(test)]
 mod tests;
@@ -196,27 +194,16 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
 }
 
 fn hand_over(listener: &OwnedFd, to: &UnixStream) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [listener.as_fd()];
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let byte = [io::IoSlice::new(&[0])];
-    rustix::net::sendmsg(to, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+    send(to, &[0], &[listener.as_fd()], SendFlags::empty())?;
     Ok(())
 }
 
 fn take_over(from: &UnixStream) -> io::Result<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let mut bytes = [io::IoSliceMut::new(&mut byte)];
-    rustix::net::recvmsg(from, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let mut descriptors = ancillary.drain().flat_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let descriptor = descriptors.next().and_then(|mut list| list.next());
-    descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    let mut found = Vec::new();
+    receive(from, &mut [0], &mut found, 1, RecvFlags::empty())?;
+    found
+        .pop()
+        .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// A call that waits for its answer. It waits no longer when its thread is killed, or hears a signal (before Linux 5.19: any that it handles).

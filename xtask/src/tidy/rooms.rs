@@ -34,14 +34,17 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-wire",
         ],
     ),
-    ("ringdown-circuit", &["ringdown-shmring", "ringdown-wire"]),
+    (
+        "ringdown-circuit",
+        &["ringdown-shmring", "ringdown-sys", "ringdown-wire"],
+    ),
     ("ringdown-circuit-c", &["ringdown-circuit"]),
     ("ringdown-transfer", &["ringdown-wire"]),
     (
         "ringdown-agent",
         &[
-            "ringdown-circuit",
             "ringdown-serial",
+            "ringdown-sys",
             "ringdown-transfer",
             "ringdown-wire",
         ],

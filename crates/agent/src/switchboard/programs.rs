@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -13,11 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, sendmsg};
+use rustix::net::{SendFlags, SocketFlags};
 use wire::switchboard::Lines;
-use wire::switchboard::program::{
-    Answer, CIRCUIT_DESCRIPTORS, ErrorCode, Request, SOCKET, SOCKET_VARIABLE,
-};
+use wire::switchboard::program::{Answer, ErrorCode, Request, SOCKET, SOCKET_VARIABLE};
 
 use super::{Switchboard, spawn};
 use crate::log::say;
@@ -87,16 +84,9 @@ impl Program {
     pub(super) fn give(&self, given: &HandOver) -> io::Result<bool> {
         let line = given.answer.to_string();
         let descriptors: Vec<BorrowedFd<'_>> = given.descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
-        let text = [IoSlice::new(line.as_bytes())];
         loop {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&self.socket, &text, &mut ancillary, flags) {
+            let flags = SendFlags::DONTWAIT;
+            match sys::descriptors::send(&self.socket, line.as_bytes(), &descriptors, flags) {
                 Ok(count) if count == line.len() => return Ok(true),
                 Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
                 Err(Errno::INTR) => {}

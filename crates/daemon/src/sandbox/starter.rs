@@ -18,17 +18,13 @@ mod process;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use rustix::fs::MemfdFlags;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 pub use process::run;
@@ -199,17 +195,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Says something, with descriptors. It waits while the other side has more to do than it takes.
 fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(bytes)],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    );
+    let sent = sys::descriptors::send(socket, bytes, descriptors, SendFlags::empty());
     sent.map(drop).map_err(|error| match error {
         rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET => gone(),
         error => error.into(),
@@ -219,18 +205,11 @@ fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::R
 /// The next request and its descriptors; `None` when the other side is gone.
 fn receive(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_REQUEST_LEN];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut slices = [IoSliceMut::new(&mut bytes)];
-    let received =
-        rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let len = received.bytes;
     let mut descriptors = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            descriptors.extend(received);
-        }
-    }
+    let flags = RecvFlags::empty();
+    let received =
+        sys::descriptors::receive(socket, &mut bytes, &mut descriptors, MAX_DESCRIPTORS, flags)?;
+    let len = received.len;
     bytes.truncate(len);
     Ok((len > 0).then_some((bytes, descriptors)))
 }

@@ -1,13 +1,12 @@
 //! Lines over a socket: read with a limit, and written with descriptors.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 use tokio::io::{AsyncRead, AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 use wire::switchboard::Lines;
-use wire::switchboard::program::CIRCUIT_DESCRIPTORS;
 
 /// The next line, or nothing at the end of the stream.
 ///
@@ -49,15 +48,13 @@ pub(super) async fn send(
     let sent = stream
         .async_io(Interest::WRITABLE, || {
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            let mut room = [std::mem::MaybeUninit::uninit();
-                rustix::cmsg_space!(ScmRights(CIRCUIT_DESCRIPTORS))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut room);
-            if !borrowed.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let bytes = [IoSlice::new(line.as_bytes())];
-            Ok(sendmsg(stream, &bytes, &mut ancillary, flags)?)
+            let bytes = line.as_bytes();
+            Ok(sys::descriptors::send(
+                stream,
+                bytes,
+                &borrowed,
+                SendFlags::DONTWAIT,
+            )?)
         })
         .await?;
     match sent == line.len() {

@@ -8,14 +8,14 @@
 //! them only two small numbers are used, in a path that the same VMM opens. A VMM that lies harms its own guest.
 
 use std::collections::BTreeSet;
-use std::io::{self, IoSlice, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, Read};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use device::connect_to;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
+use rustix::net::{SendFlags, SocketType};
 use serde_json::{Value, json};
 
 #[cfg(test)]
@@ -262,20 +262,9 @@ impl Qmp {
         let mut line = message.to_string().into_bytes();
         line.push(b'\n');
         self.stream.set_write_timeout(Some(self.remaining()?))?;
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let descriptors: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-        if !descriptors.is_empty() {
-            // There is room: it was made for one.
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
-        let parts = [IoSlice::new(&line)];
-        let sent = rustix::net::sendmsg(
-            self.stream.as_fd(),
-            &parts,
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        );
+        let flags = SendFlags::empty();
+        let sent = sys::descriptors::send(&self.stream, &line, &descriptors, flags);
         let sent = sent.map_err(|error| self.timed_out(error.into()))?;
         let rest = io::Write::write_all(&mut self.stream, &line[sent..]);
         rest.map_err(|error| self.timed_out(error))

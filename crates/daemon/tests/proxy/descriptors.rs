@@ -1,25 +1,18 @@
 //! Programs of the host that send descriptors with their data.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use daemon::config::{PublishListen, ServiceTarget};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 
 use crate::publish::{publish, set};
 use crate::support::*;
 
 fn send_descriptor(socket: &UnixStream) -> Result<usize, Errno> {
     let file = std::io::stdin();
-    let descriptors = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let data = [IoSlice::new(b"data")];
-    sendmsg(socket, &data, &mut ancillary, SendFlags::NOSIGNAL)
+    sys::descriptors::send(socket, b"data", &[file.as_fd()], SendFlags::empty())
 }
 
 /// What a send of a descriptor is to come to on this system: it fails since Linux 6.16.

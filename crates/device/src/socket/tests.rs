@@ -1,24 +1,15 @@
 //! Descriptors that a program sends with its data.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, acceptfrom, send, sendmsg,
-};
+use rustix::net::{SendFlags, acceptfrom, send};
 
 use super::*;
 use crate::connect::{Dial, dial};
 
 fn send_descriptor(socket: impl AsFd) -> Result<usize, Errno> {
     let file = std::io::stdin();
-    let descriptors = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let data = [IoSlice::new(b"data")];
-    sendmsg(socket, &data, &mut ancillary, SendFlags::NOSIGNAL)
+    sys::descriptors::send(socket, b"data", &[file.as_fd()], SendFlags::empty())
 }
 
 /// What a send of a descriptor is to come to on this system: it fails since Linux 6.16.

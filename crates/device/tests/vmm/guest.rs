@@ -1,7 +1,5 @@
 //! A guest whose VMM and driver say what they are told to, with no help from the code under test.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,7 +8,7 @@ use std::sync::Arc;
 use device::Fabric;
 use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 use wire::vsock::{HEADER_LEN, Header};
 
 use crate::turn_until;
@@ -206,12 +204,6 @@ pub fn send(vmm: &UnixStream, request: u32, payload: &[u8], descriptors: &[Borro
         .map(u32::to_le_bytes)
         .concat();
     bytes.extend_from_slice(payload);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
-    }
-    let slices = [IoSlice::new(&bytes)];
-    let sent = sendmsg(vmm, &slices, &mut ancillary, SendFlags::NOSIGNAL);
+    let sent = sys::descriptors::send(vmm, &bytes, descriptors, SendFlags::empty());
     assert_eq!(sent.unwrap(), bytes.len());
 }

@@ -1,8 +1,7 @@
 //! What a switchboard has around it.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,10 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, recvmsg,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tempfile::TempDir;
 use wire::switchboard::Kind;
 use wire::switchboard::program::ErrorCode;
@@ -341,22 +337,15 @@ impl Client {
         loop {
             // Byte by byte: what comes with the next line stays with it.
             let mut byte = [0];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            let received = recvmsg(
-                &self.stream,
-                &mut [IoSliceMut::new(&mut byte)],
-                &mut ancillary,
-                flags,
+            let mut found = Vec::new();
+            let flags = RecvFlags::empty();
+            let received = sys::descriptors::receive(&self.stream, &mut byte, &mut found, 8, flags);
+            assert!(
+                found.is_empty() || line.is_empty(),
+                "descriptors come with the first byte"
             );
-            for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    assert!(line.is_empty(), "descriptors come with the first byte");
-                    self.descriptors.extend(descriptors);
-                }
-            }
-            assert_ne!(received.expect("an answer in time").bytes, 0, "the end");
+            self.descriptors.extend(found);
+            assert_ne!(received.expect("an answer in time").len, 0, "the end");
             match byte {
                 [b'\n'] => break,
                 [byte] => line.push(byte),

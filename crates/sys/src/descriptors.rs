@@ -1,0 +1,132 @@
+//! Descriptors that go along with bytes on a UNIX socket (`SCM_RIGHTS`, unix(7)).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// The most descriptors that one message has here. (Linux would pass 253.)
+pub const MAX_DESCRIPTORS: usize = 64;
+
+/// Room for so many, on the stack: a program between fork and exec may not allocate.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
+
+/// What one call of [`receive`] brought, beside descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// How many bytes.
+    pub len: usize,
+    /// There were more descriptors than were asked for, or than this process may have; they were closed.
+    pub truncated: bool,
+}
+
+/// Sends bytes, and descriptors with the first of them, and says how many bytes the socket took. It never raises SIGPIPE.
+///
+/// # Errors
+/// `EINVAL` for more than [`MAX_DESCRIPTORS`]; otherwise what the system says.
+pub fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<usize, Errno> {
+    if descriptors.len() > MAX_DESCRIPTORS {
+        return Err(Errno::INVAL);
+    }
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        // There is room.
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let bytes = [IoSlice::new(bytes)];
+    sendmsg(socket, &bytes, &mut ancillary, flags | SendFlags::NOSIGNAL)
+}
+
+/// Receives bytes, and at most `most` descriptors that came with them, behind those that are in the list. They are closed on exec.
+///
+/// # Errors
+/// What the system says.
+///
+/// # Panics
+/// For more than [`MAX_DESCRIPTORS`].
+pub fn receive(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+    most: usize,
+    flags: RecvFlags,
+) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut ancillary =
+        RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(most))]);
+    let mut bytes = [IoSliceMut::new(bytes)];
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut bytes, &mut ancillary, flags)?;
+    let before = descriptors.len();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    // The room is aligned, so that one or two more fit.
+    let has_more = descriptors.len() - before > most;
+    descriptors.truncate(before + most);
+    Ok(Received {
+        len: received.bytes,
+        truncated: has_more || received.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn send_some(socket: &UnixStream, count: usize) -> Result<usize, Errno> {
+        let descriptors = vec![socket.as_fd(); count];
+        send(socket, b"line", &descriptors, SendFlags::empty())
+    }
+
+    #[test]
+    fn descriptors_come_with_their_bytes() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert_eq!(send_some(&ours, 2), Ok(4));
+        assert_eq!(send_some(&ours, 0), Ok(4));
+        let (mut bytes, mut found) = ([0; 4], Vec::new());
+        for _ in 0..2 {
+            let received = receive(&theirs, &mut bytes, &mut found, 3, RecvFlags::empty());
+            let (len, truncated) = (4, false);
+            assert_eq!(received, Ok(Received { len, truncated }));
+            assert_eq!(found.len(), 2);
+        }
+        // They are what was sent: the other end of this socket.
+        UnixStream::from(found.remove(0))
+            .write_all(b"more")
+            .unwrap();
+        receive(&theirs, &mut bytes, &mut found, 0, RecvFlags::empty()).unwrap();
+        assert_eq!(&bytes, b"more");
+    }
+
+    #[test]
+    fn too_many_are_not_sent_and_not_taken() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert_eq!(send_some(&ours, MAX_DESCRIPTORS + 1), Err(Errno::INVAL));
+        assert_eq!(send_some(&ours, MAX_DESCRIPTORS), Ok(4));
+        let (mut bytes, mut found) = ([0; 8], Vec::new());
+        let received = receive(&theirs, &mut bytes, &mut found, 2, RecvFlags::empty());
+        assert!(received.unwrap().truncated);
+        assert_eq!(found.len(), 2);
+        assert_eq!(send_some(&ours, 3), Ok(4));
+        let received = receive(&theirs, &mut bytes, &mut found, 2, RecvFlags::empty());
+        assert!(received.unwrap().truncated);
+        assert_eq!(found.len(), 4);
+    }
+}
