@@ -12,21 +12,6 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 
 /// The cycles that are left, by crate. No other may come, and what is none any more leaves the list.
 const LEFT: &[(&str, &[&str])] = &[
-    (
-        "agent",
-        &[
-            "bench",
-            "callers",
-            "clock",
-            "files",
-            "forwarding",
-            "freezer",
-            "job",
-            "relay",
-            "session",
-        ],
-    ),
-    ("agent", &["host_socket", "serial", "transport"]),
     ("circuit", &["reader", "setup", "writer"]),
     (
         "cli",
