@@ -68,28 +68,6 @@ const LEFT: &[(&str, &[&str])] = &[
     ("memory", &["guest", "region"]),
     ("station", &["advertise", "config", "dhcp", "hosts"]),
     ("station", &["stack", "station"]),
-    (
-        "switch",
-        &[
-            "circuit",
-            "counters",
-            "cuts",
-            "directory",
-            "end",
-            "event",
-            "figures",
-            "flow",
-            "line",
-            "operator",
-            "own_ports",
-            "programs",
-            "rate",
-            "share",
-            "switch",
-            "tuning",
-            "usage",
-        ],
-    ),
     ("wire", &["ethernet", "net_header", "offload"]),
 ];
 
