@@ -14,24 +14,6 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 const LEFT: &[(&str, &[&str])] = &[
     ("circuit", &["reader", "setup", "writer"]),
     (
-        "cli",
-        &[
-            "arguments",
-            "check",
-            "client",
-            "cloud_hypervisor",
-            "commands",
-            "completion",
-            "libvirt",
-            "qemu",
-            "separator",
-            "the crate's root",
-            "top",
-            "windows",
-        ],
-    ),
-    ("cli", &["guest", "jobs"]),
-    (
         "daemon",
         &[
             "api",
