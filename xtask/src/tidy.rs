@@ -1,5 +1,6 @@
 //! Rules of the house that the compiler does not know. Findings fail the check; notes are only told.
 
+mod modules;
 mod rooms;
 
 use std::fs;
@@ -21,6 +22,7 @@ pub fn run() -> Result<()> {
     let metadata = metadata(&root)?;
     let files = tracked_files(&root)?;
     let mut findings = rooms::check(&metadata)?;
+    findings.extend(modules::check(&root)?);
     findings.extend(check_lints(&metadata)?);
     findings.extend(check_lock_file(&fs::read_to_string(
         root.join("Cargo.lock"),
@@ -319,6 +321,10 @@ mod tests {
     fn the_rooms_of_this_workspace_keep_their_edges() {
         let metadata = metadata(&project_root()).unwrap();
         assert_eq!(rooms::check(&metadata).unwrap(), Vec::<String>::new());
+        assert_eq!(
+            modules::check(&project_root()).unwrap(),
+            Vec::<String>::new()
+        );
         assert_eq!(check_lints(&metadata).unwrap(), Vec::<String>::new());
     }
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use wire::agent::bench::{MAX_BUFFERED, MAX_STREAMS, Message, Peer, Role, Start};
 use wire::agent::{Decoder, ErrorKind, ErrorReport};
 
-use crate::session::{Options, Stop};
 use crate::share::Share;
+use crate::stop::Stop;
 use line::{GO_TIMEOUT, Line};
 
 /// How long nothing may pass before a stream is given up. A paused guest, or one without KVM on a busy machine, is slow.
@@ -34,12 +34,13 @@ pub struct Places {
 pub(crate) fn run(
     host: &OwnedFd,
     decoder: Decoder,
-    options: &Options,
+    places: &Places,
+    has_vsock: bool,
     start: Start,
     place: Option<Share>,
 ) -> Result<(), Stop> {
     let busy = |message: String| Stop::Report(ErrorReport::new(ErrorKind::Busy, message));
-    let streams = Share::take(&options.places.streams, 1, MAX_STREAMS).ok_or_else(|| {
+    let streams = Share::take(&places.streams, 1, MAX_STREAMS).ok_or_else(|| {
         busy(format!(
             "{MAX_STREAMS} streams of benchmarks run in this guest already, which is the limit"
         ))
@@ -49,23 +50,18 @@ pub(crate) fn run(
         Role::Sink => 0,
         Role::Source | Role::Ping | Role::Echo => start.message_len as usize,
     };
-    let memory = Share::take(&options.places.buffered, needed, MAX_BUFFERED).ok_or_else(|| {
+    let memory = Share::take(&places.buffered, needed, MAX_BUFFERED).ok_or_else(|| {
         busy(format!(
             "the messages of the benchmarks in this guest need more than {MAX_BUFFERED} bytes: \
              use shorter messages or fewer streams"
         ))
     })?;
-    let result = take_part(host, decoder, options, &start);
+    let result = take_part(host, decoder, has_vsock, &start);
     drop((streams, memory));
     result
 }
 
-fn take_part(
-    host: &OwnedFd,
-    decoder: Decoder,
-    options: &Options,
-    start: &Start,
-) -> Result<(), Stop> {
+fn take_part(host: &OwnedFd, decoder: Decoder, has_vsock: bool, start: &Start) -> Result<(), Stop> {
     let refuse = |message: &str| {
         Err(Stop::Report(ErrorReport::new(
             ErrorKind::InvalidRequest,
@@ -75,7 +71,7 @@ fn take_part(
     if start.peer == Peer::Host && start.role == Role::Ping {
         return refuse("round trips with the host are begun by the host");
     }
-    if start.peer != Peer::Host && !options.has_vsock {
+    if start.peer != Peer::Host && !has_vsock {
         return refuse("this agent does not use vsock, and so reaches no other guest");
     }
     let mut line = Line::new(host, decoder);

@@ -23,7 +23,7 @@ use wire::agent::{
     Hello, SECRET_LEN, Secret,
 };
 
-use crate::session::Stop;
+use crate::stop::Stop;
 use crate::stream::receive;
 
 /// How long a connection waits for the host's answer to the agent's own call, which may be on its way.

@@ -10,7 +10,6 @@ use wire::agent::job::MAX_CLOCK_STEP_NS;
 use crate::config::Config;
 use crate::generation::Generation;
 use crate::log::say;
-use crate::session::Options;
 use crate::tool::{Tool, find};
 
 /// What systemd-timesyncd makes when it has set the clock by a server.
@@ -104,15 +103,15 @@ fn may_set_clock(process: &Path) -> bool {
 
 /// Set the clock by what the host said in its hello, unless the configuration or the guest's own time service stands against it. The
 /// host said it at some time between `begun` and now.
-pub(crate) fn follow(options: &Options, host_unix_ns: u64, begun: Instant) {
-    let time = options.config.time;
+pub(crate) fn follow(config: &Config, generation: &Generation, host_unix_ns: u64, begun: Instant) {
+    let time = config.time;
     let Ok(host_ns) = i64::try_from(host_unix_ns) else {
         return;
     };
-    if options.generation.clock_is_of_others() {
+    if generation.clock_is_of_others() {
         return;
     }
-    if !time.sync || host_ns == 0 || options.config.allow("time").is_err() {
+    if !time.sync || host_ns == 0 || config.allow("time").is_err() {
         return;
     }
     let elapsed = begun.elapsed();
@@ -120,11 +119,11 @@ pub(crate) fn follow(options: &Options, host_unix_ns: u64, begun: Instant) {
         return;
     };
     let off = Duration::from_nanos(step_ns.unsigned_abs());
-    if let Some(keeper) = kept_by(&options.config) {
+    if let Some(keeper) = kept_by(config) {
         say!("the clock is {off:.1?} off the host's; it is left alone because {keeper} keeps it");
         return;
     }
-    match step(&options.generation, step_ns) {
+    match step(generation, step_ns) {
         Ok(()) => say!("the clock was {off:.1?} off and is set by the host's"),
         Err(error) => say!("the clock is {off:.1?} off and cannot be set: {error}"),
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use wire::directory::{Answer, Line, MAX_LINE_LEN, PORT, Request, RequestError};
 
-use crate::transport::{HOST_CID, dial_host_port};
+use crate::host_socket::dial_host_port;
+use crate::transport::HOST_CID;
 
 /// How long the host may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use wire::agent::transfer::{Part, Start};
 use wire::agent::{Decoder, ErrorKind, ErrorReport};
 
 use crate::guest::User;
-use crate::session::Stop;
+use crate::stop::Stop;
 
 /// The most partial files that are kept for hosts that may come back.
 const MAX_KEPT: usize = 64;

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::host_socket;
 use crate::pump::{carry, end_on_close, reset_on_close};
-use crate::transport;
 
 /// The most connections at a time. Each has a thread and two buffers of [`crate::pump::BUFFER_LEN`] bytes.
 pub const MAX_CONNECTIONS: usize = 256;
@@ -83,7 +83,7 @@ impl Forward {
         let listener = TcpListener::bind(self.listen)?;
         eprintln!("ringdown-agent: forwarding {self}");
         let port = self.host_port;
-        serve(&listener, move || transport::dial_host_port(port))
+        serve(&listener, move || host_socket::dial_host_port(port))
     }
 }
 

@@ -17,8 +17,8 @@ use wire::agent::forward::{Key, MAX_CONNECTIONS, Message, Place};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
 use crate::pump::{end_on_close, reset_on_close};
-use crate::session::{Options, Stop};
 use crate::share::Share;
+use crate::stop::Stop;
 use crate::stream::send_all;
 pub(crate) use listeners::Listeners;
 
@@ -37,11 +37,10 @@ pub struct Forwarding {
 pub(crate) fn run(
     host: &OwnedFd,
     decoder: Decoder,
-    options: &Options,
+    forwarding: &Forwarding,
     request: Message,
     place: Option<Share>,
 ) -> Result<(), Stop> {
-    let forwarding = &options.forwarding;
     let connection = || {
         Share::take(&forwarding.connections, 1, MAX_CONNECTIONS).ok_or_else(|| {
             let message = format!(

@@ -21,7 +21,7 @@ mod mounts;
 mod owner;
 mod process;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +35,6 @@ use wire::agent::job::MAX_FROZEN;
 
 use crate::guest::read_limited;
 use crate::log::{be_quiet, say};
-use crate::session::Options;
 use crate::tool::find;
 use owner::Mount;
 use process::{MAX_REPORT_LEN, Place, Process, decode};
@@ -70,10 +69,10 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    pub(crate) fn new(options: &Options) -> Freezer {
+    pub(crate) fn new(search_path: &OsStr, launcher: &Path) -> Freezer {
         Freezer {
-            search_path: options.config.search_path.clone(),
-            launcher: options.launcher.clone(),
+            search_path: search_path.to_owned(),
+            launcher: launcher.to_owned(),
             place: PLACE.into(),
             mounts: "/proc/self/mountinfo".into(),
         }
@@ -104,11 +103,7 @@ impl Freezer {
             .arg(timeout.as_millis().to_string())
             .arg(&self.place)
             .arg(program)
-            .args(
-                mounts
-                    .iter()
-                    .map(|mount| std::ffi::OsStr::from_bytes(mount)),
-            )
+            .args(mounts.iter().map(|mount| OsStr::from_bytes(mount)))
             .env_clear()
             .current_dir("/")
             .process_group(0)

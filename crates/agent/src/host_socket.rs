@@ -21,7 +21,7 @@ use crate::log::say;
 use crate::serial::SerialHost;
 use crate::share::Share;
 use crate::stream::{send_all, wait};
-use crate::transport::Listener;
+use crate::transport::{HOST_CID, Listener, dial_guest};
 
 /// Where it is, unless [`VARIABLE`] says otherwise.
 pub const DEFAULT_PATH: &str = "/run/ringdown/host.sock";
@@ -170,6 +170,32 @@ fn answer(caller: &OwnedFd, line: &str) {
 pub(crate) fn dial(port: u32) -> io::Result<OwnedFd> {
     let path = path().ok_or(io::ErrorKind::NotFound)?;
     dial_at(&path, port)
+}
+
+/// Dial a port of the host, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
+///
+/// # Errors
+/// As of [`dial_guest`]. If there is no agent with a serial port either, that there is no vsock.
+pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
+    let error = match dial_guest(HOST_CID, port) {
+        Ok(socket) => return Ok(socket),
+        Err(error) => error,
+    };
+    let is_missing = Errno::from_io_error(&error)
+        .is_some_and(|errno| matches!(errno, Errno::AFNOSUPPORT | Errno::NODEV));
+    if !is_missing {
+        return Err(error);
+    }
+    let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    match dial(port) {
+        // A refusal by the host has words of its own, no number of the system's.
+        Err(other) if nobody.contains(&other.kind()) && is_of_system(&other) => Err(error),
+        dialled => dialled,
+    }
+}
+
+fn is_of_system(error: &io::Error) -> bool {
+    error.raw_os_error().is_some() || error.get_ref().is_none()
 }
 
 fn dial_at(path: &Path, port: u32) -> io::Result<OwnedFd> {

@@ -10,13 +10,17 @@ mod tail;
 mod time;
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use wire::agent::job::{Answer, Ask};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
-use crate::session::{Options, Stop};
+use crate::config::Config;
+use crate::freezer::Freezer;
+use crate::generation::Generation;
+use crate::stop::Stop;
 use crate::stream::{receive, send_all, wait};
 
 /// How long the host may take nothing of an answer before it is given up: the reader of a log that is followed may have stopped its
@@ -27,26 +31,29 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) fn run(
     socket: &OwnedFd,
     decoder: Decoder,
-    options: &Options,
     ask: Ask,
+    config: &Config,
+    generation: &Generation,
+    launcher: &Path,
 ) -> Result<(), Stop> {
     let mut host = Host { socket, decoder };
+    let freezer = || Freezer::new(&config.search_path, launcher);
     match ask {
         Ask::Stats { interval_ms, count } => stats::run(&mut host, interval_ms, count),
-        Ask::Logs(request) => logs::run(&mut host, options, request),
-        Ask::Time { step_ns } => time::run(&mut host, options, step_ns),
+        Ask::Logs(request) => logs::run(&mut host, config, request),
+        Ask::Time { step_ns } => time::run(&mut host, config, generation, step_ns),
         Ask::Power {
             action,
             force_after_ms,
         } => {
             let force_after = force_after_ms.map(|ms| Duration::from_millis(ms.into()));
-            power::run(&mut host, options, action, force_after)
+            power::run(&mut host, config, action, force_after)
         }
-        Ask::Freeze { timeout_ms } => freeze::freeze(&mut host, options, timeout_ms),
-        Ask::Thaw => freeze::thaw(&mut host, options),
-        Ask::ClipboardGet => clipboard::get(&mut host, options),
-        Ask::ClipboardSet { len } => clipboard::set(&mut host, options, len),
-        Ask::Lock => clipboard::lock(&mut host, options),
+        Ask::Freeze { timeout_ms } => freeze::freeze(&mut host, &freezer(), timeout_ms),
+        Ask::Thaw => freeze::thaw(&mut host, &freezer()),
+        Ask::ClipboardGet => clipboard::get(&mut host, config),
+        Ask::ClipboardSet { len } => clipboard::set(&mut host, config, len),
+        Ask::Lock => clipboard::lock(&mut host, config),
     }
 }
 

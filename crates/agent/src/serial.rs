@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serial::{Answered, Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
 
-use crate::host_socket;
 use crate::log::say;
 use device::Finder;
 
@@ -50,13 +49,15 @@ pub struct SerialHost {
 }
 
 impl SerialHost {
-    /// Serves a port, now if it is there, and whenever it comes. `take` is given what the host connects to [`wire::agent::PORT`], and must not wait.
+    /// Serves a port, now if it is there, and whenever it comes. `take` is given what the host connects to [`wire::agent::PORT`], and must not wait;
+    /// `offer` is called once the port has been there, for other programs of the guest.
     ///
     /// # Errors
     /// The system has no threads or descriptors left.
     pub fn start(
         port: SerialPort,
         take: impl Fn(OwnedFd) + Send + 'static,
+        offer: impl FnOnce(&Arc<SerialHost>) + Send + 'static,
     ) -> io::Result<Arc<SerialHost>> {
         let host = Arc::new(SerialHost::default());
         let guest_port = GuestPort {
@@ -64,7 +65,7 @@ impl SerialHost {
             port,
             take: Box::new(take),
             host: Arc::clone(&host),
-            is_offered: false,
+            offer: Some(Box::new(offer)),
         };
         let driver = Driver::start("serial", Box::new(guest_port), Options::default())?;
         // It is set here only.
@@ -127,23 +128,25 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
+type Offer = Box<dyn FnOnce(&Arc<SerialHost>) + Send>;
+
 /// The driver's view of the agent.
 struct GuestPort {
     port: SerialPort,
     finder: Finder,
     take: Box<dyn Fn(OwnedFd) + Send>,
     host: Arc<SerialHost>,
-    /// Programs of the guest have been offered a way to the host.
-    is_offered: bool,
+    /// Offers programs of the guest a way to the host.
+    offer: Option<Offer>,
 }
 
 impl Port for GuestPort {
     fn open(&mut self, now: Instant) -> io::Result<OwnedFd> {
         let descriptor = self.finder.open(now)?;
         // Not each time that its other end has been away.
-        if !std::mem::replace(&mut self.is_offered, true) {
+        if let Some(offer) = self.offer.take() {
             say!("listening on {}", self.port);
-            host_socket::offer(&self.host);
+            offer(&self.host);
         }
         Ok(descriptor)
     }

@@ -12,6 +12,7 @@ use wire::agent::{CAPABILITY_CIRCUITS, ErrorKind, ErrorReport};
 use crate::callers::Callers;
 use crate::config::Config;
 use crate::freezer::Freezer;
+use crate::host_socket;
 use crate::log::say;
 use crate::serial::SerialHost;
 use crate::session::{Options, serve_in_place, tell};
@@ -72,8 +73,8 @@ impl Server {
     /// # Errors
     /// It cannot listen and waiting would not help.
     pub fn run(&self) -> io::Result<Infallible> {
-        Freezer::new(&self.service.options).recover();
         let options = Arc::clone(&self.service.options);
+        Freezer::new(&options.config.search_path, &options.launcher).recover();
         spawn("generation", move || options.generation.watch())?;
         if let Some(switchboard) = &self.service.options.switchboard {
             switchboard.start()?;
@@ -93,9 +94,13 @@ impl Server {
             let taking = Arc::clone(&service);
             let callers = Arc::new(Callers::over_serial());
             let of_port = Arc::clone(&callers);
-            let host = SerialHost::start(port, move |connection| {
-                taking.start(connection, &of_port);
-            })?;
+            let host = SerialHost::start(
+                port,
+                move |connection| {
+                    taking.start(connection, &of_port);
+                },
+                host_socket::offer,
+            )?;
             spawn("uplink", move || {
                 uplink::run(&service.options, &callers, || {
                     host.wait();

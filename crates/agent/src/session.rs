@@ -19,14 +19,15 @@ use crate::callers::Callers;
 use crate::clock;
 use crate::command::Running;
 use crate::config::Config;
+use crate::exec;
 use crate::files;
 pub use crate::files::Transfers;
 use crate::forwarding;
 pub use crate::forwarding::Forwarding;
 use crate::generation::Generation;
 use crate::job as everyday;
-use crate::relay::Relay;
 use crate::share::Share;
+use crate::stop::Stop;
 use crate::stream::{receive, send_all, wait};
 use crate::switchboard::Switchboard;
 
@@ -105,17 +106,6 @@ impl Default for Options {
     }
 }
 
-/// Why a session ended without a command's exit being delivered.
-#[derive(Debug, thiserror::Error)]
-pub enum Stop {
-    /// The host is not there any more.
-    #[error("the host closed the connection or does not answer: {0}")]
-    HostGone(io::Error),
-    /// The host was told this.
-    #[error("{}", .0.message)]
-    Report(ErrorReport),
-}
-
 /// Serve one operation on a connected stream socket that is the host's, and end whatever was started if the host goes away.
 ///
 /// # Errors
@@ -148,16 +138,30 @@ pub(crate) fn serve_in_place(
         .and_then(|request| allow(options, request));
     let result = match allowed {
         Ok(Request::Job(ask)) => {
-            let result = everyday::run(socket, decoder, options, ask);
+            let result = everyday::run(
+                socket,
+                decoder,
+                ask,
+                &options.config,
+                &options.generation,
+                &options.launcher,
+            );
             told(socket, result)
         }
         Ok(Request::Exec(request)) => run_command(socket, decoder, options, &request),
         Ok(Request::Bench(start)) => {
-            let result = benchmark::run(socket, decoder, options, start, place);
+            let result = benchmark::run(
+                socket,
+                decoder,
+                &options.places,
+                options.has_vsock,
+                start,
+                place,
+            );
             told(socket, result)
         }
         Ok(Request::Forward(request)) => {
-            let result = forwarding::run(socket, decoder, options, request, place);
+            let result = forwarding::run(socket, decoder, &options.forwarding, request, place);
             told(socket, result)
         }
         Ok(Request::Transfer(start)) => {
@@ -182,10 +186,10 @@ fn run_command(
         Ok(command) => command,
         Err(report) => return told(socket, Err(Stop::Report(report))),
     };
-    let mut relay = Relay::new(socket, decoder, command);
-    let result = relay.run();
+    let mut session = exec::Session::new(socket, decoder, command);
+    let result = session.run();
     if let Err(stop) = &result {
-        relay.abandon(stop);
+        session.abandon(stop);
     }
     result
 }

@@ -13,7 +13,6 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SocketFlags;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
-use crate::host_socket;
 use crate::serial::SerialPort;
 
 /// The context identifier of the host, as its guests see it.
@@ -306,33 +305,6 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
     };
     let peer: VsockAddr = nix::sys::socket::getpeername(connection.as_raw_fd())?;
     Ok((peer.cid() == cid).then_some(connection))
-}
-
-/// Dial a port of the host, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
-///
-/// # Errors
-/// As of [`dial_guest`]. If there is no agent with a serial port either, that there is no vsock.
-pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
-    use rustix::io::Errno;
-    let error = match dial_guest(HOST_CID, port) {
-        Ok(socket) => return Ok(socket),
-        Err(error) => error,
-    };
-    let is_missing = Errno::from_io_error(&error)
-        .is_some_and(|errno| matches!(errno, Errno::AFNOSUPPORT | Errno::NODEV));
-    if !is_missing {
-        return Err(error);
-    }
-    let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-    match host_socket::dial(port) {
-        // A refusal by the host has words of its own, no number of the system's.
-        Err(other) if nobody.contains(&other.kind()) && is_of_system(&other) => Err(error),
-        dialled => dialled,
-    }
-}
-
-fn is_of_system(error: &io::Error) -> bool {
-    error.raw_os_error().is_some() || error.get_ref().is_none()
 }
 
 /// Dial a port of another guest, or of the host.

@@ -92,7 +92,7 @@ pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::R
                     send_all(socket, &bytes.map_err(io::Error::other)?, deadline)?;
                 }
                 options.generation.host_is(&theirs.boot_id);
-                clock::follow(options, theirs.unix_ns, begun);
+                clock::follow(&options.config, &options.generation, theirs.unix_ns, begun);
                 break;
             }
             Some((_, Frame::Error(report))) => return Err(io::Error::other(report.message)),

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent::callers::Callers;
-use agent::session::{Options, Stop, serve, serve_caller};
+use agent::session::{Options, serve, serve_caller};
+use agent::stop::Stop;
 use common::{Agent, Client, command, is_running, listen_argument, shell, wait_until, words};
 use wire::agent::{
     CALLERS_KNOWN, CALLERS_PROVE, ErrorKind, ExitStatus, Frame, Hello, OPERATION_CHANNEL, Stream,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use shmring::{CircuitError, WindowError};
+use shmring::{CircuitError, Kind, WindowError};
 use thiserror::Error;
 use wire::switchboard::Place;
 use wire::switchboard::program::{ErrorCode, SOCKET_VARIABLE};
@@ -132,5 +132,20 @@ impl From<Error> for io::Error {
             }
         };
         io::Error::new(kind, error)
+    }
+}
+
+/// That a circuit is of the kind that was asked for.
+pub(crate) fn expect_kind(found: Kind, expected: Kind) -> Result<(), Error> {
+    let word = |kind| match kind {
+        Kind::Bytes => "a stream of bytes",
+        Kind::Records => "records",
+    };
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::Kind {
+            found: word(found),
+            expected: word(expected),
+        }),
     }
 }

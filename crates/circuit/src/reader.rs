@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use shmring::{Consumer, Kind, Peeked, Span};
 
 use crate::channel::Patience;
+use crate::error::expect_kind;
 use crate::line::Line;
 use crate::spin::Spin;
 use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
@@ -405,7 +406,7 @@ impl Reader {
     }
 
     fn expect(&self, expected: Kind) -> Result<()> {
-        crate::setup::expect(self.consumer.window().spec().kind, expected)
+        expect_kind(self.consumer.window().spec().kind, expected)
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use shmring::{Identity, Kind, Side, Window, WindowSpec, system_page_len};
 
 use crate::channel::Channel;
+use crate::error::expect_kind;
 use crate::line::Line;
 use crate::stream::{Ends, Stream};
 use crate::{Error, Place, Reader, Result, Writer};
@@ -80,7 +81,7 @@ impl Circuit {
     pub fn accept(socket: UnixStream, options: &Options) -> Result<Circuit> {
         let (spec, file) = receive_offer(&socket)?;
         if spec.kind != options.kind {
-            expect(spec.kind, options.kind)?;
+            expect_kind(spec.kind, options.kind)?;
         }
         if spec.ring_len > options.ring_len {
             return Err(offer_error(format!(
@@ -194,20 +195,6 @@ impl Circuit {
 impl AsFd for Circuit {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.writer.as_fd()
-    }
-}
-
-pub(crate) fn expect(found: Kind, expected: Kind) -> Result<()> {
-    let word = |kind| match kind {
-        Kind::Bytes => "a stream of bytes",
-        Kind::Records => "records",
-    };
-    match found == expected {
-        true => Ok(()),
-        false => Err(Error::Kind {
-            found: word(found),
-            expected: word(expected),
-        }),
     }
 }
 

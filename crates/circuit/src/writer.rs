@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use shmring::{CircuitError, Kind, Producer, Reservation, Span};
 
 use crate::channel::Patience;
+use crate::error::expect_kind;
 use crate::line::{Line, Wait};
 use crate::spin::Spin;
 use crate::stream::{LINGER, Stream};
@@ -358,7 +359,7 @@ impl Writer {
     }
 
     fn expect(&self, expected: Kind) -> Result<()> {
-        crate::setup::expect(self.producer.window().spec().kind, expected)
+        expect_kind(self.producer.window().spec().kind, expected)
     }
 }
 

@@ -9,6 +9,7 @@ mod net;
 mod policy;
 mod run;
 mod top;
+mod values;
 mod web;
 
 pub use capture::{CaptureArguments, CaptureOutput, FileSize};
@@ -33,13 +34,12 @@ pub use policy::{PolicyCheck, PolicyCommand, PolicyTest};
 pub use run::RunArguments;
 
 pub use top::TopArguments;
+pub use values::{Size, Time};
 pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
-use crate::commands::bench::{Size, Time};
-use crate::completion::Complete;
-use crate::qemu::{Accelerator, Memory};
+use crate::vmm::{Accelerator, Memory};
 
 /// A private line between each virtual machine and its host: vsock for stock guests and stock VMMs.
 #[derive(Debug, Parser)]
@@ -482,6 +482,14 @@ pub struct Completions {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+/// A command line to its word under the cursor.
+#[derive(Debug, Args)]
+pub struct Complete {
+    /// The command line, whose last word is to be completed
+    #[arg(last = true)]
+    pub words: Vec<OsString>,
 }
 
 /// The options of `manual`.

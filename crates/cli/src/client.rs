@@ -27,7 +27,6 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{CaptureArguments, CaptureOutput, NetCapture};
 use crate::failure::Failure;
 use crate::unix;
 pub use error::ClientError;
@@ -58,6 +57,15 @@ pub enum CaptureEnd {
     ByPerson,
     /// The daemon, as there is nothing more to come.
     ByDaemon,
+}
+
+/// How much a capture has.
+#[derive(Debug, Clone, Copy)]
+pub struct CaptureExtent {
+    /// The most bytes of each packet.
+    pub snaplen: u32,
+    /// After how many packets it ends.
+    pub count: Option<u64>,
 }
 
 /// The runtime directory when none is named: the default one, or that of the service where nothing serves the user's own.
@@ -228,11 +236,13 @@ impl Client {
     /// A name that nobody can have, or [`ClientError`].
     pub fn capture_lines(
         &self,
-        options: &CaptureArguments,
+        vm: Option<&str>,
+        port: Option<u32>,
+        extent: CaptureExtent,
         take: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<CaptureEnd, Failure> {
-        let mut target = capture_target("/v1", options.vm.as_deref(), &options.output)?;
-        if let Some(port) = options.port {
+        let mut target = capture_target("/v1", vm, extent)?;
+        if let Some(port) = port {
             target.push_str(&format!("&port={port}"));
         }
         self.capture(&target, take)
@@ -244,14 +254,13 @@ impl Client {
     /// As [`capture_lines`](Self::capture_lines).
     pub fn capture_network(
         &self,
-        options: &NetCapture,
+        of_network: &str,
+        vm: Option<&str>,
+        extent: CaptureExtent,
         take: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<CaptureEnd, Failure> {
-        let network = network(&options.network)?;
-        self.capture(
-            &capture_target(&network, options.vm.as_deref(), &options.output)?,
-            take,
-        )
+        let target = capture_target(&network(of_network)?, vm, extent)?;
+        self.capture(&target, take)
     }
 
     fn capture(
@@ -564,15 +573,15 @@ fn call_query(from: &str, to: &str, port: Option<u32>) -> String {
 fn capture_target(
     resource: &str,
     vm: Option<&str>,
-    options: &CaptureOutput,
+    extent: CaptureExtent,
 ) -> Result<String, Failure> {
-    let mut target = format!("{resource}/capture?snaplen={}", options.snaplen);
+    let mut target = format!("{resource}/capture?snaplen={}", extent.snaplen);
     if let Some(vm) = vm {
         parse_full_name("a VM", vm)?;
         let vm = utf8_percent_encode(vm, NON_ALPHANUMERIC);
         target.push_str(&format!("&vm={vm}"));
     }
-    if let Some(count) = options.count {
+    if let Some(count) = extent.count {
         target.push_str(&format!("&count={count}"));
     }
     Ok(target)

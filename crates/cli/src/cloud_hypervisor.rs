@@ -2,7 +2,7 @@
 
 use daemon::api::types::{VmPort, VmStatus};
 
-use crate::qemu::Memory;
+use crate::vmm::Memory;
 
 /// The arguments, one by one. Its vsock device is its own: only a hybrid VM's line is one that it can have.
 pub fn arguments(vm: &VmStatus, memory: &Memory) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 mod agent;
 mod args;
-pub(crate) mod bench;
+mod bench;
 mod capture;
 mod check;
 mod circuits;

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
@@ -12,18 +12,11 @@ use clap_complete::engine::{
 
 use daemon::api::types::EventKind;
 
+use crate::arguments::{Arguments, Complete};
 use crate::client::Client;
 
 /// How long the daemon may take to list names. A person waits with a finger on a key.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A command line to its word under the cursor.
-#[derive(Debug, clap::Args)]
-pub struct Complete {
-    /// The command line, whose last word is to be completed
-    #[arg(last = true)]
-    words: Vec<OsString>,
-}
 
 /// The script that has a shell ask, if it can.
 pub fn script(shell: Shell) -> Option<&'static str> {
@@ -43,7 +36,7 @@ pub fn candidates(options: Complete) -> String {
         return String::new();
     }
     words.retain(|word| word != "=");
-    let mut command = with_names(crate::command(), &mut Vec::new(), runtime_dir(&words));
+    let mut command = with_names(Arguments::command(), &mut Vec::new(), runtime_dir(&words));
     let index = words.len().saturating_sub(1);
     let found = clap_complete::engine::complete(&mut command, words, index, None);
     let mut found = found.unwrap_or_default();

@@ -16,7 +16,6 @@ use wire::agent::{
     Invalid, negotiate,
 };
 
-use crate::jobs::logs::is_harmful;
 pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
@@ -89,6 +88,12 @@ impl From<DecodeError> for GuestError {
     fn from(error: DecodeError) -> GuestError {
         GuestError::Protocol(error.to_string())
     }
+}
+
+/// Whether a character could steer a terminal or turn the order of others around.
+pub(crate) fn is_harmful(character: char) -> bool {
+    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || (character.is_control() && character != '\t')
 }
 
 /// A text of the guest's as it may be shown on the host's terminal: without what could steer it, break its line or turn other characters around.

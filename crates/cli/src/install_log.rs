@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::jobs::logs::is_harmful;
+use crate::guest::is_harmful;
 
 /// What is read at once, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;

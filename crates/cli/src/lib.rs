@@ -24,10 +24,12 @@ pub mod jobs;
 mod json;
 mod libvirt;
 mod qemu;
+mod quote;
 mod separator;
 mod size;
 pub mod top;
 mod unix;
+mod vmm;
 pub mod web;
 mod windows;
 

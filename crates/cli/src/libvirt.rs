@@ -1,10 +1,11 @@
 //! The elements of a libvirt domain's XML with which its QEMU attaches to a VM's line and to its networks.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus, VmWindows};
 
-use crate::qemu::{Accelerator, Memory, serial_ports};
+use crate::qemu::serial_ports;
+use crate::vmm::{Accelerator, Memory, qemu_path};
 use crate::windows;
 
 /// What a guest takes the MTU for if it is not told.
@@ -155,10 +156,6 @@ fn interface(port: &VmPort, index: usize) -> String {
         port.mac,
         alias(index)
     )
-}
-
-fn qemu_path(path: &Path) -> String {
-    path.to_string_lossy().replace(',', ",,")
 }
 
 /// Text as the value of an attribute in single quotes.

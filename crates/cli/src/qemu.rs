@@ -1,14 +1,12 @@
 //! The arguments with which QEMU attaches to a VM's line and to its networks.
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
-use clap::ValueEnum;
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
 use daemon::config::AGENT_PORT;
 
-use crate::separator::quote;
+use crate::quote::quote;
+use crate::vmm::{Accelerator, Memory, qemu_path};
 use crate::windows;
 
 /// The identifier of a VM's virtio-serial device, with which those of its ports and of network cards begin.
@@ -17,96 +15,6 @@ const ID: &str = "ringdown";
 /// Has QEMU connect again after a second. Since version 9.2 this word is deprecated and another takes its place, which older
 /// ones do not know.
 pub const RECONNECT: &str = "reconnect=1";
-
-/// What runs the guest's instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Accelerator {
-    /// The processor: `-accel kvm`, libvirt's `<domain type='kvm'>`.
-    Kvm,
-    /// QEMU emulates it: `-accel tcg`, libvirt's `<domain type='qemu'>`.
-    Tcg,
-}
-
-impl Accelerator {
-    /// How many MSI-X vectors a network card has, if that is not for QEMU to choose.
-    ///
-    /// QEMU before 8.0 ends with a segmentation fault when a guest sets up MSI-X for a vhost-user card and KVM does not deliver its interrupts: it uses
-    /// `vector_irqfd`, which is null then (`virtio_pci_set_guest_notifiers`). Without vectors the queues share one interrupt.
-    pub(crate) fn card_vectors(self, queue_pairs: u16) -> Option<u16> {
-        match (self, queue_pairs) {
-            (Accelerator::Tcg, _) => Some(0),
-            (Accelerator::Kvm, 1) => None,
-            // One for each queue, one for the control queue, and one for changes of the device.
-            (Accelerator::Kvm, pairs) => Some(2 * pairs + 2),
-        }
-    }
-
-    /// What to know about network cards that are printed for this.
-    pub fn note(self) -> &'static str {
-        match self {
-            Accelerator::Kvm => {
-                "note: the network cards are for KVM. To emulate the guest (-accel tcg, <domain type='qemu'>) print them with --accel tcg: QEMU before 8.0 \
-                 crashes with these"
-            }
-            Accelerator::Tcg => {
-                "note: the network cards are without MSI-X, as QEMU before 8.0 crashes with it when it emulates the guest. With KVM, print faster ones with \
-                 --accel kvm"
-            }
-        }
-    }
-}
-
-/// The size of a guest's memory as QEMU takes it: a number and a unit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
-    amount: u64,
-    unit: char,
-}
-
-impl FromStr for Memory {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Memory, String> {
-        let wrong = || {
-            format!(
-                "expected a number above 0 and one of K, M, G and T, such as 256M, found {text:?}"
-            )
-        };
-        let unit = text
-            .chars()
-            .next_back()
-            .filter(|unit| "KMGT".contains(*unit))
-            .ok_or_else(wrong)?;
-        let digits = &text[..text.len() - 1];
-        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(wrong());
-        }
-        let amount = digits.parse().map_err(|_| wrong())?;
-        if amount == 0 {
-            return Err(wrong());
-        }
-        Ok(Memory { amount, unit })
-    }
-}
-
-impl Memory {
-    /// In bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        let power = match self.unit {
-            'K' => 10,
-            'M' => 20,
-            'G' => 30,
-            _ => 40,
-        };
-        self.amount.saturating_mul(1 << power)
-    }
-}
-
-impl fmt::Display for Memory {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}{}", self.amount, self.unit)
-    }
-}
 
 /// The arguments, one by one. A hybrid VM needs none but those of its channels and networks.
 pub fn arguments(vm: &VmStatus, memory: &Memory, accelerator: Accelerator) -> Vec<String> {
@@ -144,8 +52,8 @@ pub fn arguments(vm: &VmStatus, memory: &Memory, accelerator: Accelerator) -> Ve
         let id = format!("{ID}{index}");
         // Whoever connects does so again whenever the other has gone away.
         let socket = match chardev {
-            ChardevInfo::Listen(path) => format!("path={},{RECONNECT}", escaped(path)),
-            ChardevInfo::Connect(path) => format!("path={},server=on,wait=off", escaped(path)),
+            ChardevInfo::Listen(path) => format!("path={},{RECONNECT}", qemu_path(path)),
+            ChardevInfo::Connect(path) => format!("path={},server=on,wait=off", qemu_path(path)),
         };
         arguments.extend([
             "-chardev".to_owned(),
@@ -195,7 +103,7 @@ fn net(port: &VmPort, accelerator: Accelerator) -> [String; 6] {
         "-chardev".to_owned(),
         format!(
             "socket,id={id},path={},{RECONNECT}",
-            escaped(&port.vhost_user)
+            qemu_path(&port.vhost_user)
         ),
         "-netdev".to_owned(),
         format!("vhost-user,id={id},chardev={id}{queues}"),
@@ -211,16 +119,11 @@ fn net(port: &VmPort, accelerator: Accelerator) -> [String; 6] {
 fn vsock(vhost_user: &Path) -> [String; 4] {
     [
         "-chardev",
-        &format!("socket,id=c0,path={}", escaped(vhost_user)),
+        &format!("socket,id=c0,path={}", qemu_path(vhost_user)),
         "-device",
         "vhost-user-vsock-pci,chardev=c0",
     ]
     .map(str::to_owned)
-}
-
-/// A path inside a value of an option. QEMU ends a value at a comma; two in a row stand for one.
-pub(crate) fn escaped(path: &Path) -> String {
-    path.to_string_lossy().replace(',', ",,")
 }
 
 /// The arguments as one line for a shell, continued after each option and its value.
@@ -482,25 +385,5 @@ mod tests {
         let words = arguments(&vm("/tmp/it's, here"), &memory("1G"), Accelerator::Kvm);
         assert_eq!(words[5], "socket,id=c0,path=/tmp/it's,, here");
         assert!(shell_line(&words).contains(r"-chardev 'socket,id=c0,path=/tmp/it'\''s,, here'"));
-    }
-
-    #[test]
-    fn memory_is_a_number_and_a_unit() {
-        assert_eq!(memory("4096M").to_string(), "4096M");
-        for wrong in [
-            "",
-            "M",
-            "0M",
-            "256",
-            "256m",
-            "-1M",
-            "+1M",
-            "1.5G",
-            "256M,share=off",
-            "99999999999999999999M",
-            "1µ",
-        ] {
-            assert!(wrong.parse::<Memory>().is_err(), "{wrong:?} was taken");
-        }
     }
 }

@@ -1,12 +1,12 @@
 //! `--` between Ringdown's options and a command: it may be left out, as long as no option of the command is one of Ringdown's too.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, CommandFactory};
 
 use crate::arguments;
 use crate::failure::Failure;
+use crate::quote::quote;
 
 /// Refuses what can be read in two ways, and shows the line that can be read in one.
 ///
@@ -23,7 +23,7 @@ pub fn check(words: &[OsString], parsed: &arguments::Command) -> Result<(), Fail
     if own.iter().any(|word| word == "--") {
         return Ok(());
     }
-    let mut root = crate::command();
+    let mut root = arguments::Arguments::command();
     root.build();
     let Some(subcommand) = root.find_subcommand(name) else {
         return Ok(());
@@ -86,15 +86,4 @@ fn is_option(command: &Command, word: &OsString) -> bool {
 fn line(words: &[OsString]) -> String {
     let words: Vec<String> = words.iter().map(quote).collect();
     words.join(" ")
-}
-
-/// A word as a POSIX shell must see it to mean the same.
-pub fn quote(word: impl AsRef<std::ffi::OsStr>) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./=,:@%+".contains(byte);
-    let word = word.as_ref();
-    let text = word.to_string_lossy();
-    if !word.is_empty() && word.as_bytes().iter().all(plain) {
-        return text.into_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -4,7 +4,7 @@ use daemon::api::types::VmWindows;
 use daemon::config::{MAX_WINDOWS, WindowsSpec};
 use daemon::windows::{port_name, ports};
 
-use crate::qemu::{Memory, escaped};
+use crate::vmm::{Memory, qemu_path};
 
 /// Numbers of chassis from here on are hardly anybody's.
 const FIRST_CHASSIS: u32 = 200;
@@ -42,7 +42,7 @@ pub(crate) fn slots(windows: &VmWindows) -> u32 {
 pub(crate) fn qemu(windows: &VmWindows) -> Vec<String> {
     let mut options = Vec::new();
     if let Some(qmp) = &windows.qmp {
-        let socket = format!("unix:{},server=on,wait=off", escaped(qmp));
+        let socket = format!("unix:{},server=on,wait=off", qemu_path(qmp));
         options.extend(["-qmp".to_owned(), socket]);
         for index in 0..slots(windows) {
             let (name, chassis) = (port_name(index), FIRST_CHASSIS + index);
@@ -56,7 +56,7 @@ pub(crate) fn qemu(windows: &VmWindows) -> Vec<String> {
     for (index, file) in windows.files.iter().enumerate() {
         let (id, path, bytes) = (
             format!("ringdown-window{index}"),
-            escaped(file),
+            qemu_path(file),
             windows.bytes,
         );
         options.extend([
@@ -75,7 +75,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::qemu::{Accelerator, arguments, shell_line};
+    use crate::qemu::{arguments, shell_line};
+    use crate::vmm::Accelerator;
 
     fn vm(windows: serde_json::Value) -> VmStatus {
         let vm = json!({

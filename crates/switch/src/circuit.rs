@@ -2,44 +2,11 @@
 
 use wire::vsock::SocketType;
 
+use crate::call::{Call, callee_id};
 use crate::end::End;
 use crate::flow::Flow;
-use crate::operator::{Call, callee_id};
 use crate::share::Origin;
-use crate::{CalleeId, LineId, Reason, RuleId, Time};
-
-/// The number of a circuit. Numbers are used again; the generation tells one use from the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CircuitId {
-    /// Position in a table, small and dense.
-    pub index: u32,
-    /// Which use of that position.
-    pub generation: u32,
-}
-
-/// A side of a circuit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Side {
-    /// The side that dialled.
-    Caller,
-    /// The side that was dialled.
-    Callee,
-}
-
-impl Side {
-    /// The other side.
-    pub fn other(self) -> Side {
-        match self {
-            Side::Caller => Side::Callee,
-            Side::Callee => Side::Caller,
-        }
-    }
-
-    /// 0 for the caller, 1 for the callee.
-    pub fn index(self) -> usize {
-        self as usize
-    }
-}
+use crate::{CalleeId, CircuitId, LineId, Reason, RuleId, Side, Time};
 
 /// How far a circuit has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

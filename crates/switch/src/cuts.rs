@@ -6,23 +6,9 @@
 //! a lost end is in no round and gets into none, and a packet that would meet one has it cut first.
 
 use crate::end::{End, Party};
-use crate::event::Time;
 use crate::share::Origin;
-use crate::switch::{Actions, EndKey};
-use crate::{CircuitId, LineId, Reason, Side, Switch};
-
-/// Circuits that are cut at once: to cut one means to close a socket and to tell a guest, some ten microseconds altogether.
-pub(crate) const CUTS_AT_ONCE: usize = 64;
-
-/// Circuits that are to be cut.
-#[derive(Debug)]
-pub(crate) struct Cut {
-    /// Each with the side that is lost; without one, it ends on both.
-    pub(crate) circuits: std::vec::IntoIter<(CircuitId, Option<Side>)>,
-    pub(crate) reason: Reason,
-    /// The line that is removed when they are all cut.
-    pub(crate) removed: Option<LineId>,
-}
+use crate::switch::{Actions, Cut, EndKey};
+use crate::{CircuitId, LineId, Reason, Side, Switch, Time};
 
 impl Switch {
     /// Whether circuits are left to be cut at the next tick.

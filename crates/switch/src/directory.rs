@@ -7,15 +7,10 @@ use std::collections::HashMap;
 
 use slab::Slab;
 
-use crate::line::Address;
-use crate::{LineId, Policy, RuleSet};
+use crate::{Address, LineId, Policy, RuleSet, ServiceId};
 
 /// Aliases are in this range: above what operators give out by hand, below the identifiers with a meaning of their own.
 const FIRST_ALIAS: u32 = 1 << 30;
-
-/// The number of a service, chosen by whoever offers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServiceId(pub u32);
 
 /// A service of the host that guests of a domain can call, if a rule allows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::circuit::{Deadline, DeadlineKind};
-use crate::event::{Action, Sent, Time, Transmit};
+use crate::event::{Action, Sent, Transmit};
 use crate::switch::Actions;
-use crate::{LineId, Reason, Side, Switch};
+use crate::{LineId, Reason, Side, Switch, Time};
 
 /// After this many unanswered questions, a silent receiver is asked no more often than every 2^7 poll intervals.
 const MAX_POLL_BACKOFF: u32 = 7;

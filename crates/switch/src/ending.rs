@@ -2,13 +2,13 @@
 
 use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
+use crate::call::Destination;
 use crate::circuit::{Deadline, DeadlineKind, EndedCircuit};
 use crate::end::Party;
-use crate::event::{Action, Direction, Time};
+use crate::event::{Action, Direction};
 use crate::flow::{Ending, Flow};
-use crate::operator::Destination;
 use crate::switch::Actions;
-use crate::{Reason, Side, Switch};
+use crate::{Reason, Side, Switch, Time};
 
 /// Deadlines that are met in one tick. The next tick is due at once while there are more.
 const DEADLINES_AT_ONCE: usize = 256;
@@ -322,7 +322,7 @@ impl Switch {
         self.account_for(index);
         self.strike_ends(index);
         let circuit = self.circuits.remove(index);
-        self.program_has_closed(circuit.call.host);
+        self.programs.closed(circuit.call.host);
         // One that was never put through has been decided about, and nothing else.
         if let Some(ended) = self.ended.as_mut().filter(|_| circuit.put_through) {
             ended.push_back(EndedCircuit {

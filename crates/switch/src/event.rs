@@ -1,13 +1,8 @@
 //! What the switch is told, and what it answers.
 
-use std::time::Duration;
-
 use wire::vsock::{Header, SocketType};
 
-use crate::{CircuitId, LineId, Reason, RuleId, ServiceId, Side};
-
-/// A moment, as the time since some start that the caller has chosen. It never goes backwards.
-pub type Time = Duration;
+use crate::{CircuitId, LineId, ProgramId, Reason, RuleId, ServiceId, Side};
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,10 +120,6 @@ pub enum HostCaller {
     /// The daemon itself: the guest's agent is to connect a caller of a published port.
     ForPublished,
 }
-
-/// The number of a user of the host with certain groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ProgramId(pub u32);
 
 /// What has become of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

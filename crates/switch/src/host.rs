@@ -2,12 +2,13 @@
 
 use wire::vsock::SocketType;
 
+use crate::call::Call;
 use crate::end::{End, Party};
-use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
+use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller};
 use crate::flow::Ending;
-use crate::operator::{Call, Refusal};
+use crate::operator::Refusal;
 use crate::switch::{Actions, EndKey};
-use crate::{CircuitId, LineId, Reason, Side, Switch};
+use crate::{CircuitId, LineId, ProgramId, Reason, Side, Switch, Time};
 
 impl Switch {
     #[allow(clippy::too_many_arguments)] // One event, taken apart once.
@@ -223,5 +224,51 @@ impl Switch {
         if update_is_due {
             self.queue_credit_update(index, host.other(), actions);
         }
+    }
+
+    /// Some bytes of the guest at `from` have reached its program. `update_is_due`: the guest is about to be told.
+    pub(crate) fn tune(&mut self, index: usize, from: Side, update_is_due: bool) {
+        let circuit = &self.circuits[index];
+        let Some(line) = circuit.end(from).line() else {
+            return;
+        };
+        if circuit.socket_type != SocketType::Stream {
+            return;
+        }
+        let limits = *self.limits(line);
+        let flow = self.circuits[index].flow_from(from);
+        let tolerated = limits.grant_bytes.max(flow.window() / 4 * 3);
+        let keeps_up = flow.kept() <= tolerated;
+        if !keeps_up && flow.window() > limits.grant_bytes {
+            flow.tuning.setback();
+            flow.narrow(limits.grant_bytes);
+        }
+        let surplus = flow.surplus();
+        if surplus > 0 {
+            flow.set_grant(flow.grant() - surplus);
+            if let Some(line) = self.line_mut(line) {
+                line.release(surplus);
+            }
+            return;
+        }
+        let room = limits.max_host_grant_bytes.saturating_sub(flow.grant());
+        let wanted = flow.grant().min(room);
+        // After a setback the usual credit holds once the source has used up what it had been promised beyond that.
+        let settled = flow.window() == flow.grant();
+        if !update_is_due || !keeps_up || !settled || wanted == 0 || !flow.tuning.prompt() {
+            return;
+        }
+        let Some(line) = self.line_mut(line) else {
+            return;
+        };
+        let extra = line.reserve_more(wanted);
+        self.circuits[index].flow_from(from).widen(extra);
+    }
+
+    /// The number of a user of the host with these groups, in any order. It is good for a call that is made before the next number is asked for,
+    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be told apart;
+    /// then the call has to be refused.
+    pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
+        self.programs.number(uid, gids, &self.policy)
     }
 }

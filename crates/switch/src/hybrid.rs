@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 use wire::vsock::{HOST_CID, SocketType};
 
 use crate::end::{End, Party};
-use crate::event::{Action, Time};
+use crate::event::Action;
 use crate::operator::Route;
 use crate::own_ports::OWN_PORTS;
 use crate::switch::{Actions, EndKey};
 use crate::{
     AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Policy, Rule, Side, Switch,
-    Verdict,
+    Time, Verdict,
 };
 
 /// The most ports that one hybrid line offers: each is a socket that is listened on.

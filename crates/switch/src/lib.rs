@@ -41,7 +41,9 @@
 //! `tests/model` plays both protocol sides and the device. Scenarios beside it are named for what they show;
 //! `tests/simulation` runs random schedules from seeds; `tests/results.txt` is a table of what named scenarios cost.
 
+mod address;
 pub mod bridge;
+mod call;
 mod circuit;
 mod config;
 mod counters;
@@ -55,6 +57,7 @@ mod figures;
 mod flow;
 mod host;
 mod hybrid;
+mod ids;
 mod line;
 mod operator;
 mod own_ports;
@@ -63,22 +66,25 @@ mod policy;
 mod programs;
 mod rate;
 mod reason;
+mod rests;
 mod share;
+mod survey;
 mod switch;
 mod tuning;
 mod usage;
 
-pub use circuit::{CircuitId, CircuitReport, CircuitState, EndReport, EndedCircuit, Side};
+pub use address::{Address, full_name};
+pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
-pub use directory::{ServiceEntry, ServiceId};
+pub use directory::ServiceEntry;
 pub use event::{
-    Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, ProgramId, Sent, Time,
-    Transmit,
+    Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, Sent, Transmit,
 };
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
-pub use line::{AddLineError, Address, LineId, LineReport, full_name};
+pub use ids::{CircuitId, LineId, ProgramId, ServiceId, Side, Time};
+pub use line::{AddLineError, LineReport};
 pub use own_ports::{OWN_PORTS, is_own_port};
 pub use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,

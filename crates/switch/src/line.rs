@@ -10,12 +10,8 @@ use crate::directory::DomainId;
 use crate::rate::Bucket;
 use crate::share::{Origin, PREPAID, Shares};
 use crate::{
-    Callee, Caller, Counters, DEFAULT_DOMAIN, Limits, Policy, Reason, RuleSet, Side, Time,
+    Address, Callee, Caller, Counters, Limits, LineId, Policy, Reason, RuleSet, Side, Time,
 };
-
-/// The number of a line. Numbers are used again after a line is removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LineId(pub u32);
 
 /// Why a line cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -34,45 +30,6 @@ pub enum AddLineError {
     /// The name is taken.
     #[error("there is already a VM named \"{0}\"")]
     NameTaken(String),
-}
-
-/// A VM as the directory knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    /// The domain it belongs to.
-    pub domain: String,
-    /// Its name, of which there is one in its domain.
-    pub name: String,
-    /// Its context identifier, of which there is one in its domain.
-    pub cid: u32,
-    /// The groups it is in.
-    pub groups: Vec<String>,
-}
-
-impl Address {
-    /// The address of a VM in the [`DEFAULT_DOMAIN`] and in no group.
-    pub fn new(name: &str, cid: u32) -> Address {
-        Address {
-            domain: DEFAULT_DOMAIN.to_owned(),
-            name: name.to_owned(),
-            cid,
-            groups: Vec::new(),
-        }
-    }
-
-    /// The name by which people and programs of the host tell it from VMs of other domains: `web` in the
-    /// [`DEFAULT_DOMAIN`], else as in `red/web`.
-    pub fn full_name(&self) -> String {
-        full_name(&self.domain, &self.name)
-    }
-}
-
-/// The name of something in a domain as people write it: without the domain if that is the [`DEFAULT_DOMAIN`].
-pub fn full_name(domain: &str, name: &str) -> String {
-    match domain {
-        DEFAULT_DOMAIN => name.to_owned(),
-        domain => format!("{domain}/{name}"),
-    }
 }
 
 #[derive(Debug)]

@@ -4,30 +4,18 @@ use std::sync::Arc;
 
 use wire::vsock::{HOST_CID, SocketType};
 
-use crate::cuts::Cut;
-use crate::directory::ServiceId;
+use crate::call::{Call, Destination, callee_id};
 use crate::end::{End, Party};
-use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller, Time};
+use crate::event::{Action, CallerId, Decided, HostCaller};
 use crate::line::Line;
 use crate::own_ports::{self, OWN_PORTS};
 use crate::share::Origin;
-use crate::switch::{Actions, EndKey};
+use crate::switch::{Actions, Cut, EndKey};
 use crate::usage::RuleUse;
 use crate::{
     Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
-    RuleSet, ServiceEntry, Side, Switch, Verdict,
+    RuleSet, ServiceEntry, ServiceId, Side, Switch, Time, Verdict,
 };
-
-/// Whom a call is meant for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Destination {
-    Line(LineId),
-    Service(ServiceId),
-    /// What a program of the host has made for this very guest.
-    Listener,
-    /// A VM whose line has been removed since.
-    Departed,
-}
 
 /// A call that may be made.
 #[derive(Debug)]
@@ -38,30 +26,6 @@ pub(crate) struct Route {
     /// The port by which the callee knows the caller.
     pub(crate) caller_port: u32,
     pub(crate) call: Call,
-}
-
-/// What is remembered of a call, so that it can be judged again under another policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// The host program that called, if one did.
-    pub(crate) host: Option<HostCaller>,
-    pub(crate) dialled: Destination,
-    pub(crate) dialled_port: u32,
-    /// Who has it.
-    pub(crate) reached: Destination,
-    /// The rule that allowed it.
-    pub(crate) rule: Option<RuleId>,
-}
-
-impl Call {
-    /// A line has been removed: its number may soon be another's.
-    pub(crate) fn forget(&mut self, line: LineId) {
-        for destination in [&mut self.dialled, &mut self.reached] {
-            if *destination == Destination::Line(line) {
-                *destination = Destination::Departed;
-            }
-        }
-    }
 }
 
 /// A call that may not be made.
@@ -101,7 +65,7 @@ impl Switch {
         self.directory.subject_to(&policy);
         self.listener_callees = policy.callees(&Callee::Listener);
         self.published_callers = policy.callers(&Caller::Published);
-        for (_, program) in &mut self.programs {
+        for (_, program) in &mut self.programs.known {
             program.callers = policy.callers(&Caller::Program {
                 uid: program.uid,
                 gids: &program.gids,
@@ -345,6 +309,17 @@ impl Switch {
         Ok(route)
     }
 
+    /// Whether a circuit is that of a program of the host or of the daemon, to the very VM and port that it called. What vouches for the caller asks this itself,
+    /// whatever let the call through.
+    pub fn is_hosts_direct_call(&self, id: CircuitId) -> bool {
+        self.find(id).is_some_and(|index| {
+            let circuit = &self.circuits[index];
+            let call = &circuit.call;
+            let reached = (call.reached, circuit.end(Side::Callee).port);
+            own_ports::is_direct(call.host, (call.dialled, call.dialled_port), reached)
+        })
+    }
+
     /// Whom a guest means.
     fn dialled_by_guest(&self, caller: &Line, key: &EndKey) -> Result<Destination, Reason> {
         if key.peer_cid != HOST_CID {
@@ -409,6 +384,7 @@ impl Switch {
             HostCaller::Published | HostCaller::ForPublished => &self.published_callers,
             HostCaller::Program(id) => self
                 .programs
+                .known
                 .get(id.0 as usize)
                 .map_or(&self.published_callers, |program| &program.callers),
         }
@@ -600,15 +576,6 @@ impl Switch {
             rule: call.rule,
             result,
         }));
-    }
-}
-
-pub(crate) fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
-    match destination {
-        Destination::Line(line) => Some(CalleeId::Guest { line, port }),
-        Destination::Service(id) => Some(CalleeId::Service(id)),
-        Destination::Listener => Some(CalleeId::Listener { port }),
-        Destination::Departed => None,
     }
 }
 

@@ -4,9 +4,9 @@
 //! does for its caller what root does. So only a program of the host reaches them that called that very VM at that very port, and the daemon, for
 //! published ports that the agent connects. No rule opens them to guests or to callers of published ports, and no redirection leads to them.
 
+use crate::call::Destination;
 use crate::event::HostCaller;
-use crate::operator::Destination;
-use crate::{CallerPattern, CircuitId, PortRange, Reason, Redirect, Rule, Side, Switch, Verdict};
+use crate::{CallerPattern, PortRange, Reason, Redirect, Rule, Verdict};
 
 /// The ports: of the host every guest may call them, whatever the rules say; of a VM its host alone.
 pub const OWN_PORTS: [u32; 3] = [
@@ -43,7 +43,7 @@ pub(crate) fn check(
 }
 
 /// Whether a program of the host, or the daemon, called what it got.
-fn is_direct(
+pub(crate) fn is_direct(
     host: Option<HostCaller>,
     dialled: (Destination, u32),
     reached: (Destination, u32),
@@ -53,19 +53,6 @@ fn is_direct(
         Some(HostCaller::Program(_) | HostCaller::ForPublished)
     );
     is_host && reached == dialled
-}
-
-impl Switch {
-    /// Whether a circuit is that of a program of the host or of the daemon, to the very VM and port that it called. What vouches for the caller asks this itself,
-    /// whatever let the call through.
-    pub fn is_hosts_direct_call(&self, id: CircuitId) -> bool {
-        self.find(id).is_some_and(|index| {
-            let circuit = &self.circuits[index];
-            let call = &circuit.call;
-            let reached = (call.reached, circuit.end(Side::Callee).port);
-            is_direct(call.host, (call.dialled, call.dialled_port), reached)
-        })
-    }
 }
 
 impl Rule {

@@ -5,12 +5,13 @@ use wire::vsock::{
     SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType,
 };
 
+use crate::call::Destination;
 use crate::end::{End, Party};
-use crate::event::{Action, Time};
+use crate::event::Action;
 use crate::flow::Ending;
-use crate::operator::{Destination, Route};
+use crate::operator::Route;
 use crate::switch::{Actions, EndKey};
-use crate::{LineId, Reason, Side, Switch};
+use crate::{LineId, Reason, Side, Switch, Time};
 
 impl Switch {
     /// A packet from a guest: find its circuit, believe its numbers where they can be true, and act on its operation.

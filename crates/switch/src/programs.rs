@@ -1,7 +1,9 @@
 //! Users of the host whose programs call guests.
 
-use crate::event::{HostCaller, ProgramId};
-use crate::{Caller, RuleSet, Switch};
+use slab::Slab;
+
+use crate::event::HostCaller;
+use crate::{Caller, Policy, ProgramId, RuleSet};
 
 /// Users of the host, each with certain groups, that the switch distinguishes at once.
 const MAX_PROGRAMS: usize = 4096;
@@ -16,28 +18,31 @@ pub(crate) struct Program {
     pub(crate) circuits: u32,
 }
 
-impl Switch {
-    /// The number of a user of the host with these groups, in any order. It is good for a call that is made before the next number is asked for,
-    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be told apart;
-    /// then the call has to be refused.
-    pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    pub(crate) known: Slab<Program>,
+}
+
+impl Programs {
+    /// What [`Switch::program`](crate::Switch::program) answers.
+    pub(crate) fn number(&mut self, uid: u32, gids: &[u32], policy: &Policy) -> Option<ProgramId> {
         let mut gids = gids.to_vec();
         gids.sort_unstable();
         gids.dedup();
         let is_known = |program: &Program| program.uid == uid && program.gids == gids;
-        let mut programs = self.programs.iter();
+        let mut programs = self.known.iter();
         if let Some((index, _)) = programs.find(|(_, program)| is_known(program)) {
             return Some(ProgramId(index as u32));
         }
-        if self.programs.len() >= MAX_PROGRAMS {
+        if self.known.len() >= MAX_PROGRAMS {
             // Those of whom no circuit is left.
-            self.programs.retain(|_, program| program.circuits > 0);
+            self.known.retain(|_, program| program.circuits > 0);
         }
-        if self.programs.len() >= MAX_PROGRAMS {
+        if self.known.len() >= MAX_PROGRAMS {
             return None;
         }
-        let callers = self.policy.callers(&Caller::Program { uid, gids: &gids });
-        let index = self.programs.insert(Program {
+        let callers = policy.callers(&Caller::Program { uid, gids: &gids });
+        let index = self.known.insert(Program {
             uid,
             gids,
             callers,
@@ -47,22 +52,22 @@ impl Switch {
     }
 
     /// A circuit of such a call has been set up.
-    pub(crate) fn program_has_opened(&mut self, host: Option<HostCaller>) {
-        if let Some(program) = self.program_of(host) {
+    pub(crate) fn opened(&mut self, host: Option<HostCaller>) {
+        if let Some(program) = self.of(host) {
             program.circuits += 1;
         }
     }
 
     /// One is forgotten.
-    pub(crate) fn program_has_closed(&mut self, host: Option<HostCaller>) {
-        if let Some(program) = self.program_of(host) {
+    pub(crate) fn closed(&mut self, host: Option<HostCaller>) {
+        if let Some(program) = self.of(host) {
             program.circuits = program.circuits.saturating_sub(1);
         }
     }
 
-    fn program_of(&mut self, host: Option<HostCaller>) -> Option<&mut Program> {
+    fn of(&mut self, host: Option<HostCaller>) -> Option<&mut Program> {
         match host? {
-            HostCaller::Program(id) => self.programs.get_mut(id.0 as usize),
+            HostCaller::Program(id) => self.known.get_mut(id.0 as usize),
             HostCaller::Published | HostCaller::ForPublished => None,
         }
     }

@@ -7,25 +7,27 @@ use std::sync::Arc;
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
+use crate::call::Call;
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
-use crate::cuts::{CUTS_AT_ONCE, Cut};
 use crate::directory::{Directory, Taken};
 use crate::end::End;
-use crate::event::{Action, Event, Time};
+use crate::event::{Action, Event};
 use crate::figures::RuleFigures;
 use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
-use crate::operator::Call;
-use crate::programs::Program;
+use crate::programs::Programs;
 use crate::share::Origin;
 use crate::usage::RuleUse;
 use crate::{
     AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, Limits, LineId, LineReport,
-    Policy, Reason, RuleSet, Side,
+    Policy, Reason, RuleSet, Side, Time,
 };
 
 /// So many stale entries a line's round may hold before it is worth looking at their share.
 const MAX_STALE: usize = 32;
+
+/// Circuits that are cut at once: to cut one means to close a socket and to tell a guest, some ten microseconds altogether.
+pub(crate) const CUTS_AT_ONCE: usize = 64;
 
 /// Actions in the order in which they are to be carried out.
 pub(crate) type Actions = Vec<Action>;
@@ -37,6 +39,16 @@ pub(crate) struct EndKey {
     pub(crate) port: u32,
     pub(crate) peer_cid: u32,
     pub(crate) peer_port: u32,
+}
+
+/// Circuits that are to be cut.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    /// Each with the side that is lost; without one, it ends on both.
+    pub(crate) circuits: std::vec::IntoIter<(CircuitId, Option<Side>)>,
+    pub(crate) reason: Reason,
+    /// The line that is removed when they are all cut.
+    pub(crate) removed: Option<LineId>,
 }
 
 /// The operator: the directory of lines, the policy, and the state of every circuit.
@@ -56,7 +68,7 @@ pub struct Switch {
     pub(crate) listener_callees: RuleSet,
     /// The rules that can match when somebody comes in by a published port.
     pub(crate) published_callers: RuleSet,
-    pub(crate) programs: Slab<Program>,
+    pub(crate) programs: Programs,
     /// Circuits that rest until then, as more has passed than their rule lets pass.
     pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
     pub(crate) next_rest: u64,
@@ -85,7 +97,7 @@ impl Switch {
             figures: RuleFigures::default(),
             listener_callees: RuleSet::default(),
             published_callers: RuleSet::default(),
-            programs: Slab::new(),
+            programs: Programs::default(),
             resting: BTreeSet::new(),
             next_rest: 0,
             deadlines: BTreeSet::new(),
@@ -362,7 +374,7 @@ impl Switch {
         callee: End,
         call: Call,
     ) -> usize {
-        self.program_has_opened(call.host);
+        self.programs.opened(call.host);
         let entry = self.circuits.vacant_entry();
         let index = entry.key();
         let id = CircuitId {

@@ -10,7 +10,7 @@ use wire::agent::bench::{Arrival, Message, Received};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
 use super::{STALL_TIMEOUT, protocol};
-use crate::session::Stop;
+use crate::stop::Stop;
 use crate::stream::{send_all, try_receive, until};
 
 /// How long the host may take from the agent's "ready" to its "go": it connects all other streams meanwhile.

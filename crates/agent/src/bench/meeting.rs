@@ -8,7 +8,7 @@ use wire::agent::bench::{Message, Received};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
 use super::line::Line;
-use crate::session::Stop;
+use crate::stop::Stop;
 use crate::stream::{receive, send_all};
 use crate::transport::{accept_guest, dial_guest, listen_for_guest};
 

@@ -11,7 +11,7 @@ use wire::agent::{ErrorKind, ErrorReport, Frame};
 
 use super::line::Line;
 use super::protocol;
-use crate::session::Stop;
+use crate::stop::Stop;
 
 /// How often the host hears how far it is, when it does not see the payload.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

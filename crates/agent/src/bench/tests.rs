@@ -8,6 +8,7 @@ use wire::agent::bench::{Arrival, Messages, Outcome, Received};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Hello, OPERATION_CHANNEL};
 
 use super::*;
+use crate::session::Options;
 
 const START: Start = Start {
     role: Role::Sink,

@@ -15,7 +15,7 @@ use wire::agent::{Decoder, ErrorKind, Frame};
 use super::place::{self, SocketFile};
 use super::{Forwarding, refusal, say};
 use crate::pump::reset_on_close;
-use crate::session::Stop;
+use crate::stop::Stop;
 use crate::stream::{try_receive, until};
 
 /// How long a caller waits to be taken.

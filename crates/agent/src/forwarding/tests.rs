@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use wire::agent::{CONNECTION_CHANNEL, Hello, Stream};
 
 use super::*;
-use crate::session::serve;
+use crate::session::{Options, serve};
 
 /// A host's connection to an agent.
 struct Host {

@@ -13,7 +13,8 @@ use wire::agent::{ErrorKind, Frame, MAX_DATA_LEN, OPERATION_CHANNEL, Stream};
 
 use self::desktop::{Desktop, Display};
 use super::{Host, report, unavailable};
-use crate::session::{Options, Stop};
+use crate::config::Config;
+use crate::stop::Stop;
 use crate::stream::send_all;
 use crate::tool::{Tool, find};
 
@@ -39,9 +40,9 @@ const X11: [(Call, Call); 2] = [
     ),
 ];
 
-pub(super) fn get(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
-    let desktop = Desktop::find(options).map_err(unavailable)?;
-    let (program, arguments) = tool(options, &desktop, false).map_err(unavailable)?;
+pub(super) fn get(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
+    let desktop = Desktop::find(config).map_err(unavailable)?;
+    let (program, arguments) = tool(config, &desktop, false).map_err(unavailable)?;
     let output = as_user(&program, &desktop)
         .arguments(arguments)
         .max_output(MAX_CLIPBOARD_LEN as usize)
@@ -86,10 +87,10 @@ fn says_empty(complaint: &str) -> bool {
         .any(|words| complaint.contains(words))
 }
 
-pub(super) fn set(host: &mut Host<'_>, options: &Options, len: u32) -> Result<(), Stop> {
+pub(super) fn set(host: &mut Host<'_>, config: &Config, len: u32) -> Result<(), Stop> {
     let text = receive_text(host, len as usize)?;
-    let desktop = Desktop::find(options).map_err(unavailable)?;
-    let (program, arguments) = tool(options, &desktop, true).map_err(unavailable)?;
+    let desktop = Desktop::find(config).map_err(unavailable)?;
+    let (program, arguments) = tool(config, &desktop, true).map_err(unavailable)?;
     // Whoever sets the clipboard has it, and gives it to whoever pastes: these tools stay for that.
     let output = as_user(&program, &desktop)
         .arguments(arguments)
@@ -132,12 +133,12 @@ fn receive_text(host: &mut Host<'_>, len: usize) -> Result<Vec<u8>, Stop> {
     Ok(text)
 }
 
-pub(super) fn lock(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
-    let program = find(&options.config.search_path, "loginctl").ok_or_else(|| {
+pub(super) fn lock(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
+    let program = find(&config.search_path, "loginctl").ok_or_else(|| {
         unavailable("there is no loginctl in this guest, so its screens cannot be locked")
     })?;
     // Without a session there is no screen, and loginctl would say nothing.
-    let desktop = Desktop::find(options).map_err(unavailable)?;
+    let desktop = Desktop::find(config).map_err(unavailable)?;
     let output = Tool::new(&program)
         .arguments(["lock-session", &desktop.session])
         .run(Instant::now() + TOOL_TIMEOUT)
@@ -163,7 +164,7 @@ fn as_user<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
 
 /// The tool of this desktop, and its arguments.
 fn tool(
-    options: &Options,
+    config: &Config,
     desktop: &Desktop,
     writes: bool,
 ) -> Result<(PathBuf, &'static [&'static str]), String> {
@@ -174,8 +175,8 @@ fn tool(
     let mut calls = tools
         .iter()
         .map(|(read, write)| if writes { write } else { read });
-    let found = calls
-        .find_map(|(name, arguments)| Some((find(&options.config.search_path, name)?, *arguments)));
+    let found =
+        calls.find_map(|(name, arguments)| Some((find(&config.search_path, name)?, *arguments)));
     found.ok_or_else(|| match desktop.display {
         Display::Wayland => {
             "there is no wl-copy and wl-paste in this guest: install wl-clipboard".to_owned()

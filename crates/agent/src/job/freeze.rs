@@ -6,11 +6,10 @@ use wire::agent::job::Answer;
 
 use super::{Host, unavailable};
 use crate::freezer::Freezer;
-use crate::session::{Options, Stop};
+use crate::stop::Stop;
 
-pub(super) fn freeze(host: &mut Host<'_>, options: &Options, timeout_ms: u32) -> Result<(), Stop> {
+pub(super) fn freeze(host: &mut Host<'_>, freezer: &Freezer, timeout_ms: u32) -> Result<(), Stop> {
     let timeout = Duration::from_millis(timeout_ms.into());
-    let freezer = Freezer::new(options);
     let frozen = freezer.freeze(timeout).map_err(unavailable)?;
     host.answer(Answer::FileSystems(frozen)).inspect_err(|_| {
         // A host that does not know of it does not thaw it. If that fails, its owner goes on.
@@ -18,7 +17,7 @@ pub(super) fn freeze(host: &mut Host<'_>, options: &Options, timeout_ms: u32) ->
     })
 }
 
-pub(super) fn thaw(host: &mut Host<'_>, options: &Options) -> Result<(), Stop> {
-    let thawed = Freezer::new(options).thaw().map_err(unavailable)?;
+pub(super) fn thaw(host: &mut Host<'_>, freezer: &Freezer) -> Result<(), Stop> {
+    let thawed = freezer.thaw().map_err(unavailable)?;
     host.answer(Answer::FileSystems(thawed))
 }

@@ -12,8 +12,9 @@ use std::process::{Child, Command, Stdio};
 use wire::agent::job::{JournalLog, LogEntry, Logs, MAX_CURSOR_LEN, MAX_ENTRY_LEN, MAX_WORD_LEN};
 
 use super::unavailable;
+use crate::config::Config;
 use crate::guest::User;
-use crate::session::{Options, Stop};
+use crate::stop::Stop;
 use crate::tool::find;
 
 /// The fields that are asked for beside those that always come (`__CURSOR`, `__REALTIME_TIMESTAMP`).
@@ -33,12 +34,8 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Start reading.
-    pub(super) fn open(
-        options: &Options,
-        log: &JournalLog,
-        request: &Logs,
-    ) -> Result<Journal, Stop> {
-        let program = find(&options.config.search_path, "journalctl").ok_or_else(|| {
+    pub(super) fn open(config: &Config, log: &JournalLog, request: &Logs) -> Result<Journal, Stop> {
+        let program = find(&config.search_path, "journalctl").ok_or_else(|| {
             unavailable(
                 "there is no journalctl in this guest: name the file of the log, such as /var/log/messages",
             )

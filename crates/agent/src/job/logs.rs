@@ -14,7 +14,8 @@ use wire::agent::job::{
 use super::journal::Journal;
 use super::tail::{Progress, Tail};
 use super::{Host, report, unavailable};
-use crate::session::{Options, Stop};
+use crate::config::Config;
+use crate::stop::Stop;
 use crate::stream::until;
 
 /// How often files are looked at for more.
@@ -26,9 +27,9 @@ const JOURNAL_WAIT: Duration = Duration::from_secs(60);
 /// What an entry counts beside its text, in bytes.
 const ENTRY_OVERHEAD: usize = 64;
 
-pub(super) fn run(host: &mut Host<'_>, options: &Options, request: Logs) -> Result<(), Stop> {
+pub(super) fn run(host: &mut Host<'_>, config: &Config, request: Logs) -> Result<(), Stop> {
     match &request.source {
-        LogSource::Journal(log) => send_journal(host, options, log, &request),
+        LogSource::Journal(log) => send_journal(host, config, log, &request),
         LogSource::Files(files) => send_files(host, files, &request),
     }
 }
@@ -68,11 +69,11 @@ impl Batch {
 
 fn send_journal(
     host: &mut Host<'_>,
-    options: &Options,
+    config: &Config,
     log: &JournalLog,
     request: &Logs,
 ) -> Result<(), Stop> {
-    let mut journal = Journal::open(options, log, request)?;
+    let mut journal = Journal::open(config, log, request)?;
     let mut buffer = vec![0; 64 * 1024];
     let (mut batch, mut entries) = (Batch::default(), Vec::new());
     loop {

@@ -11,8 +11,9 @@ use rustix::system::RebootCommand;
 use wire::agent::job::{Answer, Power};
 
 use super::{Host, unavailable};
+use crate::config::Config;
 use crate::log::say;
-use crate::session::{Options, Stop};
+use crate::stop::Stop;
 use crate::tool::{Tool, find};
 
 /// How long the guest's own command may take. It only has to tell init, or to fail.
@@ -32,13 +33,13 @@ const STATE: &str = "/sys/power/state";
 
 pub(super) fn run(
     host: &mut Host<'_>,
-    options: &Options,
+    config: &Config,
     action: Power,
     force_after: Option<Duration>,
 ) -> Result<(), Stop> {
     let force_after = force_after.filter(|_| action != Power::Suspend);
     let begun = Instant::now();
-    let way = Way::find(options, action, Path::new(SYSTEMD), Path::new(STATE));
+    let way = Way::find(config, action, Path::new(SYSTEMD), Path::new(STATE));
     let failure = match way {
         Ok(Way::Command(program, arguments)) => match call(
             &program,
@@ -80,8 +81,8 @@ enum Way {
 }
 
 impl Way {
-    fn find(options: &Options, action: Power, systemd: &Path, state: &Path) -> Result<Way, String> {
-        let path = &options.config.search_path;
+    fn find(config: &Config, action: Power, systemd: &Path, state: &Path) -> Result<Way, String> {
+        let path = &config.search_path;
         if let Some(systemctl) = find(path, "systemctl").filter(|_| systemd.exists()) {
             let verb: &[&str] = match action {
                 Power::Shutdown => &["poweroff"],
@@ -170,10 +171,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::config::Config;
 
-    /// Options that find only these programs, each of which is this script.
-    fn options(directory: &Path, names: &[&str], script: &str) -> Options {
+    /// A configuration that finds only these programs, each of which is this script.
+    fn config(directory: &Path, names: &[&str], script: &str) -> Config {
         for name in names {
             let path = directory.join(name);
             std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -181,7 +181,7 @@ mod tests {
         }
         let mut config = Config::default();
         config.search_path = directory.into();
-        Options::new().with_config(config)
+        config
     }
 
     fn soon() -> Instant {
@@ -193,7 +193,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let (here, gone, state) = (path, &path.join("gone"), &path.join("state"));
-        let all = options(path, &["systemctl", "poweroff"], "exit 1");
+        let all = config(path, &["systemctl", "poweroff"], "exit 1");
         let way = |action, systemd: &Path| Way::find(&all, action, systemd, state);
         let systemctl = |verb| Ok(Way::Command(path.join("systemctl"), verb));
         assert_eq!(way(Power::Shutdown, here), systemctl(&["poweroff"]));
@@ -219,7 +219,7 @@ mod tests {
     fn the_guests_command_is_called_and_its_complaint_told() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        options(path, &["systemctl"], "echo $* > $(dirname $0)/called");
+        config(path, &["systemctl"], "echo $* > $(dirname $0)/called");
         assert_eq!(
             call(&path.join("systemctl"), &["poweroff"], soon()),
             Ok("systemctl poweroff".to_owned())
@@ -228,7 +228,7 @@ mod tests {
             std::fs::read_to_string(path.join("called")).unwrap(),
             "poweroff\n"
         );
-        options(path, &["reboot"], "echo not today >&2; exit 3");
+        config(path, &["reboot"], "echo not today >&2; exit 3");
         assert_eq!(
             call(&path.join("reboot"), &[], soon()),
             Err("reboot failed: not today".to_owned())

@@ -13,7 +13,7 @@ use wire::agent::job::{
 
 use super::Host;
 use crate::guest::{read_limited, unescape};
-use crate::session::Stop;
+use crate::stop::Stop;
 
 /// The most that is read of a file in `/proc`, in bytes.
 const MAX_PROC_LEN: u64 = 1024 * 1024;

@@ -7,7 +7,9 @@ use wire::agent::{ErrorKind, Frame};
 
 use super::{Host, report, unavailable};
 use crate::clock;
-use crate::session::{Options, Stop};
+use crate::config::Config;
+use crate::generation::Generation;
+use crate::stop::Stop;
 
 /// How long the host may think between two questions.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -17,15 +19,16 @@ const MAX_QUESTIONS: usize = 64;
 
 pub(super) fn run(
     host: &mut Host<'_>,
-    options: &Options,
+    config: &Config,
+    generation: &Generation,
     step_ns: Option<i64>,
 ) -> Result<(), Stop> {
     // Looked up once, before the first answer: it takes longer than what is to be measured.
-    let kept_by = clock::kept_by(&options.config).unwrap_or_default();
+    let kept_by = clock::kept_by(config).unwrap_or_default();
     let mut step_ns = step_ns;
     for _ in 0..MAX_QUESTIONS {
         if let Some(step_ns) = step_ns {
-            clock::step(&options.generation, step_ns).map_err(|error| {
+            clock::step(generation, step_ns).map_err(|error| {
                 unavailable(format!("the guest's clock cannot be set: {error}"))
             })?;
         }

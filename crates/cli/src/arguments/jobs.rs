@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::commands::bench::Time;
+use super::Time;
 
 /// The options of `stats`.
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::commands::bench::Time;
+use super::Time;
 use crate::top::{MAX_SAMPLES, Sort};
 
 /// The options of `top`.

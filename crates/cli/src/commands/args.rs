@@ -6,7 +6,7 @@ use super::{print, print_named};
 use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::qemu::Accelerator;
+use crate::vmm::Accelerator;
 use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu};
 
 /// Prints the arguments.

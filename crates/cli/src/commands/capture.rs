@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 use wire::pcapng::{BlockKind, BlockReader, blocks};
 
 use crate::arguments::{CaptureArguments, CaptureOutput, FileSize, NetCapture};
-use crate::client::{CaptureEnd, Client};
+use crate::client::{CaptureEnd, CaptureExtent, Client};
 use crate::failure::Failure;
 
 /// Captures what passes the lines, until the person ends it, or nothing more comes.
@@ -19,7 +19,12 @@ use crate::failure::Failure;
 /// [`Failure`], also when the capture ends before it has what was asked for.
 pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure> {
     let mut taker = Taker::open(&options.output)?;
-    let end = client.capture_lines(options, |bytes| taker.take(bytes))?;
+    let end = client.capture_lines(
+        options.vm.as_deref(),
+        options.port,
+        extent(&options.output),
+        |bytes| taker.take(bytes),
+    )?;
     taker.close(end, "packets", "the VM was removed")
 }
 
@@ -29,8 +34,20 @@ pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure>
 /// As [`lines`].
 pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
     let mut taker = Taker::open(&options.output)?;
-    let end = client.capture_network(options, |bytes| taker.take(bytes))?;
+    let end = client.capture_network(
+        &options.network,
+        options.vm.as_deref(),
+        extent(&options.output),
+        |bytes| taker.take(bytes),
+    )?;
     taker.close(end, "frames", "the network or the VM's port was removed")
+}
+
+fn extent(options: &CaptureOutput) -> CaptureExtent {
+    CaptureExtent {
+        snaplen: options.snaplen,
+        count: options.count,
+    }
 }
 
 /// Takes a capture as it comes.

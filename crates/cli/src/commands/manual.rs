@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use clap::Command;
+use clap::{Command, CommandFactory};
 use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
-use crate::arguments::{Completions, Manual};
+use crate::arguments::{Arguments, Completions, Manual};
 use crate::completion;
 use crate::failure::Failure;
 
@@ -46,7 +46,12 @@ pub fn completions(options: &Completions) -> Result<(), Failure> {
         return super::print(script);
     }
     let mut text = Vec::new();
-    clap_complete::generate(options.shell, &mut crate::command(), "ringdown", &mut text);
+    clap_complete::generate(
+        options.shell,
+        &mut Arguments::command(),
+        "ringdown",
+        &mut text,
+    );
     // They are made of the commands' names and help, all of which are in Rust's own strings.
     super::print(&String::from_utf8_lossy(&text))
 }
@@ -63,7 +68,7 @@ fn write_pages(directory: &Path) -> std::io::Result<()> {
     let (commands, files) = (directory.join("man1"), directory.join("man5"));
     fs::create_dir_all(&commands)?;
     fs::create_dir_all(&files)?;
-    let mut root = crate::command().disable_help_subcommand(true);
+    let mut root = Arguments::command().disable_help_subcommand(true);
     root.build();
     write_page(root, &commands)?;
     fs::write(commands.join("ringdown-agent.1"), agent_page())?;
@@ -176,7 +181,7 @@ mod tests {
         };
         run(&options).unwrap();
         let mut pages = Vec::new();
-        expected(&crate::command(), "ringdown", &mut pages);
+        expected(&Arguments::command(), "ringdown", &mut pages);
         for page in pages {
             let text = fs::read_to_string(directory.path().join("man1").join(&page)).unwrap();
             assert!(text.contains(".SH SYNOPSIS"), "{page}");

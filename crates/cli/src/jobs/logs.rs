@@ -14,7 +14,7 @@ use wire::agent::ErrorKind;
 use wire::agent::job::{Answer, Ask, FileCursor, FileLog, JournalLog, LogEntry, LogSource, Logs};
 
 use super::{Job, unexpected};
-use crate::guest::{GuestError, printable};
+use crate::guest::{GuestError, is_harmful, printable};
 use crate::json;
 
 /// The wait between two attempts to get the connection back.
@@ -340,12 +340,6 @@ impl Printer {
             .collect();
         harmless.into_bytes().into()
     }
-}
-
-/// Whether a character could steer a terminal or turn the order of others around.
-pub(crate) fn is_harmful(character: char) -> bool {
-    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || (character.is_control() && character != '\t')
 }
 
 fn time(unix_us: u64) -> String {

@@ -3,7 +3,7 @@
 use wire::vsock::{Header, Operation, SocketType};
 
 use super::model::{Call, Socket, World, sleeps};
-use crate::cuts::CUTS_AT_ONCE;
+use crate::switch::CUTS_AT_ONCE;
 use crate::{Address, Event, Limits, LineId, Reason, Side};
 
 /// Circuits of guests to programs of the host.

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::config::Config;
 use crate::guest::read_limited;
-use crate::session::Options;
 use crate::tool::{Tool, find};
 
 /// How long `loginctl` may take, each time.
@@ -56,8 +56,8 @@ impl Desktop {
     ///
     /// # Errors
     /// In words: there is none.
-    pub(super) fn find(options: &Options) -> Result<Desktop, String> {
-        let loginctl = find(&options.config.search_path, "loginctl").ok_or_else(|| {
+    pub(super) fn find(config: &Config) -> Result<Desktop, String> {
+        let loginctl = find(&config.search_path, "loginctl").ok_or_else(|| {
             "there is no loginctl in this guest, by which a desktop could be found".to_owned()
         })?;
         let list = run(&loginctl, &["list-sessions", "--no-legend"])?;

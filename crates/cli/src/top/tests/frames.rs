@@ -209,7 +209,7 @@ fn what_others_have_named_cannot_steer_the_terminal() {
     app.take(sample(4, &[bad], vec![wrong]));
     let harmless = |buffer: &Buffer| {
         let mut symbols = buffer.content.iter().flat_map(|cell| cell.symbol().chars());
-        symbols.all(|symbol| !crate::jobs::logs::is_harmful(symbol))
+        symbols.all(|symbol| !crate::guest::is_harmful(symbol))
     };
     assert!(harmless(&drawn(&mut app, 160, 40)));
     assert!(text(&mut app).contains("\u{fffd}]0;owned"));

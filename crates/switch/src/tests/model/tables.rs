@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::world::World;
-use crate::event::{HostCaller, ProgramId};
+use crate::ProgramId;
+use crate::event::HostCaller;
 use crate::line::Line;
 use crate::share::Places;
 use crate::{Limits, LineId, Side};
@@ -17,7 +18,7 @@ impl World {
             BTreeMap::<LineId, u32>::new(),
             BTreeMap::<LineId, u64>::new(),
         );
-        for (index, program) in &switch.programs {
+        for (index, program) in &switch.programs.known {
             let host = Some(HostCaller::Program(ProgramId(index as u32)));
             let circuits = switch.circuits.iter();
             let own = circuits.filter(|(_, circuit)| circuit.call.host == host);

@@ -358,7 +358,7 @@ fn a_user_is_known_again_and_forgotten_once_it_has_no_circuit() {
     let switch = &mut world.switch;
     for uid in 0..3 * 4096 {
         assert!(switch.program(2000 + uid, &[]).is_some(), "{uid}");
-        assert!(switch.programs.len() <= 4096);
+        assert!(switch.programs.known.len() <= 4096);
     }
     assert_eq!(switch.program(1000, &[50, 1000]), first, "of a circuit");
     world.finish();
@@ -366,7 +366,7 @@ fn a_user_is_known_again_and_forgotten_once_it_has_no_circuit() {
     for uid in 0..4096 {
         assert!(switch.program(20_000 + uid, &[]).is_some(), "{uid}");
     }
-    let mut known = switch.programs.iter();
+    let mut known = switch.programs.known.iter();
     assert!(!known.any(|(_, program)| program.uid == 1000));
 }
 
@@ -377,14 +377,14 @@ fn a_user_more_than_can_be_told_apart_is_refused_until_a_circuit_ends() {
     for uid in 0..4096 {
         let program = switch.program(uid, &[]).map(HostCaller::Program);
         assert!(program.is_some(), "{uid}");
-        switch.program_has_opened(program);
-        switch.program_has_opened(program);
-        switch.program_has_closed(program);
+        switch.programs.opened(program);
+        switch.programs.opened(program);
+        switch.programs.closed(program);
     }
     assert_eq!(switch.program(5000, &[]), None);
     let known = switch.program(7, &[]).map(HostCaller::Program);
     assert!(known.is_some());
-    switch.program_has_closed(known);
+    switch.programs.closed(known);
     assert!(switch.program(5000, &[]).is_some());
     assert_eq!(
         switch.program(5001, &[]),

@@ -19,7 +19,7 @@ use wire::agent::{
 
 use crate::command::{Running, set_window_size};
 use crate::outgoing::Outgoing;
-use crate::session::Stop;
+use crate::stop::Stop;
 use crate::stream::{try_receive, until, wait};
 
 /// The most standard input that is kept for a command that does not read it yet, in bytes.
@@ -35,9 +35,9 @@ const HANGUP_GRACE: Duration = Duration::from_secs(2);
 /// How often a terminal's reader is told that nothing more comes, for as long as it runs.
 const END_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The relay of one command.
+/// One command and the host that asked for it.
 #[derive(Debug)]
-pub(crate) struct Relay<'a> {
+pub(crate) struct Session<'a> {
     socket: &'a OwnedFd,
     decoder: Decoder,
     state: State,
@@ -89,9 +89,9 @@ enum Source {
     Ended,
 }
 
-impl<'a> Relay<'a> {
-    /// A relay for `command`; `decoder` may hold frames that came with the request.
-    pub(crate) fn new(socket: &'a OwnedFd, decoder: Decoder, command: Running) -> Relay<'a> {
+impl<'a> Session<'a> {
+    /// For `command`; `decoder` may hold frames that came with the request.
+    pub(crate) fn new(socket: &'a OwnedFd, decoder: Decoder, command: Running) -> Session<'a> {
         let output = |stream| Output {
             stream,
             credit: SendCredit::default(),
@@ -113,7 +113,7 @@ impl<'a> Relay<'a> {
             status: None,
             drain_ends: None,
         };
-        Relay {
+        Session {
             socket,
             decoder,
             state,
@@ -123,7 +123,7 @@ impl<'a> Relay<'a> {
     /// Carry bytes and signals until the command has ended and the host has been sent everything.
     ///
     /// # Errors
-    /// Why it ended before; the command is to be ended by [`Relay::abandon`].
+    /// Why it ended before; the command is to be ended by [`Session::abandon`].
     pub(crate) fn run(&mut self) -> Result<(), Stop> {
         let pid = self.state.command.pid();
         self.state.push(&Frame::Started { pid })?;
@@ -145,7 +145,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// End a command whose relay failed, and tell the host why if there is something to tell.
+    /// End a command whose session failed, and tell the host why if there is something to tell.
     pub(crate) fn abandon(mut self, stop: &Stop) {
         if let Stop::Report(report) = stop {
             let told = self

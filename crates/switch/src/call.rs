@@ -1,0 +1,50 @@
+//! What is remembered of a call.
+
+use crate::event::{CalleeId, HostCaller};
+use crate::ids::{LineId, ServiceId};
+use crate::policy::RuleId;
+
+/// Whom a call is meant for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Line(LineId),
+    Service(ServiceId),
+    /// What a program of the host has made for this very guest.
+    Listener,
+    /// A VM whose line has been removed since.
+    Departed,
+}
+
+/// What is remembered of a call, so that it can be judged again under another policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// The host program that called, if one did.
+    pub(crate) host: Option<HostCaller>,
+    pub(crate) dialled: Destination,
+    pub(crate) dialled_port: u32,
+    /// Who has it.
+    pub(crate) reached: Destination,
+    /// The rule that allowed it.
+    pub(crate) rule: Option<RuleId>,
+}
+
+impl Call {
+    /// A line has been removed: its number may soon be another's.
+    pub(crate) fn forget(&mut self, line: LineId) {
+        for destination in [&mut self.dialled, &mut self.reached] {
+            if *destination == Destination::Line(line) {
+                *destination = Destination::Departed;
+            }
+        }
+    }
+}
+
+/// What others are told of whom a call is meant for.
+pub(crate) fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
+    match destination {
+        Destination::Line(line) => Some(CalleeId::Guest { line, port }),
+        Destination::Service(id) => Some(CalleeId::Service(id)),
+        Destination::Listener => Some(CalleeId::Listener { port }),
+        Destination::Departed => None,
+    }
+}

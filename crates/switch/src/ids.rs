@@ -1,0 +1,51 @@
+//! What names lines, circuits and the other things here, and moments.
+
+use std::time::Duration;
+
+/// A moment, as the time since some start that the caller has chosen. It never goes backwards.
+pub type Time = Duration;
+
+/// The number of a line. Numbers are used again after a line is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LineId(pub u32);
+
+/// The number of a circuit. Numbers are used again; the generation tells one use from the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CircuitId {
+    /// Position in a table, small and dense.
+    pub index: u32,
+    /// Which use of that position.
+    pub generation: u32,
+}
+
+/// A side of a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// The side that dialled.
+    Caller,
+    /// The side that was dialled.
+    Callee,
+}
+
+impl Side {
+    /// The other side.
+    pub fn other(self) -> Side {
+        match self {
+            Side::Caller => Side::Callee,
+            Side::Callee => Side::Caller,
+        }
+    }
+
+    /// 0 for the caller, 1 for the callee.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// The number of a service, chosen by whoever offers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceId(pub u32);
+
+/// The number of a user of the host with certain groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProgramId(pub u32);
