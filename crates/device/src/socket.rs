@@ -22,7 +22,7 @@ use crate::connect::connect_to;
 pub(crate) const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that wait to be accepted on one listener.
-const BACKLOG: i32 = 1024;
+pub const BACKLOG: i32 = 1024;
 
 /// Whether every listener of this process is the daemon's.
 static LISTENERS_ARE_OURS: AtomicBool = AtomicBool::new(false);
@@ -80,7 +80,7 @@ pub(crate) fn listen_for(
     listen_with(unix_socket(socket_type)?, group, path)
 }
 
-/// Listens at `path`, as [`UnixListener::bind`] does. No descriptors can be sent to what it accepts.
+/// Listens at `path`, with room for [`BACKLOG`] who wait. No descriptors can be sent to what it accepts.
 ///
 /// # Errors
 /// What the system says.
@@ -88,8 +88,7 @@ pub fn listen_without_descriptors(path: &Path) -> io::Result<UnixListener> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // As many may wait as the system allows.
-    listen(&socket, -1)?;
+    listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
