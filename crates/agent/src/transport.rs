@@ -365,7 +365,6 @@ fn vsock_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]
