@@ -60,5 +60,6 @@ pub use memory::peer::{Peer, peer, refuse_descriptors};
 pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use socket::{
-    BACKLOG, keep_own_apart, listen_without_descriptors, seqpacket_path, set_socket_mode,
+    BACKLOG, keep_own_apart, listen_without_descriptors, seqpacket_path, set_mode_of,
+    set_socket_mode,
 };

@@ -128,7 +128,14 @@ pub fn set_socket_mode(path: &Path, mode: u32) -> io::Result<()> {
             "expected the socket that was made there, found something else: remove it",
         ));
     }
-    // A descriptor of this kind has no other way to its file's mode.
+    set_mode_of(&found, mode)
+}
+
+/// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
+///
+/// # Errors
+/// What the system says.
+pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     let file = format!("/proc/self/fd/{}", found.as_raw_fd());
     fs::set_permissions(file, fs::Permissions::from_mode(mode))
 }
