@@ -92,11 +92,13 @@ fn no_link_of_another_user_leads_a_port_or_a_channel_to_another_socket() {
     let open = directory.path().join("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
-    let others = UnixListener::bind(directory.path().join("others")).unwrap();
-    others.set_nonblocking(true).unwrap();
-    let places = ["serial", "vmm", "taker"].map(|name| open.join(name));
-    let link = |place| symlink(directory.path().join("others"), place).unwrap();
-    places.iter().for_each(link);
+    let places = ["serial", "vmm", "taker"].map(|name| {
+        let (place, to) = (open.join(name), directory.path().join(name));
+        let others = UnixListener::bind(&to).unwrap();
+        others.set_nonblocking(true).unwrap();
+        symlink(to, &place).unwrap();
+        (place, others)
+    });
     let at = open.display();
     let house = House::new(&format!(
         "[[vm]]\nname = \"old\"\nserial-connect = \"{at}/serial\"\n\
@@ -110,7 +112,7 @@ fn no_link_of_another_user_leads_a_port_or_a_channel_to_another_socket() {
         vm["channels"][1]["attached"] == true
     });
     // All three try again and again: what they reach now they have tried before.
-    for place in places {
+    for (place, others) in places {
         std::fs::remove_file(&place).unwrap();
         let listener = UnixListener::bind(&place).unwrap();
         listener.set_nonblocking(true).unwrap();
