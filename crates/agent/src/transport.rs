@@ -337,7 +337,6 @@ fn vsock_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]

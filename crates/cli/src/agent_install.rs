@@ -120,13 +120,10 @@ impl Install {
             .stdin(Stdio::piped())
             .spawn()
             .map_err(cannot_run)?;
-        if let Some(mut stdin) = ssh.stdin.take() {
-            // Whoever gets less than all of it says so, and how ssh ends says the rest.
-            let _ = stdin
-                .write_all(script.as_bytes())
-                .and_then(|()| io::copy(&mut input, &mut stdin));
-        }
+        let stdin = ssh.stdin.take();
+        let sent = stdin.map_or(Ok(()), |stdin| send(&script, input, stdin));
         let status = ssh.wait().map_err(cannot_run)?;
+        sent.map_err(unreadable)?;
         match status.code() {
             Some(0) => Ok(Installed::Started),
             Some(NOT_STARTED) => Ok(Installed::NotStarted),
@@ -135,6 +132,18 @@ impl Install {
                 what: status.to_string(),
             }),
         }
+    }
+}
+
+/// Sends the script and the binary behind it.
+///
+/// # Errors
+/// The binary cannot be read. That ssh does not take everything is none: how it ends says why.
+fn send(script: &str, mut binary: impl Read, mut stdin: impl Write) -> io::Result<()> {
+    let sent = stdin.write_all(script.as_bytes());
+    match sent.and_then(|()| io::copy(&mut binary, &mut stdin)) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
     }
 }
 

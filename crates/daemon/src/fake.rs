@@ -26,8 +26,9 @@ use crate::capture::CaptureSender;
 use crate::config::Chardev;
 use crate::line::{
     AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineSpec, LineStatus,
-    LineWorker, PolicyChange,
+    LineWorker, PolicyChange, PreparedLines,
 };
+use crate::offers::Commit;
 use crate::runtime::{RuntimeError, listen_privately};
 
 /// See the module's documentation.
@@ -58,6 +59,7 @@ struct State {
     services: Vec<ServiceEntry>,
     captures: Vec<FakeCapture>,
     figures: Figures,
+    networks_stood_still: bool,
     stopped: bool,
 }
 
@@ -185,6 +187,11 @@ impl FakeWorker {
         std::mem::take(&mut self.state().captures)
     }
 
+    /// Whether ports of new VMs were open already when their lines were prepared: networks then stand still for as long as that takes.
+    pub fn networks_stood_still(&self) -> bool {
+        self.state().networks_stood_still
+    }
+
     /// Whether the worker was stopped.
     pub fn stopped(&self) -> bool {
         self.state().stopped
@@ -241,15 +248,7 @@ impl FakeWorker {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl LineWorker for FakeWorker {
-    fn set_agent_secret(&self, _vm: &str, _secret: AgentSecret) {}
-
-    fn change(&self, change: LineChange) -> Result<(), LineFault> {
+    fn change(&self, change: LineChange, commit: Commit) -> Result<(), LineFault> {
         let mut opened: Vec<String> = Vec::new();
         for spec in change.added {
             let vm = spec.full_name();
@@ -277,8 +276,23 @@ impl LineWorker for FakeWorker {
         state.policy = Some(change.policy);
         state.policy_changes += 1;
         drop(state);
-        (change.commit)();
+        commit();
         Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LineWorker for FakeWorker {
+    fn set_agent_secret(&self, _vm: &str, _secret: AgentSecret) {}
+
+    fn prepare(&self, change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
+        let mut ports = change.added.iter().flat_map(|spec| &spec.ports);
+        let is_changing = ports.any(|port| UnixStream::connect(&port.socket).is_ok());
+        self.state().networks_stood_still |= is_changing;
+        Ok(Box::new(move |commit| self.change(change, commit)))
     }
 
     fn figures(&self) -> Figures {

@@ -1,7 +1,7 @@
 //! How something comes into force: the whole of a configuration, or one VM that is added or removed by hand.
 //!
 //! Everything that can fail is done before anything that a guest could notice: listeners are made, and networks opened. What judges calls and what
-//! carries them out then changes in one go, between two turns of the worker ([`LineWorker::change`]): lines, services, rules, groups and
+//! carries them out then changes in one go, between two turns of the worker ([`LineWorker::prepare`]): lines, services, rules, groups and
 //! aliases, and with them what the proxy keeps ([`Offers::prepare`]). Networks change right after it on their own thread, which passes no frame meanwhile
 //! ([`NetWorker::prepare`]). So no call is judged by a part of one configuration and a part of another, or
 //! judged by one and carried out by another.
@@ -17,9 +17,9 @@ use crate::capture::Captures;
 use crate::config::{Chardev, PlanChange, StateError};
 use crate::control::ControlError;
 use crate::events::Events;
-use crate::line::{LineChange, LineSpec, LineWorker, PolicyChange};
+use crate::line::{LineChange, LineFault, LineSpec, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetWorker};
-use crate::offers::Offers;
+use crate::offers::{Commit, Offers};
 use crate::policy::Rulebook;
 use crate::reload::{ReadConfig, Settings};
 use crate::runtime::{check_directory, remove_stale_socket};
@@ -117,10 +117,9 @@ impl Parts {
                 aliases: next.book.aliases(),
                 enforce_existing,
             },
-            commit,
         };
         self.move_audit(current, next)?;
-        if let Err(hindrance) = self.change(current, next, lines) {
+        if let Err(hindrance) = self.change(current, next, lines, commit) {
             for spec in &change.added {
                 self.windows.close(&spec.full_name());
             }
@@ -147,7 +146,8 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
-        mut lines: LineChange,
+        lines: LineChange,
+        offers: Commit,
     ) -> Result<(), Hindrance> {
         for spec in &lines.added {
             self.prepare_line(spec).map_err(|error| Hindrance {
@@ -155,18 +155,20 @@ impl Parts {
                 error: Box::new(error),
             })?;
         }
-        let networks = NetChange::between(&current.book.plan, &next.book.plan);
-        let (offers, networks) = (lines.commit, self.net.prepare(networks)?);
-        lines.commit = Box::new(move || {
-            offers();
-            networks();
-        });
-        let changed = self.worker.change(lines);
-        self.net.settle();
-        changed.map_err(|fault| Hindrance {
+        let hindrance = |fault: LineFault| Hindrance {
             vm: fault.vm,
             error: Box::new(fault.error.into()),
-        })
+        };
+        let networks = NetChange::between(&current.book.plan, &next.book.plan);
+        let lines = self.worker.prepare(lines).map_err(hindrance)?;
+        // Last, as networks stand still from here on.
+        let networks = self.net.prepare(networks)?;
+        let changed = lines(Box::new(move || {
+            offers();
+            networks();
+        }));
+        self.net.settle();
+        changed.map_err(hindrance)
     }
 
     /// Writes down which context identifiers and which addresses belong to which names, if that has changed.

@@ -98,7 +98,7 @@ impl LineSpec {
     }
 }
 
-/// Everything that comes into force together: see [`LineWorker::change`].
+/// Everything that comes into force together: see [`LineWorker::prepare`].
 pub struct LineChange {
     /// Lines to open.
     pub added: Vec<LineSpec>,
@@ -108,9 +108,10 @@ pub struct LineChange {
     pub services: Vec<ServiceEntry>,
     /// The rules, and the names that they are about.
     pub policy: PolicyChange,
-    /// What others keep of the same configuration.
-    pub commit: Commit,
 }
+
+/// A change that is ready to be made, with what others keep of the same configuration: see [`LineWorker::prepare`].
+pub type PreparedLines<'a> = Box<dyn FnOnce(Commit) -> Result<(), LineFault> + 'a>;
 
 /// Rules, and the names that they are about.
 #[derive(Debug, Clone)]
@@ -272,13 +273,13 @@ pub enum LineError {
 
 /// The data plane as the control plane sees it. Every method may be called from any thread and returns soon.
 pub trait LineWorker: Send + Sync + 'static {
-    /// Makes a change, all of it in one moment: every call is judged and carried out under what was in force before, or under what is in force
-    /// after. The sockets of new lines listen when this returns; those of closed ones are gone, and their circuits are reset. Before the
-    /// first change nothing is allowed that needs a rule.
+    /// Gets ready for a change what takes long: serial lines and channels of new VMs. What is returned makes the change, all of it in one
+    /// moment: every call is judged and carried out under what was in force before, or under what is in force after. The sockets of new lines listen when it
+    /// returns; those of closed ones are gone, and their circuits are reset. Before the first change nothing is allowed that needs a rule.
     ///
     /// # Errors
-    /// [`LineFault`] says which socket or name stands in the way. Nothing has changed then, and the commit is dropped.
-    fn change(&self, change: LineChange) -> Result<(), LineFault>;
+    /// [`LineFault`], now or then, says which socket or name stands in the way. Nothing has changed then, and the commit is dropped.
+    fn prepare(&self, change: LineChange) -> Result<PreparedLines<'_>, LineFault>;
 
     /// The lines and their state, in any order.
     fn lines(&self) -> Vec<LineStatus>;

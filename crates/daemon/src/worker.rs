@@ -19,8 +19,9 @@ use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
 use crate::line::{
     AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineSpec,
-    LineStatus, LineWorker, PolicyChange,
+    LineStatus, LineWorker, PolicyChange, PreparedLines,
 };
+use crate::offers::Commit;
 use crate::orders::Orders;
 use crate::proxy::{DialPlace, Exchange};
 use crate::serial_line::SerialLine;
@@ -163,6 +164,7 @@ impl Worker {
         &self,
         change: LineChange,
         serial: &[Option<SerialLine>],
+        commit: Commit,
     ) -> Result<usize, LineFault> {
         let PolicyChange {
             policy,
@@ -181,7 +183,7 @@ impl Worker {
             groups,
             aliases,
             enforce_existing,
-            commit: change.commit,
+            commit,
         };
         let changed = self.orders.ask(move |fabric| fabric.change(change));
         match changed {
@@ -195,6 +197,37 @@ impl Worker {
                 error: stopped(),
             }),
         }
+    }
+
+    fn change(
+        &self,
+        change: LineChange,
+        serial: Vec<Option<SerialLine>>,
+        channels: Vec<Option<VmChannels>>,
+        commit: Commit,
+    ) -> Result<(), LineFault> {
+        let (added, removed) = (change.added.clone(), change.removed.clone());
+        let ended = self.change_lines(change, &serial, commit)?;
+        if ended > 0 {
+            tracing::info!(circuits = ended, "ended what is not allowed any more");
+        }
+        for ((spec, serial), channels) in added.iter().zip(serial).zip(channels) {
+            if let Some(line) = serial {
+                // Its guest may have answered before there was a line.
+                line.tell_of_guest();
+                self.serial_lines().insert(spec.full_name(), line);
+            }
+            if let Some(channels) = channels {
+                self.channels().by_vm.insert(spec.full_name(), channels);
+            }
+        }
+        for name in removed {
+            // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
+            let line = self.serial_lines().remove(&name);
+            drop(line);
+            self.channels().by_vm.remove(&name);
+        }
+        Ok(())
     }
 }
 
@@ -231,12 +264,10 @@ fn new_line(spec: LineSpec, serial: Option<&SerialLine>) -> NewLine {
 }
 
 impl LineWorker for Worker {
-    fn change(&self, change: LineChange) -> Result<(), LineFault> {
-        let added = change.added.clone();
-        let removed = change.removed.clone();
+    fn prepare(&self, change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
         let mut serial = Vec::new();
         let mut channels = Vec::new();
-        for spec in &added {
+        for spec in &change.added {
             let of_vm = |error| LineFault {
                 vm: Some(spec.full_name()),
                 error,
@@ -244,27 +275,9 @@ impl LineWorker for Worker {
             serial.push(self.start_serial(spec).map_err(of_vm)?);
             channels.push(self.open_channels(spec).map_err(of_vm)?);
         }
-        let ended = self.change_lines(change, &serial)?;
-        if ended > 0 {
-            tracing::info!(circuits = ended, "ended what is not allowed any more");
-        }
-        for ((spec, serial), channels) in added.iter().zip(serial).zip(channels) {
-            if let Some(line) = serial {
-                // Its guest may have answered before there was a line.
-                line.tell_of_guest();
-                self.serial_lines().insert(spec.full_name(), line);
-            }
-            if let Some(channels) = channels {
-                self.channels().by_vm.insert(spec.full_name(), channels);
-            }
-        }
-        for name in removed {
-            // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
-            let line = self.serial_lines().remove(&name);
-            drop(line);
-            self.channels().by_vm.remove(&name);
-        }
-        Ok(())
+        Ok(Box::new(move |commit| {
+            self.change(change, serial, channels, commit)
+        }))
     }
 
     fn next_turn(&self) -> bool {

@@ -60,4 +60,7 @@ pub use fault::MAX_FAULT_CHARS;
 pub use line::AgentSecret;
 pub use reactor::Waker;
 pub use ring::RingCounts;
-pub use socket::{keep_own_apart, listen_without_descriptors, seqpacket_path, set_socket_mode};
+pub use socket::{
+    BACKLOG, keep_own_apart, listen_without_descriptors, seqpacket_path, set_mode_of,
+    set_socket_mode,
+};

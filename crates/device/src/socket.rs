@@ -19,7 +19,7 @@ use sys::peer::refuse_descriptors;
 pub(crate) const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that wait to be accepted on one listener.
-const BACKLOG: i32 = 1024;
+pub const BACKLOG: i32 = 1024;
 
 /// Whether every listener of this process is the daemon's.
 static LISTENERS_ARE_OURS: AtomicBool = AtomicBool::new(false);
@@ -77,7 +77,7 @@ pub(crate) fn listen_for(
     listen_with(unix_socket(socket_type)?, group, path)
 }
 
-/// Listens at `path`, as [`UnixListener::bind`] does. No descriptors can be sent to what it accepts.
+/// Listens at `path`, with room for [`BACKLOG`] who wait. No descriptors can be sent to what it accepts.
 ///
 /// # Errors
 /// What the system says.
@@ -85,8 +85,7 @@ pub fn listen_without_descriptors(path: &Path) -> io::Result<UnixListener> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // As many may wait as the system allows.
-    listen(&socket, -1)?;
+    listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
@@ -126,7 +125,14 @@ pub fn set_socket_mode(path: &Path, mode: u32) -> io::Result<()> {
             "expected the socket that was made there, found something else: remove it",
         ));
     }
-    // A descriptor of this kind has no other way to its file's mode.
+    set_mode_of(&found, mode)
+}
+
+/// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
+///
+/// # Errors
+/// What the system says.
+pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     let file = format!("/proc/self/fd/{}", found.as_raw_fd());
     fs::set_permissions(file, fs::Permissions::from_mode(mode))
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::{Policy, Reason, RuleId};
+use crate::{Reason, RuleId};
 
 /// What has been counted of the calls about which a rule has decided. All only grow. When the policy is set again, they go on with the rule of the same
 /// name, whatever it says now; rules that share a name are counted together from then on, by the first of them. A rule without a name goes on
@@ -114,12 +114,11 @@ impl RuleFigures {
         }
     }
 
-    /// Another policy comes: rules that are in it too hand their figures over.
-    pub(crate) fn hand_over(&mut self, from: &Policy, to: &Policy) {
+    /// Another policy comes, of so many rules: those that have a place in it hand their figures over.
+    pub(crate) fn hand_over(&mut self, places: &[Option<RuleId>], rules: usize) {
         let known = std::mem::take(&mut self.rules);
-        self.rules
-            .resize_with(to.rules().len(), RuleCounters::default);
-        for (place, counters) in from.places_in(to).into_iter().zip(known) {
+        self.rules.resize_with(rules, RuleCounters::default);
+        for (place, counters) in places.iter().zip(known) {
             if let Some(place) = place {
                 self.rules[place.0 as usize].add(&counters);
             }

@@ -71,9 +71,10 @@ impl Switch {
                 gids: &program.gids,
             });
         }
-        self.hand_over_figures(&policy);
+        let places = self.policy.places_in(&policy);
+        self.hand_over_figures(&places, policy.rules().len());
         let used = std::mem::take(&mut self.rules);
-        self.rules = RuleUse::handed_over(used, &self.policy, &policy);
+        self.rules = RuleUse::handed_over(used, &places, &policy);
         self.policy = policy;
         self.cut_rests_short();
         let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::figures::RuleReport;
 use crate::ids::{LineId, Side, Time};
-use crate::policy::Policy;
+use crate::policy::RuleId;
 use crate::switch::Switch;
 
 impl Switch {
@@ -49,12 +49,12 @@ impl Switch {
     }
 
     /// What circuits have carried so far counts for the rules that have allowed them so far.
-    pub(crate) fn hand_over_figures(&mut self, to: &Policy) {
+    pub(crate) fn hand_over_figures(&mut self, places: &[Option<RuleId>], rules: usize) {
         let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
         for index in circuits {
             self.account_for(index);
         }
-        self.figures.hand_over(&self.policy, to);
+        self.figures.hand_over(places, rules);
     }
 
     /// Adds what a circuit has carried since this was last done to its rule's figures.

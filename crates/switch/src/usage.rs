@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::rate::{Bucket, Meter};
-use crate::{Policy, Reason, RuleLimits, Time};
+use crate::{Policy, Reason, RuleId, RuleLimits, Time};
 
 /// Who has been quiet for so long may call as often at once as it may in this time.
 const CONNECT_DEPTH: Duration = Duration::from_secs(1);
@@ -25,12 +25,16 @@ pub(crate) struct RuleUse {
 }
 
 impl RuleUse {
-    /// One for each rule of a policy that replaces another, without circuits. A rule that was there before has as much left of a limit as it had, if that limit
-    /// is what it was.
-    pub(crate) fn handed_over(old: Vec<RuleUse>, from: &Policy, to: &Policy) -> Vec<RuleUse> {
+    /// One for each rule of a policy that replaces another, without circuits. A rule that was there before, and has a place in it, has as much left of a limit as
+    /// it had, if that limit is what it was.
+    pub(crate) fn handed_over(
+        old: Vec<RuleUse>,
+        places: &[Option<RuleId>],
+        to: &Policy,
+    ) -> Vec<RuleUse> {
         let rules = to.rules().iter();
         let mut uses: Vec<RuleUse> = rules.map(|rule| RuleUse::new(rule.limits)).collect();
-        for (place, old) in from.places_in(to).into_iter().zip(old) {
+        for (place, old) in places.iter().zip(old) {
             if let Some(place) = place {
                 uses[place.0 as usize].take_over(old);
             }

@@ -287,3 +287,32 @@ fn cloud_init_writes_the_same_unit() {
 fn no_file_contains_the_mark_of_its_end() {
     assert!(!SYSTEMD_UNIT.contains(END_OF_FILE) && !OPENRC_SCRIPT.contains(END_OF_FILE));
 }
+
+/// A file or a pipe that fails.
+struct Failing(io::ErrorKind);
+
+impl Read for Failing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::other("the disk is broken"))
+    }
+}
+
+impl Write for Failing {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(self.0.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_binary_that_cannot_be_read_to_its_end_is_an_error_and_an_ssh_that_ends_early_is_none() {
+    let broken = Failing(io::ErrorKind::Other);
+    let error = send("script", broken, io::sink()).unwrap_err();
+    assert_eq!(error.to_string(), "the disk is broken");
+    let ended = || Failing(io::ErrorKind::BrokenPipe);
+    assert!(send("script", &b"binary"[..], ended()).is_ok());
+    assert!(send("", &b"binary"[..], ended()).is_ok());
+}

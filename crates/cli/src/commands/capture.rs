@@ -6,6 +6,8 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use tempfile::NamedTempFile;
 use wire::pcapng::{BlockKind, BlockReader, blocks};
 
@@ -202,6 +204,15 @@ impl Ring {
 /// The kind of file system where pipes without a name are (`PIPEFS_MAGIC`).
 const PIPEFS: rustix::fs::FsWord = 0x5049_5045;
 
+/// Whether a path that can be opened leads over a descriptor of a process, as `/dev/stdout` does. What takes the place of such a file is not
+/// behind the descriptor.
+fn is_descriptor(path: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    let opened = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
+    opened.err() == Some(Errno::LOOP)
+}
+
 /// A file that is to take the place of another.
 #[derive(Debug)]
 struct Replacement {
@@ -212,10 +223,21 @@ struct Replacement {
 impl Replacement {
     /// Beside the file. Links that lead there stay.
     fn of(path: &Path) -> io::Result<Replacement> {
+        if is_descriptor(path) {
+            let words =
+                "others can read the file behind it: name that file, or write with `-w - >FILE`";
+            return Err(io::Error::new(ErrorKind::InvalidInput, words));
+        }
         let path = fs::canonicalize(path)?;
         let directory = path.parent().unwrap_or(Path::new("/"));
         let mut new = tempfile::Builder::new();
-        let file = new.prefix(".ringdown-capture-").tempfile_in(directory)?;
+        let new = new.prefix(".ringdown-capture-").tempfile_in(directory);
+        let file = new.map_err(|error| {
+            let words = format!(
+                "others can read it, and its directory cannot be written: `chmod go-rwx` it, or name another file ({error})"
+            );
+            io::Error::new(error.kind(), words)
+        })?;
         Ok(Replacement { file, path })
     }
 

@@ -4,32 +4,21 @@
 //! refuses, or are refused by the daemon, which has none. Nothing has been done in the guest then, so the call is made again.
 
 use std::thread;
-use std::time::{Duration, Instant};
 
-/// How long the agent's own call may take to get through.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The wait before the second attempt; each further one doubles it.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-
-const MAX_PAUSE: Duration = Duration::from_millis(500);
+use wire::agent::Secret;
 
 /// Calls until the failure, if there is one, has another cause.
 pub(crate) fn across_secret_change<T, E>(
     mut call: impl FnMut() -> Result<T, E>,
     is_secret_change: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut pause = FIRST_PAUSE;
-    loop {
+    for pause in Secret::pauses() {
         match call() {
-            Err(error) if is_secret_change(&error) && Instant::now() < deadline => {
-                thread::sleep(pause);
-                pause = (pause * 2).min(MAX_PAUSE);
-            }
+            Err(error) if is_secret_change(&error) => thread::sleep(pause),
             result => return result,
         }
     }
+    call()
 }
 
 #[cfg(test)]
@@ -42,8 +31,7 @@ mod tests {
     use agent::callers::Callers;
     use agent::session::{Options, serve_caller};
     use wire::agent::{
-        AGENT_AWAY, CALLERS_PROVE, CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, Frame, Hello,
-        PORT, Secret,
+        AGENT_AWAY, CALLERS_PROVE, CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, Frame, Hello, PORT,
     };
 
     use crate::guest::{Connection, GuestError};

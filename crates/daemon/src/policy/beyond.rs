@@ -156,6 +156,9 @@ impl Rulebook {
 
     /// Names of `[hosts]` that rules allow by a wildcard alone, so that none of their addresses is opened; a finding for each rule.
     pub(super) fn listed_for_nobody(&self) -> Vec<Finding> {
+        if !self.has_egress() {
+            return Vec::new();
+        }
         let rules = self.policy.rules();
         let names = rules.iter().flat_map(|rule| rule.to.iter());
         let exact: BTreeSet<&str> = names
@@ -177,7 +180,7 @@ impl Rulebook {
         let mut by_rule: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
         for (name, listed) in self.hosts.iter() {
             // A rule of its own says what is meant, and a service may be all that the name is for.
-            if exact.contains(name) || self.is_name_of_a_service(name) || !self.has_egress() {
+            if exact.contains(name) || self.is_name_of_a_service(name) {
                 continue;
             }
             let Some((_, rule)) = allowing().find(|(rule, _)| covers(rule, name)) else {

@@ -1,5 +1,7 @@
 //! What a rulebook says that can hardly be meant: rules that never match, names that do not exist, groups without members.
 
+use std::cell::Cell;
+
 use switch::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
     Verdict, is_own_port,
@@ -13,6 +15,9 @@ use crate::input::did_you_mean;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
+
+/// The most names that nobody has with a suggestion each: it compares the name with every other.
+pub(super) const MAX_SUGGESTIONS: usize = 10;
 
 /// The most rules that are compared with each other whenever a configuration comes into force: it takes some milliseconds.
 const MAX_RULES_AT_ONCE: usize = 2000;
@@ -58,17 +63,24 @@ impl Rulebook {
 
     /// What is found by looking at each rule, service and published port by itself.
     pub(super) fn check_names(&self) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        for rule in &self.rules {
-            for found in self.names_of_nobody(&rule.value) {
-                findings.push(found.at(rule));
+        let suggestions = Suggestions::default();
+        let of_rules = self.rules.iter().flat_map(|rule| {
+            let found = self.names_of_nobody(&rule.value, &suggestions);
+            found.map(|found| found.at(rule))
+        });
+        let mut findings: Vec<Finding> = of_rules.take(MAX_FINDINGS).collect();
+        let others: [&dyn Fn() -> Vec<Finding>; 5] = [
+            &|| self.own_ports(),
+            &|| self.opens_nothing(),
+            &|| self.groups_of_nobody(&suggestions),
+            &|| self.offers_to_nobody(&suggestions),
+            &|| self.listed_for_nobody(),
+        ];
+        for other in others {
+            if findings.len() < MAX_FINDINGS {
+                findings.extend(other());
             }
         }
-        findings.extend(self.own_ports());
-        findings.extend(self.opens_nothing());
-        findings.extend(self.groups_of_nobody());
-        findings.extend(self.offers_to_nobody());
-        findings.extend(self.listed_for_nobody());
         findings.truncate(MAX_FINDINGS);
         findings
     }
@@ -122,53 +134,55 @@ impl Rulebook {
         of_rules.chain(of_publishes).collect()
     }
 
-    fn names_of_nobody(&self, rule: &Rule) -> Vec<Found> {
-        let mut found = Vec::new();
-        for pattern in &rule.from {
-            match pattern {
-                CallerPattern::Vm { domain, name } => {
-                    found.extend(self.no_vm(domain, name, Stands::From));
-                }
-                CallerPattern::Group { domain, name } => found.extend(self.no_group(domain, name)),
-                _ => {}
+    fn names_of_nobody<'a>(
+        &'a self,
+        rule: &'a Rule,
+        suggestions: &'a Suggestions,
+    ) -> impl Iterator<Item = Found> + use<'a> {
+        let callers = rule.from.iter().filter_map(|pattern| match pattern {
+            CallerPattern::Vm { domain, name } => {
+                self.no_vm(domain, name, Stands::From, suggestions)
             }
-        }
-        for pattern in &rule.to {
-            match pattern {
-                CalleePattern::Vm { domain, name } => {
-                    found.extend(self.no_vm(domain, name, Stands::To));
-                }
-                CalleePattern::Group { domain, name } => found.extend(self.no_group(domain, name)),
-                CalleePattern::Service { domain, name } => {
-                    found.extend(self.no_service(domain, name));
-                }
-                _ => {}
-            }
-        }
-        match &rule.verdict {
+            CallerPattern::Group { domain, name } => self.no_group(domain, name, suggestions),
+            _ => None,
+        });
+        let callees = rule.to.iter().filter_map(|pattern| match pattern {
+            CalleePattern::Vm { domain, name } => self.no_vm(domain, name, Stands::To, suggestions),
+            CalleePattern::Group { domain, name } => self.no_group(domain, name, suggestions),
+            CalleePattern::Service { domain, name } => self.no_service(domain, name, suggestions),
+            _ => None,
+        });
+        let redirect = std::iter::once_with(|| match &rule.verdict {
             Verdict::Redirect(Redirect::Vm { domain, name, .. }) => {
-                found.extend(self.no_vm(domain, name, Stands::Vm));
+                self.no_vm(domain, name, Stands::Vm, suggestions)
             }
             Verdict::Redirect(Redirect::Service { domain, name }) => {
-                found.extend(self.no_service(domain, &NamePattern::Exact(name.clone())));
+                let name = NamePattern::Exact(name.clone());
+                self.no_service(domain, &name, suggestions)
             }
-            _ => {}
-        }
-        found
+            _ => None,
+        });
+        callers.chain(callees).chain(redirect.flatten())
     }
 
-    fn no_vm(&self, domain: &str, name: &str, stands: Stands) -> Option<Found> {
+    fn no_vm(
+        &self,
+        domain: &str,
+        name: &str,
+        stands: Stands,
+        suggestions: &Suggestions,
+    ) -> Option<Found> {
         if self.plan.find(domain, name).is_some() {
             return None;
         }
-        let meant = did_you_mean(&self.meant(domain, name, stands));
+        let meant = suggestions.next(|| self.meant(domain, name, stands));
         let name = full_name(domain, name);
         let message = format!("there is no VM named {name:?}{meant}");
         let remedy = "correct the name, or add the VM: the rule holds for it then";
         Some(Found::new(FindingKind::UnknownVm, message, remedy))
     }
 
-    fn no_group(&self, domain: &str, name: &str) -> Option<Found> {
+    fn no_group(&self, domain: &str, name: &str, suggestions: &Suggestions) -> Option<Found> {
         let mut lines = self.plan.lines().filter(|line| line.domain == domain);
         if lines.any(|line| line.groups.iter().any(|group| group == name)) {
             return None;
@@ -183,13 +197,18 @@ impl Rulebook {
             let remedy = "add members that exist to the group, or remove the rule";
             return Some(Found::new(FindingKind::EmptyGroup, message, remedy));
         }
-        let meant = did_you_mean(&self.nearest_group(&name));
+        let meant = suggestions.next(|| self.nearest_group(&name));
         let message = format!("there is no group named {name:?}{meant}");
         let remedy = "correct the name, or put VMs into the group";
         Some(Found::new(FindingKind::UnknownGroup, message, remedy))
     }
 
-    fn no_service(&self, domain: &str, pattern: &NamePattern) -> Option<Found> {
+    fn no_service(
+        &self,
+        domain: &str,
+        pattern: &NamePattern,
+        suggestions: &Suggestions,
+    ) -> Option<Found> {
         let mut services = self.services.iter().map(|service| &service.value);
         if services.any(|service| service.domain == domain && pattern.covers(&service.name)) {
             return None;
@@ -197,7 +216,7 @@ impl Rulebook {
         let message = match pattern {
             NamePattern::Exact(name) => {
                 let name = full_name(domain, name);
-                let meant = did_you_mean(&self.nearest_service(&name));
+                let meant = suggestions.next(|| self.nearest_service(&name));
                 format!("there is no service named {name:?}{meant}")
             }
             NamePattern::Prefix(start) => {
@@ -216,7 +235,7 @@ impl Rulebook {
     }
 
     /// Groups that were written down with members that do not exist, or without any.
-    fn groups_of_nobody(&self) -> Vec<Finding> {
+    fn groups_of_nobody(&self, suggestions: &Suggestions) -> Vec<Finding> {
         let mut findings = Vec::new();
         for group in &self.groups {
             let name = full_name(&group.value.domain, &group.value.name);
@@ -228,7 +247,7 @@ impl Rulebook {
             for member in &group.value.members {
                 let domain = &group.value.domain;
                 if self.plan.find(domain, member).is_none() {
-                    let meant = did_you_mean(&self.meant(domain, member, Stands::Vm));
+                    let meant = suggestions.next(|| self.meant(domain, member, Stands::Vm));
                     let member = full_name(domain, member);
                     let message = format!(
                         "the group {name:?} has a member {member:?}, and there is no VM of this name{meant}"
@@ -242,7 +261,7 @@ impl Rulebook {
     }
 
     /// Services that no rule lets anybody call, and published ports of VMs that do not exist.
-    fn offers_to_nobody(&self) -> Vec<Finding> {
+    fn offers_to_nobody(&self, suggestions: &Suggestions) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut egress = None;
         for written in &self.services {
@@ -291,16 +310,21 @@ impl Rulebook {
             _ => {}
         }
         let published = self.publishes.iter();
-        findings.extend(published.filter_map(|publish| self.published_in_vain(publish)));
+        let in_vain = published.filter_map(|publish| self.published_in_vain(publish, suggestions));
+        findings.extend(in_vain);
         findings
     }
 
     /// A published port by which no connection gets anywhere.
-    fn published_in_vain(&self, publish: &Written<Publish>) -> Option<Finding> {
+    fn published_in_vain(
+        &self,
+        publish: &Written<Publish>,
+        suggestions: &Suggestions,
+    ) -> Option<Finding> {
         let (name, to) = (&publish.value.name, &publish.value.to);
         let vm = to.full_name();
         let Some(line) = self.plan.find(&to.domain, &to.vm) else {
-            let meant = did_you_mean(&self.meant(&to.domain, &to.vm, Stands::Vm));
+            let meant = suggestions.next(|| self.meant(&to.domain, &to.vm, Stands::Vm));
             let message = format!(
                 "the published port {name:?} leads to the VM {vm:?}, and there is none of this name{meant}"
             );
@@ -354,6 +378,24 @@ fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
     };
     redirected
         || rule.verdict == Verdict::Allow && rule.to.iter().any(|pattern| pattern.covers(callee))
+}
+
+/// What may be meant by the first names that nobody has.
+#[derive(Default)]
+struct Suggestions {
+    given: Cell<usize>,
+}
+
+impl Suggestions {
+    /// What a message says after the next such name.
+    fn next(&self, meant: impl FnOnce() -> Option<String>) -> String {
+        let given = self.given.get();
+        if given == MAX_SUGGESTIONS {
+            return String::new();
+        }
+        self.given.set(given + 1);
+        did_you_mean(&meant())
+    }
 }
 
 /// A finding that has no place yet.

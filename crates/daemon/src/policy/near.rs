@@ -32,29 +32,32 @@ impl Rulebook {
                 PolicyVerdict::Denied => verdict != PolicyVerdict::Denied,
                 _ => verdict != answer.verdict && names_an_end(rule, from, to),
             };
-            let Some(written) = self.rules.get(index).filter(|_| helps) else {
-                continue;
-            };
-            let words = info(index as u32, written);
+            if helps {
+                passed_over.push((index as u32, verdict, differs_in));
+            }
+        }
+        passed_over.sort_by_key(|(.., differs_in)| {
+            ["port", "from", "to"]
+                .iter()
+                .position(|key| key == differs_in)
+        });
+        passed_over.truncate(MAX_PASSED_OVER);
+        let passed_over = passed_over.into_iter();
+        let in_words = passed_over.filter_map(|(index, verdict, differs_in)| {
+            let words = info(index, self.rules.get(index as usize)?);
             let has = match differs_in {
                 "port" => words.ports,
                 "from" => words.from,
                 _ => words.to,
             };
-            passed_over.push(PassedOver {
-                rule: self.rule(index as u32),
+            Some(PassedOver {
+                rule: self.rule(index),
                 verdict,
                 differs_in: differs_in.to_owned(),
                 has,
-            });
-        }
-        passed_over.sort_by_key(|passed| {
-            ["port", "from", "to"]
-                .iter()
-                .position(|key| *key == passed.differs_in)
+            })
         });
-        passed_over.truncate(MAX_PASSED_OVER);
-        passed_over
+        in_words.collect()
     }
 }
 

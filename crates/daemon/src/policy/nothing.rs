@@ -91,13 +91,12 @@ fn calls_itself(rule: &Rule) -> Option<String> {
     };
     let is_itself = |of: &String, called: &String| (of, called) == (domain, name);
     let is_so = match &rule.verdict {
-        Verdict::Deny => false,
         Verdict::Redirect(Redirect::Vm { domain, name, .. }) => is_itself(domain, name),
-        Verdict::Redirect(_) => false,
         Verdict::Allow => !rule.to.is_empty()
             && rule.to.iter().all(
                 |to| matches!(to, CalleePattern::Vm { domain, name } if is_itself(domain, name)),
             ),
+        _ => false,
     };
     is_so.then(|| full_name(domain, name))
 }

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::api::types::{FindingKind, PolicyVerdict};
 use crate::config::{Cids, parse_file};
+use crate::policy::findings::MAX_SUGGESTIONS;
 
 fn book(text: &str) -> Rulebook {
     let config = parse_file(text, "ringdown.toml", Path::new("/etc")).unwrap();
@@ -1009,6 +1010,24 @@ fn findings_have_a_largest_number() {
     let book = book(&rule.repeat(MAX_FINDINGS));
     assert_eq!(book.check().len(), MAX_FINDINGS);
     assert_eq!(book.check_names().len(), MAX_FINDINGS);
+}
+
+#[test]
+fn suggestions_have_a_largest_number() {
+    let vm = "[[vm]]\nname = \"web\"\n";
+    let rule = "[[rule]]\nfrom = \"wbe\"\nto = \"any\"\naction = \"allow\"\n";
+    let text = |rules| format!("{vm}{}", rule.repeat(rules));
+    let suggested = |rules| {
+        let found = book(&text(rules)).check_names();
+        let of_name = found.iter().filter(|found| found.message.contains("wbe"));
+        assert_eq!(of_name.count(), rules);
+        let suggested = found
+            .iter()
+            .filter(|found| found.message.contains("did you mean \"web\""));
+        suggested.count()
+    };
+    assert_eq!(suggested(1), 1);
+    assert_eq!(suggested(MAX_SUGGESTIONS + 1), MAX_SUGGESTIONS);
 }
 
 #[test]

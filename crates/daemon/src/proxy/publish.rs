@@ -20,6 +20,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use device::{Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
@@ -39,8 +41,8 @@ use crate::runtime::{RuntimeError, remove_stale_socket};
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
 pub const MAX_CARRIED: u32 = 1024;
 
-/// The most that wait to be accepted, as far as this goes: callers who come without end must not hold up a change.
-const MAX_BACKLOG: usize = 1 << 16;
+/// The most that wait to be accepted: the system lets one more wait than it is asked for, and fewer at a TCP port.
+const MAX_WAITING: usize = device::BACKLOG as usize + 1;
 
 /// How long a listener rests when the system has no descriptor for the next connection.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -82,15 +84,18 @@ pub(crate) struct Standing {
     publish: Publish,
     /// Whether it is still published like this. Who changes it is the thread that judges calls to guests, between two of them.
     is_published: Arc<AtomicBool>,
+    /// Whether those who waited when it came into force may wait still, as there was no descriptor to accept them with.
+    turns_away_first: AtomicBool,
     /// Places for its calls that wait for the data plane.
     dials: Arc<Semaphore>,
 }
 
 impl Standing {
-    fn new(publish: Publish) -> Arc<Standing> {
+    fn new(publish: Publish, turns_away_first: bool) -> Arc<Standing> {
         Arc::new(Standing {
             publish,
             is_published: Arc::new(AtomicBool::new(true)),
+            turns_away_first: AtomicBool::new(turns_away_first),
             dials: Arc::new(Semaphore::new(MAX_DIALS_OF_PORT)),
         })
     }
@@ -108,7 +113,7 @@ impl Deref for Standing {
 struct Open {
     publish: watch::Sender<Arc<Standing>>,
     task: AbortHandle,
-    listener: Listener,
+    listener: Arc<Listener>,
     /// Removed at once when the port is closed: by the time that the task ends, the path may be another socket's.
     _file: Option<SocketFile>,
 }
@@ -145,18 +150,35 @@ impl Listener {
     }
 
     /// Hangs up on those who wait to be accepted.
-    fn turn_away_waiting(&self) {
-        let is_one_turned_away = || match self {
-            Listener::Tcp(listener) => listener.accept().is_ok(),
-            Listener::Unix(listener) => listener.accept().is_ok(),
-            Listener::Udp(_) => false,
-        };
-        for _ in 0..MAX_BACKLOG {
-            if !is_one_turned_away() {
-                return;
+    ///
+    /// # Errors
+    /// Some may wait still, as there is no descriptor to accept them with.
+    fn turn_away_waiting(&self) -> io::Result<()> {
+        turn_away(|| match self {
+            Listener::Tcp(listener) => {
+                let (caller, _) = listener.accept()?;
+                // It is cut off, whether it has sent anything or not.
+                Ok(set_socket_linger(&caller, Some(Duration::ZERO))?)
             }
+            Listener::Unix(listener) => listener.accept().map(drop),
+            Listener::Udp(_) => Err(io::ErrorKind::WouldBlock.into()),
+        })
+    }
+}
+
+/// Accepts with this as many as can have waited before the first. One that cannot be accepted any more is one of them.
+fn turn_away(mut accept: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..MAX_WAITING {
+        let Err(error) = accept() else {
+            continue;
+        };
+        match Errno::from_io_error(&error) {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return Err(error),
+            _ if error.kind() == io::ErrorKind::WouldBlock => break,
+            _ => {}
         }
     }
+    Ok(())
 }
 
 /// The file of a socket, which is removed with this.
@@ -216,8 +238,9 @@ impl Published {
                     let is_changed = kept.publish.borrow().publish != publish;
                     if is_changed {
                         // They may have come by a mode that lets them in no longer, and called somebody else.
-                        kept.listener.turn_away_waiting();
-                        let before = kept.publish.send_replace(Standing::new(publish));
+                        let turns_away_first = kept.listener.turn_away_waiting().is_err();
+                        let next = Standing::new(publish, turns_away_first);
+                        let before = kept.publish.send_replace(next);
                         before.is_published.store(false, Ordering::Release);
                     }
                     open.push(kept);
@@ -250,10 +273,12 @@ impl Published {
             port = %publish.to.port,
             "published a port"
         );
-        let sender = watch::Sender::new(Standing::new(publish));
+        let sender = watch::Sender::new(Standing::new(publish, false));
+        let kept = Arc::new(kept);
         let port = Port {
             shared: self.shared.clone(),
             publish: sender.subscribe(),
+            listener: kept.clone(),
             carried: Counter::default(),
         };
         let task = self.runtime.spawn(async move {
@@ -348,6 +373,8 @@ fn set_mode(path: &Path, mode: u32) {
 struct Port {
     shared: Arc<Shared>,
     publish: watch::Receiver<Arc<Standing>>,
+    /// As [`Open`] has it.
+    listener: Arc<Listener>,
     carried: Counter,
 }
 
@@ -370,6 +397,13 @@ impl Port {
     ) -> Option<(T, Arc<Standing>)> {
         loop {
             let standing = publish.borrow_and_update().clone();
+            if standing.turns_away_first.load(Ordering::Acquire) {
+                match self.listener.turn_away_waiting() {
+                    Ok(()) => standing.turns_away_first.store(false, Ordering::Release),
+                    Err(error) => self.rest(error).await,
+                }
+                continue;
+            }
             tokio::select! {
                 biased;
                 // Whoever is accepted from now on comes in by another.

@@ -173,8 +173,8 @@ async fn resolve(
     server: &str,
 ) -> Result<Vec<std::net::SocketAddr>, Reason> {
     let vm = call.identity.vm.full_name();
-    let hosts = shared.policy.borrow().hosts.clone();
-    let addresses = shared.names.server(server, &hosts, &shared.turns, &vm);
+    let hosts = &call.in_force.hosts;
+    let addresses = shared.names.server(server, hosts, &shared.turns, &vm);
     match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(LookupError::Unknown | LookupError::NotForPort(_))) => Err(Reason::Unreachable),

@@ -495,6 +495,7 @@ fn networks_and_ports_come_go_and_change() {
     write(&daemon, "[[vm]]\nname = \"web\"\n");
     assert_eq!(reload(&daemon).0, 200);
     assert!(daemon.net().network("lan").is_none() && daemon.net().network("dmz").is_none());
+    assert!(!daemon.worker().networks_stood_still());
     assert_eq!(vmm_sockets(&daemon), ["web.vhost"]);
     // Everybody is where they were.
     write(&daemon, NETWORKS);

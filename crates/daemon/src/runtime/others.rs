@@ -4,10 +4,10 @@
 //! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a
 //! note there that it has done so, and closes it again when it starts without `[control]`. What somebody else has decided about a directory stays.
 
-use std::fs::{OpenOptions, Permissions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
@@ -269,10 +269,7 @@ impl Held<'_> {
                 error: error.into(),
             })?;
         }
-        // A descriptor of this kind has no other way to its file's mode.
-        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        std::fs::set_permissions(file, Permissions::from_mode(mode))
-            .map_err(system("cannot set the mode of", self.path))
+        device::set_mode_of(&self.file, mode).map_err(system("cannot set the mode of", self.path))
     }
 }
 

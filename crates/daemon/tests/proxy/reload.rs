@@ -5,7 +5,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use daemon::config::ServiceTarget;
+use daemon::config::{Hosts, ListedAddress, ServiceTarget};
+use daemon::offers::Groups;
 use daemon::proxy::{Lookup, Resolver};
 use device::{Called, Hold};
 use switch::{CallerPattern, Policy, Rule};
@@ -149,5 +150,28 @@ fn a_call_is_put_through_to_what_was_offered_when_it_was_made() {
         stand.offer(to_secret.clone());
         assert!(answer().is_ok());
         assert!(secret.accept().is_err(), "nobody has come");
+    }
+}
+
+#[test]
+fn a_call_goes_to_the_address_that_was_listed_when_it_was_made() {
+    let stand = Stand::new();
+    let (_listener, address) = tcp_listener();
+    let set_hosts = |addresses: Vec<ListedAddress>| {
+        let hosts = Hosts::from_iter([("server.test".to_owned(), addresses)]);
+        let groups = Groups::default();
+        stand.proxy.set_policy(Arc::default(), hosts, groups, false);
+    };
+    let listed = ListedAddress {
+        address: address.ip(),
+        port: None,
+    };
+    let server = format!("server.test:{}", address.port());
+    let id = stand.offer(service(ServiceTarget::Tcp(server)));
+    for _ in 0..50 {
+        set_hosts(vec![listed]);
+        let answer = stand.begin(&web(), Called::Service(id), SocketType::Stream, None);
+        set_hosts(Vec::new());
+        assert_eq!(answer().err(), None);
     }
 }

@@ -279,7 +279,11 @@ impl Fabric {
             PublishedTo::Port(port) => (port, None),
             PublishedTo::Agent(answer) => (self.agent_port, Some(answer)),
         };
-        let refused = |reason| agent.as_ref().map(|answer| answer.give(Err(reason)));
+        let refused = |reason| {
+            if let Some(answer) = &agent {
+                answer.give(Err(reason));
+            }
+        };
         if !call.is_published.load(Ordering::Acquire) {
             return mark(call.cut.as_ref());
         }
@@ -302,9 +306,7 @@ impl Fabric {
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, port),
-            None => {
-                refused(Reason::CircuitLimit);
-            }
+            None => refused(Reason::CircuitLimit),
         }
     }
 

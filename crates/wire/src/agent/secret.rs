@@ -21,12 +21,20 @@
 //! The layout of [`Hello`](super::Hello) stays as it is: sides of before ignore capabilities that they do not know, and then no secret is given.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 /// The length of a secret in bytes: none can be guessed.
 pub const SECRET_LEN: usize = 32;
+
+/// The wait before the second call to an agent that gives a new secret. Each further one doubles it, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long the agent's own call may take to get through.
+const WAITED_FOR: Duration = Duration::from_secs(10);
 
 /// Why the daemon refuses a call to an agent that has given no secret yet, or whose own call has ended.
 pub const AGENT_AWAY: &str = "the guest's agent has not called the host yet, so no call can prove to it that it comes from the host: wait until the VM is ready";
@@ -49,6 +57,17 @@ impl Secret {
     pub fn new(bytes: [u8; SECRET_LEN]) -> Secret {
         Secret(bytes)
     }
+
+    /// How long a caller waits before it calls an agent once more that has given its host a new secret: until the daemon has it, calls carry the old
+    /// one, and nothing has been done in the guest. Ten seconds altogether at most.
+    pub fn pauses() -> impl Iterator<Item = Duration> {
+        let doubled = |pause: &Duration| Some((*pause * 2).min(LONGEST_PAUSE));
+        let mut waited = Duration::ZERO;
+        std::iter::successors(Some(FIRST_PAUSE), doubled).take_while(move |pause| {
+            waited += *pause;
+            waited <= WAITED_FOR
+        })
+    }
 }
 
 impl PartialEq for Secret {
@@ -62,5 +81,20 @@ impl Eq for Secret {}
 impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Secret")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_called_again_at_once_and_then_ever_more_rarely() {
+        let pauses: Vec<Duration> = Secret::pauses().collect();
+        assert_eq!(pauses[0], FIRST_PAUSE);
+        assert!(pauses.is_sorted());
+        assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));
+        let waited: Duration = pauses.iter().sum();
+        assert!(waited <= WAITED_FOR && waited + LONGEST_PAUSE > WAITED_FOR);
     }
 }

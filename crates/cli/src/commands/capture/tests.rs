@@ -181,6 +181,46 @@ fn a_capture_does_not_go_into_another_users_pipe() {
     assert!(private(&unnamed).is_ok());
 }
 
+/// A file that others can read is replaced, which a descriptor would not see.
+#[test]
+fn a_file_behind_a_descriptor_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    let file = File::create(&path).unwrap();
+    let behind = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let link = directory.path().join("link.pcapng");
+    std::os::unix::fs::symlink(&behind, &link).unwrap();
+    let set_mode = |mode| file.set_permissions(Permissions::from_mode(mode)).unwrap();
+    set_mode(0o644);
+    for name in [&behind, &link] {
+        let error = private(name).unwrap_err().to_string();
+        assert!(error.contains("`-w - >FILE`"), "{error}");
+    }
+    assert!(private(&path).is_ok());
+    fs::remove_file(&path).unwrap();
+    let error = private(&behind).unwrap_err().to_string();
+    assert!(error.contains("`-w - >FILE`"), "{error}");
+    set_mode(0o600);
+    assert!(private(&behind).is_ok());
+}
+
+#[test]
+fn a_file_that_cannot_be_replaced_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.pcapng");
+    fs::write(&path, "of another day").unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let set_mode = |mode| fs::set_permissions(directory.path(), Permissions::from_mode(mode));
+    set_mode(0o555).unwrap();
+    if File::create(directory.path().join("another")).is_ok() {
+        println!("skipped: this user may write in every directory");
+        return;
+    }
+    let error = private(&path).unwrap_err().to_string();
+    set_mode(0o755).unwrap();
+    assert!(error.contains("chmod go-rwx"), "{error}");
+}
+
 #[test]
 fn files_are_written_in_turn_and_each_is_whole() {
     let directory = tempfile::tempdir().unwrap();

@@ -12,11 +12,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use wire::agent::forward::{MAX_CONNECTIONS, Message, Place};
 use wire::agent::{
     CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind, Frame, Hello, OPERATION_CHANNEL,
-    Stream, negotiate,
+    Secret, Stream, negotiate,
 };
 use wire::vsock::SocketType;
 
@@ -33,10 +33,6 @@ pub(super) const MAX_CARRIED: u32 = MAX_CONNECTIONS as u32;
 
 /// How long the agent may take for each answer. It tries each address of a name for 10 seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long the agent is called again that has given its host a new secret meanwhile, and how often.
-const AGAIN_FOR: Duration = Duration::from_secs(10);
-const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Why a caller is not connected.
 #[derive(Debug, thiserror::Error)]
@@ -63,15 +59,14 @@ pub(super) async fn carry(
     client: &mut impl Socket,
     before: Before,
 ) {
-    let until = Instant::now() + AGAIN_FOR;
-    let connected = loop {
-        match connect(shared, publish, place).await {
-            Err(Refusal::WrongProof(_)) if Instant::now() < until => {
-                tokio::time::sleep(AGAIN_AFTER).await;
-            }
-            connected => break connected,
+    let mut connected = connect(shared, publish, place).await;
+    for pause in Secret::pauses() {
+        if !matches!(connected, Err(Refusal::WrongProof(_))) {
+            break;
         }
-    };
+        tokio::time::sleep(pause).await;
+        connected = connect(shared, publish, place).await;
+    }
     match connected {
         Ok(mut guest) => {
             if guest.tell(&before.header).await.is_ok() {

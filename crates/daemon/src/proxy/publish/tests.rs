@@ -1,3 +1,5 @@
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use switch::Policy;
 
 use super::super::resolver::{Names, SystemResolver};
@@ -72,6 +74,103 @@ impl super::super::exchange::Exchange for Calls {
     }
 }
 
+/// Has the runtime go on until a call reaches the data plane.
+fn next_call(
+    runtime: &tokio::runtime::Runtime,
+    calls: &std::sync::mpsc::Receiver<PublishedCall>,
+) -> PublishedCall {
+    runtime.block_on(async {
+        loop {
+            match calls.try_recv() {
+                Ok(call) => return call,
+                Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    })
+}
+
+/// Connects to the one published port, and waits until it can be accepted.
+fn early_caller(published: &Published) -> std::net::TcpStream {
+    let open = published.open.lock().unwrap();
+    let Listener::Tcp(listener) = &*open[0].listener else {
+        panic!("it listens on TCP");
+    };
+    let caller = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let patience = Duration::from_secs(60);
+    caller.set_read_timeout(Some(patience)).unwrap();
+    let mut waiting = [PollFd::new(listener, PollFlags::IN)];
+    let patience = patience.try_into().unwrap();
+    assert_eq!(poll(&mut waiting, Some(&patience)), Ok(1));
+    caller
+}
+
+fn is_reset(mut caller: impl std::io::Read) -> bool {
+    let got = caller.read(&mut [0]);
+    got.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+}
+
+#[test]
+fn who_waits_at_a_tcp_port_that_changes_is_reset() {
+    let (_runtime, published, _shared) = published();
+    let set = |name: &str| {
+        let publish = Publish {
+            name: name.to_owned(),
+            ..www(PublishListen::Tcp("127.0.0.1:0".to_owned()))
+        };
+        published.set(published.prepare(vec![publish]).unwrap());
+    };
+    set("www");
+    let early = early_caller(&published);
+    set("www2");
+    assert!(is_reset(&early));
+}
+
+#[test]
+fn who_waits_where_no_descriptor_was_left_comes_in_by_no_later_configuration() {
+    let (runtime, published, shared) = published();
+    let (sender, calls) = std::sync::mpsc::channel();
+    assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
+    let publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
+    published.set(published.prepare(vec![publish]).unwrap());
+    let early = early_caller(&published);
+    // As when the port was changed and nobody could be accepted.
+    let standing = published.open.lock().unwrap()[0].publish.borrow().clone();
+    standing.turns_away_first.store(true, Ordering::Release);
+    runtime.block_on(async { tokio::task::yield_now().await });
+    assert!(is_reset(&early));
+    let _late = early_caller(&published);
+    next_call(&runtime, &calls);
+    assert!(calls.try_recv().is_err());
+}
+
+#[test]
+fn who_hung_up_ends_no_turning_away() {
+    let is_done = |errors: &[Option<Errno>]| {
+        let mut errors = errors.iter();
+        let turned_away = turn_away(|| match errors.next() {
+            Some(Some(errno)) => Err((*errno).into()),
+            Some(None) => Ok(()),
+            None => Err(Errno::AGAIN.into()),
+        });
+        turned_away.is_ok() && errors.next().is_none()
+    };
+    assert!(is_done(&[
+        None,
+        Some(Errno::CONNABORTED),
+        Some(Errno::INTR),
+        None
+    ]));
+    assert!(!is_done(&[None, Some(Errno::MFILE)]));
+    assert!(!is_done(&[Some(Errno::CONNABORTED), Some(Errno::NFILE)]));
+    let mut accepted = 0;
+    let one = || {
+        accepted += 1;
+        Ok(())
+    };
+    assert!(turn_away(one).is_ok());
+    assert_eq!(accepted, MAX_WAITING);
+}
+
 #[test]
 fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     let (runtime, published, shared) = published();
@@ -91,17 +190,7 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     early.set_read_timeout(patience).unwrap();
     set(0o600, 81);
     let late = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    let next_call = || {
-        runtime.block_on(async {
-            loop {
-                match calls.try_recv() {
-                    Ok(call) => return call,
-                    Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
-                }
-            }
-        })
-    };
-    let call = next_call();
+    let call = next_call(&runtime, &calls);
     assert!(matches!(call.to, PublishedTo::Port(81)));
     assert!(call.is_published.load(Ordering::Acquire));
     assert_eq!(std::io::Read::read(&mut early, &mut [0]).unwrap(), 0);
@@ -109,7 +198,11 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     // What changes nothing turns nobody away.
     let waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
     set(0o600, 81);
-    assert!(next_call().is_published.load(Ordering::Acquire));
+    assert!(
+        next_call(&runtime, &calls)
+            .is_published
+            .load(Ordering::Acquire)
+    );
     drop(waiting);
     published.close();
 }
