@@ -372,7 +372,7 @@ impl Port {
             let standing = publish.borrow_and_update().clone();
             tokio::select! {
                 biased;
-                // Whoever is accepted from now on comes in by another.
+                // Callers that are accepted from now on get what is published then.
                 changed = publish.changed() => changed.ok()?,
                 accepted = poll_fn(&poll_accept) => match accepted {
                     Ok(caller) => return Some((caller, standing)),
