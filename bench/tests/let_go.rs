@@ -11,7 +11,7 @@ use bench::host;
 use rustix::event::{EventfdFlags, eventfd};
 use wire::vsock::Operation;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const RUNNING: &str = "the guest's driver is running";
 const LET_GO: &str = "the guest has let go";

@@ -44,7 +44,7 @@ pub const VERSION: u32 = 1;
 pub const NEED_REPLY: u32 = 1 << 3;
 
 /// How long the device may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Length of a message's header, in bytes.
 const HEADER_LEN: usize = 12;

@@ -199,6 +199,7 @@ pub(crate) mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -210,7 +211,9 @@ pub(crate) mod tests {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut peer = listener.accept().unwrap().0;
         peer.write_all(&[7; LEN]).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
         while rustix::io::ioctl_fionread(&socket).unwrap() < LEN as u64 {
+            assert!(Instant::now() < until, "all has arrived");
             std::thread::yield_now();
         }
         let peer = OwnedFd::from(peer);

@@ -1,4 +1,4 @@
-//! The connection by which reported to the host that this guest is ready.
+//! The connection by which the host knows that this guest is ready.
 //!
 //! The agent dials the host as soon as it listens, both say hello, and the connection stays open. When it breaks (the
 //! host's daemon was restarted, the guest was moved, or it was resumed and has a new generation), the agent dials again.

@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agent::session::Options;
 use daemon::fake::FakeDaemon;
@@ -504,6 +504,10 @@ fn readers_that_hold_all_their_connections_shut_out_no_operator_and_not_root() {
         return;
     }
     let nofile = getrlimit(Resource::Nofile);
+    if nofile.maximum.is_some_and(|most| most < 1200) {
+        eprintln!("skipped: it takes 1200 open files");
+        return;
+    }
     let wanted = Rlimit {
         current: nofile.maximum,
         ..nofile
@@ -513,12 +517,22 @@ fn readers_that_hold_all_their_connections_shut_out_no_operator_and_not_root() {
     let control = format!("[control]\nread-group = \"{READERS}\"\noperate-group = \"{OPERATORS}\"");
     let (_parent, daemon) = serve(&control);
     let socket = daemon.run.join("control.sock");
-    let held: Vec<UnixStream> = (60_001..60_005)
-        .flat_map(|uid| connections_of(uid, READERS, &socket))
-        .collect();
-    let reader = program.run_as(READERS, &daemon.run, &["vm", "ls"]);
+    let until = Instant::now() + Duration::from_secs(120);
+    let hold = || -> Vec<UnixStream> {
+        (60_001..60_005)
+            .flat_map(|uid| connections_of(uid, READERS, &socket))
+            .collect()
+    };
     let full = "users who may only read have 1024 connections to the control socket";
-    assert!(reader.err.contains(full), "{}", reader.err);
+    // The daemon closes silent ones after a while, on a busy machine before the question.
+    let held = loop {
+        let held = hold();
+        let reader = program.run_as(READERS, &daemon.run, &["vm", "ls"]);
+        if reader.err.contains(full) {
+            break held;
+        }
+        assert!(Instant::now() < until, "{}", reader.err);
+    };
     let operator = program.run_as(OPERATORS, &daemon.run, &["vm", "ls"]);
     assert_eq!(operator.code, Some(0), "{}", operator.err);
     let root = program::run_with(&daemon.run, &["vm", "ls"]);
@@ -529,6 +543,7 @@ fn readers_that_hold_all_their_connections_shut_out_no_operator_and_not_root() {
         .code
         .is_some_and(|code| code != 0)
     {
+        assert!(Instant::now() < until, "places are given back");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -48,7 +48,7 @@ struct Gate {
 }
 
 /// The longest that anybody waits there, so that a test which would wait for ever fails.
-const GATE_TIMEOUT: Duration = Duration::from_secs(20);
+const GATE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 struct State {

@@ -19,9 +19,9 @@ use crate::dialer::{Cut, mark};
 pub(crate) enum Who {
     /// A program that has opened the host socket and says whom it wants.
     Program(Credentials),
-    /// A program for which somebody else has called, who is told what has become of the call.
+    /// A program for which another caller has called, which gets the call's result.
     Represented(Represented),
-    /// Somebody who has come in by a published port, and knows nothing of handshakes.
+    /// A caller at a published port. It makes no handshake.
     Published {
         /// The published port's name.
         name: Arc<str>,

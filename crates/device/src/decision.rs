@@ -38,7 +38,7 @@ pub enum DecisionCaller<'a> {
     },
     /// A program of the host.
     Program(Credentials),
-    /// Somebody who has come in by a published port.
+    /// A caller at a published port.
     Published {
         /// Its name.
         name: &'a str,

@@ -53,8 +53,8 @@ pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
 const FEATURES: u64 =
     FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
 
-/// The thread of one line. When this is dropped nobody listens at the line's socket any more, its VMM is hung up on, and the thread ends by
-/// itself. Nobody waits for that: it may be closing a file of the VMM's, which takes as long as whoever serves the file likes.
+/// The thread of one line. Dropping this closes the line's socket and the VMM's connection, and does not wait for the end of the thread: it may be
+/// closing a file of the VMM's, which takes as long as the server of that file likes.
 #[derive(Debug)]
 pub(crate) struct Frontend {
     stop: Arc<OwnedFd>,

@@ -547,7 +547,7 @@ impl NetFabric {
         let Some(port) = self.ports.get_mut(number) else {
             return;
         };
-        // That a guest has posted buffers, nobody waits for.
+        // Buffers that a guest posts need no turn.
         if is_transmit(index) {
             port.counters.kicks += 1;
             self.make_ready(number, index);

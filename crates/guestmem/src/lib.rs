@@ -44,7 +44,7 @@
 //! # Ownership of the mapping
 //!
 //! A region is unmapped when nothing refers to it any more: a queue and a snapshot of the memory hold it by reference count.
-//! Removing a region from a memory therefore never pulls a page from under somebody. A thread for nothing else unmaps it: the last reference to
+//! Removing a region from a memory therefore unmaps no page that is in use. A thread for nothing else unmaps it: the last reference to
 //! a file of gigabytes takes the kernel as long to free as the file is large.
 
 #[cfg(feature = "driver")]

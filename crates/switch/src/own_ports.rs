@@ -25,8 +25,8 @@ pub fn is_own_port(port: u32) -> bool {
     OWN_RANGE.contains(&port)
 }
 
-/// Refuses a call that would end at such a port of a VM, unless a program of the host or the daemon called exactly that. What the daemon says to an
-/// agent is said to nobody else.
+/// Refuses a call that would end at such a port of a VM, unless a program of the host or the daemon called exactly that. No
+/// other program gets what the daemon sends to an agent.
 pub(crate) fn check(
     host: Option<HostCaller>,
     dialled: (Destination, u32),

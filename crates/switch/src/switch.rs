@@ -523,7 +523,7 @@ impl Switch {
         let Some(line) = self.lines.get_mut(line_id.0 as usize) else {
             return;
         };
-        // Who is there now knows nothing of the circuits of whoever was there before.
+        // The new driver has none of the old driver's circuits.
         if line.epoch == end.epoch {
             end.queued = true;
             line.round.push_back(Waiting { circuit: id, side });

@@ -44,10 +44,10 @@ fn is_capture(path: &str) -> bool {
     )
 }
 
-/// The same words whatever was asked for, and whoever may do it: who may not know hears nothing of what there is.
+/// One text for every refusal, so that it reveals nothing.
 const NO_ROLE: &str = "permission denied: read-group and operate-group in [control] of the daemon's configuration say who has";
 
-/// Whoever is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     uid: u32,
@@ -75,7 +75,7 @@ pub struct Access {
     owners: HashSet<u32>,
     /// None if whoever can connect may do everything: the socket's mode says who can.
     groups: Option<ControlGroups>,
-    /// What those hear who may look and ask for more.
+    /// The refusal for readers.
     to_readers: Arc<str>,
 }
 
@@ -90,7 +90,7 @@ impl Access {
         }
     }
 
-    /// What somebody of this role hears who may not do something. Whoever may look may know who may do more, as they may see everything.
+    /// The refusal for this role. Readers may see everything, so theirs says who may do more.
     pub fn forbidden(&self, role: Role) -> Failure {
         match role {
             Role::Nobody => Failure::new(Kind::Forbidden, NO_ROLE),

@@ -96,7 +96,7 @@ impl Identity {
         header(addresses.into(), transport, &fields)
     }
 
-    /// A service that takes ports below 1024 for a privileged program's must not find one that nobody told.
+    /// The caller's port, if it is known. A service could take port 0 for a privileged program's.
     fn known_source_port(&self) -> Option<String> {
         (self.source_port != 0).then(|| self.source_port.to_string())
     }

@@ -406,7 +406,7 @@ impl Port {
             }
             tokio::select! {
                 biased;
-                // Whoever is accepted from now on comes in by another.
+                // Callers that are accepted from now on get what is published then.
                 changed = publish.changed() => changed.ok()?,
                 accepted = poll_fn(&poll_accept) => match accepted {
                     Ok(caller) => return Some((caller, standing)),

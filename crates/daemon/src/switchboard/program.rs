@@ -117,11 +117,16 @@ impl Listener {
 /// Serves programs for as long as the thread lasts.
 pub(super) async fn serve(shared: Arc<Shared>, listener: UnixListener) {
     let owners = [0, rustix::process::geteuid().as_raw()];
-    serve_others(shared, listener, owners.to_vec()).await;
+    serve_so_many(shared, listener, owners.to_vec(), PROGRAMS).await;
 }
 
-/// The same, with these users as owners.
-pub(super) async fn serve_others(shared: Arc<Shared>, listener: UnixListener, owners: Vec<u32>) {
+/// The same, with these users as owners and these limits.
+pub(super) async fn serve_so_many(
+    shared: Arc<Shared>,
+    listener: UnixListener,
+    owners: Vec<u32>,
+    most: Limits,
+) {
     let turned_away = Arc::new(Semaphore::new(MAX_TURNED_AWAY));
     let places = Places::default();
     loop {
@@ -140,7 +145,7 @@ pub(super) async fn serve_others(shared: Arc<Shared>, listener: UnixListener, ow
             // Peers that the kernel does not name share the places of one user.
             Err(_) => Whose::Operator(u32::MAX),
         };
-        let place = match places.enter(whose, PROGRAMS) {
+        let place = match places.enter(whose, most) {
             Ok(place) => place,
             Err(full) => {
                 turn_away(stream, full, &turned_away);

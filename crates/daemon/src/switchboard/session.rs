@@ -127,7 +127,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         let writing = tokio::spawn(write(writer, said));
         let ended = tokio::select! {
             ended = session.serve() => ended,
-            // What cannot be told is not to be heard either.
+            // A session whose writer fails is over.
             ended = writing => ended.unwrap_or_else(|error| Err(io::Error::other(error))),
         };
         match ended {

@@ -17,11 +17,18 @@ impl Scene {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         fs::create_dir_all(path.join("place/inner")).unwrap();
-        fs::set_permissions(path.join("place"), Permissions::from_mode(mode)).unwrap();
-        Scene {
+        // Whatever the umask is.
+        for (name, mode) in [("", 0o755), ("place/inner", 0o755), ("place", mode)] {
+            fs::set_permissions(path.join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        symlink("socket", path.join("link")).unwrap();
+        let scene = Scene {
             _listener: UnixListener::bind(path.join("socket")).unwrap(),
             directory,
-        }
+        };
+        let above = "set TMPDIR to a directory on whose path other users can write nothing";
+        assert_eq!(scene.try_at("link"), Ok(()), "{above}");
+        scene
     }
 
     fn path(&self, name: &str) -> PathBuf {

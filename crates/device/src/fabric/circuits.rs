@@ -31,7 +31,7 @@ pub enum Endpoint {
         /// By what it is known to whoever called for it: see [`ProgramCall`](super::ProgramCall).
         ticket: Option<u64>,
     },
-    /// Somebody who has come in by a published port.
+    /// A caller at a published port.
     Published {
         /// The port's name.
         name: String,

@@ -34,7 +34,7 @@ const MAX_CALLERS: usize = 1024;
 /// How long a caller may take for its request.
 pub(super) const CALLER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Somebody who has come in by a published port.
+/// A call by a published port.
 #[derive(Debug)]
 pub struct PublishedCall {
     /// The published port's name.

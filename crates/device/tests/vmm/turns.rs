@@ -285,6 +285,10 @@ fn pieces_of_parked_packets_are_counted() {
 fn a_turn_takes_so_many_messages_of_vmms() {
     const MESSAGES: usize = 8;
     const VMMS: usize = 5 * MESSAGES;
+    if let Err(error) = std::fs::read("/proc/thread-self/syscall") {
+        eprintln!("skipped: what threads wait for cannot be read: {error}");
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
     let configs: Vec<_> = (0..VMMS)

@@ -19,6 +19,13 @@ use crate::{PATIENCE, config, fabric, turn_until};
 /// Of the memory of these tests' guests, in bytes.
 const GUEST_BYTES: u64 = 4 << 20;
 
+/// Runs a test on a thread that no later test gets.
+fn on_own_thread(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(test);
+    });
+}
+
 /// From now on the system refuses to unmap a guest's memory on this thread.
 fn refuse_to_unmap() {
     let (length, wide) = (1, SeccompCmpArgLen::Qword);
@@ -36,9 +43,12 @@ fn refuse_to_unmap() {
 
 /// How many times the whole of this memory is mapped.
 fn mappings(arena: &Arena) -> usize {
-    let inode = arena.file().metadata().unwrap().ino().to_string();
+    let file = arena.file().metadata().unwrap();
+    let (device, inode) = (file.dev(), file.ino());
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let file = format!(" {major:02x}:{minor:02x} {inode} ");
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let of_it = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);
+    let of_it = |line: &&str| line.contains(&file);
     let spans = maps.lines().filter(of_it);
     let is_whole = |line: &&str| {
         let (start, rest) = line.split_once('-').unwrap();
@@ -50,17 +60,19 @@ fn mappings(arena: &Arena) -> usize {
 }
 
 /// Has a guest, and does something that ends a mapping of its memory. So many are left then.
-fn is_unmapped_elsewhere_after(left: usize, end: impl FnOnce(&mut device::Fabric, &Guest)) {
-    let directory = tempfile::tempdir().unwrap();
-    let (mut fabric, config) = (fabric(), config(directory.path()));
-    fabric.open_line(&config).unwrap();
-    let guest = Guest::attach(&mut fabric, &config.vhost_user);
-    // The guest's own, and ours.
-    assert_eq!(mappings(&guest.arena), 2);
-    refuse_to_unmap();
-    end(&mut fabric, &guest);
-    turn_until(&mut fabric, "the memory is unmapped", |_| {
-        mappings(&guest.arena) == left
+fn is_unmapped_elsewhere_after(left: usize, end: impl FnOnce(&mut device::Fabric, &Guest) + Send) {
+    on_own_thread(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut fabric, config) = (fabric(), config(directory.path()));
+        fabric.open_line(&config).unwrap();
+        let guest = Guest::attach(&mut fabric, &config.vhost_user);
+        // The guest's own, and ours.
+        assert_eq!(mappings(&guest.arena), 2);
+        refuse_to_unmap();
+        end(&mut fabric, &guest);
+        turn_until(&mut fabric, "the memory is unmapped", |_| {
+            mappings(&guest.arena) == left
+        });
     });
 }
 
@@ -94,6 +106,10 @@ fn when_a_vmm_replaces_its_memory() {
 
 #[test]
 fn when_the_vmm_of_a_port_goes() {
+    on_own_thread(unmap_of_port);
+}
+
+fn unmap_of_port() {
     let directory = tempfile::tempdir().unwrap();
     let vhost_user = directory.path().join("web.lan.vhost");
     let mut fabric = NetFabric::new().unwrap();

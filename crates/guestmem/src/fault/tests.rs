@@ -66,11 +66,13 @@ fn a_truncated_region_is_poisoned_and_only_that_one() {
 fn a_poisoned_region_still_refers_to_its_file() {
     let arena = Arena::new(4 * PAGE).unwrap();
     let memory = GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap();
-    let inode = arena.file().metadata().unwrap().ino().to_string();
+    let file = arena.file().metadata().unwrap();
+    let (device, inode) = (file.dev(), file.ino());
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let file = format!(" {major:02x}:{minor:02x} {inode} ");
     let is_mapped = || {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        maps.lines()
-            .any(|line| line.split_whitespace().nth(4) == Some(&inode))
+        maps.contains(&file)
     };
     arena.file().set_len(PAGE as u64).unwrap();
     drop(arena);

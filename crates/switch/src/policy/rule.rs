@@ -278,7 +278,7 @@ pub enum Caller<'a> {
         /// The groups it runs with, its own and the supplementary ones.
         gids: &'a [u32],
     },
-    /// Somebody who has come in by a published port.
+    /// A caller at a published port.
     Published,
 }
 

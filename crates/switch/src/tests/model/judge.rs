@@ -134,7 +134,7 @@ impl World {
         !again
     }
 
-    /// Whether a request repeats the dial of this circuit, of which nobody is lost.
+    /// Whether a request repeats the dial of this circuit, of which neither end is lost.
     pub(super) fn asks_again(&self, circuit: CircuitId, side: Side, kind: SocketType) -> bool {
         self.switch.find(circuit).is_some_and(|index| {
             let ends = &self.switch.circuits[index].ends;
