@@ -11,8 +11,8 @@ use switch::{CircuitId, LineId, Reason, Time};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
-use crate::Credentials;
 use crate::dialer::{Cut, mark};
+use crate::snapshot::Credentials;
 
 /// Who it is that calls.
 #[derive(Debug, Clone)]

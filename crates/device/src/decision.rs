@@ -1,9 +1,8 @@
 //! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
 
 use switch::{Address, CircuitId, Reason, RuleId, ServiceEntry};
-use sys::peer::Peer;
 
-use crate::CircuitSnapshot;
+use crate::snapshot::{CircuitSnapshot, Credentials};
 
 /// What became of one call.
 #[derive(Debug, Clone, Copy)]
@@ -64,24 +63,6 @@ pub enum DecisionCallee<'a> {
         /// The port that it stands for.
         port: u32,
     },
-}
-
-/// Whose program it is that calls, as the kernel says (unix(7), `SO_PEERCRED`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Credentials {
-    /// The user.
-    pub uid: u32,
-    /// The process; 0 if it cannot be seen from here, as from within a container.
-    pub pid: i32,
-}
-
-impl From<&Peer> for Credentials {
-    fn from(peer: &Peer) -> Credentials {
-        Credentials {
-            uid: peer.uid,
-            pid: peer.pid,
-        }
-    }
 }
 
 /// Something that has happened to a line or a circuit.

@@ -51,7 +51,7 @@ pub use self::agent::{Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, NewLine, RefusedLine};
-pub use self::circuits::{CircuitFilter, CircuitSlice, CircuitSnapshot, Endpoint, Survey};
+pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 use self::dial::Redial;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;

@@ -37,6 +37,7 @@ pub mod net;
 mod reactor;
 mod relay;
 mod ring;
+mod snapshot;
 mod socket;
 mod spin;
 mod tally;
@@ -46,20 +47,18 @@ pub mod window;
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use connect::connect_to;
-pub use decision::{
-    Credentials, Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer,
-};
+pub use decision::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer};
 pub use dialer::{Answer, Called, Carrier, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
     Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, CircuitFilter,
-    CircuitSlice, CircuitSnapshot, Endpoint, Fabric, HybridConfig, LineConfig, LineSnapshot,
-    NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig,
-    Survey,
+    CircuitSlice, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine, OpenLineError,
+    ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig, Survey,
 };
 pub use fault::MAX_FAULT_CHARS;
 pub use line::AgentSecret;
 pub use reactor::Waker;
 pub use ring::RingCounts;
+pub use snapshot::{CircuitSnapshot, Credentials, Endpoint};
 pub use socket::{
     BACKLOG, keep_own_apart, listen_without_descriptors, seqpacket_path, set_mode_of,
     set_socket_mode,

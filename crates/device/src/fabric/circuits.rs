@@ -1,83 +1,14 @@
 //! Circuits, for whoever asks: which there are, which one a guest means, and the end of one.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use switch::{
     CalleeId, CircuitId, CircuitReport, CircuitState, Event, LineId, Reason, ServiceEntry, Side,
 };
-use wire::vsock::SocketType;
 
 use super::Fabric;
-use crate::Credentials;
 use crate::caller::Who;
-
-/// Who is at an end of a circuit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
-    /// A guest.
-    Vm {
-        /// Its domain.
-        domain: String,
-        /// Its name there.
-        name: String,
-        /// The port.
-        port: u32,
-    },
-    /// A program of the host that has called.
-    Program {
-        /// Whose it is.
-        credentials: Credentials,
-        /// By what it is known to whoever called for it: see [`ProgramCall`](super::ProgramCall).
-        ticket: Option<u64>,
-    },
-    /// A caller at a published port.
-    Published {
-        /// The port's name.
-        name: String,
-    },
-    /// A service of the host.
-    Service {
-        /// Its name.
-        name: String,
-        /// The port.
-        port: u32,
-    },
-    /// A program of the host that is called at this port.
-    Listener {
-        /// The port.
-        port: u32,
-    },
-    /// Somebody who has gone since.
-    Gone,
-}
-
-/// A circuit as it stands, with names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CircuitSnapshot {
-    /// Its number.
-    pub id: CircuitId,
-    /// Its type.
-    pub socket_type: SocketType,
-    /// How far it has come. One that has been cut short is closing.
-    pub state: CircuitState,
-    /// How long it has been there.
-    pub age: Duration,
-    /// What a person finds the rule by that allows it.
-    pub rule: Option<String>,
-    /// Who called.
-    pub caller: Endpoint,
-    /// Whom the caller meant.
-    pub dialled: Endpoint,
-    /// Who has the call: by a redirection somebody else.
-    pub callee: Endpoint,
-    /// Bytes that have arrived, by the side that sent them.
-    pub bytes: [u64; 2],
-    /// Bytes in our keeping that have yet to arrive, by the side that sent them.
-    pub queued: [u32; 2],
-    /// Bytes that may still be sent on before the receiver has to make room, by the side that sends them.
-    pub credit: [u32; 2],
-}
+use crate::snapshot::{CircuitSnapshot, Endpoint};
 
 /// Which circuits are asked for. Without anything, all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

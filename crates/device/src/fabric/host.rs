@@ -15,12 +15,12 @@ use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
-use crate::Credentials;
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
 use crate::dialer::{Cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
+use crate::snapshot::Credentials;
 
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
