@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use config::AGENT_PORT;
 use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
-use daemon::config::AGENT_PORT;
 
 use crate::quote::quote;
 use crate::vmm::{Accelerator, Memory, qemu_path};

@@ -1,7 +1,7 @@
 //! The windows of a VM, as each VMM is told of them: memory of zero-copy circuits, each window a virtio-pmem device.
 
+use config::{MAX_WINDOWS, WindowsSpec};
 use daemon::api::types::VmWindows;
-use daemon::config::{MAX_WINDOWS, WindowsSpec};
 use daemon::windows::{port_name, ports};
 
 use crate::vmm::{Memory, qemu_path};

@@ -45,11 +45,11 @@ mod expected;
 mod net_routes;
 mod net_types;
 mod page;
+pub(crate) mod parameters;
 mod policy_types;
 mod problem;
 mod request;
 mod routes;
-pub(crate) mod schema;
 mod serve;
 pub mod types;
 

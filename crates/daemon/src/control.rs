@@ -12,6 +12,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use config::input::{InputError, did_you_mean};
+use config::limits::members;
+use config::{Channel, Chardev, LineSpec, Plan, PlanChange, StateError, VmRequest};
 use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
@@ -19,11 +22,8 @@ use crate::api::types::{
     ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
 };
 use crate::capture::CaptureReader;
-use crate::config::{Channel, Chardev, Plan, PlanChange, StateError, VmRequest};
 use crate::in_force::{InForce, Parts};
-use crate::input::{InputError, did_you_mean};
-use crate::limits::members;
-use crate::line::{Counters, LineError, LineSpec, LineStatus};
+use crate::line::{Counters, LineError, LineStatus};
 use crate::metrics::Pages;
 use crate::net::{NetError, NetFault};
 use crate::offers::OfferError;

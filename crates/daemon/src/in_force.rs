@@ -11,17 +11,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use config::{Chardev, LineSpec, PlanChange, Settings, StateError};
+
 use crate::api::StalledClients;
 use crate::audit::Audit;
 use crate::capture::Captures;
-use crate::config::{Chardev, PlanChange, StateError};
 use crate::control::ControlError;
 use crate::events::Events;
-use crate::line::{LineChange, LineFault, LineSpec, LineWorker, PolicyChange};
+use crate::line::{LineChange, LineFault, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetWorker};
 use crate::offers::{Commit, Offers};
 use crate::policy::Rulebook;
-use crate::reload::{ReadConfig, Settings};
+use crate::reload::ReadConfig;
 use crate::runtime::{check_directory, remove_stale_socket};
 use crate::switchboard::Circuits;
 use crate::windows::Windows;

@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use config::{Hosts, Publish, Service};
 use device::Dialer;
 use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -50,7 +51,6 @@ use self::resolver::Names;
 pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
 pub use self::shared::AuditSink;
 use self::shared::{Shared, TakenCall, count};
-use crate::config::{Hosts, Publish, Service};
 use crate::offers::Groups;
 use crate::runtime_thread::RuntimeThread;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use config::input::{did_you_mean, nearest};
 use daemon::api::types::{CircuitInfo, CircuitPhase, PolicyRules, WindowInfo};
-use daemon::input::{did_you_mean, nearest};
 
 use super::table::{row, table};
 use super::{print, print_json};

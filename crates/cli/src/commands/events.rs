@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use config::input::parse_full_name;
 use daemon::api::types::{Event, EventKind, Why};
-use daemon::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::policy::port_or_own;

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use axum::http::Method;
+use config::{ControlGroups, group_words};
 use sys::peer::peer;
 
 use super::problem::{Failure, Kind};
-use crate::config::{ControlGroups, group_words};
 use crate::places::Whose;
 
 /// What a caller may do.

@@ -8,13 +8,13 @@ use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
+use config::input::nearest;
 use serde_json::Value;
 
 use super::description::DESCRIPTION;
 use super::expected::{expected, fits};
 use super::problem::{Failure, Kind};
 use super::request::{BODY_TIMEOUT, shown};
-use crate::input::nearest;
 
 /// Lets through what the description has.
 pub(super) async fn hold(request: Request, next: Next) -> Result<Response, Failure> {

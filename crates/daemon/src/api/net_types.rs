@@ -5,12 +5,11 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
+pub use config::NewPort;
+use config::full_name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
-
-pub use crate::config::NewPort;
-use crate::config::full_name;
 
 /// The media type of a capture: pcapng.
 pub const CAPTURE_MEDIA_TYPE: &str = "application/x-pcapng";

@@ -6,11 +6,11 @@ use std::io::ErrorKind;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use config::ConfigError;
+use config::input::InputError;
 
 use super::types::{PROBLEM_MEDIA_TYPE, Problem, VmState};
-use crate::config::ConfigError;
 use crate::control::ControlError;
-use crate::input::InputError;
 use crate::line::LineError;
 use crate::net::{NetError, NetFault, NetFaultCause};
 use crate::policy::AskError;

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use config::full_name;
+use config::schema;
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
@@ -16,8 +18,6 @@ pub use crate::api::event_types::*;
 pub use crate::api::net_types::*;
 pub use crate::api::policy_types::*;
 use crate::api::request::{each_once, objects};
-use crate::api::schema;
-use crate::config::full_name;
 
 /// The media type of [`Problem`] (RFC 9457, section 6.1).
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
@@ -87,7 +87,7 @@ pub struct NewVm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::optional::socket_path)]
     pub qmp: Option<PathBuf>,
-    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS); what is left out has its default.
+    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](config::limits::LIMIT_MEMBERS); what is left out has its default.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
@@ -316,7 +316,7 @@ pub struct VmStatus {
     pub agent: Option<AgentInfo>,
     /// Circuits, in any state.
     pub circuits: u32,
-    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](crate::limits::LIMIT_MEMBERS).
+    /// What the VM may use, by the names of [`LIMIT_MEMBERS`](config::limits::LIMIT_MEMBERS).
     #[serde(default)]
     pub limits: BTreeMap<String, u64>,
     /// What it uses now, by the same names for what can be in use, and `granted_bytes`: the credit that is reserved for

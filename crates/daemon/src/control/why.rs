@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use config::parse_user;
+
 use super::{Control, ControlError};
 use crate::api::types::{PolicyVerdict, VmState, VmStatus, Why};
-use crate::config::parse_user;
 use crate::events::Call;
 
 impl Control {

@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use config::directories::control_socket;
+use config::{Cids, Config, Plan, Settings, parse_allow_option, parse_vm_option, read_file};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -16,15 +18,13 @@ use crate::api::{self, StalledClients};
 use crate::arrivals::{Arrivals, arrivals};
 use crate::audit::Audit;
 use crate::capture::Captures;
-use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
 use crate::events::Events;
 use crate::in_force::{InForce, Parts};
 use crate::line::LineWorker;
 use crate::offers::NoOffers;
 use crate::policy::Rulebook;
-use crate::reload::{ReadConfig, Settings};
-use crate::runtime::control_socket;
+use crate::reload::ReadConfig;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
 use crate::windows::Windows;
 

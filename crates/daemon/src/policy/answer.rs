@@ -4,16 +4,16 @@ use std::net::IpAddr;
 
 use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
 
+use config::input::{InputError, did_you_mean, parse_full_name};
+use config::{
+    LineSpec, Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user,
+    parse_user_group,
+};
 use wire::destination::Host;
 
 use super::Rulebook;
 use super::meant::Stands;
 use crate::api::types::{PolicyAnswer, PolicyRule, PolicyVerdict};
-use crate::config::{
-    Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user, parse_user_group,
-};
-use crate::input::{InputError, did_you_mean, parse_full_name};
-use crate::line::LineSpec;
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

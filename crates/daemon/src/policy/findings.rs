@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use config::input::did_you_mean;
+use config::{GuestPort, Publish, ServiceTarget, Written, full_name};
 use switch::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
     Verdict, is_own_port,
@@ -10,8 +12,6 @@ use switch::{
 use super::Rulebook;
 use super::meant::Stands;
 use crate::api::types::{Finding, FindingKind, PolicyReport};
-use crate::config::{GuestPort, Publish, ServiceTarget, Written, full_name};
-use crate::input::did_you_mean;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;

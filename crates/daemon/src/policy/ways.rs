@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use config::input::parse_full_name;
+use config::{LineSpec, Service};
 use switch::{
     Callee, CalleePattern, Caller, Decision, OfferedPorts, Redirect, Rule, Verdict, is_own_port,
 };
@@ -11,9 +13,6 @@ use super::Rulebook;
 use super::answer::{From, To};
 use super::findings::Found;
 use crate::api::types::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
-use crate::config::Service;
-use crate::input::parse_full_name;
-use crate::line::LineSpec;
 
 /// The most VMs that a finding names.
 const MAX_NAMED_VMS: usize = 4;

@@ -6,12 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use config::listeners::Spoken;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
-use super::own::{OwnListeners, Spoken};
+use super::own::OwnListeners;
 use super::tcp::{reason_of, refuse_own};
 use switch::Reason;
 

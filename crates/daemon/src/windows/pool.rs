@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use device::window::{DATA_OFFSET, Life, MAX_LEN_BETWEEN_STRANGERS, MIN_LEN, WindowFile, ring_len};
+use device::window::{DATA_OFFSET, Life, MAX_LEN_BETWEEN_STRANGERS, WindowFile, ring_len};
+use wire::window::MIN_LEN;
 
 use super::qmp::{Qmp, QmpError};
 use super::standing::Standing;

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use config::{Cids, Plan, parse_file};
 use daemon::api::types::PolicyVerdict;
 use daemon::audit::AuditDecision;
-use daemon::config::{Cids, Plan, parse_file};
 use daemon::offers::Groups;
 use daemon::policy::Rulebook;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use config::ControlGroups;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::api::{Access, StalledClients, serve};
-use crate::config::ControlGroups;
 use crate::fake::{FakeWorker, routes};
 
 /// Serves at a socket of this name.

@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 
+use config::MAX_FILE_LEN;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::{ENVIRONMENT_PREFIX, Request, Word, receive};
-use crate::config::MAX_FILE_LEN;
 use crate::proxy::{INHERITED, limit_descriptors};
 
 /// Programs at once. Each connection that services and channels may have at once has its own limit; this one is for all of them.

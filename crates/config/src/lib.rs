@@ -12,9 +12,15 @@ mod channel;
 mod cids;
 mod control;
 mod dialled;
+pub mod directories;
 mod file;
 mod files;
 mod hosts;
+pub mod input;
+pub mod limits;
+mod line;
+pub mod listeners;
+pub mod net;
 mod network;
 mod offer;
 mod option;
@@ -22,7 +28,9 @@ mod pattern;
 mod plan;
 mod port;
 mod rule;
+pub mod schema;
 mod services;
+mod settings;
 mod source;
 mod state;
 mod users;
@@ -34,7 +42,7 @@ mod windows;
 mod tests;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use addresses::{Addresses, MAX_REMEMBERED_HOSTS, MAX_REMEMBERED_NETWORKS};
@@ -46,15 +54,16 @@ pub use cids::{Cids, MAX_REMEMBERED};
 pub use control::ControlGroups;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, ListedAddress, MAX_ADDRESSES, MAX_HOSTS};
+pub use line::LineSpec;
 pub use network::{
     AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,
     check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
 };
 pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
-pub(crate) use pattern::{parse_callee, parse_caller};
+pub use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
-pub(crate) use port::VLAN_BOUNDS;
+pub use port::VLAN_BOUNDS;
 pub use port::{
     MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
 };
@@ -63,21 +72,22 @@ pub use services::{
     MAX_COMMAND_WORDS, MAX_CONNECT_TIMEOUT_MS, MAX_PUBLISHES, MAX_SERVICES, MOST_CONNECTIONS,
     Publish, PublishListen, PublishedPort, Service, ServiceTarget,
 };
+pub use settings::Settings;
 pub use switch::full_name;
 
 use switch::{DEFAULT_DOMAIN, Limits, Rule};
 
 use crate::input::InputError;
 
-pub(crate) use dialled::{check_dialled, check_dialled_with};
-pub(crate) use files::{check_sockets, check_targets};
+pub use dialled::{check_dialled, check_dialled_with};
+pub use files::{check_sockets, check_targets};
 pub use source::MAX_LIST_LEN;
 pub use state::StateError;
-pub(crate) use state::{StateFile, check_version};
-pub(crate) use users::load_name_services;
+pub use state::{StateFile, check_version};
+pub use users::load_name_services;
 pub use users::{group_words, groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
-pub(crate) use windows::expected as expected_windows;
+pub use windows::expected as expected_windows;
 pub use windows::{MAX_WINDOWS, MAX_WINDOWS_OF_ALL, WindowsSpec, parse_windows};
 
 /// How long the worker looks before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
@@ -236,15 +246,6 @@ impl Config {
     }
 }
 
-/// The state directory that holds when none is named: `$STATE_DIRECTORY` as systemd sets it, of several the first; else the
-/// runtime directory.
-pub fn default_state_dir(runtime_dir: &Path) -> PathBuf {
-    let directories = std::env::var_os("STATE_DIRECTORY").unwrap_or_default();
-    std::env::split_paths(&directories)
-        .find(|path| path.is_absolute())
-        .unwrap_or_else(|| runtime_dir.to_owned())
-}
-
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -264,19 +265,6 @@ pub enum ConfigError {
         /// What the system said.
         error: io::Error,
     },
-}
-
-/// The runtime directory that holds when none is named: `$RINGDOWN_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ringdown`,
-/// else `/run/ringdown`. An empty variable counts as none.
-pub fn default_runtime_dir() -> PathBuf {
-    let variable = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    variable("RINGDOWN_RUNTIME_DIR")
-        .or_else(|| variable("XDG_RUNTIME_DIR").map(|path| path.join("ringdown")))
-        .unwrap_or_else(|| Path::new("/run/ringdown").to_owned())
 }
 
 fn refuse<T>(place: impl Into<String>, result: Result<T, InputError>) -> Result<T, ConfigError> {

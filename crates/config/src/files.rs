@@ -11,12 +11,12 @@ use super::{
     ChannelTarget, Config, ConfigError, Plan, Publish, PublishListen, Service, ServiceTarget,
     Written, refuse,
 };
-use crate::channels::install_log;
-use crate::config::Chardev;
+use crate::Chardev;
+use crate::directories::install_log;
 use crate::input::InputError;
 use crate::line::LineSpec;
-use crate::proxy::own::{Spoken, leads_to, listener};
-use crate::reload::Settings;
+use crate::listeners::{Spoken, leads_to, listener};
+use crate::settings::Settings;
 
 /// Refuses channels whose file, or the file that it becomes when it is full, is another channel's, the audit's, or one that the daemon reads.
 ///
@@ -59,7 +59,7 @@ pub(super) fn check_files(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// [`ConfigError::Input`] with the place of the service or the VM.
-pub(crate) fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+pub fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
     let own = OwnSockets::of(&config.publishes, plan);
     for (leader, path) in targets(&config.services, plan) {
         let place = match leader {
@@ -108,7 +108,7 @@ fn refuse_published(
 ///
 /// # Errors
 /// [`InputError::DuplicatePath`] with the service or the VM that leads there.
-pub(crate) fn check_sockets(
+pub fn check_sockets(
     services: &[Written<Service>],
     publishes: &[Written<Publish>],
     plan: &Plan,
@@ -170,8 +170,8 @@ impl OwnSockets {
     fn of(publishes: &[Written<Publish>], plan: &Plan) -> OwnSockets {
         let mut own = OwnSockets::default();
         let run = plan.runtime_dir();
-        own.add(&crate::runtime::control_socket(run), "the control API");
-        own.add(&crate::runtime::circuit_socket(run), "the switchboard");
+        own.add(&crate::directories::control_socket(run), "the control API");
+        own.add(&crate::directories::circuit_socket(run), "the switchboard");
         for line in plan.lines() {
             own.add_line(line);
         }
@@ -207,7 +207,7 @@ impl OwnSockets {
             self.add(path, &owner);
         }
         self.add(&line.host, &owner);
-        self.add(&device::seqpacket_path(&line.host), &owner);
+        self.add(&wire::connect::seqpacket_path(&line.host), &owner);
         if let Some(stem) = &line.hybrid {
             self.stems.claim(stem, &owner).ok();
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{ControlGroups, parse_file};
+use crate::{ControlGroups, parse_file};
 
 fn read(text: &str) -> Result<ControlGroups, String> {
     let config = parse_file(text, "ringdown.toml", Path::new("/etc"));

@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use wire::ethernet::MacAddress;
 
 use super::Plan;
-use crate::config::addresses::Addresses;
-use crate::config::network::is_label;
-use crate::config::pattern::malformed;
-use crate::config::{PortRequest, VmRequest};
+use crate::addresses::Addresses;
 use crate::input::{InputError, check_socket_path, did_you_mean};
 use crate::line::LineSpec;
 use crate::net::{NetHost, NetworkSpec, PortSpec, hears_station};
+use crate::network::is_label;
+use crate::pattern::malformed;
+use crate::{PortRequest, VmRequest};
 
 /// The most ports of VMs in networks, over all VMs of a daemon.
 pub const MAX_PORTS: usize = 2048;
@@ -388,15 +388,15 @@ impl<'a> Claims<'a> {
     fn new(before: &'a Occupied, plan: &Plan) -> Claims<'a> {
         let mut paths = BTreeMap::from([
             (
-                crate::runtime::control_socket(&plan.runtime_dir),
+                crate::directories::control_socket(&plan.runtime_dir),
                 "the control API".to_owned(),
             ),
             (
-                crate::runtime::circuit_socket(&plan.runtime_dir),
+                crate::directories::circuit_socket(&plan.runtime_dir),
                 "the switchboard".to_owned(),
             ),
             (
-                crate::runtime::lock_file(&plan.runtime_dir),
+                crate::directories::lock_file(&plan.runtime_dir),
                 "the daemon's lock".to_owned(),
             ),
         ]);

@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// A file of the state directory.
-pub(crate) struct StateFile {
+pub struct StateFile {
     /// Its name, such as `cids.json`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The most bytes that it has.
-    pub(crate) max_len: u64,
+    pub max_len: u64,
     /// What happens if it is removed, in words.
-    pub(crate) without_it: &'static str,
+    pub without_it: &'static str,
 }
 
 /// Why what is remembered cannot be read or written.
@@ -58,7 +58,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError::Broken`], [`StateError::Unreadable`].
-    pub(crate) fn load<D: DeserializeOwned, T>(
+    pub fn load<D: DeserializeOwned, T>(
         &self,
         state_dir: &Path,
         check: impl FnOnce(D) -> Result<T, String>,
@@ -93,11 +93,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError::Unwritable`].
-    pub(crate) fn save(
-        &self,
-        state_dir: &Path,
-        document: &impl Serialize,
-    ) -> Result<(), StateError> {
+    pub fn save(&self, state_dir: &Path, document: &impl Serialize) -> Result<(), StateError> {
         let path = self.path(state_dir);
         let write = || -> io::Result<()> {
             let mut text = serde_json::to_vec(document)?;
@@ -119,7 +115,7 @@ impl StateFile {
 ///
 /// # Errors
 /// What is wrong, in words.
-pub(crate) fn check_version(found: u32, known: u32) -> Result<(), String> {
+pub fn check_version(found: u32, known: u32) -> Result<(), String> {
     match found == known {
         true => Ok(()),
         false => Err(format!(

@@ -16,15 +16,15 @@ use super::ConfigError;
 use super::network::parse_ipv4;
 use super::pattern::malformed;
 use super::source::{MAX_LIST_LEN, Source, Table, Value};
-use crate::api::schema;
 use crate::input::{InputError, check_name_of, check_socket_path};
 use crate::net::Moderation;
+use crate::schema;
 
 /// The most networks that one VM can be in.
 pub const MAX_NETS: usize = 8;
 
 /// The VLANs that there are: 0 and 4095 mean something else (IEEE 802.1Q).
-pub(crate) const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
+pub const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
 
 /// The queues of a port come in pairs, of which a guest with as many processors can use one each.
 const QUEUE_PAIRS_BOUNDS: RangeInclusive<u64> = 1..=8;

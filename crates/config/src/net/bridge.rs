@@ -2,12 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use switch::bridge::{
-    BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortCounters, PortKind, Refusal, Vlan,
-};
+use switch::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Vlan};
 use wire::ethernet::MacAddress;
-
-use crate::line::Counters;
 
 use super::{NetworkSpec, PortSpec, hears_station};
 
@@ -90,25 +86,6 @@ impl PortSpec {
     }
 }
 
-/// What the switch counts of a port, by name.
-pub fn switch_counters(counters: &PortCounters) -> Counters {
-    Counters::from([
-        ("received_frames", counters.received_frames),
-        ("received_bytes", counters.received_bytes),
-        ("sent_frames", counters.sent_frames),
-        ("sent_bytes", counters.sent_bytes),
-        ("flooded_frames", counters.flooded_frames),
-        ("refused_frames", counters.refused_total()),
-    ])
-}
-
-/// Why the switch has refused frames of a port, by name. What never came up is left out.
-pub fn refused_counters(counters: &PortCounters) -> Counters {
-    let count = |refusal: Refusal| (refusal.name(), counters.refused(refusal));
-    let counts = Refusal::ALL.into_iter().map(count);
-    counts.filter(|(_, count)| *count > 0).collect()
-}
-
 /// The link-local address that is made of a MAC address.
 fn link_local(mac: MacAddress) -> Ipv6Addr {
     let identifier = u64::from_be_bytes(mac.interface_identifier());
@@ -120,7 +97,8 @@ mod tests {
     use switch::bridge::{Bridge, Verdict};
 
     use super::*;
-    use crate::config::{Cids, Config, NetworkRequest, Plan, Written, parse_vm_option};
+    use crate::net::{UplinkDevice, UplinkSpec};
+    use crate::{Cids, Config, NetworkRequest, Plan, Written, parse_net_option, parse_vm_option};
 
     fn plan(ports: &[(&str, &str)]) -> Plan {
         let written = |value| Written {
@@ -130,7 +108,7 @@ mod tests {
         let vm = |(name, port): &(&str, &str)| {
             let vm = parse_vm_option(&format!("name={name}"), "/".as_ref());
             let mut vm = vm.unwrap();
-            let port = crate::config::parse_net_option(port).unwrap();
+            let port = parse_net_option(port).unwrap();
             vm.value.ports = vec![port.check().unwrap()];
             vm
         };
@@ -153,8 +131,8 @@ mod tests {
             guard.prefixes.iter().any(|prefix| prefix.contains(address))
         };
         assert!(may_use(&network, port.ipv6.unwrap()) && !may_use(&network, outside));
-        network.uplink = Some(crate::net::UplinkSpec {
-            device: crate::net::UplinkDevice::Tap("rd0".to_owned()),
+        network.uplink = Some(UplinkSpec {
+            device: UplinkDevice::Tap("rd0".to_owned()),
             vlan: Vlan::default(),
             addresses: vec![outside.into()],
         });

@@ -212,7 +212,7 @@ pub enum InputError {
     /// No such windows.
     #[error(
         "{found:?} is not a number and size of windows: write it like \"4x16M\", {}",
-        crate::config::expected_windows()
+        crate::expected_windows()
     )]
     Windows {
         /// What was found, the beginning of it.

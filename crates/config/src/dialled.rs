@@ -14,7 +14,7 @@ use crate::line::LineSpec;
 ///
 /// # Errors
 /// [`ConfigError::Input`] with the place of the VM.
-pub(crate) fn check_dialled(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
+pub fn check_dialled(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
     let last_first = config.vms.iter().rev().map(|vm| vm.value.full_name());
     find_shared(&config.publishes, plan, last_first).map_err(|Shared { vm, error }| {
         let mut written = config.vms.iter();
@@ -28,7 +28,7 @@ pub(crate) fn check_dialled(config: &Config, plan: &Plan) -> Result<(), ConfigEr
 ///
 /// # Errors
 /// [`InputError::DuplicatePath`] with the owner of the socket.
-pub(crate) fn check_dialled_with(
+pub fn check_dialled_with(
     publishes: &[Written<Publish>],
     plan: &Plan,
     added: &LineSpec,
@@ -99,8 +99,8 @@ impl Taken {
         let mut taken = Taken::default();
         let run = plan.runtime_dir();
         for (path, owner) in [
-            (crate::runtime::control_socket(run), "the control API"),
-            (crate::runtime::circuit_socket(run), "the switchboard"),
+            (crate::directories::control_socket(run), "the control API"),
+            (crate::directories::circuit_socket(run), "the switchboard"),
         ] {
             taken.add(&path, Owner::Other(owner.to_owned()));
         }
@@ -112,7 +112,7 @@ impl Taken {
         }
         for line in plan.lines() {
             let vm = line.full_name();
-            let beside = device::seqpacket_path(&line.host);
+            let beside = wire::connect::seqpacket_path(&line.host);
             for path in line.sockets().chain([beside.as_path()]) {
                 taken.add(path, Owner::Vm(vm.clone()));
             }

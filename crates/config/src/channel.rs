@@ -14,7 +14,7 @@ use crate::input::{InputError, MAX_NAME_LEN};
 pub const MAX_CHANNELS: usize = 16;
 
 /// The port through which the daemon and the agent of a guest without vsock meet.
-pub const AGENT_PORT: &str = serial::PORT_NAME;
+pub const AGENT_PORT: &str = wire::serial::PORT_NAME;
 
 /// The port to which Fedora's installer writes its log.
 pub const INSTALL_LOG_PORT: &str = "org.fedoraproject.anaconda.log.0";

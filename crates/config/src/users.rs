@@ -60,7 +60,7 @@ pub fn groups_of(uid: u32) -> Result<Vec<u32>, InputError> {
 }
 
 /// Has the system load what it looks users and groups up with (nsswitch.conf(5)), by looking up who is not there, so that every source is asked.
-pub(crate) fn load_name_services() {
+pub fn load_name_services() {
     let nobody = "ringdown-nobody";
     // What comes of it does not matter.
     let _ = (User::from_name(nobody), Group::from_name(nobody));

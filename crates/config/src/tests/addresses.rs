@@ -1,6 +1,6 @@
 //! The memory of networks and the VMs in them.
 
-use crate::config::addresses::{Addresses, MAX_REMEMBERED_HOSTS, MAX_REMEMBERED_NETWORKS};
+use crate::addresses::{Addresses, MAX_REMEMBERED_HOSTS, MAX_REMEMBERED_NETWORKS};
 
 fn nobody(_: &str, _: &str) -> bool {
     false

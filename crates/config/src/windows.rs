@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use device::window::{MAX_LEN, MIN_LEN, PAGE_LEN, is_len};
+use wire::window::{MAX_LEN, MIN_LEN, PAGE_LEN, is_len};
 
 use super::VmRequest;
 use crate::input::InputError;
@@ -65,7 +65,7 @@ pub fn parse_windows(text: &str) -> Result<WindowsSpec, InputError> {
 }
 
 /// What can be, in words.
-pub(crate) fn expected() -> String {
+pub fn expected() -> String {
     format!(
         "1 to {MAX_WINDOWS} windows of {}M to {}G each, in steps of {}M",
         MIN_LEN / MEBIBYTE,
@@ -155,7 +155,7 @@ mod tests {
         let refused = check(&request);
         assert_eq!(refused, Err(InputError::BesideHybrid { key: "windows" }));
         request.hybrid = None;
-        request.serial = Some(crate::config::ChardevRequest::Listen(None));
+        request.serial = Some(crate::ChardevRequest::Listen(None));
         assert_eq!(
             check(&request),
             Err(InputError::BesideSerial { key: "windows" })

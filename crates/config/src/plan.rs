@@ -504,11 +504,11 @@ impl Plan {
 
     fn unowned_path(&self, path: &Path) -> Result<(), InputError> {
         check_socket_path(path)?;
-        let owner = if path == crate::runtime::control_socket(&self.runtime_dir) {
+        let owner = if path == crate::directories::control_socket(&self.runtime_dir) {
             Some("the control API".to_owned())
-        } else if path == crate::runtime::circuit_socket(&self.runtime_dir) {
+        } else if path == crate::directories::circuit_socket(&self.runtime_dir) {
             Some("the switchboard".to_owned())
-        } else if path == crate::runtime::lock_file(&self.runtime_dir) {
+        } else if path == crate::directories::lock_file(&self.runtime_dir) {
             Some("the daemon's lock".to_owned())
         } else {
             let line = self

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use super::Plan;
 use super::ports::{Occupied, taken};
-use crate::config::addresses::STATION_NUMBER;
-use crate::config::network::AddressRequest;
-use crate::config::pattern::malformed;
-use crate::config::{Config, ConfigError, NetworkRequest, check_dns_domain, refuse};
+use crate::addresses::STATION_NUMBER;
 use crate::input::{InputError, nearest_full_name};
 use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, NetworkSpec, StationSpec};
+use crate::network::AddressRequest;
+use crate::pattern::malformed;
+use crate::{Config, ConfigError, NetworkRequest, check_dns_domain, refuse};
 
 /// A network, and what its ports are unless they say otherwise.
 #[derive(Debug, Clone)]
