@@ -7,14 +7,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::{
+    CircuitsInfo, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
+    PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList,
+    VmStatus, Why, WindowsInfo,
+};
 use config::directories::{control_socket, default_runtime_dir};
 use config::input::parse_full_name;
-use daemon::api::Kind;
-use daemon::api::types::{
-    CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
-    PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus, Why,
-    WindowsInfo,
-};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};

@@ -5,7 +5,7 @@ mod terminal;
 
 use std::process::Command;
 
-use daemon::api::types::VmState;
+use api::VmState;
 use daemon::fake::FakeDaemon;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -9,6 +9,7 @@ pub mod capture;
 mod channels;
 mod chardev;
 pub mod control;
+pub mod control_error;
 pub mod data_plane;
 pub mod events;
 #[cfg(any(test, feature = "test-support"))]
@@ -35,6 +36,7 @@ mod serial_line;
 pub mod serve;
 pub mod service_manager;
 mod shared_answer;
+pub mod stalled_clients;
 pub mod switchboard;
 pub mod windows;
 pub mod worker;

@@ -24,7 +24,6 @@ use crate::offers::Offer;
 
 pub use answer::AskError;
 pub use findings::MAX_FINDINGS;
-pub use listing::MAX_LISTED_RULES;
 
 /// Everything that was configured and is in force together, or would be.
 #[derive(Debug, Clone)]

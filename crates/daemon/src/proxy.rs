@@ -44,7 +44,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
 pub use self::program::PROGRAM_GRACE;
-pub(crate) use self::program::{INHERITED, limit_descriptors};
 use self::publish::Published;
 pub use self::publish::{PreparedPublishes, PublishError};
 use self::resolver::Names;

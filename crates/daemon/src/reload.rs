@@ -4,15 +4,12 @@
 
 use std::sync::Arc;
 
+use api::{EventDetails, EventKind, Reloaded};
 use config::{Config, ConfigError, LineSpec, PlanChange};
 
-use crate::api::types::{EventDetails, EventKind, Reloaded};
 use crate::control::Control;
 use crate::in_force::{Hindrance, InForce};
 use crate::sandbox;
-
-/// Reads the configuration again, from all its sources. It may take its time.
-pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
 /// Why a configuration did not come into force. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]

@@ -25,8 +25,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-station", &["ringdown-wire"]),
     ("ringdown-config", &["ringdown-switch", "ringdown-wire"]),
     (
+        "ringdown-api",
+        &["ringdown-config", "ringdown-switch", "ringdown-wire"],
+    ),
+    (
         "ringdown-daemon",
         &[
+            "ringdown-api",
             "ringdown-config",
             "ringdown-device",
             "ringdown-serial",
@@ -54,6 +59,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "ringdown-cli",
         &[
+            "ringdown-api",
             "ringdown-config",
             "ringdown-daemon",
             "ringdown-sys",
@@ -74,6 +80,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-serial",
     "ringdown-station",
     "ringdown-config",
+    "ringdown-api",
     "ringdown-circuit",
     "ringdown-circuit-c",
     "ringdown-transfer",

@@ -4,9 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::{Kind, Problem};
 use config::directories::default_runtime_dir;
-use daemon::api::Kind;
-use daemon::api::types::Problem;
 
 use super::SERVICE_DIR;
 use crate::failure::Failure;

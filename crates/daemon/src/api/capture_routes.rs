@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::CAPTURE_MEDIA_TYPE;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -20,7 +21,6 @@ use super::net_routes::NetworkPath;
 use super::parameters;
 use super::problem::Failure;
 use super::request::{Asked, InPath};
-use super::types::CAPTURE_MEDIA_TYPE;
 use crate::capture::CaptureReader;
 use crate::control::Control;
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::{CircuitsInfo, WindowsInfo};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -12,7 +13,6 @@ use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::circuit_types::{CircuitsInfo, WindowsInfo};
 use super::description::{Always, OfCircuit, OfVm};
 use super::parameters;
 use super::problem::Failure;

@@ -3,6 +3,7 @@
 //!
 //! Checked are the names of a query's parameters, that each is there once, and numbers, words and truth values. What texts mean is the routes' to check.
 
+use api::Kind;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use super::description::DESCRIPTION;
 use super::expected::{expected, fits};
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use super::request::{BODY_TIMEOUT, shown};
 
 /// Lets through what the description has.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::{EVENTS_MEDIA_TYPE, EventKind, Kind, Why};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -11,16 +12,15 @@ use axum::{Extension, Json};
 use config::input::parse_full_name;
 use config::schema;
 use serde::Deserialize;
-use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::access::Caller;
 use super::description::{NoEvents, NotAnswered};
-use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, StreamedEvent, Why};
 use super::parameters;
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use super::request::{Asked, shown};
 use super::routes::CallQuery;
 use crate::control::Control;
@@ -36,6 +36,20 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
     OpenApiRouter::new()
         .routes(routes!(events))
         .routes(routes!(why))
+}
+
+/// The fields of one event in a stream.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code)]
+struct StreamedEvent {
+    /// The event's number. What is told to one reader about itself at the end of its stream has none.
+    #[schema(pattern = "^[0-9]+$")]
+    id: Option<String>,
+    /// Its kind.
+    event: EventKind,
+    /// An object of JSON: see `Event`.
+    #[schema(content_media_type = "application/json")]
+    data: String,
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,7 +14,6 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{Always, OfNetwork, OfPort};
-use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use super::parameters;
 use super::problem::Failure;
 use super::request::{InPath, answer, parse, read};

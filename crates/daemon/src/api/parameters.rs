@@ -1,12 +1,12 @@
 //! What parameters of paths, queries and headers look like in the API's description. The bounds are the constants by which requests are checked.
 
+use api::{DEFAULT_WAIT_MS, EventKind, MAX_WAIT_MS};
 use config::schema::{name_pattern, number, text};
 use utoipa::openapi::Required;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use wire::pcapng::MAX_SNAPLEN;
 
-use super::types::{DEFAULT_WAIT_MS, EventKind, MAX_WAIT_MS};
 use crate::events::MAX_EVENTS;
 
 /// The most characters of a word in a query that stands for a caller or a callee: a DNS name and what tells that it is one.

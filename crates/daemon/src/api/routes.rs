@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::{
+    DEFAULT_WAIT_MS, Health, Kind, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
+    ReloadRequest, Reloaded, VmList, VmStatus,
+};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION};
@@ -12,8 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use config::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
 use config::limits::{LIMIT_MEMBERS, set};
-use config::schema;
-use config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows};
+use config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows, schema};
 use serde::Deserialize;
 use switch::Limits;
 use utoipa::openapi::path::{Parameter, ParameterIn};
@@ -23,14 +26,11 @@ use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::parameters::{self, MAX_PARTY_LEN};
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use super::request::{Asked, InPath, answer, parse, read};
-use super::types::{
-    DEFAULT_WAIT_MS, Health, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
-    ReloadRequest, Reloaded, VmList, VmStatus,
-};
 use super::{capture_routes, circuit_routes, contract, event_routes, net_routes, page};
-use crate::control::{Control, ControlError};
+use crate::control::Control;
+use crate::control_error::ControlError;
 use crate::metrics;
 
 type Shared = State<Arc<Control>>;
@@ -282,7 +282,7 @@ async fn list_rules(State(control): Shared) -> Result<Response, Failure> {
 )]
 async fn metrics(State(control): Shared) -> Result<Response, Failure> {
     let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
-    Ok((media_type, metrics::collect(&control).await?).into_response())
+    Ok((media_type, control.figures().await?).into_response())
 }
 
 /// Opens the audit's file anew, after it was moved away.

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use api::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 use config::net::{NetworkSpec, PortSpec, vlan_in_words};
 use config::{LineSpec, Plan};
-
-use super::{Control, ControlError, known_vm, owned};
 use device::CaptureOptions;
 use switch::bridge::VlanId;
 
-use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
+use super::{Control, known_vm, owned};
 use crate::capture::CaptureReader;
+use crate::control_error::ControlError;
 use crate::line::Counters;
 use crate::net::{MacStatus, NetError, NetworkStatus, PortOwner, PortStatus};
 

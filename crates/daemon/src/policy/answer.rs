@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
 use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
 
 use config::input::{InputError, did_you_mean, parse_full_name};
@@ -13,7 +14,6 @@ use wire::destination::Host;
 
 use super::Rulebook;
 use super::meant::Stands;
-use crate::api::types::{PolicyAnswer, PolicyRule, PolicyVerdict};
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -386,16 +386,6 @@ impl Rulebook {
                 name: full_name(domain, name),
                 nearest: self.nearest_service(&full_name(domain, name)),
             }),
-        }
-    }
-}
-
-impl PolicyRule {
-    /// The rule as a sentence names it: by its position from 1, and its name or place.
-    pub fn words(&self) -> String {
-        match self.label == self.place {
-            true => format!("{} ({})", self.index + 1, self.place),
-            false => format!("{} {:?} ({})", self.index + 1, self.label, self.place),
         }
     }
 }

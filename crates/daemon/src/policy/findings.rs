@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use api::{Finding, FindingKind, PolicyReport};
 use config::input::did_you_mean;
 use config::{GuestPort, Publish, ServiceTarget, Written, full_name};
 use switch::{
@@ -11,7 +12,6 @@ use switch::{
 
 use super::Rulebook;
 use super::meant::Stands;
-use crate::api::types::{Finding, FindingKind, PolicyReport};
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;

@@ -2,10 +2,10 @@ mod sockets;
 
 use std::path::{Path, PathBuf};
 
+use api::{FindingKind, PolicyVerdict};
 use config::{Cids, parse_file};
 
 use super::*;
-use crate::api::types::{FindingKind, PolicyVerdict};
 use crate::policy::findings::MAX_SUGGESTIONS;
 
 fn book(text: &str) -> Rulebook {

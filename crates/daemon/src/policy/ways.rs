@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
 use switch::{
@@ -12,7 +13,6 @@ use switch::{
 use super::Rulebook;
 use super::answer::{From, To};
 use super::findings::Found;
-use crate::api::types::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 
 /// The most VMs that a finding names.
 const MAX_NAMED_VMS: usize = 4;

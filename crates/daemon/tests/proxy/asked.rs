@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use api::PolicyVerdict;
 use config::{Cids, Plan, parse_file};
-use daemon::api::types::PolicyVerdict;
 use daemon::audit::AuditDecision;
 use daemon::offers::Groups;
 use daemon::policy::Rulebook;

@@ -3,11 +3,11 @@
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use api::CAPTURE_MEDIA_TYPE;
 use config::directories::control_socket;
 use wire::pcapng;
 
 use super::*;
-use crate::api::types::CAPTURE_MEDIA_TYPE;
 use crate::fake::FakeCapture;
 
 /// How long anything that must happen may take.

@@ -108,7 +108,7 @@ fn the_description_is_served_and_whole() {
         }
         for (status, response) in operation["responses"].as_object().unwrap() {
             let is_refusal = status.as_str() >= "400";
-            let problem = &response["content"][types::PROBLEM_MEDIA_TYPE]["schema"];
+            let problem = &response["content"][api::PROBLEM_MEDIA_TYPE]["schema"];
             assert_eq!(
                 is_refusal,
                 *problem == problem_schema(),
@@ -290,7 +290,7 @@ fn patterns_are_those_that_hold() {
     let checked = |member: &str, text: &str| {
         let schema = jsonschema::draft202012::new(&port[member]).unwrap();
         let body = json!({ "network": "lan", member: text });
-        let new: types::NewPort = serde_json::from_value(body).unwrap();
+        let new: config::NewPort = serde_json::from_value(body).unwrap();
         assert_eq!(
             schema.is_valid(&json!(text)),
             new.check().is_ok(),

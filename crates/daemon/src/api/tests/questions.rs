@@ -9,8 +9,9 @@ use config::ControlGroups;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::api::{Access, StalledClients, serve};
+use crate::api::{Access, serve};
 use crate::fake::{FakeWorker, routes};
+use crate::stalled_clients::StalledClients;
 
 /// Serves at a socket of this name.
 fn serve_at(directory: &Path, name: &str, router: &Router, access: Access) -> PathBuf {

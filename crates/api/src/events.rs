@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::policy_types::PolicyAnswer;
+use crate::policy::PolicyAnswer;
 
 /// The media type of a stream of events (HTML Living Standard, section 9.2).
 pub const EVENTS_MEDIA_TYPE: &str = "text/event-stream";
@@ -74,20 +74,6 @@ impl fmt::Display for EventKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.word())
     }
-}
-
-/// The fields of one event in a stream.
-#[derive(Debug, ToSchema)]
-#[allow(dead_code)]
-pub(super) struct StreamedEvent {
-    /// The event's number. What is told to one reader about itself at the end of its stream has none.
-    #[schema(pattern = "^[0-9]+$")]
-    id: Option<String>,
-    /// Its kind.
-    event: EventKind,
-    /// An object of JSON: see `Event`.
-    #[schema(content_media_type = "application/json")]
-    data: String,
 }
 
 /// Something that has happened: the `data` of one event in a stream. Its `id` and `kind` are also those of the event.

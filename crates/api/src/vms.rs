@@ -1,26 +1,18 @@
-//! What goes over the control socket, as JSON. Both sides use these types; a client ignores members that it does not
-//! know, and the daemon refuses them.
+//! What goes over the control socket about VMs, and about the daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use config::full_name;
-use config::schema;
+use config::{NewPort, full_name, schema};
 use serde::{Deserialize, Serialize};
 use switch::DEFAULT_DOMAIN;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-pub use crate::api::circuit_types::*;
-pub use crate::api::event_types::*;
-pub use crate::api::net_types::*;
-pub use crate::api::policy_types::*;
-use crate::api::request::{each_once, objects};
-
-/// The media type of [`Problem`] (RFC 9457, section 6.1).
-pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
+use crate::json::{each_once, objects};
+use crate::networks::VmPort;
 
 /// The longest wait that one request may ask for, in milliseconds.
 pub const MAX_WAIT_MS: u64 = 60 * 60 * 1000;
@@ -379,24 +371,4 @@ pub struct Health {
     pub pid: u32,
     /// How many VMs there are.
     pub vms: usize,
-}
-
-/// Why a request failed, as problem details (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
-    /// The kind of problem, as a URI that names and does not lead anywhere.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The kind in words, the same each time.
-    pub title: String,
-    /// The HTTP status.
-    pub status: u16,
-    /// What was wrong this time, and the remedy.
-    pub detail: String,
-    /// What was wrong: a member of the body, as in `limits.circuits` or `nets[1].vlan`, a parameter of the query, a name in the path, or a header.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub field: Option<String>,
-    /// The state of the VM that the request waited for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<VmState>,
 }

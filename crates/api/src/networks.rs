@@ -5,7 +5,6 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-pub use config::NewPort;
 use config::full_name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -88,6 +88,16 @@ pub struct PolicyRule {
     pub place: String,
 }
 
+impl PolicyRule {
+    /// The rule as a sentence names it: by its position from 1, and its name or place.
+    pub fn words(&self) -> String {
+        match self.label == self.place {
+            true => format!("{} ({})", self.index + 1, self.place),
+            false => format!("{} {:?} ({})", self.index + 1, self.label, self.place),
+        }
+    }
+}
+
 /// A rule that nearly matched, and says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PassedOver {
@@ -195,10 +205,13 @@ pub struct PolicyReport {
     pub findings: Vec<Finding>,
 }
 
+/// The most rules that are listed. There may be ten times as many, which nobody reads.
+pub const MAX_LISTED_RULES: usize = 1000;
+
 /// The answer to `GET /v1/policy/rules`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRules {
-    /// The rules, in the order in which they are asked: the first [`MAX_LISTED_RULES`](crate::policy::MAX_LISTED_RULES).
+    /// The rules, in the order in which they are asked: the first [`MAX_LISTED_RULES`].
     pub rules: Vec<RuleInfo>,
     /// How many more there are.
     #[serde(default)]
