@@ -11,9 +11,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use wire::ethernet::MacAddress;
 
-use super::state::{StateError, StateFile, check_version};
 use crate::input::check_name_of;
 use crate::net::{Ipv4Subnet, Ipv6Subnet};
+use crate::state::{StateError, StateFile, check_version};
 
 /// The most networks that are remembered, which a network's number in MAC addresses allows. Then, of those that are away, the one that was
 /// added first is forgotten.

@@ -4,10 +4,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::ConfigError;
-use super::pattern::malformed;
-use super::source::{Source, Table, Value};
+use crate::ConfigError;
 use crate::input::{InputError, MAX_NAME_LEN};
+use crate::pattern::malformed;
+use crate::source::{Source, Table, Value};
 
 /// The most `[[vm.channel]]` tables of one VM. A virtio-serial device shows its guest 31 ports, of which one is the console's and one
 /// the agent's; this leaves room for some that are not Ringdown's.

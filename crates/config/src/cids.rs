@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
-use super::state::{StateError, StateFile, check_version};
 use crate::input::{check_cid, check_name_of};
+use crate::state::{StateError, StateFile, check_version};
 
 /// The most names that are remembered. Then, of those that are away, the one that was given its CID first is forgotten.
 pub const MAX_REMEMBERED: usize = 16_384;

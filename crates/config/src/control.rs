@@ -2,9 +2,9 @@
 
 use toml::de::DeValue;
 
-use super::source::{Source, Value};
-use super::{ConfigError, parse_user_group};
 use crate::input::InputError;
+use crate::source::{Source, Value};
+use crate::{ConfigError, parse_user_group};
 
 const CONTROL_KEYS: [&str; 2] = ["read-group", "operate-group"];
 

@@ -1,13 +1,12 @@
 //! Sockets of VMMs that the daemon calls, each of which belongs to one VM, by whatever path its directory is named.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use super::files::{Place, place};
-use super::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 use crate::input::InputError;
 use crate::line::LineSpec;
+use crate::places::{Place, place, stem_and_port};
+use crate::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 
 /// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go: the daemon would take one VMM or program for another. What
 /// stands at the path is not looked at, since the VMM can change it.
@@ -142,11 +141,4 @@ impl Taken {
             ))
         })
     }
-}
-
-/// What `STEM_PORT` is made of.
-pub(super) fn stem_and_port(path: &Path) -> Option<(PathBuf, &str)> {
-    let (stem, port) = path.file_name().and_then(OsStr::to_str)?.rsplit_once('_')?;
-    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    is_port.then(|| (path.with_file_name(stem), port))
 }

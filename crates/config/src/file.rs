@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::source::{Source, Table, Value};
-use super::{
+use crate::input::InputError;
+use crate::source::{Source, Table, Value};
+use crate::{
     Config, ConfigError, MAX_GROUPS, MAX_NETWORKS, MAX_PUBLISHES, MAX_RULES, MAX_SERVICES,
     MAX_SPIN_MICROSECONDS, MAX_VMS, Written,
 };
-use crate::input::InputError;
 
 /// The largest configuration file, in bytes: room for as many rules as a daemon holds.
 pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;

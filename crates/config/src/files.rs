@@ -1,22 +1,20 @@
 //! Files that the daemon writes, each of which belongs to one thing, by whatever path it is named.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::dialled::stem_and_port;
-use super::{
-    ChannelTarget, Config, ConfigError, Plan, Publish, PublishListen, Service, ServiceTarget,
-    Written, refuse,
-};
-use crate::Chardev;
 use crate::directories::install_log;
 use crate::input::InputError;
 use crate::line::LineSpec;
 use crate::listeners::{Spoken, leads_to, listener};
+use crate::places::{Place, place, stem_and_port};
 use crate::settings::Settings;
+use crate::{
+    ChannelTarget, Chardev, Config, ConfigError, Plan, Publish, PublishListen, Service,
+    ServiceTarget, Written, refuse,
+};
 
 /// Refuses channels whose file, or the file that it becomes when it is full, is another channel's, the audit's, or one that the daemon reads.
 ///
@@ -254,17 +252,6 @@ struct Files {
     by_inode: HashMap<(u64, u64), String>,
 }
 
-/// A name in a directory.
-pub(super) type Place = (Directory, OsString);
-
-/// A directory, by whatever path.
-#[derive(PartialEq, Eq, Hash)]
-pub(super) enum Directory {
-    Inode(u64, u64),
-    /// It is not there, or cannot be looked at.
-    Path(PathBuf),
-}
-
 impl Files {
     /// Whose a path is.
     fn owner(&self, path: &Path) -> Option<&str> {
@@ -290,15 +277,6 @@ impl Files {
             None => Ok(()),
         }
     }
-}
-
-pub(super) fn place(path: &Path) -> Place {
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    let directory = match fs::metadata(parent) {
-        Ok(found) => Directory::Inode(found.dev(), found.ino()),
-        Err(_) => Directory::Path(parent.to_owned()),
-    };
-    (directory, path.file_name().unwrap_or_default().to_owned())
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use toml::de::{DeTable, DeValue};
 use wire::destination::Host;
 
-use super::ConfigError;
-use super::source::{Source, Value};
+use crate::ConfigError;
 use crate::input::InputError;
+use crate::source::{Source, Value};
 
 /// The most names in `[hosts]`.
 pub const MAX_HOSTS: usize = 4096;

@@ -13,6 +13,7 @@ mod cids;
 mod control;
 mod dialled;
 pub mod directories;
+mod fields;
 mod file;
 mod files;
 mod hosts;
@@ -25,6 +26,7 @@ mod network;
 mod offer;
 mod option;
 mod pattern;
+mod places;
 mod plan;
 mod port;
 mod rule;
@@ -63,7 +65,6 @@ pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
 pub use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
-pub use port::VLAN_BOUNDS;
 pub use port::{
     MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
 };

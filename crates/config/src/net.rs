@@ -16,6 +16,9 @@ use crate::full_name;
 
 pub use subnet::{Ipv4Subnet, Ipv6Subnet};
 
+/// The VLANs that there are: 0 and 4095 mean something else (IEEE 802.1Q).
+pub const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
+
 /// A network: one switch, the station that answers for it, and its way out if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkSpec {

@@ -7,12 +7,12 @@ use switch::bridge::PortConfig;
 use switch::{DEFAULT_DOMAIN, full_name};
 use toml::de::DeValue;
 
-use super::ConfigError;
-use super::pattern::malformed;
-use super::port::{parse_moderation, vlan_of};
-use super::source::{Source, Table, Value};
+use crate::ConfigError;
 use crate::input::InputError;
-use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, UplinkDevice, UplinkSpec};
+use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, UplinkDevice, UplinkSpec, VLAN_BOUNDS};
+use crate::pattern::{malformed, parse_ipv4};
+use crate::port::{parse_moderation, vlan_of};
+use crate::source::{Source, Table, Value};
 
 /// The most networks of one daemon.
 pub const MAX_NETWORKS: usize = 64;
@@ -298,7 +298,7 @@ impl Source<'_> {
     }
 
     pub(super) fn vlan(&self, key: &'static str, value: &Value<'_>) -> Result<u64, ConfigError> {
-        self.number(key, value, super::port::VLAN_BOUNDS)
+        self.number(key, value, VLAN_BOUNDS)
     }
 
     pub(super) fn vlans(&self, value: &Value<'_>) -> Result<Vec<u64>, ConfigError> {
@@ -378,15 +378,6 @@ pub fn check_dns_domain(text: &str) -> Result<(), InputError> {
 pub(super) fn is_label(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     (1..=63).contains(&text.len()) && text.bytes().all(is_allowed)
-}
-
-/// Reads an IPv4 address.
-///
-/// # Errors
-/// [`InputError::Malformed`].
-pub(super) fn parse_ipv4(text: &str) -> Result<Ipv4Addr, InputError> {
-    text.parse()
-        .map_err(|_| malformed("an IPv4 address", text, "write it like \"10.1.2.3\""))
 }
 
 /// An address that one host may have.

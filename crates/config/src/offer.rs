@@ -7,15 +7,15 @@ use switch::DEFAULT_DOMAIN;
 use toml::de::DeValue;
 use wire::vsock::CID_ANY;
 
-use super::ConfigError;
-use super::pattern::{malformed, parse_dns_name, parse_published};
-use super::services::{
+use crate::ConfigError;
+use crate::input::InputError;
+use crate::pattern::{malformed, parse_dns_name, parse_published};
+use crate::services::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, GuestPort,
     MAX_COMMAND_WORDS, MAX_CONNECT_TIMEOUT_MS, MOST_CONNECTIONS, Publish, PublishListen, Service,
     ServiceTarget,
 };
-use super::source::{Source, Table, Value, integer};
-use crate::input::InputError;
+use crate::source::{Source, Table, Value, integer};
 
 const SERVICE_KEYS: [&str; 9] = [
     "name",

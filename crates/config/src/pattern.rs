@@ -17,9 +17,9 @@ use switch::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redi
 
 use wire::agent::forward::Place;
 
-use super::services::{GuestPort, PublishedPort};
-use super::users::{parse_user, parse_user_group};
 use crate::input::{InputError, check_name, check_name_of};
+use crate::services::{GuestPort, PublishedPort};
+use crate::users::{parse_user, parse_user_group};
 
 /// The longest DNS name, in bytes (RFC 1035, section 2.3.4), without the dot at its end.
 const MAX_DNS_NAME_LEN: usize = 253;
@@ -367,6 +367,15 @@ fn masked(address: IpAddr, prefix_len: u8) -> IpAddr {
             IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
         }
     }
+}
+
+/// Reads an IPv4 address.
+///
+/// # Errors
+/// [`InputError::Malformed`].
+pub(super) fn parse_ipv4(text: &str) -> Result<Ipv4Addr, InputError> {
+    text.parse()
+        .map_err(|_| malformed("an IPv4 address", text, "write it like \"10.1.2.3\""))
 }
 
 pub(super) fn malformed(expected: &'static str, found: &str, remedy: &str) -> InputError {

@@ -13,12 +13,12 @@ pub use ports::MAX_PORTS;
 use networks::PlannedNetwork;
 use ports::PortRefusal;
 
-use super::{
+use crate::input::{InputError, check_socket_path, nearest_full_name};
+use crate::line::LineSpec;
+use crate::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
     MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse, windows,
 };
-use crate::input::{InputError, check_socket_path, nearest_full_name};
-use crate::line::LineSpec;
 
 /// The most VMs that one daemon serves.
 pub const MAX_VMS: usize = 1024;

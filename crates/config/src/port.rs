@@ -12,19 +12,16 @@ use switch::bridge::{Rates, Vlan, VlanId};
 use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
 
-use super::ConfigError;
-use super::network::parse_ipv4;
-use super::pattern::malformed;
-use super::source::{MAX_LIST_LEN, Source, Table, Value};
+use crate::ConfigError;
+use crate::fields::fields;
 use crate::input::{InputError, check_name_of, check_socket_path};
-use crate::net::Moderation;
+use crate::net::{Moderation, VLAN_BOUNDS};
+use crate::pattern::{malformed, parse_ipv4};
 use crate::schema;
+use crate::source::{MAX_LIST_LEN, Source, Table, Value};
 
 /// The most networks that one VM can be in.
 pub const MAX_NETS: usize = 8;
-
-/// The VLANs that there are: 0 and 4095 mean something else (IEEE 802.1Q).
-pub const VLAN_BOUNDS: RangeInclusive<u64> = 1..=4094;
 
 /// The queues of a port come in pairs, of which a guest with as many processors can use one each.
 const QUEUE_PAIRS_BOUNDS: RangeInclusive<u64> = 1..=8;
@@ -231,7 +228,7 @@ pub fn parse_net_option(text: &str) -> Result<NewPort, InputError> {
     };
     let words = ["isolated", "learn"];
     let example = "--net lan,vlan=10";
-    let fields = super::option::fields(&text, &NET_KEYS, &words, example)?;
+    let fields = fields(&text, &NET_KEYS, &words, example)?;
     let [network, mac, ipv4, vhost_user, rest @ ..] = fields;
     let [vlan, trunk, native, isolated, learn, rest @ ..] = rest;
     let [frames, bytes, broadcasts, queue_pairs, moderation] = rest;

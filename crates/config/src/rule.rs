@@ -3,12 +3,12 @@
 use switch::{DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
 use toml::de::DeValue;
 
-use super::ConfigError;
-use super::pattern::{
+use crate::ConfigError;
+use crate::input::{ALLOW_KEYS, InputError};
+use crate::pattern::{
     parse_called_vms, parse_callee, parse_caller, parse_calling_vms, parse_ports, parse_redirect,
 };
-use super::source::{Source, Table, Value, integer};
-use crate::input::{ALLOW_KEYS, InputError};
+use crate::source::{Source, Table, Value, integer};
 
 const RULE_KEYS: [&str; 8] = [
     "name", "domain", "from", "to", "port", "action", "redirect", "limits",

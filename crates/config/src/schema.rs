@@ -9,7 +9,8 @@ use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
 use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
 use crate::limits::bounds;
-use crate::{MAX_LIST_LEN, MAX_WINDOWS, VLAN_BOUNDS};
+use crate::net::VLAN_BOUNDS;
+use crate::{MAX_LIST_LEN, MAX_WINDOWS};
 
 /// What a name looks like. JSON Schema has the regular expressions of ECMA-262.
 pub fn name_pattern() -> String {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-use super::{ConfigError, refuse};
 use crate::input::{InputError, check_name_of, check_socket_path};
+use crate::{ConfigError, refuse};
 
 pub(super) type Value<'a> = Spanned<DeValue<'a>>;
 pub(super) type Table<'a> = Spanned<&'a DeTable<'a>>;

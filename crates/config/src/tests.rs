@@ -10,9 +10,10 @@ mod windows;
 
 use std::path::{Path, PathBuf};
 
+use switch::{CalleePattern, CallerPattern, Limits, PortRange, RuleLimits, Verdict};
+
 use super::*;
 use crate::input::{MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};
-use switch::{CalleePattern, CallerPattern, Limits, PortRange, RuleLimits, Verdict};
 
 fn file(text: &str) -> Result<Config, ConfigError> {
     parse_file(text, "ringdown.toml", Path::new("/etc/ringdown"))

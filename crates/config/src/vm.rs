@@ -3,10 +3,10 @@
 use switch::{DEFAULT_DOMAIN, Limits};
 use toml::de::DeValue;
 
-use super::source::{Source, Table, Value, integer};
-use super::{ChardevRequest, ConfigError, GroupRequest, VmRequest, WindowsSpec, parse_windows};
 use crate::input::{InputError, VM_KEYS, check_cid};
 use crate::limits::{LIMIT_KEYS, set, set_in_words};
+use crate::source::{Source, Table, Value, integer};
+use crate::{ChardevRequest, ConfigError, GroupRequest, VmRequest, WindowsSpec, parse_windows};
 
 const GROUP_KEYS: [&str; 3] = ["name", "domain", "members"];
 
@@ -106,8 +106,8 @@ impl Source<'_> {
         let DeValue::Array(array) = value.get_ref() else {
             return Err(self.wrong_type("members", "a list of names of VMs", value));
         };
-        if let Some(beyond) = array.get(super::MAX_VMS) {
-            let (what, limit) = ("members of one group", super::MAX_VMS);
+        if let Some(beyond) = array.get(crate::MAX_VMS) {
+            let (what, limit) = ("members of one group", crate::MAX_VMS);
             return self.refuse(beyond.span(), Err(InputError::TooMany { what, limit }));
         }
         array

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::files::check_files;
-use super::pattern::malformed;
-use super::{
+use crate::files::check_files;
+use crate::input::InputError;
+use crate::pattern::malformed;
+use crate::{
     Config, ConfigError, Hosts, MAX_RULES, PublishListen, ServiceTarget, Written, full_name, refuse,
 };
-use crate::input::InputError;
 
 /// Checks a configuration from all its sources together. VMs are checked where their lines are planned.
 ///

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use wire::window::{MAX_LEN, MIN_LEN, PAGE_LEN, is_len};
 
-use super::VmRequest;
+use crate::VmRequest;
 use crate::input::InputError;
 
 /// The most windows that a VM shares with the host, and again with other VMs.
