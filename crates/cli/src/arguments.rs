@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use daemon::config::MAX_SPIN_MICROSECONDS;
+use config::MAX_SPIN_MICROSECONDS;
 use wire::agent::bench::MAX_STREAMS;
 
 pub use jobs::{

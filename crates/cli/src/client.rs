@@ -7,15 +7,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use daemon::api::Kind;
-use daemon::api::types::{
-    CircuitsInfo, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm, PROBLEM_MEDIA_TYPE,
-    PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList, VmStatus, Why,
-    WindowsInfo,
+use api::{
+    CircuitsInfo, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
+    PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList,
+    VmStatus, Why, WindowsInfo,
 };
-use daemon::config::default_runtime_dir;
-use daemon::input::parse_full_name;
-use daemon::runtime::control_socket;
+use config::directories::{control_socket, default_runtime_dir};
+use config::input::parse_full_name;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};

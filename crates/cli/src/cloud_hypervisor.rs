@@ -1,6 +1,6 @@
 //! The arguments with which Cloud Hypervisor attaches to a VM's line and to its networks.
 
-use daemon::api::types::{VmPort, VmStatus};
+use api::{VmPort, VmStatus};
 
 use crate::vmm::Memory;
 

@@ -10,7 +10,7 @@ use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
 };
 
-use daemon::api::types::EventKind;
+use api::EventKind;
 
 use crate::arguments::{Arguments, Complete};
 use crate::client::Client;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io;
 
-use daemon::config::ConfigError;
-use daemon::input::InputError;
+use config::ConfigError;
+use config::input::InputError;
 use daemon::serve::ServeError;
 
 use crate::guest::GuestError;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use daemon::api::types::VmStatus;
+use api::VmStatus;
 use serde::Serialize;
 
 /// What stands in the configuration file, and as its `vsock` part is what its API takes (Firecracker's docs/vsock.md).

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use daemon::api::types::{ChardevInfo, VmPort, VmStatus, VmWindows};
+use api::{ChardevInfo, VmPort, VmStatus, VmWindows};
 
 use crate::qemu::serial_ports;
 use crate::vmm::{Accelerator, Memory, qemu_path};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use daemon::api::types::{ChardevInfo, VmPort, VmStatus};
-use daemon::config::AGENT_PORT;
+use api::{ChardevInfo, VmPort, VmStatus};
+use config::AGENT_PORT;
 
 use crate::quote::quote;
 use crate::vmm::{Accelerator, Memory, qemu_path};
@@ -137,7 +137,7 @@ pub fn shell_line(arguments: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use daemon::api::types::ChannelStatus;
+    use api::ChannelStatus;
 
     use super::*;
 
@@ -359,7 +359,7 @@ mod tests {
     fn cloud_hypervisor_has_a_vsock_of_its_own() {
         let hybrid = VmStatus {
             vhost_user: None,
-            kind: daemon::api::types::LineKind::Hybrid,
+            kind: api::LineKind::Hybrid,
             hybrid: Some("/r/v".into()),
             nets: vec![port("lan", 1), port("dmz", 4)],
             ..vm("/r/v")

@@ -315,7 +315,7 @@ fn refusal(status: StatusCode, detail: &str) -> Response<Body> {
     let mut response = Response::new(body.map_err(|never| match never {}).boxed());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    let media_type = daemon::api::types::PROBLEM_MEDIA_TYPE;
+    let media_type = api::PROBLEM_MEDIA_TYPE;
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     match status {

@@ -1,7 +1,7 @@
 //! The windows of a VM, as each VMM is told of them: memory of zero-copy circuits, each window a virtio-pmem device.
 
-use daemon::api::types::VmWindows;
-use daemon::config::{MAX_WINDOWS, WindowsSpec};
+use api::VmWindows;
+use config::{MAX_WINDOWS, WindowsSpec};
 use daemon::windows::{port_name, ports};
 
 use crate::vmm::{Memory, qemu_path};
@@ -71,7 +71,7 @@ pub(crate) fn qemu(windows: &VmWindows) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use daemon::api::types::VmStatus;
+    use api::VmStatus;
     use serde_json::json;
 
     use super::*;

@@ -5,7 +5,7 @@ mod terminal;
 
 use std::process::Command;
 
-use daemon::api::types::VmState;
+use api::VmState;
 use daemon::fake::FakeDaemon;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -97,7 +97,7 @@ fn a_daemon_that_starts_anew_is_waited_for() {
     // Another daemon, with another VM, at the same place.
     let other = FakeDaemon::start(&["name=later"], &[]);
     let (from, to) = (other.runtime_dir(), daemon.runtime_dir());
-    let socket = |directory| daemon::runtime::control_socket(directory);
+    let socket = |directory| config::directories::control_socket(directory);
     let _ = std::fs::remove_file(socket(to));
     std::os::unix::fs::symlink(socket(from), socket(to)).unwrap();
     terminal.wait_until("the new daemon's VM is shown", |screen| {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
+use api::{EventDetails, EventKind};
 use device::{CaptureSink, NotTaken};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::api::types::{EventDetails, EventKind};
 use crate::events::Events;
 
 /// The most bytes of a capture that wait for its reader. What comes beyond is lost, and counted.

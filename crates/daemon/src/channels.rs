@@ -24,14 +24,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use config::directories::install_log;
+use config::{Channel, ChannelTarget, Chardev, LineSpec};
 use tokio::sync::watch;
 
 use self::counts::Counts;
 use self::file::GrowingFile;
 use self::run::{Far, Run};
 use crate::chardev::{Meeting, PrivateListener};
-use crate::config::{Channel, ChannelTarget, Chardev};
-use crate::line::{ChannelState, LineError, LineSpec};
+use crate::line::{ChannelState, LineError};
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::Purpose;
 use crate::runtime_thread::RuntimeThread;
@@ -186,24 +187,5 @@ impl Drop for VmChannels {
             }
         }
         self.stop.send_replace(true);
-    }
-}
-
-/// Where the log of a VM's installation is kept: `web.install.log`, or `red@web.install.log` in the domain `red`. No name has an `@`, so no two
-/// VMs have one file.
-pub(crate) fn install_log(state_dir: &Path, vm: &str) -> PathBuf {
-    state_dir.join(format!("{}.install.log", vm.replace('/', "@")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_two_vms_have_one_install_log() {
-        let log = |vm| install_log(Path::new("/var/lib/ringdown"), vm);
-        assert_eq!(log("web"), Path::new("/var/lib/ringdown/web.install.log"));
-        assert_ne!(log("red/web"), log("red.web"));
-        assert_ne!(log("a/b.c"), log("a.b/c"));
     }
 }

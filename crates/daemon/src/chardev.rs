@@ -7,10 +7,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use config::Chardev;
 use device::connect_to;
 use rustix::net::SocketType;
 
-use crate::config::Chardev;
 use crate::line::LineError;
 use crate::runtime::{RuntimeError, listen_privately};
 

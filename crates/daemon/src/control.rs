@@ -1,123 +1,30 @@
 //! The VMs of a running daemon: which there are, how far each has come, and how one is added, removed or waited for.
 
 mod circuits;
+mod figures;
 mod networks;
 mod why;
 
-pub(crate) use circuits::end as circuit_end;
-
 use std::collections::{BTreeMap, HashMap};
-use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use api::{
+    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
+};
+use config::limits::members;
+use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest};
 use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
-use crate::api::types::{
-    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
-};
 use crate::capture::CaptureReader;
-use crate::config::{Channel, Chardev, Plan, PlanChange, StateError, VmRequest};
+use crate::control_error::ControlError;
 use crate::in_force::{InForce, Parts};
-use crate::input::{InputError, did_you_mean};
-use crate::limits::members;
-use crate::line::{Counters, LineError, LineSpec, LineStatus};
+use crate::line::{Counters, LineStatus};
 use crate::metrics::Pages;
-use crate::net::{NetError, NetFault};
-use crate::offers::OfferError;
-use crate::policy::AskError;
 use crate::questions::Questions;
 use crate::readiness::Readiness;
-use crate::runtime::RuntimeError;
-use crate::windows::{self, WindowsError};
-
-/// Why the daemon did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// What was asked for cannot be meant, or collides with another VM.
-    #[error(transparent)]
-    Input(#[from] InputError),
-    /// A directory or a socket is not as it should be.
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    /// The worker could not open or close the line.
-    #[error(transparent)]
-    Line(#[from] LineError),
-    /// A port in a network could not be opened.
-    #[error(transparent)]
-    Port(#[from] NetFault),
-    /// The worker could not do something with a network.
-    #[error(transparent)]
-    Net(#[from] NetError),
-    /// No network has this name.
-    #[error(
-        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one",
-        did_you_mean(nearest)
-    )]
-    UnknownNetwork {
-        /// The name.
-        name: String,
-        /// One that exists and may be meant.
-        nearest: Option<String>,
-    },
-    /// No circuit has this number.
-    #[error("there is no circuit {id:?}, or not any more: `ringdown ls` shows those that exist")]
-    UnknownCircuit {
-        /// What was given.
-        id: String,
-    },
-    /// What is remembered of VMs cannot be written.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The VM's windows cannot be made.
-    #[error(transparent)]
-    Windows(#[from] WindowsError),
-    /// What is offered does not hold any more.
-    #[error(transparent)]
-    Offer(#[from] OfferError),
-    /// A question about the policy has no answer.
-    #[error(transparent)]
-    Ask(#[from] AskError),
-    /// The audit's file cannot be opened.
-    #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
-    AuditFile {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The audit's file cannot be opened anew.
-    #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
-    Audit(io::Error),
-    /// No VM has this name.
-    #[error(
-        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one",
-        did_you_mean(nearest)
-    )]
-    Unknown {
-        /// The name.
-        name: String,
-        /// One that exists and may be meant.
-        nearest: Option<String>,
-    },
-    /// The VM did not become ready in time.
-    #[error("VM {name:?} did not become ready within {}: {}", seconds(*waited), words)]
-    NotReady {
-        /// The name.
-        name: String,
-        /// How far it had come at the end.
-        state: VmState,
-        /// The same in words, with what went wrong before that.
-        words: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// A part of the daemon ended without an answer.
-    #[error("the daemon dropped the request: see its log")]
-    Lost,
-}
+use crate::windows;
 
 /// What the workers know at the moment, by full names.
 struct Known {
@@ -465,8 +372,4 @@ fn usage(line: &LineStatus) -> BTreeMap<String, u64> {
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
-}
-
-fn seconds(duration: Duration) -> String {
-    format!("{} s", duration.as_secs_f64())
 }

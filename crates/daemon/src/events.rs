@@ -15,6 +15,7 @@ mod places;
 mod reader;
 mod refusals;
 
+pub(crate) use calls::circuit_end;
 pub use calls::{CallNotes, observer};
 pub use log::{Asked, Events, MAX_EVENTS, MAX_TEXT_LEN};
 pub use places::READERS;

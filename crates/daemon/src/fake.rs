@@ -18,15 +18,15 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use config::{Chardev, LineSpec};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
 use switch::ServiceEntry;
 
 use crate::arrivals::ArrivalSender;
 use crate::capture::CaptureSender;
-use crate::config::Chardev;
 use crate::line::{
-    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineSpec, LineStatus,
-    LineWorker, PolicyChange, PreparedLines,
+    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineStatus, LineWorker,
+    PolicyChange, PreparedLines,
 };
 use crate::offers::Commit;
 use crate::runtime::{RuntimeError, listen_privately};

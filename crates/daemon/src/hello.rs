@@ -13,7 +13,7 @@ use wire::agent::{
 };
 use wire::connect::{self, Answer};
 
-use crate::api::types::AgentInfo;
+use api::AgentInfo;
 
 /// The most bytes that are read before what an agent has to say must be whole: its hello, and a secret.
 pub const MAX_HELLO_BYTES: usize = 2 * HEADER_LEN + MAX_MESSAGE_LEN + SECRET_LEN;

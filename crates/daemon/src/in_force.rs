@@ -11,20 +11,23 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::api::StalledClients;
+use config::{Chardev, Config, ConfigError, LineSpec, PlanChange, Settings, StateError};
+
 use crate::audit::Audit;
 use crate::capture::Captures;
-use crate::config::{Chardev, PlanChange, StateError};
-use crate::control::ControlError;
+use crate::control_error::ControlError;
 use crate::events::Events;
-use crate::line::{LineChange, LineFault, LineSpec, LineWorker, PolicyChange};
+use crate::line::{LineChange, LineFault, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetWorker};
 use crate::offers::{Commit, Offers};
 use crate::policy::Rulebook;
-use crate::reload::{ReadConfig, Settings};
 use crate::runtime::{check_directory, remove_stale_socket};
+use crate::stalled_clients::StalledClients;
 use crate::switchboard::Circuits;
 use crate::windows::Windows;
+
+/// Reads the configuration again, from all its sources. It may take its time.
+pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
 /// What is in force, and changes only as a whole.
 #[derive(Debug, Clone)]

@@ -14,13 +14,16 @@ mod page;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::{NetworkDetails, VmState, VmStatus, WindowsInfo};
 use axum::body::Bytes;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use wire::agent::job::Stats;
 
-use crate::api::types::{NetworkDetails, VmState, VmStatus};
-use crate::control::{Control, ControlError};
+use crate::capture::Captures;
+use crate::events::Events;
+use crate::line::Figures;
+use crate::switchboard::SwitchboardReport;
 use guest::{GUEST_TIMEOUT, ask};
 use page::Page;
 
@@ -36,7 +39,7 @@ pub(crate) struct Pages(Mutex<Option<watch::Receiver<Option<Bytes>>>>);
 
 impl Pages {
     /// Where the page comes that is being made: by `make`, unless one is being made already. It is made also if the caller has gone.
-    fn join<F>(&self, make: impl FnOnce() -> F) -> watch::Receiver<Option<Bytes>>
+    pub(crate) fn join<F>(&self, make: impl FnOnce() -> F) -> watch::Receiver<Option<Bytes>>
     where
         F: Future<Output = Bytes> + Send + 'static,
     {
@@ -58,19 +61,8 @@ impl Pages {
 /// The most file systems, disks and network links of one guest, of each.
 const MAX_LISTED: usize = 16;
 
-/// The page.
-///
-/// # Errors
-/// [`ControlError::Lost`].
-pub async fn collect(control: &Arc<Control>) -> Result<Bytes, ControlError> {
-    let mut page = control.pages.join(|| make(control.clone()));
-    let made = page.wait_for(Option::is_some).await;
-    let made = made.map_err(|_| ControlError::Lost)?;
-    made.clone().ok_or(ControlError::Lost)
-}
-
-async fn make(control: Arc<Control>) -> Bytes {
-    let vms = control.ask(Control::list).await.unwrap_or_default();
+/// What the agents of these VMs say, of those that are ready and can tell.
+pub(crate) async fn ask_guests(vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
     let mut guests = JoinSet::new();
     let places = Arc::new(Semaphore::new(MAX_ASKED));
     for (index, vm) in vms.iter().enumerate() {
@@ -107,21 +99,42 @@ async fn make(control: Arc<Control>) -> Bytes {
             stats[index] = answer;
         }
     }
-    let page = control.ask(move |control| write(control, &vms, &stats));
-    page.await.unwrap_or_default().into()
+    stats
 }
 
-fn write(control: &Control, vms: &[VmStatus], stats: &[Option<Box<Stats>>]) -> String {
-    let parts = &control.parts;
-    let mut page = page(vms, stats, &control.networks_in_detail());
-    figures::add(&mut page, vms, &parts.worker.figures());
+/// What the page is made of.
+pub(crate) struct Facts<'a> {
+    /// The VMs.
+    pub(crate) vms: &'a [VmStatus],
+    /// What their agents say, in the same order.
+    pub(crate) stats: &'a [Option<Box<Stats>>],
+    /// The networks.
+    pub(crate) networks: &'a [NetworkDetails],
+    /// What the data plane has counted.
+    pub(crate) counted: &'a Figures,
+    /// Who follows the events.
+    pub(crate) events: &'a Events,
+    /// Who looks at what passes.
+    pub(crate) captures: &'a Captures,
+    /// Clients of the control socket that were cut off.
+    pub(crate) stalled_clients: u64,
+    /// What the switchboard has counted.
+    pub(crate) switchboard: &'a SwitchboardReport,
+    /// The windows.
+    pub(crate) windows: &'a WindowsInfo,
+}
+
+/// The page.
+pub(crate) fn write(facts: &Facts<'_>) -> String {
+    let mut page = page(facts.vms, facts.stats, facts.networks);
+    figures::add(&mut page, facts.vms, facts.counted);
     figures::add_readers(
         &mut page,
-        &parts.events,
-        &parts.captures,
-        parts.stalled_clients.count(),
+        facts.events,
+        facts.captures,
+        facts.stalled_clients,
     );
-    circuits::add(&mut page, &control.switchboard_report(), &control.windows());
+    circuits::add(&mut page, facts.switchboard, facts.windows);
     page.finish()
 }
 

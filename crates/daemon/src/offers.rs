@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use config::{Hosts, Publish, Service};
 use switch::{Policy, ServiceEntry, ServiceId};
-
-use crate::config::{Hosts, Publish, Service};
 
 /// Everything that is to be offered from some moment on.
 #[derive(Debug, Clone)]

@@ -12,19 +12,18 @@ mod ways;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use config::input::InputError;
+use config::{
+    Config, ConfigError, GroupRequest, Hosts, LineSpec, Plan, PlanChange, Publish, Service,
+    VmRequest, Written, check_dialled, check_dialled_with, check_sockets, check_targets,
+    check_whole,
+};
 use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
-use crate::config::{
-    Config, ConfigError, GroupRequest, Hosts, Plan, PlanChange, Publish, Service, VmRequest,
-    Written, check_dialled, check_dialled_with, check_sockets, check_targets, check_whole,
-};
-use crate::input::InputError;
-use crate::line::LineSpec;
 use crate::offers::Offer;
 
 pub use answer::AskError;
 pub use findings::MAX_FINDINGS;
-pub use listing::MAX_LISTED_RULES;
 
 /// Everything that was configured and is in force together, or would be.
 #[derive(Debug, Clone)]

@@ -37,20 +37,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use config::{Hosts, Publish, Service};
 use device::Dialer;
 use switch::{Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
 pub use self::program::PROGRAM_GRACE;
-pub(crate) use self::program::{INHERITED, limit_descriptors};
 use self::publish::Published;
 pub use self::publish::{PreparedPublishes, PublishError};
 use self::resolver::Names;
 pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
 pub use self::shared::AuditSink;
 use self::shared::{Shared, TakenCall, count};
-use crate::config::{Hosts, Publish, Service};
 use crate::offers::Groups;
 use crate::runtime_thread::RuntimeThread;
 

@@ -16,13 +16,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use api::{AgentInfo, EventDetails, EventKind};
 use device::{AgentSecret, Attachment};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::api::types::{AgentInfo, EventDetails, EventKind};
 use crate::arrivals::{Arrivals, News};
 use crate::events::Events;
 use crate::hello::{HelloError, confirm, greet};

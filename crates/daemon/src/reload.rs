@@ -2,23 +2,14 @@
 //!
 //! The file is read and checked as a whole; [`in_force`](crate::in_force) has how the rest happens in one moment.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::api::types::{EventDetails, EventKind, Reloaded};
-use crate::config::{
-    Config, ConfigError, ControlGroups, DEFAULT_SPIN, PlanChange, default_runtime_dir,
-    default_state_dir,
-};
+use api::{EventDetails, EventKind, Reloaded};
+use config::{Config, ConfigError, LineSpec, PlanChange};
+
 use crate::control::Control;
 use crate::in_force::{Hindrance, InForce};
-use crate::input::InputError;
-use crate::line::LineSpec;
 use crate::sandbox;
-
-/// Reads the configuration again, from all its sources. It may take its time.
-pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
 /// Why a configuration did not come into force. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -32,67 +23,6 @@ pub enum ReloadError {
     /// A part of the daemon ended without an answer.
     #[error("the daemon dropped the request: see its log")]
     Lost,
-}
-
-/// What a configuration says that holds for as long as the daemon runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// The runtime directory, from the root.
-    pub runtime_dir: PathBuf,
-    /// The state directory, from the root.
-    pub state_dir: PathBuf,
-    /// How long the worker looks before it sleeps.
-    pub spin: Duration,
-    /// Who may use the control socket beside the daemon's own user.
-    pub control: ControlGroups,
-}
-
-impl Settings {
-    /// What a configuration says, or what holds where it says nothing.
-    ///
-    /// # Errors
-    /// When a relative path has no directory to start at.
-    pub fn of(config: &Config) -> std::io::Result<Settings> {
-        let runtime_dir = config.runtime_dir.clone();
-        let runtime_dir = std::path::absolute(runtime_dir.unwrap_or_else(default_runtime_dir))?;
-        let state_dir = config.state_dir.clone();
-        let state_dir = state_dir.unwrap_or_else(|| default_state_dir(&runtime_dir));
-        Ok(Settings {
-            state_dir: std::path::absolute(state_dir)?,
-            runtime_dir,
-            spin: config.spin.unwrap_or(DEFAULT_SPIN),
-            control: config.control,
-        })
-    }
-
-    /// Refuses what would have to change while the daemon runs.
-    fn check(&self, config: &Config) -> Result<(), ConfigError> {
-        let fixed = |key, was: String| ConfigError::Input {
-            place: "the configuration".to_owned(),
-            error: InputError::FixedSetting { key, was },
-        };
-        // The directories were found when the daemon started, and are still there.
-        let wanted = Settings::of(config).unwrap_or_else(|_| self.clone());
-        if wanted.runtime_dir != self.runtime_dir {
-            let was = self.runtime_dir.display().to_string();
-            return Err(fixed("runtime-dir", was));
-        }
-        if wanted.state_dir != self.state_dir {
-            let was = self.state_dir.display().to_string();
-            return Err(fixed("state-dir", was));
-        }
-        if wanted.spin != self.spin {
-            let was = self.spin.as_micros().to_string();
-            return Err(fixed("spin-microseconds", was));
-        }
-        if wanted.control != self.control {
-            let of = |group: Option<u32>| group.map_or("nobody".to_owned(), |id| id.to_string());
-            let (read, operate) = (of(self.control.read), of(self.control.operate));
-            let was = format!("read-group {read}, operate-group {operate}");
-            return Err(fixed("control", was));
-        }
-        Ok(())
-    }
 }
 
 impl InForce {

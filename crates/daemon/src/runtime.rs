@@ -10,27 +10,12 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use config::directories::lock_file;
 use rustix::fs::{Access, FlockOperation};
 
 mod others;
 
 pub use others::{close_to_others, give_to_group, open_to, operators, who_is_shut_out};
-
-/// The socket of the control API.
-pub fn control_socket(runtime_dir: &Path) -> PathBuf {
-    runtime_dir.join("control.sock")
-}
-
-/// The socket where programs of the host ask for circuits.
-pub fn circuit_socket(runtime_dir: &Path) -> PathBuf {
-    runtime_dir.join("circuit.sock")
-}
-
-/// The file whose lock says that a daemon lives. It stays when the daemon ends: removing it would let two daemons
-/// lock two files of one name.
-pub fn lock_file(runtime_dir: &Path) -> PathBuf {
-    runtime_dir.join("lock")
-}
 
 /// Why a directory or a socket cannot be had.
 #[derive(Debug, thiserror::Error)]

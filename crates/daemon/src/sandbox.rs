@@ -29,13 +29,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use config::input::InputError;
+use config::{
+    Config, ConfigError, PublishListen, ServiceTarget, Settings, VmRequest, load_name_services,
+};
 pub use places::Places;
 
-use crate::config::{
-    Config, ConfigError, PublishListen, ServiceTarget, VmRequest, load_name_services,
-};
-use crate::input::InputError;
-use crate::reload::Settings;
 use starter::Starter;
 
 static IN_FORCE: OnceLock<Sandbox> = OnceLock::new();

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use config::Chardev;
 use device::{Carrier, Connected, Fabric, Reply};
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status, Stream};
 use switch::Reason;
 
 use crate::arrivals::Unreachable;
 use crate::chardev::Meeting;
-use crate::config::Chardev;
 use crate::line::{LineError, LineStatus};
 use crate::orders::Orders;
 

@@ -12,34 +12,35 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::Finding;
+use config::directories::{circuit_socket, control_socket};
+use config::input::check_socket_path;
+use config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, Settings, StateError};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::api::types::Finding;
-use crate::api::{self, Access, StalledClients};
+use crate::api::Access;
 use crate::arrivals::{ArrivalSender, Arrivals, arrivals};
 use crate::audit::{Audit, AuditWriter};
 use crate::capture::Captures;
-use crate::config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, StateError};
 use crate::control::Control;
 use crate::events::Events;
-use crate::in_force::{Hindrance, InForce, Parts};
-use crate::input::check_socket_path;
+use crate::in_force::{Hindrance, InForce, Parts, ReadConfig};
 use crate::line::LineWorker;
 use crate::log_budget;
 use crate::net::NetWorker;
 use crate::offers::Offers;
 use crate::policy::Rulebook;
 use crate::readiness::Readiness;
-use crate::reload::{ReadConfig, Settings};
 use crate::runtime::{
-    RuntimeError, RuntimeLock, circuit_socket, close_to_others, control_socket, give_to_group,
-    listen_privately, open_to, operators, prepare_directory, who_is_shut_out,
+    RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
+    operators, prepare_directory, who_is_shut_out,
 };
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
+use crate::stalled_clients::StalledClients;
 use crate::switchboard::Circuits;
 use crate::windows::{Windows, WindowsError};
 
@@ -316,7 +317,7 @@ impl Daemon {
                 .map_err(system("watch the control socket"))?;
             let access = Access::new(parts.settings.control);
             let stalled = parts.stalled_clients.clone();
-            api::serve(listener, api::router(control), access, stalled, end).await;
+            crate::api::serve(listener, crate::api::router(control), access, stalled, end).await;
             if worker_ended.get() {
                 return Err(ServeError::WorkerEnded);
             }

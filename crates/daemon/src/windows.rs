@@ -19,7 +19,7 @@
 //!
 //! # Limits
 //!
-//! [`MAX_WINDOWS`](crate::config::MAX_WINDOWS) for a VM and the host, as many again for a VM and others, [`MAX_WINDOWS_OF_ALL`] of the first sort in all,
+//! [`MAX_WINDOWS`](config::MAX_WINDOWS) for a VM and the host, as many again for a VM and others, [`MAX_WINDOWS_OF_ALL`] of the first sort in all,
 //! and at most as many of the second.
 
 mod pool;
@@ -36,12 +36,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
+pub use config::MAX_WINDOWS_OF_ALL;
+use config::{LineSpec, StateError, WindowsSpec};
 use device::window::WindowFile;
 
-pub use crate::config::MAX_WINDOWS_OF_ALL;
-use crate::config::{StateError, WindowsSpec};
 use crate::events::Events;
-use crate::line::LineSpec;
 use crate::runtime::{RuntimeError, prepare_directory};
 use crate::switchboard::pool::{Owners, Party, WindowId};
 use record::{Record, Remembered};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use config::LineSpec;
 use device::{
     AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
     CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
@@ -18,8 +19,8 @@ use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;
 use crate::channels::{Channels, VmChannels};
 use crate::line::{
-    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineSpec,
-    LineStatus, LineWorker, PolicyChange, PreparedLines,
+    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineStatus,
+    LineWorker, PolicyChange, PreparedLines,
 };
 use crate::offers::Commit;
 use crate::orders::Orders;

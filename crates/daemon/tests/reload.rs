@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use daemon::config::{Config, read_file};
+use config::{Config, read_file};
 use daemon::data_plane;
 use daemon::serve::{Daemon, ServeError};
 use tempfile::TempDir;

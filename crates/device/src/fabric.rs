@@ -32,6 +32,7 @@ use switch::{
     RuleReport, ServiceEntry, Side, Switch, Time,
 };
 use thiserror::Error;
+use wire::connect::seqpacket_path;
 
 use crate::Waker;
 use crate::caller::Caller;
@@ -43,7 +44,7 @@ use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
-use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm, seqpacket_path};
+use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
 

@@ -60,6 +60,5 @@ pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use snapshot::{CircuitSnapshot, Credentials, Endpoint};
 pub use socket::{
-    BACKLOG, keep_own_apart, listen_without_descriptors, seqpacket_path, set_mode_of,
-    set_socket_mode,
+    BACKLOG, keep_own_apart, listen_without_descriptors, set_mode_of, set_socket_mode,
 };

@@ -167,12 +167,5 @@ pub(crate) fn port_path(host: &Path, port: u32) -> PathBuf {
     PathBuf::from(path)
 }
 
-/// The path of the listener for programs that dial a guest with SEQPACKET sockets.
-pub fn seqpacket_path(host: &Path) -> PathBuf {
-    let mut path = host.as_os_str().to_owned();
-    path.push(".seqpacket");
-    PathBuf::from(path)
-}
-
 #[cfg(test)]
 mod tests;

@@ -31,21 +31,13 @@ use std::path::Path;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
 use shmring::{Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Window, WindowError, WindowSpec};
+use wire::window::{MAX_LEN, MIN_LEN, PAGE_LEN, is_len};
 
 #[cfg(test)]
 mod tests;
 
-/// The page of device DAX: everything in the file is aligned to it, and both sides map in pages of this length.
-pub const PAGE_LEN: u64 = 2 << 20;
-
 /// Where the guest's device and the circuit's window begin in the file.
 pub const DATA_OFFSET: u64 = PAGE_LEN;
-
-/// The shortest file: the info block's page, the header's page, and two rings of a page.
-pub const MIN_LEN: u64 = 4 * PAGE_LEN;
-
-/// The longest file.
-pub const MAX_LEN: u64 = 1 << 30;
 
 /// The longest file that a guest has with another one, or with programs of the host that could not end its VMM anyhow: less than a section of Linux's memory,
 /// which is 128 MiB on x86-64. Whoever else has the window can write the info block that the guest's kernel goes by, and so tell it to keep its descriptions
@@ -62,11 +54,6 @@ const VERSION_MINOR: u16 = 4;
 const MODE_RAM: u32 = 1;
 const SYSTEM_PAGE_LEN: u32 = 4096;
 const PAGE_DESCRIPTION_LEN: u16 = 64;
-
-/// Whether a file of this length can be one.
-pub fn is_len(len: u64) -> bool {
-    (MIN_LEN..=MAX_LEN).contains(&len) && len % PAGE_LEN == 0
-}
 
 /// The longest rings, at most `max_ring` bytes each, for which there is room in a file of this length. `None` if there is none for the shortest.
 pub fn ring_len(len: u64, max_ring: u64) -> Option<u64> {

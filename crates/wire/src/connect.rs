@@ -3,9 +3,17 @@
 //! is closed.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The longest request, in bytes with its line feed: `CONNECT 4294967295` and some room for spaces.
 pub const MAX_REQUEST_LEN: usize = 32;
+
+/// The path of the listener for programs that dial a guest with SEQPACKET sockets.
+pub fn seqpacket_path(host: &Path) -> PathBuf {
+    let mut path = host.as_os_str().to_owned();
+    path.push(".seqpacket");
+    PathBuf::from(path)
+}
 
 /// What the first bytes on a host socket say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,5 +15,6 @@ pub mod socks;
 pub mod switchboard;
 pub mod vsock;
 pub mod vsockmon;
+pub mod window;
 
 mod checksum;

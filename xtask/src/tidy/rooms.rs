@@ -23,9 +23,16 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("ringdown-serial", &["ringdown-wire"]),
     ("ringdown-station", &["ringdown-wire"]),
+    ("ringdown-config", &["ringdown-switch", "ringdown-wire"]),
+    (
+        "ringdown-api",
+        &["ringdown-config", "ringdown-switch", "ringdown-wire"],
+    ),
     (
         "ringdown-daemon",
         &[
+            "ringdown-api",
+            "ringdown-config",
             "ringdown-device",
             "ringdown-serial",
             "ringdown-station",
@@ -52,6 +59,8 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "ringdown-cli",
         &[
+            "ringdown-api",
+            "ringdown-config",
             "ringdown-daemon",
             "ringdown-sys",
             "ringdown-transfer",
@@ -60,7 +69,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Rooms that move bytes or run in guests: no async runtime there.
+/// Rooms that move bytes, run in guests or only describe: no async runtime there.
 const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-wire",
     "ringdown-guestmem",
@@ -70,6 +79,8 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-device",
     "ringdown-serial",
     "ringdown-station",
+    "ringdown-config",
+    "ringdown-api",
     "ringdown-circuit",
     "ringdown-circuit-c",
     "ringdown-transfer",

@@ -23,7 +23,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "PATH=NAME:PORT")]
     pub unix: Vec<String>,
     /// The domain whose CIDs the command uses
-    #[arg(long, default_value = daemon::input::DEFAULT_DOMAIN)]
+    #[arg(long, default_value = config::input::DEFAULT_DOMAIN)]
     pub domain: String,
     /// How long a connection may take, in seconds, 1 to 300; AF_VSOCK itself has 2
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=300))]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use daemon::input::parse_full_name;
+use config::input::parse_full_name;
 
 /// So many paths can be carried for one command.
 pub const MAX_ROUTES: usize = 256;

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use daemon::config::{
-    Cids, Config, Plan, PublishListen, ServiceTarget, default_runtime_dir, read_file,
-};
-use daemon::net::NetworkSpec;
+use config::directories::default_runtime_dir;
+use config::net::NetworkSpec;
+use config::{Cids, Config, Plan, PublishListen, ServiceTarget, read_file};
 use daemon::policy::Rulebook;
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
@@ -132,7 +131,7 @@ fn uplinks(plan: &Plan) -> Vec<Finding> {
 
 fn services(config: &Config) -> Vec<Finding> {
     let about = "services";
-    let check = |service: &daemon::config::Service| match &service.target {
+    let check = |service: &config::Service| match &service.target {
         ServiceTarget::Command(words) => {
             let program = words.first()?;
             let error = access(program.as_str(), Access::EXEC_OK).err()?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use daemon::api::types::{VmState, VmStatus};
+use api::{VmState, VmStatus};
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;

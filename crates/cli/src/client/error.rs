@@ -4,9 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use daemon::api::Kind;
-use daemon::api::types::Problem;
-use daemon::config::default_runtime_dir;
+use api::{Kind, Problem};
+use config::directories::default_runtime_dir;
 
 use super::SERVICE_DIR;
 use crate::failure::Failure;

@@ -1,6 +1,6 @@
 //! `ringdown args`: what to paste into the command line of a VMM, or into its configuration.
 
-use daemon::api::types::{LineKind, VmStatus};
+use api::{LineKind, VmStatus};
 
 use super::{print, print_named};
 use crate::arguments::{Vmm, VmmArguments};

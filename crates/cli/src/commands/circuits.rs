@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use daemon::api::types::{CircuitInfo, CircuitPhase, PolicyRules, WindowInfo};
-use daemon::input::{did_you_mean, nearest};
+use api::{CircuitInfo, CircuitPhase, PolicyRules, WindowInfo};
+use config::input::{did_you_mean, nearest};
 
 use super::table::{row, table};
 use super::{print, print_json};
@@ -64,8 +64,8 @@ fn is_wanted(circuit: &CircuitInfo, options: &CircuitList) -> bool {
         CircuitPhase::Draining => CircuitState::Draining,
     };
     let kind = match circuit.kind {
-        daemon::api::types::CircuitKind::Stream => CircuitKind::Stream,
-        daemon::api::types::CircuitKind::ZeroCopy => CircuitKind::ZeroCopy,
+        api::CircuitKind::Stream => CircuitKind::Stream,
+        api::CircuitKind::ZeroCopy => CircuitKind::ZeroCopy,
     };
     let rule = circuit.rule.as_deref().unwrap_or(NO_RULE);
     options.rule.as_deref().is_none_or(|wanted| wanted == rule)
@@ -178,7 +178,7 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daemon::api::types::{CircuitEnd, CircuitKind as Kind};
+    use api::{CircuitEnd, CircuitKind as Kind};
 
     /// One that is open, has a window and a rule, and one that drains.
     fn two() -> [CircuitInfo; 2] {

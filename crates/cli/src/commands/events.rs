@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use daemon::api::types::{Event, EventKind, Why};
-use daemon::input::parse_full_name;
+use api::{Event, EventKind, Why};
+use config::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::policy::port_or_own;
@@ -259,7 +259,7 @@ fn why_in_words(why: &Why) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daemon::api::types::EventDetails;
+    use api::EventDetails;
 
     #[test]
     fn an_event_is_a_line() {

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use daemon::api::types::{
-    LinkRequest, MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort,
-};
+use api::{LinkRequest, MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 
 use super::capture;
 use super::table::{row, table};

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use daemon::api::types::{PolicyAnswer, PolicyReport, PolicyVerdict};
-use daemon::config::{Cids, Plan, default_runtime_dir, parse_port, read_file};
-use daemon::input::InputError;
+use api::{PolicyAnswer, PolicyReport, PolicyVerdict};
+use config::directories::default_runtime_dir;
+use config::input::InputError;
+use config::{Cids, Plan, parse_port, read_file};
 use daemon::policy::{AskError, Rulebook};
 use wire::agent::forward::Place;
 

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use daemon::api::types::{LineKind, VmState, VmStatus};
+use api::{LineKind, VmState, VmStatus};
 use wire::agent::job::Power;
 
 use super::print;

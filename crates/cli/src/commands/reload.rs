@@ -1,6 +1,6 @@
 //! `ringdown reload`: the daemon reads its configuration again.
 
-use daemon::api::types::{Finding, ReloadRequest, Reloaded};
+use api::{Finding, ReloadRequest, Reloaded};
 
 use super::{print, print_json};
 use crate::arguments::Reload;

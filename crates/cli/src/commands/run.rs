@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use daemon::input::check_name_of;
+use config::input::check_name_of;
 
 use crate::arguments::RunArguments;
 use crate::carry::{self, Directory, MAX_ROUTES, Route, Settings};

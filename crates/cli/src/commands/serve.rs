@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use daemon::config::{
+use config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
     read_file,
 };

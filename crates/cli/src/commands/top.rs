@@ -1,6 +1,6 @@
 //! `ringdown top`: with what it begins, and how large it is.
 
-use daemon::input::parse_full_name;
+use config::input::parse_full_name;
 use rustix::termios::tcgetwinsize;
 
 use super::print;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use daemon::api::types::{ChardevInfo, LineKind, NewPort, NewSerial, NewVm, VmPort, VmStatus};
-use daemon::config::parse_net_option;
-use daemon::input::{InputError, check_socket_path, parse_cid, parse_full_name};
-use daemon::limits::parse_member;
+use api::{ChardevInfo, LineKind, NewSerial, NewVm, VmPort, VmStatus};
+use config::input::{InputError, check_socket_path, parse_cid, parse_full_name};
+use config::limits::parse_member;
+use config::{NewPort, parse_net_option};
 
 use super::{print, print_json, print_named};
 use crate::arguments::{VmAdd, VmList};
@@ -174,7 +174,7 @@ fn table(vms: &[VmStatus]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use daemon::api::types::{AgentInfo, VmState};
+    use api::{AgentInfo, VmState};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use daemon::input::parse_full_name;
+use config::input::parse_full_name;
 
 /// A place that somebody named.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use daemon::config::group_words;
+use config::group_words;
 
 /// Whom a socket takes that did not take this user, and what to do.
 pub(crate) fn remedy(socket: &Path) -> String {

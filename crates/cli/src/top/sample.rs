@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use daemon::api::types::{CircuitEnd, CircuitInfo, CircuitsInfo, VmState, VmStatus};
+use api::{CircuitEnd, CircuitInfo, CircuitsInfo, VmState, VmStatus};
 
 use super::rates::Counted;
 use crate::client::Client;

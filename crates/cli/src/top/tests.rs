@@ -5,7 +5,7 @@ mod keys;
 
 use std::time::Duration;
 
-use daemon::api::types::{
+use api::{
     AgentInfo, CircuitEnd, CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, LineKind, VmState,
     VmStatus,
 };

@@ -1,6 +1,6 @@
 //! Colours: the terminal's own sixteen, so that they suit its background, or none.
 
-use daemon::api::types::VmState;
+use api::VmState;
 use ratatui::style::{Color, Modifier, Style};
 
 /// How things look.

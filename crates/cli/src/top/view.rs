@@ -9,7 +9,7 @@ mod table;
 mod vm;
 mod vms;
 
-use daemon::api::types::VmState;
+use api::VmState;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use api::Kind;
 use axum::http::Method;
+use config::{ControlGroups, group_words};
 use sys::peer::peer;
 
-use super::problem::{Failure, Kind};
-use crate::config::{ControlGroups, group_words};
+use super::problem::Failure;
 use crate::places::Whose;
 
 /// What a caller may do.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use api::CAPTURE_MEDIA_TYPE;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use config::schema;
 use device::{CaptureFilter, CaptureOptions};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,10 +18,9 @@ use wire::pcapng::MAX_SNAPLEN;
 
 use super::description::NotCaptured;
 use super::net_routes::NetworkPath;
+use super::parameters;
 use super::problem::Failure;
 use super::request::{Asked, InPath};
-use super::schema;
-use super::types::CAPTURE_MEDIA_TYPE;
 use crate::capture::CaptureReader;
 use crate::control::Control;
 
@@ -44,24 +45,24 @@ struct LinesQuery {
 impl IntoParams for LinesQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_query(
+            parameters::in_query(
                 "vm",
                 schema::full_name(),
                 "Only the line of this VM, by its name or an alias.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "port",
-                schema::any_port(),
+                parameters::any_port(),
                 "Only what is to or from this port.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "snaplen",
-                schema::snaplen(),
+                parameters::snaplen(),
                 "How many bytes of each packet are captured.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "count",
-                schema::count(),
+                parameters::count(),
                 "How many packets; left out, until the client goes away.",
             ),
         ]
@@ -97,19 +98,19 @@ struct NetworkQuery {
 impl IntoParams for NetworkQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_query(
+            parameters::in_query(
                 "vm",
                 schema::full_name(),
                 "Only the port of this VM, by its name or an alias.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "snaplen",
-                schema::snaplen(),
+                parameters::snaplen(),
                 "How many bytes of each frame are captured.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "count",
-                schema::count(),
+                parameters::count(),
                 "How many frames; left out, until the client goes away.",
             ),
         ]

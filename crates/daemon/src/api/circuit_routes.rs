@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
+use api::{CircuitsInfo, WindowsInfo};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use config::schema;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::circuit_types::{CircuitsInfo, WindowsInfo};
 use super::description::{Always, OfCircuit, OfVm};
+use super::parameters;
 use super::problem::Failure;
 use super::request::{Asked, InPath, answer};
-use super::schema;
 use crate::control::Control;
 
 type Shared = State<Arc<Control>>;
@@ -38,14 +39,14 @@ struct ListQuery {
 impl IntoParams for ListQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_query(
+            parameters::in_query(
                 "vm",
                 schema::full_name(),
                 "Only those of which this VM is an end, by its name or an alias.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "port",
-                schema::any_port(),
+                parameters::any_port(),
                 "Only those that were called at this port.",
             ),
         ]
@@ -66,9 +67,9 @@ struct CircuitPath;
 
 impl IntoParams for CircuitPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        vec![schema::in_path(
+        vec![parameters::in_path(
             "id",
-            schema::circuit_id(),
+            parameters::circuit_id(),
             "The circuit's number, as a list of circuits has it.",
         )]
     }

@@ -3,18 +3,19 @@
 //!
 //! Checked are the names of a query's parameters, that each is there once, and numbers, words and truth values. What texts mean is the routes' to check.
 
+use api::Kind;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
+use config::input::nearest;
 use serde_json::Value;
 
 use super::description::DESCRIPTION;
 use super::expected::{expected, fits};
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use super::request::{BODY_TIMEOUT, shown};
-use crate::input::nearest;
 
 /// Lets through what the description has.
 pub(super) async fn hold(request: Request, next: Next) -> Result<Response, Failure> {

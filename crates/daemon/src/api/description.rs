@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use api::{Event, Kind, PROBLEM_MEDIA_TYPE, Problem};
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -11,9 +12,8 @@ use utoipa::openapi::response::Response;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi, ToSchema};
 
-use super::problem::Kind;
+use super::problem::status;
 use super::routes;
-use super::types::{Event, PROBLEM_MEDIA_TYPE, Problem};
 
 /// What is said beside the routes.
 #[derive(OpenApi)]
@@ -59,7 +59,7 @@ fn problems(kinds: &[Kind]) -> BTreeMap<String, RefOr<Response>> {
     for kind in kinds {
         let words = format!("{} (`{}`)", kind.title(), kind.uri());
         titles
-            .entry(kind.status().as_u16())
+            .entry(status(*kind).as_u16())
             .or_default()
             .push(words);
     }

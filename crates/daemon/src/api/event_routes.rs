@@ -2,28 +2,29 @@
 
 use std::sync::Arc;
 
+use api::{EVENTS_MEDIA_TYPE, EventKind, Kind, Why};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use config::input::parse_full_name;
+use config::schema;
 use serde::Deserialize;
-use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::access::Caller;
 use super::description::{NoEvents, NotAnswered};
-use super::event_types::{EVENTS_MEDIA_TYPE, EventKind, StreamedEvent, Why};
-use super::problem::{Failure, Kind};
+use super::parameters;
+use super::problem::Failure;
 use super::request::{Asked, shown};
 use super::routes::CallQuery;
-use super::schema;
 use crate::control::Control;
 use crate::events::{self, READERS};
-use crate::input::parse_full_name;
 
 type Shared = State<Arc<Control>>;
 
@@ -35,6 +36,20 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
     OpenApiRouter::new()
         .routes(routes!(events))
         .routes(routes!(why))
+}
+
+/// The fields of one event in a stream.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code)]
+struct StreamedEvent {
+    /// The event's number. What is told to one reader about itself at the end of its stream has none.
+    #[schema(pattern = "^[0-9]+$")]
+    id: Option<String>,
+    /// Its kind.
+    event: EventKind,
+    /// An object of JSON: see `Event`.
+    #[schema(content_media_type = "application/json")]
+    data: String,
 }
 
 #[derive(Deserialize)]
@@ -50,29 +65,29 @@ struct EventsQuery {
 impl IntoParams for EventsQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_query(
+            parameters::in_query(
                 "after",
-                schema::event_id(),
+                parameters::event_id(),
                 "Only what came after the event of this number; left out, all that is kept. The header `Last-Event-ID` says the same, and more than this.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "last",
-                schema::last_events(),
+                parameters::last_events(),
                 "Of what is kept already at most so many events, the latest.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "vm",
                 schema::full_name(),
                 "Only what this VM has to do with, by its full name. It need not be there any more.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "kind",
-                schema::event_kinds(),
+                parameters::event_kinds(),
                 "Only these kinds of events, with commas between them.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "follow",
-                schema::boolean(),
+                parameters::boolean(),
                 &format!(
                     "With `false` the stream ends after what is kept; else it goes on until the client goes away or does not keep up. Of one user \
                      {} may follow at once, and {} of all who may only read, of all who may do more, and of root and the daemon's own user.",
@@ -88,9 +103,9 @@ struct EventsHeader;
 
 impl IntoParams for EventsHeader {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        vec![schema::in_header(
+        vec![parameters::in_header(
             "Last-Event-ID",
-            schema::event_id(),
+            parameters::event_id(),
             "The number of the last event that was seen.",
         )]
     }
@@ -113,7 +128,7 @@ async fn events(
     let invalid =
         |field: &str, detail: String| Failure::new(Kind::InvalidRequest, detail).at(field);
     let mut after = query.after;
-    let largest = schema::MAX_EVENT_ID;
+    let largest = parameters::MAX_EVENT_ID;
     if let Some(header) = headers.get(LAST_EVENT_ID) {
         let number = header.to_str().ok().and_then(|text| text.parse().ok());
         let wrong = || {

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
+use api::{LinkRequest, MacList, NetworkDetails, NetworkList};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use config::schema;
 use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{Always, OfNetwork, OfPort};
-use super::net_types::{LinkRequest, MacList, NetworkDetails, NetworkList};
+use super::parameters;
 use super::problem::Failure;
 use super::request::{InPath, answer, parse, read};
-use super::schema;
 use crate::control::Control;
 
 type Shared = State<Arc<Control>>;
@@ -34,7 +35,7 @@ pub(super) struct NetworkPath;
 
 impl IntoParams for NetworkPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        vec![schema::in_path(
+        vec![parameters::in_path(
             "name",
             schema::full_name(),
             "The network: `lan`, or `red/lan` of the domain `red`, whose slash is written as `%2F`.",
@@ -82,8 +83,8 @@ struct PortPath;
 impl IntoParams for PortPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_path("name", schema::full_name(), "The network."),
-            schema::in_path("vm", schema::full_name(), "The VM, or an alias of it."),
+            parameters::in_path("name", schema::full_name(), "The network."),
+            parameters::in_path("vm", schema::full_name(), "The VM, or an alias of it."),
         ]
     }
 }

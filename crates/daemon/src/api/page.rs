@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use api::Kind;
 use axum::Router;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
@@ -14,7 +15,7 @@ use axum::http::header::{
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use super::request::InPath;
 use crate::control::Control;
 

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::io::ErrorKind;
 
+use api::{Kind, PROBLEM_MEDIA_TYPE, Problem, VmState};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use config::ConfigError;
+use config::input::InputError;
 
-use super::types::{PROBLEM_MEDIA_TYPE, Problem, VmState};
-use crate::config::ConfigError;
-use crate::control::ControlError;
-use crate::input::InputError;
+use crate::control_error::ControlError;
 use crate::line::LineError;
 use crate::net::{NetError, NetFault, NetFaultCause};
 use crate::policy::AskError;
@@ -18,125 +18,26 @@ use crate::reload::ReloadError;
 use crate::runtime::RuntimeError;
 use crate::windows::WindowsError;
 
-/// A kind of problem. Its slug ends the URI in the `type` member and never changes its meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The request is not what this API understands.
-    InvalidRequest,
-    /// There is no such resource.
-    NoSuchResource,
-    /// The resource has no such method.
-    MethodNotAllowed,
-    /// No VM has this name.
-    UnknownVm,
-    /// No service has this name.
-    UnknownService,
-    /// No network has this name, or the VM has no port there.
-    UnknownNetwork,
-    /// No circuit has this number.
-    UnknownCircuit,
-    /// The configuration was refused, and what was in force stays.
-    ConfigurationRefused,
-    /// The configuration could not be brought into force, and what was in force stays.
-    ReloadFailed,
-    /// Something belongs to another VM already.
-    Conflict,
-    /// A socket cannot be made where it should be.
-    SocketUnavailable,
-    /// The request is understood, and what it asks for cannot be: its parts contradict each other or what the host has.
-    Impossible,
-    /// The host has no room left for it.
-    NoRoom,
-    /// As many follow the events as may.
-    TooManyReaders,
-    /// The caller's user has as many connections as it may.
-    TooManyConnections,
-    /// The caller may not do this, or anything.
-    Forbidden,
-    /// The VM did not become ready in the time given.
-    NotReady,
-    /// The daemon failed.
-    Internal,
-}
-
-impl Kind {
-    /// The kind as a URI.
-    pub fn uri(self) -> String {
-        format!("urn:ringdown:problem:{}", self.slug())
-    }
-
-    fn slug(self) -> &'static str {
-        match self {
-            Kind::InvalidRequest => "invalid-request",
-            Kind::NoSuchResource => "no-such-resource",
-            Kind::MethodNotAllowed => "method-not-allowed",
-            Kind::UnknownVm => "unknown-vm",
-            Kind::UnknownService => "unknown-service",
-            Kind::UnknownNetwork => "unknown-network",
-            Kind::UnknownCircuit => "unknown-circuit",
-            Kind::ConfigurationRefused => "configuration-refused",
-            Kind::ReloadFailed => "reload-failed",
-            Kind::Conflict => "conflict",
-            Kind::SocketUnavailable => "socket-unavailable",
-            Kind::Impossible => "impossible",
-            Kind::NoRoom => "no-room",
-            Kind::TooManyReaders => "too-many-readers",
-            Kind::TooManyConnections => "too-many-connections",
-            Kind::Forbidden => "forbidden",
-            Kind::NotReady => "not-ready",
-            Kind::Internal => "internal",
+/// The HTTP status that goes with a kind of problem.
+pub(super) fn status(kind: Kind) -> StatusCode {
+    match kind {
+        Kind::InvalidRequest => StatusCode::BAD_REQUEST,
+        Kind::NoSuchResource
+        | Kind::UnknownVm
+        | Kind::UnknownService
+        | Kind::UnknownNetwork
+        | Kind::UnknownCircuit => StatusCode::NOT_FOUND,
+        Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Kind::Conflict => StatusCode::CONFLICT,
+        Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
+            StatusCode::UNPROCESSABLE_ENTITY
         }
-    }
-
-    /// The kind in words.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Kind::InvalidRequest => "The request is not valid",
-            Kind::NoSuchResource => "There is no such resource",
-            Kind::MethodNotAllowed => "The resource has no such method",
-            Kind::UnknownVm => "There is no such VM",
-            Kind::UnknownService => "There is no such service",
-            Kind::UnknownNetwork => "There is no such network or port",
-            Kind::UnknownCircuit => "There is no such circuit",
-            Kind::ConfigurationRefused => {
-                "The configuration is refused, and what was in force stays"
-            }
-            Kind::ReloadFailed => {
-                "The configuration cannot be brought into force, and what was in force stays"
-            }
-            Kind::Conflict => "It belongs to another VM",
-            Kind::SocketUnavailable => "A socket cannot be made",
-            Kind::Impossible => "The request asks for what cannot be",
-            Kind::NoRoom => "The host has no room for it",
-            Kind::TooManyReaders => "As many follow the events as may",
-            Kind::TooManyConnections => "You have as many connections as you may",
-            Kind::Forbidden => "You may not do this",
-            Kind::NotReady => "The VM is not ready",
-            Kind::Internal => "The daemon failed",
-        }
-    }
-
-    /// The HTTP status that goes with it.
-    pub(super) fn status(self) -> StatusCode {
-        match self {
-            Kind::InvalidRequest => StatusCode::BAD_REQUEST,
-            Kind::NoSuchResource
-            | Kind::UnknownVm
-            | Kind::UnknownService
-            | Kind::UnknownNetwork
-            | Kind::UnknownCircuit => StatusCode::NOT_FOUND,
-            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Kind::Conflict => StatusCode::CONFLICT,
-            Kind::SocketUnavailable | Kind::ConfigurationRefused | Kind::Impossible => {
-                StatusCode::UNPROCESSABLE_ENTITY
-            }
-            Kind::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
-            Kind::TooManyReaders | Kind::TooManyConnections => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::Forbidden => StatusCode::FORBIDDEN,
-            Kind::ReloadFailed => StatusCode::CONFLICT,
-            Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
-            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+        Kind::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
+        Kind::TooManyReaders | Kind::TooManyConnections => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::Forbidden => StatusCode::FORBIDDEN,
+        Kind::ReloadFailed => StatusCode::CONFLICT,
+        Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
+        Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -246,7 +147,7 @@ impl From<ReloadError> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = self.kind.status();
+        let status = status(self.kind);
         let problem = Problem {
             kind: self.kind.uri(),
             title: self.kind.title().to_owned(),
@@ -344,7 +245,7 @@ mod tests {
                 error: error.into(),
             };
             let failure = Failure::from(ControlError::Windows(error));
-            assert_eq!(failure.kind.status(), status);
+            assert_eq!(super::status(failure.kind), status);
         }
     }
 }

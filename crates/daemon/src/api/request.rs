@@ -1,11 +1,10 @@
 //! What a request says: its path, its query and its body. They are refused by the field that cannot be meant.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Kind;
+use api::json::Object;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::path::ErrorKind;
 use axum::extract::rejection::PathRejection;
@@ -13,16 +12,16 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::Segment;
 use utoipa::ToSchema;
 
 use super::expected::{self, expected};
-use super::problem::{Failure, Kind};
-use crate::control::{Control, ControlError};
+use super::problem::Failure;
+use crate::control::Control;
+use crate::control_error::ControlError;
 
 type Refused = serde_path_to_error::Error<serde_json::Error>;
 
@@ -215,68 +214,4 @@ pub(super) fn shown(text: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
-}
-
-/// What is written as an object of JSON, and as nothing else. What serde derives would take an array of the members' values as well.
-#[derive(Debug)]
-pub(super) struct Object<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
-        struct Members<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
-            type Value = Object<T>;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(members)).map(Object)
-            }
-        }
-
-        deserializer.deserialize_map(Members(PhantomData))
-    }
-}
-
-/// A list of objects.
-pub(super) fn objects<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    T: Deserialize<'de>,
-    D: Deserializer<'de>,
-{
-    let objects: Vec<Object<T>> = Vec::deserialize(deserializer)?;
-    Ok(objects.into_iter().map(|Object(object)| object).collect())
-}
-
-/// Numbers by name, each name once. A map would take the last of those that are there twice.
-pub(super) fn each_once<'de, D>(deserializer: D) -> Result<BTreeMap<String, u64>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    struct Members;
-
-    impl<'de> Visitor<'de> for Members {
-        type Value = BTreeMap<String, u64>;
-
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-            let mut numbers = BTreeMap::new();
-            while let Some((name, number)) = members.next_entry::<String, u64>()? {
-                if numbers.insert(name.clone(), number).is_some() {
-                    // In the words in which serde says it of a struct.
-                    let words = format!("duplicate field `{name}`");
-                    return Err(A::Error::custom(words));
-                }
-            }
-            Ok(numbers)
-        }
-    }
-
-    deserializer.deserialize_map(Members)
 }

@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::{
+    DEFAULT_WAIT_MS, Health, Kind, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
+    ReloadRequest, Reloaded, VmList, VmStatus,
+};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION};
@@ -10,6 +14,9 @@ use axum::http::{StatusCode, Uri};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use config::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
+use config::limits::{LIMIT_MEMBERS, set};
+use config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows, schema};
 use serde::Deserialize;
 use switch::Limits;
 use utoipa::openapi::path::{Parameter, ParameterIn};
@@ -18,18 +25,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
-use super::problem::{Failure, Kind};
+use super::parameters::{self, MAX_PARTY_LEN};
+use super::problem::Failure;
 use super::request::{Asked, InPath, answer, parse, read};
-use super::schema::{self, MAX_PARTY_LEN};
-use super::types::{
-    DEFAULT_WAIT_MS, Health, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
-    ReloadRequest, Reloaded, VmList, VmStatus,
-};
 use super::{capture_routes, circuit_routes, contract, event_routes, net_routes, page};
-use crate::config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows};
-use crate::control::{Control, ControlError};
-use crate::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
-use crate::limits::{LIMIT_MEMBERS, set};
+use crate::control::Control;
+use crate::control_error::ControlError;
 use crate::metrics;
 
 type Shared = State<Arc<Control>>;
@@ -69,7 +70,7 @@ pub(super) struct VmPath;
 
 impl IntoParams for VmPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        vec![schema::in_path(
+        vec![parameters::in_path(
             "name",
             schema::full_name(),
             "The VM, or an alias of it: `web`, or `red/web` of the domain `red`, whose slash is written as `%2F`.",
@@ -87,10 +88,10 @@ struct ShowQuery {
 impl IntoParams for ShowQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::in_query("wait", schema::wait(), "What to wait for."),
-            schema::in_query(
+            parameters::in_query("wait", parameters::wait(), "What to wait for."),
+            parameters::in_query(
                 "timeout_ms",
-                schema::wait_ms(),
+                parameters::wait_ms(),
                 "How long to wait at most, in milliseconds.",
             ),
         ]
@@ -206,17 +207,17 @@ pub(super) struct CallQuery {
 impl IntoParams for CallQuery {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         vec![
-            schema::needed_in_query(
+            parameters::needed_in_query(
                 "from",
-                schema::caller(),
+                parameters::caller(),
                 "Who would call, as rules have it: a VM, `host`, `user:NAME` or `users:GROUP`.",
             ),
-            schema::needed_in_query(
+            parameters::needed_in_query(
                 "to",
-                schema::callee(),
+                parameters::callee(),
                 "Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or `name:deb.debian.org`.",
             ),
-            schema::in_query(
+            parameters::in_query(
                 "port",
                 schema::port(),
                 "The port that would be called. A service may be asked about without: it is called at its own.",
@@ -281,7 +282,7 @@ async fn list_rules(State(control): Shared) -> Result<Response, Failure> {
 )]
 async fn metrics(State(control): Shared) -> Result<Response, Failure> {
     let media_type = [(CONTENT_TYPE, metrics::MEDIA_TYPE)];
-    Ok((media_type, metrics::collect(&control).await?).into_response())
+    Ok((media_type, control.figures().await?).into_response())
 }
 
 /// Opens the audit's file anew, after it was moved away.

@@ -1,13 +1,11 @@
 //! Connections to the control socket.
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::future::Future;
-use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use api::Kind;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::response::IntoResponse;
@@ -22,9 +20,10 @@ use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
 use super::access::{Access, Role};
-use super::problem::{Failure, Kind};
+use super::problem::Failure;
 use crate::places::{Limits, Places};
 use crate::questions::asked_by;
+use crate::stalled_clients::StalledClients;
 
 /// How many connections there may be at once.
 pub const CONNECTIONS: Limits = Limits {
@@ -54,25 +53,6 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// How long to wait after the system has no descriptor left for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// How many clients were cut off as they took nothing of what they had asked for.
-#[derive(Debug, Clone, Default)]
-pub struct StalledClients(Arc<AtomicU64>);
-
-impl StalledClients {
-    /// How many until now.
-    pub fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Counts a client if that is why its connection has ended.
-    fn note(&self, error: &hyper::Error) {
-        let cause = error.source().and_then(|cause| cause.downcast_ref());
-        if cause.is_some_and(|cause: &std::io::Error| cause.kind() == ErrorKind::TimedOut) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Serves requests of those who have access until `end` is there, and then lets those under way finish for a short while.
 pub async fn serve(

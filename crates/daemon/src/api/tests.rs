@@ -12,10 +12,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use api::{MAX_WAIT_MS, VmState, VmStatus};
 use serde_json::{Value, json};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Hello};
 
-use super::types::{MAX_WAIT_MS, VmState, VmStatus};
 use super::*;
 use crate::fake::FakeDaemon;
 

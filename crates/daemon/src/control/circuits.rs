@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use device::{CircuitFilter, Endpoint};
-use switch::{CircuitState, full_name};
+use api::{CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, WindowInfo, WindowsInfo};
+use device::CircuitFilter;
+use switch::CircuitState;
 use wire::vsock::SocketType;
 
-use super::{Control, ControlError, known_vm};
-use crate::api::types::{
-    CircuitEnd, CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, WindowInfo, WindowsInfo,
-};
+use super::{Control, known_vm};
+use crate::control_error::ControlError;
+use crate::events::circuit_end;
 use crate::switchboard::pool::{Owners, WindowStatus};
 use crate::switchboard::{CircuitName, ListedCircuit, SwitchboardReport};
 
@@ -76,7 +76,7 @@ fn info(listed: ListedCircuit) -> CircuitInfo {
         is_zero_copy,
         is_draining,
     } = listed;
-    let (dialled, callee) = (end(circuit.dialled), end(circuit.callee));
+    let (dialled, callee) = (circuit_end(circuit.dialled), circuit_end(circuit.callee));
     CircuitInfo {
         id: CircuitName(circuit.id).to_string(),
         kind: match is_zero_copy {
@@ -90,7 +90,7 @@ fn info(listed: ListedCircuit) -> CircuitInfo {
             CircuitState::Open => CircuitPhase::Open,
             CircuitState::Closing => CircuitPhase::Closing,
         },
-        from: end(circuit.caller),
+        from: circuit_end(circuit.caller),
         reached: (callee != dialled).then_some(callee),
         to: dialled,
         rule: circuit.rule,
@@ -101,27 +101,6 @@ fn info(listed: ListedCircuit) -> CircuitInfo {
         queued_to_caller: u64::from(circuit.queued[1]),
         credit_from_caller: u64::from(circuit.credit[0]),
         credit_to_caller: u64::from(circuit.credit[1]),
-    }
-}
-
-/// An end of a circuit, as it is shown.
-pub(crate) fn end(endpoint: Endpoint) -> CircuitEnd {
-    match endpoint {
-        Endpoint::Vm { domain, name, port } => CircuitEnd::Vm {
-            vm: full_name(&domain, &name),
-            port,
-        },
-        Endpoint::Program { credentials, .. } => CircuitEnd::Program {
-            uid: credentials.uid,
-            pid: credentials.pid,
-        },
-        Endpoint::Published { name } => CircuitEnd::Published { name },
-        Endpoint::Service { name, port } => CircuitEnd::Service {
-            service: name,
-            port,
-        },
-        Endpoint::Listener { port } => CircuitEnd::Host { port },
-        Endpoint::Gone => CircuitEnd::Gone,
     }
 }
 

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::{Control, ControlError, known_vm, owned};
+use api::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
+use config::net::{NetworkSpec, PortSpec, vlan_in_words};
+use config::{LineSpec, Plan};
 use device::CaptureOptions;
 use switch::bridge::VlanId;
 
-use crate::api::types::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
+use super::{Control, known_vm, owned};
 use crate::capture::CaptureReader;
-use crate::config::Plan;
-use crate::line::{Counters, LineSpec};
-use crate::net::{
-    MacStatus, NetError, NetworkSpec, NetworkStatus, PortOwner, PortSpec, PortStatus, vlan_in_words,
-};
+use crate::control_error::ControlError;
+use crate::line::Counters;
+use crate::net::{MacStatus, NetError, NetworkStatus, PortOwner, PortStatus};
 
 impl Control {
     /// The networks, by full name. Waits for their worker, as all that asks about networks does.

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Control, ControlError};
-use crate::api::types::{PolicyVerdict, VmState, VmStatus, Why};
-use crate::config::parse_user;
+use api::{PolicyVerdict, VmState, VmStatus, Why};
+use config::parse_user;
+
+use super::Control;
+use crate::control_error::ControlError;
 use crate::events::Call;
 
 impl Control {

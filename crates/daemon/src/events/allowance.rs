@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use api::{EventDetails, EventKind};
 use tokio::time::Instant;
 
-use crate::api::types::{EventDetails, EventKind};
 use crate::bucket::Bucket;
 
 /// Events at once, and seconds until as many may be told again: one each second in the long run.

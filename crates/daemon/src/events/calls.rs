@@ -3,15 +3,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use api::{CircuitEnd, EventDetails, EventKind};
 use device::{CircuitSnapshot, Endpoint, Observation, Observer};
 use switch::{CircuitId, full_name};
 
 use super::{Call, Events};
-use crate::api::types::{EventDetails, EventKind};
 use crate::audit::{
     Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, RECORDS_PER_SECOND,
 };
-use crate::control::circuit_end;
 use crate::switchboard::CircuitName;
 
 /// Takes note of decisions about calls.
@@ -231,6 +230,27 @@ fn callee_asked(callee: &AuditCallee) -> (String, u32) {
             )
         }
         AuditCallee::Nobody { cid, port } => (format!("cid:{cid}"), *port),
+    }
+}
+
+/// An end of a circuit, as it is shown.
+pub(crate) fn circuit_end(endpoint: Endpoint) -> CircuitEnd {
+    match endpoint {
+        Endpoint::Vm { domain, name, port } => CircuitEnd::Vm {
+            vm: full_name(&domain, &name),
+            port,
+        },
+        Endpoint::Program { credentials, .. } => CircuitEnd::Program {
+            uid: credentials.uid,
+            pid: credentials.pid,
+        },
+        Endpoint::Published { name } => CircuitEnd::Published { name },
+        Endpoint::Service { name, port } => CircuitEnd::Service {
+            service: name,
+            port,
+        },
+        Endpoint::Listener { port } => CircuitEnd::Host { port },
+        Endpoint::Gone => CircuitEnd::Gone,
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use api::{Event, EventDetails, EventKind, Refusal};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
@@ -12,7 +13,6 @@ use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
-use crate::api::types::{Event, EventDetails, EventKind, Refusal};
 use crate::places::{NoPlace, Whose};
 
 /// The most events that are kept. Of older ones only their number is known.

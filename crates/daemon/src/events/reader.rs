@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use api::{Event, EventDetails, EventKind};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::log::{Asked, Events, Next, Position};
-use crate::api::types::{Event, EventDetails, EventKind};
 
 /// The most events of one piece of the stream. One piece waits for the reader, and one is being made.
 const PIECE_EVENTS: usize = 64;

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 
+use api::{EventDetails, Refusal};
+
 use super::log::rfc_3339;
-use crate::api::types::{EventDetails, Refusal};
 
 /// The most refusals that are remembered, over all callers.
 pub const MAX_REFUSALS: usize = 1024;

@@ -4,11 +4,11 @@ mod readers;
 
 use std::time::{Duration, SystemTime};
 
+use api::{Event, EventDetails, EventKind};
 use hyper::body::Body;
 use serde_json::Value;
 
 use super::*;
-use crate::api::types::{Event, EventDetails, EventKind};
 use crate::places::{NoPlace, Whose};
 
 const START: u64 = 1_800_000_000_000;

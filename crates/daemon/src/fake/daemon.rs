@@ -8,24 +8,23 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use config::directories::control_socket;
+use config::{Cids, Config, Plan, Settings, parse_allow_option, parse_vm_option, read_file};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::FakeWorker;
-use crate::api::{self, StalledClients};
 use crate::arrivals::{Arrivals, arrivals};
 use crate::audit::Audit;
 use crate::capture::Captures;
-use crate::config::{Cids, Config, Plan, parse_allow_option, parse_vm_option, read_file};
 use crate::control::Control;
 use crate::events::Events;
-use crate::in_force::{InForce, Parts};
+use crate::in_force::{InForce, Parts, ReadConfig};
 use crate::line::LineWorker;
 use crate::offers::NoOffers;
 use crate::policy::Rulebook;
-use crate::reload::{ReadConfig, Settings};
-use crate::runtime::control_socket;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
+use crate::stalled_clients::StalledClients;
 use crate::windows::Windows;
 
 use super::{FakeCircuits, FakeNet, FakeOffers};
@@ -153,7 +152,7 @@ impl FakeDaemon {
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
         let status = status.expect("the answer has a status");
         #[cfg(test)]
-        api::tests::conformance::check(method, target, status, head, body);
+        crate::api::tests::conformance::check(method, target, status, head, body);
         (status, body.to_owned())
     }
 
@@ -293,5 +292,5 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
         audit: None,
     };
     let control = Control::new(Arc::new(parts), in_force, Arc::default());
-    (arrivals, worker, api::router(Arc::new(control)))
+    (arrivals, worker, crate::api::router(Arc::new(control)))
 }

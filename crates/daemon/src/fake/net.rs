@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use config::net::{NetHost, NetworkSpec, PortSpec};
 use device::CaptureOptions;
 
 use super::capture::FakeCapture;
 use crate::capture::CaptureSender;
 use crate::line::Counters;
 use crate::net::{
-    MacStatus, NetChange, NetError, NetFault, NetHost, NetWorker, NetworkSpec, NetworkStatus,
-    PlacedPort, PortOwner, PortSpec, PortStatus,
+    MacStatus, NetChange, NetError, NetFault, NetWorker, NetworkStatus, PlacedPort, PortOwner,
+    PortStatus,
 };
 use crate::offers::Commit;
 use crate::runtime::{RuntimeError, listen_privately};

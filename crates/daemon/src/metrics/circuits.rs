@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use api::WindowsInfo;
+
 use super::page::Page;
-use crate::api::types::WindowsInfo;
 use crate::switchboard::SwitchboardReport;
 
 /// Adds figures of the switchboard, and how many windows stand how.

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 use std::time::Duration;
 
+use api::VmStatus;
 use switch::{Reason, RuleCounters, RuleReport, SetUpTimes};
 
 use super::page::Page;
-use crate::api::types::VmStatus;
 use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::{Figures, LineFigures};

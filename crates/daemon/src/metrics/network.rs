@@ -1,7 +1,8 @@
 //! Figures of networks and their ports.
 
+use api::{NetworkDetails, NetworkPort};
+
 use super::page::Page;
-use crate::api::types::{NetworkDetails, NetworkPort};
 
 /// Figures of a network and of each of its ports. Networks and ports have limits, and so have the names of what is counted.
 pub(super) fn figures(page: &mut Page, details: &NetworkDetails) {

@@ -3,14 +3,13 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use config::net::{Moderation, NetHost, NetworkSpec, PortSpec, UplinkDevice};
 use device::net::{ModerationSetting, NetFabric, NetPortConfig};
 use station::{Host, Ipv4Settings, StationConfig};
 use switch::bridge::PortConfig;
 
 use super::worker::net_error;
-use super::{
-    Moderation, NetChange, NetFault, NetHost, NetworkSpec, PlacedPort, PortSpec, UplinkDevice,
-};
+use super::{NetChange, NetFault, PlacedPort};
 
 type Result<T> = std::result::Result<T, device::net::NetError>;
 

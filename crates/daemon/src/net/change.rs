@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{NetError, NetHost, NetworkSpec, PortSpec};
-use crate::config::Plan;
+use config::Plan;
+use config::net::{NetHost, NetworkSpec, PortSpec};
+
+use super::NetError;
 use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
 
 /// What has to be done so that networks are as another plan has them.

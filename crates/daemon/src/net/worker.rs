@@ -332,7 +332,7 @@ pub(super) fn net_error(error: device::net::NetError) -> NetError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Cids, Config, NetworkRequest, Plan, Written};
+    use config::{Cids, Config, NetworkRequest, Plan, Written};
 
     fn plan(networks: &[&str]) -> Plan {
         let network = |name: &&str| Written {

@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 
+use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
 use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
 
+use config::input::{InputError, did_you_mean, parse_full_name};
+use config::{
+    LineSpec, Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user,
+    parse_user_group,
+};
 use wire::destination::Host;
 
 use super::Rulebook;
 use super::meant::Stands;
-use crate::api::types::{PolicyAnswer, PolicyRule, PolicyVerdict};
-use crate::config::{
-    Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user, parse_user_group,
-};
-use crate::input::{InputError, did_you_mean, parse_full_name};
-use crate::line::LineSpec;
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -386,16 +386,6 @@ impl Rulebook {
                 name: full_name(domain, name),
                 nearest: self.nearest_service(&full_name(domain, name)),
             }),
-        }
-    }
-}
-
-impl PolicyRule {
-    /// The rule as a sentence names it: by its position from 1, and its name or place.
-    pub fn words(&self) -> String {
-        match self.label == self.place {
-            true => format!("{} ({})", self.index + 1, self.place),
-            false => format!("{} {:?} ({})", self.index + 1, self.label, self.place),
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
+use config::ServiceTarget;
 use switch::{Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, Verdict};
 use wire::destination::DestinationError;
 
 use super::Rulebook;
 use super::findings::Found;
 use super::listing::network_words;
-use crate::api::types::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
-use crate::config::ServiceTarget;
 use crate::proxy::egress::{
     EgressError, View, allowed, is_network, means, means_name, must_be_named, permitted,
 };

@@ -2,6 +2,9 @@
 
 use std::cell::Cell;
 
+use api::{Finding, FindingKind, PolicyReport};
+use config::input::did_you_mean;
+use config::{GuestPort, Publish, ServiceTarget, Written, full_name};
 use switch::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
     Verdict, is_own_port,
@@ -9,9 +12,6 @@ use switch::{
 
 use super::Rulebook;
 use super::meant::Stands;
-use crate::api::types::{Finding, FindingKind, PolicyReport};
-use crate::config::{GuestPort, Publish, ServiceTarget, Written, full_name};
-use crate::input::did_you_mean;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;

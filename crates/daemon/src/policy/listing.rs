@@ -1,16 +1,13 @@
 //! The rules in the words in which they are written.
 
+use api::{MAX_LISTED_RULES, PolicyRules, PolicyVerdict, RuleInfo};
+use config::{Written, parse_callee, parse_caller};
 use switch::{
     CalleePattern, CallerPattern, NamePattern, Network, PortRange, RuleLimits, Verdict, full_name,
 };
 
 use super::Rulebook;
 use super::answer::redirect_words;
-use crate::api::types::{PolicyRules, PolicyVerdict, RuleInfo};
-use crate::config::{Written, parse_callee, parse_caller};
-
-/// The most rules that are listed. There may be ten times as many, which nobody reads.
-pub const MAX_LISTED_RULES: usize = 1000;
 
 impl Rulebook {
     /// The rules in force, in the order in which they are asked: the first [`MAX_LISTED_RULES`].

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use config::full_name;
+use config::input::nearest_full_name;
+
 use super::Rulebook;
-use crate::config::full_name;
-use crate::input::nearest_full_name;
 
 /// Where a name stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

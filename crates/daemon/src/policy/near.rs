@@ -1,10 +1,10 @@
 //! Rules that nearly decided otherwise about a call: what a person looks for who expected another answer.
 
+use api::{PassedOver, PolicyAnswer, PolicyVerdict};
 use switch::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule};
 
 use super::Rulebook;
 use super::listing::info;
-use crate::api::types::{PassedOver, PolicyAnswer, PolicyVerdict};
 use crate::proxy::egress::is_network;
 
 /// The most rules that are told of in an answer.

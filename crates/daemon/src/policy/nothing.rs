@@ -1,12 +1,12 @@
 //! Rules that open nothing by what they say themselves: a service at a port that is not its own, a name of `[hosts]` at a port for which it is not
 //! listed, a VM that is to call itself.
 
+use api::{Finding, FindingKind};
+use config::full_name;
 use switch::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict};
 
 use super::Rulebook;
 use super::findings::Found;
-use crate::api::types::{Finding, FindingKind};
-use crate::config::full_name;
 
 impl Rulebook {
     /// A finding for each such pattern of a rule, and for each rule about a VM's calls to itself alone.

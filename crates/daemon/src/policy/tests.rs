@@ -1,8 +1,11 @@
+mod sockets;
+
 use std::path::{Path, PathBuf};
 
+use api::{FindingKind, PolicyVerdict};
+use config::{Cids, parse_file};
+
 use super::*;
-use crate::api::types::{FindingKind, PolicyVerdict};
-use crate::config::{Cids, parse_file};
 use crate::policy::findings::MAX_SUGGESTIONS;
 
 fn book(text: &str) -> Rulebook {
@@ -1036,9 +1039,9 @@ fn an_alias_in_a_rule_means_the_vm_that_has_it_now() {
         "[[rule]]\nfrom = \"www\"\nto = \"db\"\naction = \"allow\"\n[[publish]]\nlisten = \"tcp:127.0.0.1:80\"\nto = \"www:80\"",
     );
     let add = |book: &mut Rulebook, name: &str, alias: &str| {
-        let request = crate::config::VmRequest {
+        let request = config::VmRequest {
             aliases: vec![alias.to_owned()],
-            ..crate::config::VmRequest::named(name)
+            ..config::VmRequest::named(name)
         };
         book.plan.add(&request).unwrap();
         book.renew_policy();

@@ -3,6 +3,9 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
+use config::input::parse_full_name;
+use config::{LineSpec, Service};
 use switch::{
     Callee, CalleePattern, Caller, Decision, OfferedPorts, Redirect, Rule, Verdict, is_own_port,
 };
@@ -10,10 +13,6 @@ use switch::{
 use super::Rulebook;
 use super::answer::{From, To};
 use super::findings::Found;
-use crate::api::types::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
-use crate::config::Service;
-use crate::input::parse_full_name;
-use crate::line::LineSpec;
 
 /// The most VMs that a finding names.
 const MAX_NAMED_VMS: usize = 4;

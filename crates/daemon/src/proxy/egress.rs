@@ -16,6 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use config::{Hosts, Service};
 use device::{Connected, Hold, Reply};
 use switch::{Address, Policy, Reason, RuleId};
 use tokio::io::AsyncWriteExt;
@@ -35,7 +36,6 @@ use super::rules::{Place, RuleLimit, Share};
 use super::shared::{InForce, Shared, count};
 use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
-use crate::config::{Hosts, Service};
 
 /// How long a guest may take to say where it wants to go.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

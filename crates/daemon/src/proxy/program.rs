@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags};
 use rustix::pipe::PipeFlags;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use switch::Reason;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -20,8 +21,7 @@ use wire::vsock::SocketType;
 
 use super::datagram::{kernel_type, watch_descriptor};
 use crate::sandbox;
-use crate::sandbox::starter::{Starter, Word};
-use switch::Reason;
+use crate::sandbox::starter::{INHERITED, Starter, Word, limit_descriptors};
 
 /// How long a program may go on when its circuit has ended, before it is asked to end, and how long after that before it is killed.
 pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
@@ -29,15 +29,9 @@ pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
 /// The longest line of a program's standard error that is logged in one piece, in bytes.
 const MAX_LOG_LINE_LEN: usize = 1024;
 
-/// How many descriptors programs have on most systems, unless they ask for more.
-const USUAL_DESCRIPTORS: u64 = 1024;
-
 /// What is in the guest's end of a stream before the program's first word, and is not for the guest: as long as it is there unread, the program
 /// sees a circuit that is cut as an error, and not as the end of its input.
 pub(crate) const UNREAD: &[u8] = b"\0";
-
-/// Variables of the daemon's own environment that a program gets.
-pub(crate) const INHERITED: [&str; 2] = ["PATH", "LANG"];
 
 /// What a program is started for.
 #[derive(Debug, Clone)]
@@ -149,18 +143,6 @@ struct Spawned {
     ended: OwnedFd,
     leader: Leader,
     errors: Option<OwnedFd>,
-}
-
-/// Gives a program the usual limit of open files instead of the daemon's own, which is raised: many a program closes every number up to
-/// its limit when it starts, or has room for no more in a set of `select`. It may raise it again.
-pub(crate) fn limit_descriptors(pid: Pid) {
-    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
-    let usual = Rlimit {
-        current: Some(maximum.map_or(USUAL_DESCRIPTORS, |most| most.min(USUAL_DESCRIPTORS))),
-        maximum,
-    };
-    // It may have ended already, which is no fault of the call's.
-    let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, usual);
 }
 
 fn spawn(

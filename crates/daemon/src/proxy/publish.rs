@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use config::{GuestPort, Publish, PublishListen};
 use device::{Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
@@ -35,7 +36,6 @@ use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
 use super::shared::{Shared, count};
-use crate::config::{GuestPort, Publish, PublishListen};
 use crate::runtime::{RuntimeError, remove_stale_socket};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.

@@ -8,10 +8,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use config::{Hosts, MAX_ADDRESSES, MAX_VMS};
 use device::Hold;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
-
-use crate::config::{Hosts, MAX_ADDRESSES, MAX_VMS};
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -251,7 +250,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::config::ListedAddress;
+    use config::ListedAddress;
 
     struct Fixed(Vec<IpAddr>);
 

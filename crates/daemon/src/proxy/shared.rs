@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use config::{Hosts, Service};
 use device::{Called, ServiceCall};
 use switch::{Address, Policy, ServiceId};
 use tokio::sync::{Semaphore, watch};
@@ -18,7 +19,6 @@ use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
 use crate::bucket::Buckets;
-use crate::config::{Hosts, Service};
 use crate::offers::Groups;
 
 /// Takes records for the audit. It must not wait.

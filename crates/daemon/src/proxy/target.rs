@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use config::{Service, ServiceTarget};
 use device::{Called, Connected, Hold, Reply, ServiceCall};
 use switch::Reason;
 use tokio::time::Instant;
@@ -12,7 +13,6 @@ use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
 use super::shared::{InForce, Shared, TakenCall, count};
 use super::{datagram, directory, egress, program, tcp, udp, unix};
-use crate::config::{Service, ServiceTarget};
 
 /// Puts a call through.
 pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {

@@ -4,15 +4,16 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use config::listeners::Spoken;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use config::MAX_ADDRESSES;
 use switch::Reason;
 
 use super::identity::About;
-use super::own::{OwnListeners, Spoken};
-use crate::config::MAX_ADDRESSES;
+use super::own::OwnListeners;
 
 /// How long one address is waited for before the next is tried beside it (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);

@@ -6,14 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use config::listeners::Spoken;
+use switch::Reason;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
-use super::own::{OwnListeners, Spoken};
+use super::own::OwnListeners;
 use super::tcp::{reason_of, refuse_own};
-use switch::Reason;
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,10 +10,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use config::ControlGroups;
+use config::directories::control_socket;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
 
-use super::{RuntimeError, control_socket};
-use crate::config::ControlGroups;
+use super::RuntimeError;
 
 /// What a directory has that nobody else may use.
 const PRIVATE: u32 = 0o700;

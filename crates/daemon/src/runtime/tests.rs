@@ -1,5 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 
+use config::directories::control_socket;
+
 use super::*;
 
 fn temporary() -> tempfile::TempDir {
@@ -256,7 +258,7 @@ fn what_was_opened_is_closed_again_and_nothing_else() {
 fn groups_that_a_handed_over_socket_shuts_out_are_named_with_the_remedy() {
     let (directory, socket, _listener) = opened(0o750);
     let own = rustix::process::getegid().as_raw();
-    let groups = |read, operate| crate::config::ControlGroups { read, operate };
+    let groups = |read, operate| config::ControlGroups { read, operate };
     let found = |groups| who_is_shut_out(directory.path(), groups).unwrap();
     set_mode(&socket, 0o660);
     assert!(found(groups(None, None)).is_empty());

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::config::{
-    Channel, ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, VmRequest,
+use config::{
+    Channel, ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, Settings,
+    VmRequest,
 };
-use crate::reload::Settings;
 
 /// What the C library, its resolver and the clock read, as far as it is there. The last are for systems that keep libraries elsewhere.
 const SYSTEM_READ: [&str; 14] = [

@@ -25,9 +25,16 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::process::{Pid, Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 
 pub use process::run;
+
+/// How many descriptors programs have on most systems, unless they ask for more.
+const USUAL_DESCRIPTORS: u64 = 1024;
+
+/// Variables of the daemon's own environment that a program gets.
+pub(crate) const INHERITED: [&str; 2] = ["PATH", "LANG"];
 
 /// The longest request, in bytes: a command's number and some names.
 const MAX_REQUEST_LEN: usize = 32 * 1024;
@@ -212,6 +219,18 @@ fn receive(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let len = received.len;
     bytes.truncate(len);
     Ok((len > 0).then_some((bytes, descriptors)))
+}
+
+/// Gives a program the usual limit of open files instead of the daemon's own, which is raised: many a program closes every number up to
+/// its limit when it starts, or has room for no more in a set of `select`. It may raise it again.
+pub(crate) fn limit_descriptors(pid: Pid) {
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let usual = Rlimit {
+        current: Some(maximum.map_or(USUAL_DESCRIPTORS, |most| most.min(USUAL_DESCRIPTORS))),
+        maximum,
+    };
+    // It may have ended already, which is no fault of the call's.
+    let _ = rustix::process::prlimit(Some(pid), Resource::Nofile, usual);
 }
 
 /// A starter of these commands that is a thread of this process.

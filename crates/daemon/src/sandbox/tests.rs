@@ -4,9 +4,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use config::{Config, parse_file};
+
 use super::starter::{Word, process_of};
 use super::*;
-use crate::config::{Config, parse_file};
 
 fn settings(directory: &Path) -> Settings {
     Settings {

@@ -1,8 +1,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use config::{MAX_RULES, parse_allow_option, parse_vm_option};
+
 use super::*;
-use crate::config::{MAX_RULES, parse_allow_option, parse_vm_option};
 use crate::fake::{FakeDaemon, start};
 
 fn config(runtime_dir: &Path, vms: &[&str]) -> Config {

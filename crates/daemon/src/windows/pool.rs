@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use device::window::{DATA_OFFSET, Life, MAX_LEN_BETWEEN_STRANGERS, MIN_LEN, WindowFile, ring_len};
+use api::{EventDetails, EventKind};
+use device::window::{DATA_OFFSET, Life, MAX_LEN_BETWEEN_STRANGERS, WindowFile, ring_len};
+use wire::window::MIN_LEN;
 
 use super::qmp::{Qmp, QmpError};
 use super::standing::Standing;
 use super::{Monitor, State, Window, Windows, new_uuid, random};
-use crate::api::types::{EventDetails, EventKind};
 use crate::switchboard::pool::{
     Kind, Lent, NoWindow, Owners, Pair, Party, WindowId, WindowPool, WindowState, WindowStatus,
 };

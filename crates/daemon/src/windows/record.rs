@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use config::{StateError, StateFile, check_version};
 use serde::{Deserialize, Serialize};
 
 use super::MAX_WINDOWS_OF_ALL;
-use crate::config::{StateError, StateFile, check_version};
 use crate::switchboard::pool::WindowId;
 
 /// The document, beside the windows.

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use config::{Cids, Plan, VmRequest, parse_windows};
+
 use super::*;
-use crate::config::{Cids, Plan, VmRequest, parse_windows};
 use crate::switchboard::pool::{Kind, Lent, NoWindow, Pair, WindowPool, WindowState, WindowStatus};
 
 const MIB: u64 = 1 << 20;

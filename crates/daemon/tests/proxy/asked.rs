@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use daemon::api::types::PolicyVerdict;
+use api::PolicyVerdict;
+use config::{Cids, Plan, parse_file};
 use daemon::audit::AuditDecision;
-use daemon::config::{Cids, Plan, parse_file};
 use daemon::offers::Groups;
 use daemon::policy::Rulebook;
 

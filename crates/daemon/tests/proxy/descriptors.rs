@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use daemon::config::{PublishListen, ServiceTarget};
+use config::{PublishListen, ServiceTarget};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use config::ServiceTarget;
 use daemon::audit::{AuditCallee, AuditDecision};
-use daemon::config::ServiceTarget;
 use device::Called;
 use switch::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;

@@ -6,8 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use agent::session::{Options, serve};
+use config::{GuestPort, Publish, PublishListen};
 use daemon::audit::{AuditCallee, AuditCaller, AuditDecision};
-use daemon::config::{GuestPort, Publish, PublishListen};
 use device::{PublishedCall, PublishedTo};
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustix::net::sockopt::set_socket_linger;

@@ -91,7 +91,7 @@ fn a_guest_that_goes_away_at_any_moment_leaves_nothing_behind() {
     }
     // All of them have gone: there is room for as many as one VM may have.
     let limit = daemon::proxy::egress::MAX_CONNECTIONS_PER_VM as usize;
-    let mut offer = service(daemon::config::ServiceTarget::Egress);
+    let mut offer = service(config::ServiceTarget::Egress);
     offer.max_connections = 65_536;
     egress.stand.offer(offer);
     let mut held = Vec::new();

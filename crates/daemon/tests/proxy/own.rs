@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use daemon::config::ServiceTarget;
+use config::ServiceTarget;
 use switch::{CalleePattern, NamePattern, Network, Rule, Verdict};
 
 use crate::egress::{Egress, read_head, socks_request};

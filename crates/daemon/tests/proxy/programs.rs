@@ -2,7 +2,7 @@
 
 use std::net::Shutdown;
 
-use daemon::config::ServiceTarget;
+use config::ServiceTarget;
 use device::Called;
 use rustix::net::{RecvFlags, SendFlags};
 use switch::Reason;

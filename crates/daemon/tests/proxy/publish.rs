@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use daemon::config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
+use config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
 use daemon::proxy::identity::field;
 use daemon::proxy::{MAX_DIALS_OF_PORT, PublishError};
 use device::{Called, PublishedTo};

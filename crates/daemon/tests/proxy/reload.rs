@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use daemon::config::{Hosts, ListedAddress, ServiceTarget};
+use config::{Hosts, ListedAddress, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::{Lookup, Resolver};
 use device::{Called, Hold};

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use config::{Hosts, Service, ServiceTarget};
 use daemon::audit::AuditRecord;
-use daemon::config::{Hosts, Service, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};

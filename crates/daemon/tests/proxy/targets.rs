@@ -4,7 +4,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use daemon::config::{Hosts, ListedAddress, ServiceTarget};
+use config::{Hosts, ListedAddress, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::identity::field;
 use device::{Called, Reply};

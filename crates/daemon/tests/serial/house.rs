@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use daemon::config::{Config, read_file};
-use daemon::runtime::control_socket;
+use config::directories::control_socket;
+use config::{Config, read_file};
 use daemon::serve::{Daemon, ServeError};
 use serde_json::Value;
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::routing::get;
+use config::ControlGroups;
 use hyper::body::{Bytes, Frame};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -13,7 +14,6 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::api::BODY_TIMEOUT;
-use crate::config::ControlGroups;
 use crate::events::READERS;
 use crate::fake;
 

@@ -3,12 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use api::CAPTURE_MEDIA_TYPE;
+use config::directories::control_socket;
 use wire::pcapng;
 
 use super::*;
-use crate::api::types::CAPTURE_MEDIA_TYPE;
 use crate::fake::FakeCapture;
-use crate::runtime::control_socket;
 
 /// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(20);

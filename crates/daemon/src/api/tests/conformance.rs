@@ -108,7 +108,7 @@ fn the_description_is_served_and_whole() {
         }
         for (status, response) in operation["responses"].as_object().unwrap() {
             let is_refusal = status.as_str() >= "400";
-            let problem = &response["content"][types::PROBLEM_MEDIA_TYPE]["schema"];
+            let problem = &response["content"][api::PROBLEM_MEDIA_TYPE]["schema"];
             assert_eq!(
                 is_refusal,
                 *problem == problem_schema(),
@@ -270,7 +270,7 @@ fn bounds_of_a_vm_are_those_that_hold() {
     let too_many = json!({ "name": "x", "groups": groups(most + 1) });
     assert_eq!(add(too_many), (409, json!("groups")));
     let most = members["nets"]["maxItems"].as_u64().unwrap() as usize;
-    assert_eq!(most, crate::config::MAX_NETS);
+    assert_eq!(most, config::MAX_NETS);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn patterns_are_those_that_hold() {
         for size in 0..1100 {
             for unit in ["M", "G", "K"] {
                 let text = format!("{count}x{size}{unit}");
-                let is_taken = crate::config::parse_windows(&text).is_ok();
+                let is_taken = config::parse_windows(&text).is_ok();
                 assert_eq!(windows.is_valid(&json!(text)), is_taken, "{text}");
             }
         }
@@ -290,7 +290,7 @@ fn patterns_are_those_that_hold() {
     let checked = |member: &str, text: &str| {
         let schema = jsonschema::draft202012::new(&port[member]).unwrap();
         let body = json!({ "network": "lan", member: text });
-        let new: types::NewPort = serde_json::from_value(body).unwrap();
+        let new: config::NewPort = serde_json::from_value(body).unwrap();
         assert_eq!(
             schema.is_valid(&json!(text)),
             new.check().is_ok(),

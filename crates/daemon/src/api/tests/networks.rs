@@ -1,7 +1,8 @@
 //! Networks over the control API, with a fake switch behind it.
 
+use api::{MacList, NetworkDetails, NetworkList, PortKind};
+
 use super::*;
-use crate::api::types::{MacList, NetworkDetails, NetworkList, PortKind};
 
 const FILE: &str = r#"
 [[network]]

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use config::ControlGroups;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::api::{Access, StalledClients, serve};
-use crate::config::ControlGroups;
+use crate::api::{Access, serve};
 use crate::fake::{FakeWorker, routes};
+use crate::stalled_clients::StalledClients;
 
 /// Serves at a socket of this name.
 fn serve_at(directory: &Path, name: &str, router: &Router, access: Access) -> PathBuf {

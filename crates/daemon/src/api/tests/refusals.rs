@@ -1,8 +1,9 @@
 //! What is refused of a request, by which field, and in which words.
 
+use api::PROBLEM_MEDIA_TYPE;
+
 use super::super::description::DESCRIPTION;
 use super::*;
-use crate::api::types::PROBLEM_MEDIA_TYPE;
 
 /// Each operation: its method and its path, with `x` for what is named in it.
 fn operations() -> Vec<(String, String, &'static Value)> {

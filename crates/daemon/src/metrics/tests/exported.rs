@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::{WindowInfo, WindowsInfo};
 use prometheus_parse::{Scrape, Value};
 use switch::{Reason, RuleCounters, RuleReport};
 
 use super::*;
-use crate::api::types::{WindowInfo, WindowsInfo};
 use crate::line::Figures;
 use crate::metrics::figures::{MAX_RULES, MAX_VMS, example};
 use crate::switchboard::SwitchboardReport;

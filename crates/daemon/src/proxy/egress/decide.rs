@@ -14,6 +14,7 @@
 
 use std::net::IpAddr;
 
+use config::Hosts;
 use rustix::io::Errno;
 use switch::{
     Address, Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, RuleSet, Verdict,
@@ -21,7 +22,6 @@ use switch::{
 
 use super::addresses::{is_special, translated};
 use super::routes;
-use crate::config::Hosts;
 
 /// The longest prefix of what is no network but the world, or a large part of it: `2000::/3` is all of the public IPv6 Internet.
 const WORLD_PREFIX_LEN: u8 = 3;
@@ -246,7 +246,7 @@ pub(crate) fn means_name(rule: &Rule, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ListedAddress;
+    use config::ListedAddress;
     use std::sync::LazyLock;
     use switch::{CallerPattern, Network};
 

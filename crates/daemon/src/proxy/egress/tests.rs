@@ -2,12 +2,12 @@
 
 use std::sync::Mutex;
 
+use config::{DEFAULT_CONNECT_TIMEOUT, ServiceTarget};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::*;
-use crate::config::{DEFAULT_CONNECT_TIMEOUT, ServiceTarget};
 use crate::proxy::resolver::{LOOKUP_TIMEOUT, Lookup, Names, Resolver};
 use device::Hold;
 use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule};

@@ -1,10 +1,10 @@
+use config::PublishedPort;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use switch::Policy;
 
 use super::super::resolver::{Names, SystemResolver};
 use super::*;
-use crate::config::PublishedPort;
 
 /// Ports that are published on a runtime that does nothing unless the test has it do so.
 fn published() -> (tokio::runtime::Runtime, Published, Arc<Shared>) {

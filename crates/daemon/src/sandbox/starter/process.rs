@@ -6,13 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 
+use config::MAX_FILE_LEN;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::{ENVIRONMENT_PREFIX, Request, Word, receive};
-use crate::config::MAX_FILE_LEN;
-use crate::proxy::{INHERITED, limit_descriptors};
+use super::{ENVIRONMENT_PREFIX, INHERITED, Request, Word, limit_descriptors, receive};
 
 /// Programs at once. Each connection that services and channels may have at once has its own limit; this one is for all of them.
 const MAX_PROGRAMS: usize = 16_384;

@@ -1,0 +1,289 @@
+//! virtio-serial ports of a VM: the one of its agent, and `[[vm.channel]]` for others. Each is a character device of the VMM, a UNIX
+//! socket at which either the daemon or the VMM listens.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::ConfigError;
+use crate::input::{InputError, MAX_NAME_LEN};
+use crate::pattern::malformed;
+use crate::source::{Source, Table, Value};
+
+/// The most `[[vm.channel]]` tables of one VM. A virtio-serial device shows its guest 31 ports, of which one is the console's and one
+/// the agent's; this leaves room for some that are not Ringdown's.
+pub const MAX_CHANNELS: usize = 16;
+
+/// The port through which the daemon and the agent of a guest without vsock meet.
+pub const AGENT_PORT: &str = wire::serial::PORT_NAME;
+
+/// The port to which Fedora's installer writes its log.
+pub const INSTALL_LOG_PORT: &str = "org.fedoraproject.anaconda.log.0";
+
+/// The size at which the file of a channel begins anew, in bytes, when nothing else is said.
+pub const DEFAULT_MAX_BYTES: u64 = 16 * 1024 * 1024;
+
+/// The least and the most of that size that can be asked for.
+const MAX_BYTES_BOUNDS: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
+
+const CHANNEL_KEYS: [&str; 7] = [
+    "name",
+    "listen",
+    "connect",
+    "to",
+    "command",
+    "install-log",
+    "max-bytes",
+];
+
+const TARGETS: [&str; 3] = ["to", "command", "install-log"];
+
+/// How the daemon and a VMM meet for a virtio-serial port, as a person wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChardevRequest {
+    /// The daemon listens and the VMM connects; without a path, in the runtime directory.
+    Listen(Option<PathBuf>),
+    /// The VMM listens at this path.
+    Connect(PathBuf),
+}
+
+/// How the daemon and a VMM meet for a virtio-serial port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chardev {
+    /// The daemon listens here, and the VMM connects again whenever the connection is lost.
+    Listen(PathBuf),
+    /// The VMM listens here, and the daemon connects again.
+    Connect(PathBuf),
+}
+
+/// A virtio-serial port of a VM that is a pipe to something of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Channel<D> {
+    /// The port's name in the guest: `/dev/virtio-ports/NAME`.
+    pub name: String,
+    /// How the daemon and the VMM meet for it.
+    pub chardev: D,
+    /// What is at the host's end.
+    pub target: ChannelTarget,
+}
+
+/// What is at the host's end of a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChannelTarget {
+    /// A UNIX stream socket of a program, from the root; it is dialled whenever the VMM is connected and the program is not.
+    Unix(PathBuf),
+    /// A UNIX stream socket where programs connect, one at a time.
+    Listen(PathBuf),
+    /// A program that is started whenever the VMM connects, from the root, and its arguments. Never empty.
+    Command(Vec<String>),
+    /// A file that what the guest writes is appended to.
+    File {
+        /// The file, from the root.
+        path: PathBuf,
+        /// When it has this many bytes, it becomes `PATH.1` and a new one begins.
+        max_bytes: u64,
+    },
+    /// `NAME.install.log` in the state directory, as [`ChannelTarget::File`].
+    InstallLog {
+        /// As of a file.
+        max_bytes: u64,
+    },
+}
+
+impl fmt::Display for ChannelTarget {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChannelTarget::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            ChannelTarget::Listen(path) => write!(formatter, "listen:{}", path.display()),
+            ChannelTarget::Command(words) => {
+                write!(
+                    formatter,
+                    "command:{}",
+                    words.first().map_or("", String::as_str)
+                )
+            }
+            ChannelTarget::File { path, .. } => write!(formatter, "file:{}", path.display()),
+            ChannelTarget::InstallLog { .. } => formatter.write_str("install-log"),
+        }
+    }
+}
+
+impl ChardevRequest {
+    /// Of two ways to meet, the one that was written.
+    ///
+    /// # Errors
+    /// [`InputError::Pointless`] when both were.
+    pub fn one_of(
+        listening: Option<ChardevRequest>,
+        connecting: Option<ChardevRequest>,
+    ) -> Result<Option<ChardevRequest>, InputError> {
+        if listening.is_some() && connecting.is_some() {
+            return Err(InputError::Pointless {
+                key: "serial-connect",
+                beside: "beside \"serial\": either the VMM connects to a socket of Ringdown's, or Ringdown to one of the VMM's",
+            });
+        }
+        Ok(listening.or(connecting))
+    }
+
+    /// What was meant, with the default for what was left open.
+    pub fn or_at(&self, default: impl FnOnce() -> PathBuf) -> Chardev {
+        match self {
+            ChardevRequest::Listen(path) => Chardev::Listen(path.clone().unwrap_or_else(default)),
+            ChardevRequest::Connect(path) => Chardev::Connect(path.clone()),
+        }
+    }
+}
+
+impl Chardev {
+    /// The socket, whoever listens there.
+    pub fn path(&self) -> &Path {
+        match self {
+            Chardev::Listen(path) | Chardev::Connect(path) => path,
+        }
+    }
+
+    /// Whether it is the daemon that listens.
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Chardev::Listen(_))
+    }
+}
+
+impl<D> Channel<D> {
+    /// The socket where programs of the host connect, if it is one of those.
+    pub fn listens_at(&self) -> Option<&Path> {
+        match &self.target {
+            ChannelTarget::Listen(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
+/// Checks the name of a virtio-serial port.
+///
+/// # Errors
+/// [`InputError::Malformed`] when it is empty, too long, has a character that the path of a device in the guest should not have, or
+/// is the agent's.
+pub fn check_port_name(name: &str) -> Result<(), InputError> {
+    let remedy = if name == AGENT_PORT {
+        "Ringdown's agent uses this one: write serial = true for the VM, and give this channel another name"
+    } else if name.is_empty()
+        || name.len() > MAX_NAME_LEN
+        || name.starts_with('.')
+        || !name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    {
+        "use 1 to 63 of the characters a-z, A-Z, 0-9, '.', '_' and '-', not starting with '.', as in \"org.example.log\""
+    } else {
+        return Ok(());
+    };
+    let shown: String = name.chars().take(MAX_NAME_LEN + 1).collect();
+    Err(malformed("the name of a channel", &shown, remedy))
+}
+
+impl Source<'_> {
+    pub(super) fn channels(
+        &self,
+        value: &Value<'_>,
+    ) -> Result<Vec<Channel<ChardevRequest>>, ConfigError> {
+        let mut channels: Vec<Channel<ChardevRequest>> = Vec::new();
+        let limit = ("channels of one VM", MAX_CHANNELS);
+        for (_, table) in self.tables("channel", value, limit)? {
+            let channel = self.channel(&table)?;
+            if channels.iter().any(|other| other.name == channel.name) {
+                let (what, name) = ("the channel", channel.name);
+                return self.refuse(table.span(), Err(InputError::Duplicate { what, name }));
+            }
+            channels.push(channel);
+        }
+        Ok(channels)
+    }
+
+    fn channel(&self, table: &Table<'_>) -> Result<Channel<ChardevRequest>, ConfigError> {
+        let (mut name, mut listen, mut connect, mut max_bytes) = (None, None, None, None);
+        let mut targets = Vec::new();
+        for (key, value) in table.get_ref().iter() {
+            match key.get_ref().as_ref() {
+                "name" => {
+                    let text = self.string("name", value)?;
+                    self.refuse(value.span(), check_port_name(text))?;
+                    name = Some(text.to_owned());
+                }
+                "listen" => listen = Some(self.socket("listen", value)?),
+                "connect" => connect = Some(self.socket("connect", value)?),
+                "to" => targets.push(self.channel_target(value)?),
+                "command" => targets.push(ChannelTarget::Command(self.command(value)?)),
+                "install-log" if self.boolean("install-log", value)? => {
+                    let max_bytes = DEFAULT_MAX_BYTES;
+                    targets.push(ChannelTarget::InstallLog { max_bytes });
+                }
+                "install-log" => {}
+                "max-bytes" => {
+                    max_bytes = Some(self.number("max-bytes", value, MAX_BYTES_BOUNDS)?);
+                }
+                other => return self.unknown(key.span(), other, &CHANNEL_KEYS),
+            }
+        }
+        let what = "this [[vm.channel]]";
+        let one = InputError::ExactlyOne {
+            what,
+            keys: &TARGETS,
+            found: targets.len() > 1,
+            example: "write to = \"unix:PATH\", to = \"listen:PATH\", to = \"file:PATH\", command = [\"/usr/bin/program\"], or \
+                      install-log = true",
+        };
+        let target = targets.pop().filter(|_| targets.is_empty());
+        let mut target = self.refuse(table.span(), target.ok_or(one))?;
+        let limit = match &mut target {
+            ChannelTarget::File { max_bytes, .. } | ChannelTarget::InstallLog { max_bytes } => {
+                Some(max_bytes)
+            }
+            _ => None,
+        };
+        match (limit, max_bytes) {
+            (Some(limit), Some(wanted)) => *limit = wanted,
+            (None, Some(_)) => {
+                let (key, beside) = ("max-bytes", "where nothing is written to a file");
+                return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+            }
+            (_, None) => {}
+        }
+        if matches!(target, ChannelTarget::InstallLog { .. }) {
+            name = name.or_else(|| Some(INSTALL_LOG_PORT.to_owned()));
+        }
+        let example = "name = \"org.example.log\", the port's name in the guest";
+        let name = self.required(table, name, what, "name", example)?;
+        let chardev = match (listen, connect) {
+            (Some(_), Some(_)) => {
+                let beside = "beside \"listen\": either the VMM connects to a socket of Ringdown's, or Ringdown to one of the VMM's";
+                let key = "connect";
+                return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+            }
+            (None, Some(path)) => ChardevRequest::Connect(path),
+            (path, None) => ChardevRequest::Listen(path),
+        };
+        Ok(Channel {
+            name,
+            chardev,
+            target,
+        })
+    }
+
+    fn channel_target(&self, value: &Value<'_>) -> Result<ChannelTarget, ConfigError> {
+        let text = self.string("to", value)?;
+        let span = || value.span();
+        match text.split_once(':') {
+            Some(("unix", path)) => Ok(ChannelTarget::Unix(self.socket_of(span(), path)?)),
+            Some(("listen", path)) => Ok(ChannelTarget::Listen(self.socket_of(span(), path)?)),
+            Some(("file", path)) => Ok(ChannelTarget::File {
+                path: self.path_of(span(), path)?,
+                max_bytes: DEFAULT_MAX_BYTES,
+            }),
+            _ => {
+                let remedy = "write \"unix:PATH\", \"listen:PATH\" or \"file:PATH\"";
+                let refused = malformed("where a channel can lead", text, remedy);
+                self.refuse(span(), Err(refused))
+            }
+        }
+    }
+}
