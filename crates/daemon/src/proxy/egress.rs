@@ -27,6 +27,7 @@ use self::decide::Said;
 pub(crate) use self::decide::{View, is_network, means, means_name, must_be_named};
 pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
+pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::counter::Permit;
 use super::identity::About;
 use super::relay::{CircuitEnd, Socket, relay};

@@ -18,7 +18,7 @@ use super::resolver::{Names, Turns};
 use super::rules::Rules;
 use crate::audit::AuditRecord;
 use crate::bucket::Buckets;
-use crate::config::{Hosts, Service};
+use crate::config::{Hosts, Publish, Service};
 use crate::offers::Groups;
 
 /// Takes records for the audit. It must not wait.
@@ -46,6 +46,15 @@ pub(crate) struct Shared {
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
+}
+
+/// While it is there, no guest gets to what is about to be published.
+pub(crate) struct Expected(Arc<Shared>);
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.0.own.expect(std::iter::empty());
+    }
 }
 
 /// The policy that is in force.
@@ -140,6 +149,13 @@ impl Shared {
             counts: Counts::default(),
             services: Mutex::default(),
         }
+    }
+
+    /// Keeps guests from where these are going to listen.
+    pub(crate) fn expect(self: &Arc<Shared>, publishes: &[Publish]) -> Expected {
+        let listens = publishes.iter().map(|publish| &publish.listen);
+        self.own.expect(listens);
+        Expected(self.clone())
     }
 
     /// Replaces the services. One that keeps its number keeps the count of its connections.

@@ -205,8 +205,10 @@ async fn udp_server(
         true => call.identity.proxy_header(Transport::Datagram),
         false => Vec::new(),
     };
+    let shared = shared.clone();
     tokio::spawn(async move {
-        let ended = udp::relay(halves, &socket, &header, udp::IDLE_TIMEOUT).await;
+        let server = (&socket, &shared.own);
+        let ended = udp::relay(halves, server, &header, udp::IDLE_TIMEOUT).await;
         if let Err(error) = ended {
             let About { name, vm } = call.about();
             tracing::debug!(name, vm, %error, "a session ended");
