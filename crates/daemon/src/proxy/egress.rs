@@ -28,12 +28,11 @@ pub(crate) use self::decide::{View, is_network, means, means_name, must_be_named
 pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
 pub(crate) use self::routes::{is_no_route, is_unicast};
-use super::counter::Permit;
 use super::identity::About;
 use super::relay::{CircuitEnd, Socket, relay};
 use super::resolver::LookupError;
 use super::rules::{Place, RuleLimit, Share};
-use super::shared::{InForce, Shared, count};
+use super::shared::{InForce, Room, Shared, count};
 use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::config::{Hosts, Service};
@@ -49,7 +48,7 @@ pub(crate) fn answer(
     shared: &Arc<Shared>,
     service: Arc<Service>,
     caller: Caller,
-    permit: Permit,
+    room: Room,
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let Caller {
@@ -66,7 +65,7 @@ pub(crate) fn answer(
             limit = MAX_CONNECTIONS_PER_VM,
             "refused a call: the VM has as many connections through egress as it may"
         );
-        return Err((Reason::BacklogFull, reply));
+        return Err((Reason::ServiceShare, reply));
     };
     let (end, theirs, cut) = match CircuitEnd::pair() {
         Ok(pair) => pair,
@@ -84,7 +83,7 @@ pub(crate) fn answer(
     };
     tokio::spawn(async move {
         guest.serve(end).await;
-        drop((own, permit));
+        drop((own, room));
     });
     reply.put_through(Connected::with_cut(theirs, cut));
     Ok(())
