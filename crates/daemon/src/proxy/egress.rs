@@ -29,6 +29,7 @@ pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
 pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::identity::About;
+use super::own::{OwnListeners, Spoken};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::resolver::LookupError;
 use super::rules::{Place, RuleLimit, Share};
@@ -199,6 +200,7 @@ impl Guest {
             .into_iter()
             .map(|address| SocketAddr::from((address, to.port)))
             .collect();
+        none_is_published(&self.shared.own, &addresses)?;
         let place = Place {
             address: first,
             name: name.map(str::to_owned),
@@ -395,6 +397,22 @@ pub(crate) fn permitted(policy: &Policy, said: Said) -> Result<RuleId, EgressErr
             address: None,
         }),
     }
+}
+
+/// Refuses a call that would get to a published port, as a caller from outside.
+pub(crate) fn none_is_published(
+    own: &OwnListeners,
+    addresses: &[SocketAddr],
+) -> Result<(), EgressError> {
+    for to in addresses {
+        let address = Some(to.ip());
+        match own.are_reached(Spoken::Tcp, None, *to) {
+            Ok(false) => {}
+            Ok(true) => return Err(EgressError::Published { address }),
+            Err(error) => return Err(EgressError::NoRoutes { error, address }),
+        }
+    }
+    Ok(())
 }
 
 fn label(policy: &Policy, rule: RuleId) -> String {

@@ -119,7 +119,7 @@ fn by_connections(listen: &str, own: &[&str]) {
     for address in own {
         let host = address.trim_matches(['[', ']']);
         let (_, code) = egress.socks(host, PORT);
-        assert_ne!(code, 0, "{listen}: {address}");
+        assert_eq!(code, 2, "{listen}: {address}");
     }
     let service_at = |address: &str| {
         let target = ServiceTarget::Tcp(format!("{address}:{PORT}"));
