@@ -72,6 +72,12 @@ pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
     }
 }
 
+/// Whether there is a link on the way to what stands at `path` that does not count here, so that the path leads nowhere.
+pub fn has_link_of_others(path: &Path) -> bool {
+    let found = absolute(path).and_then(|path| find(&path));
+    found.is_err_and(|error| error.raw_os_error().is_none())
+}
+
 /// What stands at an absolute path.
 fn find(path: &Path) -> io::Result<OwnedFd> {
     let mut names = names(path);

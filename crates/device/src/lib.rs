@@ -46,7 +46,7 @@ pub mod window;
 
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
-pub use connect::connect_to;
+pub use connect::{connect_to, has_link_of_others};
 pub use decision::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer};
 pub use dialer::{Answer, Called, Carrier, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
