@@ -51,8 +51,8 @@ pub(crate) enum Dial {
     Failed(Reason),
 }
 
-/// Dials the listener at `path` without waiting.
-pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
+/// Dials the listener at `path` for a VM without waiting.
+pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
     let socket_type = match socket_type {
         wire::vsock::SocketType::Stream => SocketType::STREAM,
         wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
@@ -66,7 +66,7 @@ pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
         Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
         Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
         _ => {
-            tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
+            tracing::warn!(vm, path = %path.display(), %error, "cannot reach the host's listener");
             Dial::Failed(Reason::HostFailed)
         }
     }

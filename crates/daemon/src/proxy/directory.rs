@@ -44,7 +44,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
     let (stream, theirs) = match stream {
         Ok(pair) => pair,
         Err(error) => {
-            tracing::warn!(%error, "cannot answer a call to the directory");
+            tracing::warn!(vm = vm.full_name(), %error, "cannot answer a call to the directory");
             return refuse(reply, Reason::HostFailed);
         }
     };

@@ -71,7 +71,7 @@ pub(crate) fn answer(
     let (end, theirs, cut) = match CircuitEnd::pair() {
         Ok(pair) => pair,
         Err(error) => {
-            tracing::warn!(%error, "cannot answer a call to egress");
+            tracing::warn!(vm = vm.full_name(), %error, "cannot answer a call to egress");
             return Err((Reason::HostFailed, reply));
         }
     };
