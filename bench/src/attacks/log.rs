@@ -111,7 +111,7 @@ fn full_egress(scene: &mut Scene<'_>) {
         .collect();
     wait_for_answers(&mut guest, &circuits);
     refused(&mut guest, EGRESS_PORT, 3000);
-    scene.assert_bounded("the VM has as many connections through egress");
+    scene.assert_bounded("this VM has as many connections to the service");
     scene.wait_for_log(HELD_BACK).expect("the rest is counted");
     assert_works(&mut guest);
     scene.keep(guest);

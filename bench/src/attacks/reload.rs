@@ -75,6 +75,20 @@ pub const AT_RELOAD: &[AtReload] = &[
         )],
     },
     AtReload {
+        what: "calls of a service, and in a UDP session from before, at an address at which a reload publishes a port: to be taken for a caller from outside",
+        outcome: "none reaches the port",
+        tests: &[
+            (
+                "crates/daemon/tests/proxy/publish.rs",
+                "no_guest_waits_at_a_port_before_it_is_published",
+            ),
+            (
+                "crates/daemon/tests/proxy/publish.rs",
+                "a_session_from_before_a_port_is_published_there_ends",
+            ),
+        ],
+    },
+    AtReload {
         what: "frames without pause between two VMs that swap their VLANs, or of which one is isolated in either configuration: to share a VLAN, or be open, for a moment",
         outcome: "no frame passes",
         tests: &[

@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use sys::links::has_link_of_others;
+
 use crate::directories::install_log;
 use crate::input::InputError;
 use crate::line::LineSpec;
@@ -186,7 +188,9 @@ impl OwnSockets {
 
     /// One that has two owners is refused elsewhere.
     fn add(&mut self, path: &Path, owner: &str) {
-        self.files.claim(path, owner).ok();
+        self.files
+            .claim_with(path, inode_that_counts(path), owner)
+            .ok();
     }
 
     fn add_line(&mut self, line: &LineSpec) {
@@ -207,12 +211,22 @@ impl OwnSockets {
         self.add(&line.host, &owner);
         self.add(&wire::connect::seqpacket_path(&line.host), &owner);
         if let Some(stem) = &line.hybrid {
-            self.stems.claim(stem, &owner).ok();
+            self.stems
+                .claim_with(stem, inode_that_counts(stem), &owner)
+                .ok();
         }
     }
 
     fn refuse(&self, path: &Path) -> Result<(), InputError> {
-        let end = end_of_links(path);
+        let leads_nowhere = has_link_of_others(path);
+        if leads_nowhere && path.parent().is_some_and(has_link_of_others) {
+            return Ok(());
+        }
+        let end = match leads_nowhere {
+            // The link may go, and the place stays.
+            true => path.to_owned(),
+            false => end_of_links(path),
+        };
         let of_stem = stem_and_port(&end).and_then(|(stem, _)| self.stems.owner(&stem));
         match self.files.owner(&end).or(of_stem) {
             Some(owner) => Err(InputError::OwnSocket {
@@ -255,13 +269,21 @@ struct Files {
 impl Files {
     /// Whose a path is.
     fn owner(&self, path: &Path) -> Option<&str> {
-        let of_inode = || self.by_inode.get(&inode(path)?);
+        let of_inode = || self.by_inode.get(&inode_that_counts(path)?);
         let owner = self.by_place.get(&place(path)).or_else(of_inode);
         owner.map(String::as_str)
     }
 
     fn claim(&mut self, path: &Path, owner: &str) -> Result<(), InputError> {
-        let inode = inode(path);
+        self.claim_with(path, inode(path), owner)
+    }
+
+    fn claim_with(
+        &mut self,
+        path: &Path,
+        inode: Option<(u64, u64)>,
+        owner: &str,
+    ) -> Result<(), InputError> {
         let of_place = self.by_place.entry(place(path));
         let of_place = of_place.or_insert_with(|| owner.to_owned()).clone();
         let of_inode = inode.map(|inode| {
@@ -277,6 +299,11 @@ impl Files {
             None => Ok(()),
         }
     }
+}
+
+/// Not that of what another user's link leads to: no connection follows such a link, and it must not make a socket another's.
+fn inode_that_counts(path: &Path) -> Option<(u64, u64)> {
+    inode(path).filter(|_| !has_link_of_others(path))
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

@@ -29,16 +29,8 @@ pub fn leads_to(listener: SocketAddr, server: &str) -> bool {
     server.is_ok_and(|server| is_at(listener, server, is_loopback(server)))
 }
 
-/// Whether a socket that is connected from one address to another has reached a listener.
-pub fn is_reached(listener: SocketAddr, from: SocketAddr, to: SocketAddr) -> bool {
-    let to = as_connected(to);
-    // To an address of its own the host connects from that address, or within the loopback network.
-    let is_own_host = is_loopback(to) || from.ip().to_canonical() == to.ip().to_canonical();
-    is_at(listener, to, is_own_host)
-}
-
 /// The address that is called: for that of no host the system takes the loopback address.
-fn as_connected(mut address: SocketAddr) -> SocketAddr {
+pub fn as_connected(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -48,7 +40,8 @@ fn as_connected(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-fn is_at(listener: SocketAddr, address: SocketAddr, is_own_host: bool) -> bool {
+/// Whether a listener is at this address, which is the host's own or not.
+pub fn is_at(listener: SocketAddr, address: SocketAddr, is_own_host: bool) -> bool {
     let (listens, is) = (listener.ip().to_canonical(), address.ip().to_canonical());
     // A listener at all IPv6 addresses is one at all IPv4 addresses, too.
     let is_any = listens.is_unspecified() && (listens.is_ipv6() || is.is_ipv4());

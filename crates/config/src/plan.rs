@@ -17,7 +17,7 @@ use crate::input::{InputError, check_socket_path, nearest_full_name};
 use crate::line::LineSpec;
 use crate::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
-    MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse, windows,
+    MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse,
 };
 
 /// The most VMs that one daemon serves.

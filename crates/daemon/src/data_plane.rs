@@ -136,6 +136,8 @@ fn is_denial(reason: Reason) -> bool {
             | Reason::CircuitShare
             | Reason::HalfOpenShare
             | Reason::ConnectRate
+            | Reason::ServiceLimit
+            | Reason::ServiceShare
     )
 }
 

@@ -245,6 +245,8 @@ fn refusal(reason: Reason) -> Refusal {
         | Reason::CircuitShare
         | Reason::HalfOpenShare
         | Reason::ConnectRate
+        | Reason::ServiceLimit
+        | Reason::ServiceShare
         | Reason::BacklogFull => RefusalKind::Busy,
         _ => RefusalKind::Failed,
     };

@@ -1,26 +1,18 @@
 //! Connecting to UNIX sockets in directories that others may write.
 //!
-//! A link in such a directory could lead to a socket that whoever set it may not open: to another VM's VMM, or to a service of root's. So the path is walked name by
-//! name, and a link, symbolic or hard, counts only where no user but root and this process's could have set it. The socket that was found so is connected to by its
-//! descriptor: what its name stands for by then does not matter. `openat2` would walk in one call, but it keeps its flags in memory, where the sandbox's filter
-//! cannot see whether it makes a file.
+//! A link in such a directory could lead to another VM's VMM, or to a service of root's: see [`sys::links`]. The socket that was found is connected to by its descriptor:
+//! what its name stands for by then does not matter.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Component, Path, PathBuf, absolute};
+use std::path::{Path, absolute};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType, connect};
-use rustix::process::geteuid;
 use switch::Reason;
+use sys::links::find;
 
 use crate::socket::{is_own, unix_socket};
-
-/// As many links as the kernel follows in a path.
-const MAX_LINKS: usize = 40;
 
 /// Connects to the listener at `path` without waiting, and does not block afterwards. No descriptors can be sent to it. If its backlog is full this fails with `EAGAIN`.
 ///
@@ -51,8 +43,8 @@ pub(crate) enum Dial {
     Failed(Reason),
 }
 
-/// Dials the listener at `path` without waiting.
-pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
+/// Dials the listener at `path` for a VM without waiting.
+pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
     let socket_type = match socket_type {
         wire::vsock::SocketType::Stream => SocketType::STREAM,
         wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
@@ -66,114 +58,10 @@ pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType) -> Dial {
         Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
         Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
         _ => {
-            tracing::warn!(path = %path.display(), %error, "cannot reach the host's listener");
+            tracing::warn!(vm, path = %path.display(), %error, "cannot reach the host's listener");
             Dial::Failed(Reason::HostFailed)
         }
     }
-}
-
-/// What stands at an absolute path.
-fn find(path: &Path) -> io::Result<OwnedFd> {
-    let mut names = names(path);
-    let mut place = Place::root()?;
-    let mut links = 0;
-    while let Some(name) = names.pop() {
-        let entry = openat(&place.directory, &name, PATH_ONLY, Mode::empty())?;
-        let stat = fstat(&entry)?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let is_firm = place.is_firm(&stat);
-        let is_link = kind == FileType::Symlink || kind != FileType::Directory && stat.st_nlink > 1;
-        if is_link && !is_firm {
-            return Err(refused(path, &name));
-        }
-        if kind == FileType::Symlink {
-            links += 1;
-            if links > MAX_LINKS {
-                return Err(Errno::LOOP.into());
-            }
-            let target = readlinkat(&entry, "", Vec::new())?;
-            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-            if target.is_absolute() {
-                place = place.back_to_root()?;
-            }
-            names.extend(self::names(&target));
-        } else if names.is_empty() {
-            return Ok(entry);
-        } else {
-            place = Place {
-                directory: entry,
-                stat,
-                is_firm,
-            };
-        }
-    }
-    // The path is that of a directory.
-    Err(Errno::CONNREFUSED.into())
-}
-
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// A directory on the way.
-struct Place {
-    directory: OwnedFd,
-    stat: Stat,
-    /// No other user could have put it in the way, nor anything above it.
-    is_firm: bool,
-}
-
-impl Place {
-    fn root() -> io::Result<Place> {
-        let directory = rustix::fs::open("/", PATH_ONLY, Mode::empty())?;
-        let stat = fstat(&directory)?;
-        Ok(Place {
-            directory,
-            stat,
-            is_firm: true,
-        })
-    }
-
-    /// A link to an absolute path counts no more than the way to it.
-    fn back_to_root(&self) -> io::Result<Place> {
-        Ok(Place {
-            is_firm: self.is_firm,
-            ..Place::root()?
-        })
-    }
-
-    /// Whether no user but root and this process's could have put this entry here. In a directory like `/tmp` that is so of what is theirs, but for hard links to it.
-    fn is_firm(&self, entry: &Stat) -> bool {
-        let is_directory = FileType::from_raw_mode(entry.st_mode) == FileType::Directory;
-        let stays = self.stat.st_mode & Mode::SVTX.bits() != 0
-            && is_ours(entry)
-            && (is_directory || entry.st_nlink == 1);
-        // Of a file with an access control list, the group's bits are the most that the list gives anyone.
-        let is_closed = self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0;
-        self.is_firm && is_ours(&self.stat) && (is_closed || stays)
-    }
-}
-
-fn is_ours(file: &Stat) -> bool {
-    file.st_uid == 0 || file.st_uid == geteuid().as_raw()
-}
-
-/// The names in a path, the last one first.
-fn names(path: &Path) -> Vec<OsString> {
-    let names = path.components().filter_map(|component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some("..".into()),
-        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-    });
-    let mut names: Vec<OsString> = names.collect();
-    names.reverse();
-    names
-}
-
-fn refused(path: &Path, name: &OsString) -> io::Error {
-    io::Error::other(format!(
-        "{name:?} in {} is a link, or has a second name, in a directory that others than root and the daemon's user may write, and could lead to any socket: \
-         name the socket by its own path",
-        path.display()
-    ))
 }
 
 #[cfg(test)]

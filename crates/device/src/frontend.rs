@@ -285,9 +285,11 @@ fn region_spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
     }
 }
 
-fn memory_error(error: guestmem::guest::MemoryError) -> ProtocolError {
-    tracing::warn!(%error, "refused a memory region");
-    ProtocolError::ReqHandlerError(io::Error::other(error))
+fn memory_error(vm: &str) -> impl Fn(guestmem::guest::MemoryError) -> ProtocolError {
+    move |error| {
+        tracing::warn!(vm, %error, "refused a memory region");
+        ProtocolError::ReqHandlerError(io::Error::other(error))
+    }
 }
 
 const UNSUPPORTED: ProtocolError = ProtocolError::InvalidOperation("not supported by this device");
@@ -331,7 +333,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             .zip(files)
             .map(|(region, file)| region_spec(region, file))
             .collect();
-        let memory = GuestMemory::with_regions(specs).map_err(memory_error)?;
+        let memory =
+            GuestMemory::with_regions(specs).map_err(memory_error(&self.caller.identity.vm))?;
         self.memory_changed(memory)?;
         Ok(None)
     }
@@ -348,7 +351,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mut memory = self.memory.clone();
         memory
             .add_region(region_spec(region, file))
-            .map_err(memory_error)?;
+            .map_err(memory_error(&self.caller.identity.vm))?;
         self.memory_changed(memory)?;
         Ok(None)
     }
@@ -360,7 +363,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mut memory = self.memory.clone();
         memory
             .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)
-            .map_err(memory_error)?;
+            .map_err(memory_error(&self.caller.identity.vm))?;
         self.memory_changed(memory)
     }
 

@@ -3,7 +3,7 @@
 use crate::{Reason, SetUpTimes};
 
 /// Counters of one line since it was added. All only grow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
     /// Packets that the guest sent.
     pub packets_from_guest: u64,
@@ -27,4 +27,23 @@ pub struct Counters {
     pub set_up: SetUpTimes,
     /// Dials refused and circuits cut short, by [`Reason::index`].
     pub ended: [u64; Reason::ALL.len()],
+}
+
+/// By hand, since the standard library has it for arrays of up to 32 elements.
+impl Default for Counters {
+    fn default() -> Counters {
+        Counters {
+            packets_from_guest: 0,
+            packets_to_guest: 0,
+            bytes_from_guest: 0,
+            bytes_to_guest: 0,
+            circuits_opened: 0,
+            spoofed: 0,
+            malformed: 0,
+            rests: 0,
+            resets_dropped: 0,
+            set_up: SetUpTimes::default(),
+            ended: [0; Reason::ALL.len()],
+        }
+    }
 }

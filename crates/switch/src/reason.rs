@@ -42,6 +42,12 @@ pub enum Reason {
     /// Calls are made more often than the rule that allows them lets them be made.
     #[error("calls are made more often than the limit of the rule that allows them")]
     RuleRate,
+    /// The service has as many connections as it may.
+    #[error("the service has as many connections as its limit allows")]
+    ServiceLimit,
+    /// The caller has as many connections to the service as one VM may have.
+    #[error("this VM has as many connections to the service as one VM may have")]
+    ServiceShare,
     /// There is no way to the service's address.
     #[error("the service's address cannot be reached")]
     Unreachable,
@@ -115,7 +121,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 32] = [
+    pub const ALL: [Reason; 34] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -127,6 +133,8 @@ impl Reason {
         Reason::AgentTooOld,
         Reason::RuleCircuits,
         Reason::RuleRate,
+        Reason::ServiceLimit,
+        Reason::ServiceShare,
         Reason::Unreachable,
         Reason::ServiceTimedOut,
         Reason::NotRunning,
@@ -164,6 +172,8 @@ impl Reason {
             Reason::AgentTooOld => "ended_agent_too_old",
             Reason::RuleCircuits => "ended_rule_circuits",
             Reason::RuleRate => "ended_rule_rate",
+            Reason::ServiceLimit => "ended_service_limit",
+            Reason::ServiceShare => "ended_service_share",
             Reason::Unreachable => "ended_unreachable",
             Reason::ServiceTimedOut => "ended_service_timed_out",
             Reason::NotRunning => "ended_not_running",

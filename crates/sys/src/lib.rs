@@ -2,10 +2,12 @@
 //!
 //! - [`descriptors`] passes descriptors along with bytes.
 //! - [`ethernet`] opens tap devices and packet sockets.
+//! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
 //! - [`supervise`] starts programs of which some system calls are answered here.
 
 pub mod descriptors;
 pub mod ethernet;
+pub mod links;
 pub mod peer;
 pub mod supervise;

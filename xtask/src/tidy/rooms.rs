@@ -23,7 +23,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("ringdown-serial", &["ringdown-wire"]),
     ("ringdown-station", &["ringdown-wire"]),
-    ("ringdown-config", &["ringdown-switch", "ringdown-wire"]),
+    (
+        "ringdown-config",
+        &["ringdown-switch", "ringdown-sys", "ringdown-wire"],
+    ),
     (
         "ringdown-api",
         &["ringdown-config", "ringdown-switch", "ringdown-wire"],

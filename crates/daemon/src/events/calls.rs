@@ -115,8 +115,27 @@ fn is_us(pid: i32) -> bool {
 #[derive(Debug)]
 struct Allowance {
     second: Instant,
-    /// By VM; what is not of a VM has one count.
-    told: HashMap<Option<String>, u32>,
+    told: HashMap<Source, u32>,
+}
+
+/// Who has an allowance of its own, as in the audit. Programs of one user are one.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Source {
+    Vm(String),
+    User(u32),
+    Published(String),
+    Other,
+}
+
+impl Source {
+    fn of(caller: &Endpoint) -> Source {
+        match caller {
+            Endpoint::Vm { domain, name, .. } => Source::Vm(full_name(domain, name)),
+            Endpoint::Program { credentials, .. } => Source::User(credentials.uid),
+            Endpoint::Published { name } => Source::Published(name.clone()),
+            Endpoint::Service { .. } | Endpoint::Listener { .. } | Endpoint::Gone => Source::Other,
+        }
+    }
 }
 
 impl Allowance {
@@ -132,11 +151,7 @@ impl Allowance {
             self.second = now;
             self.told.clear();
         }
-        let vm = match caller {
-            Endpoint::Vm { domain, name, .. } => Some(full_name(domain, name)),
-            _ => None,
-        };
-        let told = self.told.entry(vm).or_default();
+        let told = self.told.entry(Source::of(caller)).or_default();
         *told += 1;
         *told <= RECORDS_PER_SECOND
     }
@@ -256,6 +271,8 @@ pub(crate) fn circuit_end(endpoint: Endpoint) -> CircuitEnd {
 
 #[cfg(test)]
 mod tests {
+    use device::Credentials;
+
     use super::*;
 
     #[test]
@@ -337,22 +354,36 @@ mod tests {
     }
 
     #[test]
-    fn of_one_vm_so_much_is_told_each_second_and_others_are_told_of_all_the_same() {
+    fn of_one_caller_so_much_is_told_each_second_and_others_are_told_of_all_the_same() {
         let vm = |name: &str| Endpoint::Vm {
             domain: "default".to_owned(),
             name: name.to_owned(),
             port: 1024,
         };
+        let program = |uid, pid| Endpoint::Program {
+            credentials: Credentials { uid, pid },
+            ticket: None,
+        };
+        let published = |name: &str| Endpoint::Published {
+            name: name.to_owned(),
+        };
         let mut allowance = Allowance::new();
         let now = allowance.second;
         let most = RECORDS_PER_SECOND as usize;
-        let told = |allowance: &mut Allowance, name, now| {
-            let tries = (0..3 * most).filter(|_| allowance.admits(&vm(name), now));
+        let told = |allowance: &mut Allowance, caller: &Endpoint, now| {
+            let tries = (0..3 * most).filter(|_| allowance.admits(caller, now));
             tries.count()
         };
-        assert_eq!(told(&mut allowance, "web", now), most);
-        assert!(allowance.admits(&vm("db"), now));
+        for (one, same, other) in [
+            (vm("web"), vm("web"), vm("db")),
+            (program(1000, 7), program(1000, 8), program(1001, 9)),
+            (published("web"), published("web"), published("db")),
+        ] {
+            assert_eq!(told(&mut allowance, &one, now), most);
+            assert!(!allowance.admits(&same, now));
+            assert!(allowance.admits(&other, now));
+        }
         let later = now + Duration::from_secs(1);
-        assert_eq!(told(&mut allowance, "web", later), most);
+        assert_eq!(told(&mut allowance, &vm("web"), later), most);
     }
 }

@@ -1,7 +1,7 @@
 //! What egress adds to the rules about a place beyond the host: the same that it does when a guest calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::ServiceTarget;
@@ -12,8 +12,10 @@ use super::Rulebook;
 use super::findings::Found;
 use super::listing::network_words;
 use crate::proxy::egress::{
-    EgressError, View, allowed, is_network, means, means_name, must_be_named, permitted,
+    EgressError, View, allowed, is_network, means, means_name, must_be_named, none_is_published,
+    permitted,
 };
+use crate::proxy::own::OwnListeners;
 
 /// The most names that a finding shows.
 const MAX_NAMED: usize = 4;
@@ -58,6 +60,23 @@ impl Rulebook {
 
     /// Which rule lets a call pass, and to which addresses; none if they are not known yet.
     fn reached(
+        &self,
+        from: &Caller<'_>,
+        to: (Option<IpAddr>, Option<&str>),
+        port: u16,
+    ) -> Result<(RuleId, Vec<IpAddr>), EgressError> {
+        let (rule, addresses) = self.allowed(from, to, port)?;
+        let own = OwnListeners::default();
+        own.expect(self.publishes.iter().map(|publish| &publish.value.listen));
+        let called = addresses
+            .iter()
+            .map(|address| SocketAddr::new(*address, port));
+        none_is_published(&own, &called.collect::<Vec<_>>())?;
+        Ok((rule, addresses))
+    }
+
+    /// The same as far as the rules go.
+    fn allowed(
         &self,
         from: &Caller<'_>,
         (address, name): (Option<IpAddr>, Option<&str>),

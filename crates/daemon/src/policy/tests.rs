@@ -522,6 +522,55 @@ fn what_egress_does_not_do_is_not_said_to_be_allowed() {
 }
 
 #[test]
+fn egress_to_a_published_port_is_not_said_to_be_allowed() {
+    let book = book(
+        r#"
+        hosts = { "in.test" = "127.0.0.7" }
+        [[vm]]
+        name = "a"
+        [[vm]]
+        name = "b"
+        [[service]]
+        name = "out"
+        port = 1
+        egress = true
+        [[publish]]
+        listen = "tcp:127.0.0.1:8001"
+        to = "b:80"
+        [[publish]]
+        listen = "tcp:0.0.0.0:8002"
+        to = "b:80"
+        [[publish]]
+        listen = "udp:127.0.0.1:8003"
+        to = "b:80"
+        [[rule]]
+        from = "a"
+        to = ["service:out", "address:127.0.0.0/8", "name:in.test"]
+        action = "allow"
+        "#,
+    );
+    for (to, port, published) in [
+        ("address:127.0.0.1", 8001, true),
+        ("address:127.0.0.2", 8001, false),
+        ("address:127.0.0.2", 8002, true),
+        ("name:in.test", 8001, false),
+        ("name:in.test", 8002, true),
+        ("address:127.0.0.1", 8003, false),
+    ] {
+        let answer = book.ask("a", to, port).unwrap();
+        assert_eq!(
+            answer.verdict == PolicyVerdict::Denied,
+            published,
+            "{to} {port}"
+        );
+        let says = answer
+            .why
+            .contains("a port of a VM is published at 127.0.0.");
+        assert_eq!(says, published, "{}", answer.why);
+    }
+}
+
+#[test]
 fn questions_about_nobody_have_no_answer() {
     let book = book(HOUSE);
     let table = [

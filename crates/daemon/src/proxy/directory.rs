@@ -37,14 +37,14 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
         .directory_by_vm
         .take(&vm.full_name(), MAX_CONNECTIONS_PER_VM)
     else {
-        return refuse(reply, Reason::BacklogFull);
+        return refuse(reply, Reason::ServiceShare);
     };
     let stream = datagram::pair(socket_type)
         .and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
     let (stream, theirs) = match stream {
         Ok(pair) => pair,
         Err(error) => {
-            tracing::warn!(%error, "cannot answer a call to the directory");
+            tracing::warn!(vm = vm.full_name(), %error, "cannot answer a call to the directory");
             return refuse(reply, Reason::HostFailed);
         }
     };

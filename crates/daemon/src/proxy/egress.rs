@@ -16,6 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use config::listeners::Spoken;
 use config::{Hosts, Service};
 use device::{Connected, Hold, Reply};
 use switch::{Address, Policy, Reason, RuleId};
@@ -28,12 +29,13 @@ use self::decide::Said;
 pub(crate) use self::decide::{View, is_network, means, means_name, must_be_named};
 pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
-use super::counter::Permit;
+pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::identity::About;
+use super::own::OwnListeners;
 use super::relay::{CircuitEnd, Socket, relay};
 use super::resolver::LookupError;
 use super::rules::{Place, RuleLimit, Share};
-use super::shared::{InForce, Shared, count};
+use super::shared::{InForce, Room, Shared, count};
 use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 
@@ -48,7 +50,7 @@ pub(crate) fn answer(
     shared: &Arc<Shared>,
     service: Arc<Service>,
     caller: Caller,
-    permit: Permit,
+    room: Room,
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let Caller {
@@ -65,12 +67,12 @@ pub(crate) fn answer(
             limit = MAX_CONNECTIONS_PER_VM,
             "refused a call: the VM has as many connections through egress as it may"
         );
-        return Err((Reason::BacklogFull, reply));
+        return Err((Reason::ServiceShare, reply));
     };
     let (end, theirs, cut) = match CircuitEnd::pair() {
         Ok(pair) => pair,
         Err(error) => {
-            tracing::warn!(%error, "cannot answer a call to egress");
+            tracing::warn!(vm = vm.full_name(), %error, "cannot answer a call to egress");
             return Err((Reason::HostFailed, reply));
         }
     };
@@ -83,7 +85,7 @@ pub(crate) fn answer(
     };
     tokio::spawn(async move {
         guest.serve(end).await;
-        drop((own, permit));
+        drop((own, room));
     });
     reply.put_through(Connected::with_cut(theirs, cut));
     Ok(())
@@ -199,6 +201,7 @@ impl Guest {
             .into_iter()
             .map(|address| SocketAddr::from((address, to.port)))
             .collect();
+        none_is_published(&self.shared.own, &addresses)?;
         let place = Place {
             address: first,
             name: name.map(str::to_owned),
@@ -395,6 +398,22 @@ pub(crate) fn permitted(policy: &Policy, said: Said) -> Result<RuleId, EgressErr
             address: None,
         }),
     }
+}
+
+/// Refuses a call that would get to a published port, as a caller from outside.
+pub(crate) fn none_is_published(
+    own: &OwnListeners,
+    addresses: &[SocketAddr],
+) -> Result<(), EgressError> {
+    for to in addresses {
+        let address = Some(to.ip());
+        match own.are_reached(Spoken::Tcp, None, *to) {
+            Ok(false) => {}
+            Ok(true) => return Err(EgressError::Published { address }),
+            Err(error) => return Err(EgressError::NoRoutes { error, address }),
+        }
+    }
+    Ok(())
 }
 
 fn label(policy: &Policy, rule: RuleId) -> String {

@@ -129,7 +129,7 @@ pub(crate) async fn start(
         Err(_) => return Err(Reason::HostFailed),
     };
     result.map_err(|error| {
-        tracing::warn!(name = purpose.name, %error, "cannot start a program");
+        tracing::warn!(name = purpose.name, vm = purpose.vm, %error, "cannot start a program");
         match error.kind() {
             io::ErrorKind::NotFound => Reason::NoListener,
             _ => Reason::HostFailed,

@@ -35,7 +35,7 @@ use super::exchange::{DialPlace, MAX_DIALS_OF_PORT};
 use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
-use super::shared::{Shared, count};
+use super::shared::{Expected, Shared, count};
 use crate::runtime::{RuntimeError, remove_stale_socket};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
@@ -128,7 +128,7 @@ impl Drop for Open {
 }
 
 /// Ports that can be published: those that are not yet open listen, and nobody is accepted. Dropping it closes them.
-pub struct PreparedPublishes(Vec<(Publish, Option<Bound>)>);
+pub struct PreparedPublishes(Vec<(Publish, Option<Bound>)>, Expected);
 
 /// A listener, a second descriptor of it, and the file of its socket if it has one.
 type Bound = (Listener, Listener, Option<SocketFile>);
@@ -206,6 +206,8 @@ impl Published {
         publishes: Vec<Publish>,
     ) -> Result<PreparedPublishes, PublishError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before they listen: a guest that connects then waits to be accepted, and is taken for a caller from outside when the port is published.
+        let expected = self.shared.expect(&publishes);
         let prepared = publishes.into_iter().map(|publish| {
             let is_open = open
                 .iter()
@@ -216,16 +218,16 @@ impl Published {
             };
             Ok((publish, listener))
         });
-        Ok(PreparedPublishes(prepared.collect::<Result<_, _>>()?))
+        let prepared = prepared.collect::<Result<_, _>>()?;
+        Ok(PreparedPublishes(prepared, expected))
     }
 
     /// Publishes these ports and no others. One that was published at the same place goes on listening, and its connections go on.
     pub(crate) fn set(&self, prepared: PreparedPublishes) {
-        let listens = prepared.0.iter().map(|(publish, _)| &publish.listen);
-        self.shared.own.set(listens);
+        let PreparedPublishes(prepared, _expected) = prepared;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = std::mem::take(&mut *open);
-        for (publish, listener) in prepared.0 {
+        for (publish, listener) in prepared {
             let at = old
                 .iter()
                 .position(|open| is_same_place(&open.publish.borrow().listen, &publish.listen));
@@ -255,6 +257,8 @@ impl Published {
                 }
             }
         }
+        drop(old);
+        self.shared.own.set_expected();
     }
 
     /// Closes them all.

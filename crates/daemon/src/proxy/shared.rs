@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use config::{Hosts, Service};
+use config::{Hosts, Publish, Service};
 use device::{Called, ServiceCall};
-use switch::{Address, Policy, ServiceId};
+use switch::{Address, Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, watch};
 
 use super::counter::{Counter, Counters, Permit};
@@ -46,6 +46,15 @@ pub(crate) struct Shared {
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
+}
+
+/// While it is there, no guest gets to what is about to be published.
+pub(crate) struct Expected(Arc<Shared>);
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.0.own.expect(std::iter::empty());
+    }
 }
 
 /// The policy that is in force.
@@ -100,14 +109,39 @@ pub(crate) fn count(counter: &AtomicU64) {
 
 struct Offer {
     service: Arc<Service>,
-    connections: Counter,
+    connections: Connections,
+}
+
+/// The connections of a service, all together and of each VM.
+#[derive(Default)]
+struct Connections {
+    all: Counter,
+    by_vm: Counters,
+}
+
+/// Room for one connection to a service.
+pub(crate) struct Room {
+    _of_all: Permit,
+    _of_vm: Permit,
+}
+
+impl Connections {
+    /// Room for one more, if there is any. One VM has a quarter of it at most, so that it keeps no other from the service.
+    fn take(&self, vm: &Address, limit: u32) -> Result<Room, Reason> {
+        let of_all = self.all.take(limit).ok_or(Reason::ServiceLimit)?;
+        let of_vm = self.by_vm.take(&vm.full_name(), (limit / 4).max(1));
+        Ok(Room {
+            _of_all: of_all,
+            _of_vm: of_vm.ok_or(Reason::ServiceShare)?,
+        })
+    }
 }
 
 /// A call with what belongs to the configuration that allowed it: what is offered may be something else by the time it is put through.
 pub(crate) struct TakenCall {
     pub(crate) call: ServiceCall,
-    /// The service, if it is one, and room for one more connection to it, if there is any.
-    pub(crate) service: Option<(Arc<Service>, Option<Permit>)>,
+    /// The service, if it is one, and room for one more connection to it, or why there is none.
+    pub(crate) service: Option<(Arc<Service>, Result<Room, Reason>)>,
     pub(crate) in_force: InForce,
 }
 
@@ -140,6 +174,13 @@ impl Shared {
             counts: Counts::default(),
             services: Mutex::default(),
         }
+    }
+
+    /// Keeps guests from where these are going to listen.
+    pub(crate) fn expect(self: &Arc<Shared>, publishes: &[Publish]) -> Expected {
+        let listens = publishes.iter().map(|publish| &publish.listen);
+        self.own.expect(listens);
+        Expected(self.clone())
     }
 
     /// Replaces the services. One that keeps its number keeps the count of its connections.
@@ -181,7 +222,7 @@ impl Shared {
     /// Takes a call, with what it is put through to by what is in force now.
     pub(crate) fn take(&self, call: ServiceCall) -> TakenCall {
         let service = match call.called {
-            Called::Service(id) => self.service(id),
+            Called::Service(id) => self.service(id, &call.vm),
             _ => None,
         };
         TakenCall {
@@ -191,10 +232,10 @@ impl Shared {
         }
     }
 
-    fn service(&self, id: ServiceId) -> Option<(Arc<Service>, Option<Permit>)> {
+    fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
         let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
         let offer = offered.get(&id)?;
-        let permit = offer.connections.take(offer.service.max_connections);
-        Some((offer.service.clone(), permit))
+        let room = offer.connections.take(vm, offer.service.max_connections);
+        Some((offer.service.clone(), room))
     }
 }

@@ -8,10 +8,9 @@ use switch::Reason;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
 
-use super::counter::Permit;
 use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
-use super::shared::{InForce, Shared, TakenCall, count};
+use super::shared::{InForce, Room, Shared, TakenCall, count};
 use super::{datagram, directory, egress, program, tcp, udp, unix};
 
 /// Puts a call through.
@@ -34,7 +33,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
     if called == Called::Directory {
         return directory::answer(&shared, vm, socket_type, reply);
     }
-    let Some((service, permit)) = service else {
+    let Some((service, room)) = service else {
         // It is the switchboard's own, or has been taken away.
         count(&shared.counts.failed);
         return reply.failed(Reason::NoListener);
@@ -46,21 +45,25 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         service: service.name.clone(),
         rule,
     };
-    let Some(permit) = permit else {
-        tracing::warn!(
-            name = service.full_name(),
-            vm = identity.vm.full_name(),
-            limit = service.max_connections,
-            "refused a call: the service has as many connections as it may"
-        );
-        count(&shared.counts.failed);
-        return reply.failed(Reason::BacklogFull);
+    let room = match room {
+        Ok(room) => room,
+        Err(reason) => {
+            tracing::warn!(
+                name = service.full_name(),
+                vm = identity.vm.full_name(),
+                max_connections = service.max_connections,
+                %reason,
+                "refused a call"
+            );
+            count(&shared.counts.failed);
+            return reply.failed(reason);
+        }
     };
     let call = Call {
         service,
         identity,
         socket_type,
-        permit,
+        room,
         in_force,
     };
     // It may have waited while what ends it came into force. A target is not reached for nothing, nor a program started.
@@ -77,7 +80,7 @@ struct Call {
     service: Arc<Service>,
     identity: Identity,
     socket_type: SocketType,
-    permit: Permit,
+    room: Room,
     /// What was in force when it was judged.
     in_force: InForce,
 }
@@ -125,7 +128,7 @@ async fn put_through(
             let Call {
                 service,
                 identity,
-                permit,
+                room,
                 in_force,
                 ..
             } = call;
@@ -134,7 +137,7 @@ async fn put_through(
                 source_port: identity.source_port,
                 since: in_force,
             };
-            return egress::answer(shared, service, caller, permit, reply);
+            return egress::answer(shared, service, caller, room, reply);
         }
     };
     let socket = match direct {
@@ -149,7 +152,7 @@ async fn put_through(
             return Err((Reason::HostFailed, reply));
         }
     }
-    let hold: Hold = Box::new(call.permit);
+    let hold: Hold = Box::new(call.room);
     reply.connected(socket, Some(hold));
     Ok(())
 }
@@ -205,13 +208,15 @@ async fn udp_server(
         true => call.identity.proxy_header(Transport::Datagram),
         false => Vec::new(),
     };
+    let shared = shared.clone();
     tokio::spawn(async move {
-        let ended = udp::relay(halves, &socket, &header, udp::IDLE_TIMEOUT).await;
+        let server = (&socket, &shared.own);
+        let ended = udp::relay(halves, server, &header, udp::IDLE_TIMEOUT).await;
         if let Err(error) = ended {
             let About { name, vm } = call.about();
             tracing::debug!(name, vm, %error, "a session ended");
         }
-        drop(call.permit);
+        drop(call.room);
     });
     reply.connected(guest, None);
     Ok(())
@@ -238,7 +243,7 @@ async fn command(
     tokio::spawn(async move {
         let stop = shared.stop.subscribe();
         program.attend(&purpose, shared.program_grace, stop).await;
-        drop(call.permit);
+        drop(call.room);
         shared.programs.send_modify(|running| *running -= 1);
     });
     let mut connected = Connected::new(guest, None);

@@ -1,7 +1,7 @@
 //! Connecting to TCP servers of several addresses.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use config::listeners::Spoken;
@@ -18,9 +18,6 @@ use super::own::OwnListeners;
 /// How long one address is waited for before the next is tried beside it (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Where a socket is before it is connected.
-const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
-
 /// Connects to the first address that answers: they are tried in their order, each a little after the one before, or at once
 /// when that one has failed.
 ///
@@ -34,8 +31,8 @@ pub(crate) async fn connect(
 ) -> Result<TcpStream, Reason> {
     let deadline = Instant::now() + timeout;
     for address in addresses {
-        // What is known before: a listener that is at all addresses may be reached by others, too.
-        refuse_own((Ok(ANY), Ok(*address)), Spoken::Tcp, about, own)?;
+        // Before a port is connected to, which calls its VM.
+        refuse_own(None, *address, Spoken::Tcp, about, own)?;
     }
     let mut waiting = addresses.iter().copied().take(MAX_ADDRESSES);
     // What is still being tried when this ends is given up.
@@ -53,8 +50,9 @@ pub(crate) async fn connect(
         tokio::select! {
             Some(done) = attempts.join_next() => match done {
                 Ok(Ok(stream)) => {
-                    let ends = (stream.local_addr(), stream.peer_addr());
-                    refuse_own(ends, Spoken::Tcp, about, own)?;
+                    // It may have become the host's, or a published port, meanwhile.
+                    let (from, to) = ends(stream.local_addr(), stream.peer_addr())?;
+                    refuse_own(Some(from), to, Spoken::Tcp, about, own)?;
                     // A circuit forwards what it gets at once; waiting for more is its sender's business.
                     stream.set_nodelay(true).map_err(|_| Reason::HostFailed)?;
                     return Ok(stream);
@@ -70,21 +68,33 @@ pub(crate) async fn connect(
     }
 }
 
-/// Refuses a connected socket that has reached a published port, or of which that is not known.
+/// The addresses of a connected socket.
+pub(crate) fn ends(
+    from: io::Result<SocketAddr>,
+    to: io::Result<SocketAddr>,
+) -> Result<(SocketAddr, SocketAddr), Reason> {
+    from.and_then(|from| Ok((from, to?)))
+        .map_err(|_| Reason::HostFailed)
+}
+
+/// Refuses a way to a published port, or one of which that is not known. `from` is known once the socket is connected.
 pub(crate) fn refuse_own(
-    ends: (io::Result<SocketAddr>, io::Result<SocketAddr>),
+    from: Option<SocketAddr>,
+    to: SocketAddr,
     spoken: Spoken,
     About { name, vm }: &About,
     own: &OwnListeners,
 ) -> Result<(), Reason> {
-    let (Ok(from), Ok(to)) = ends else {
-        return Err(Reason::HostFailed);
-    };
-    if own.are_reached(spoken, from, to) {
-        tracing::error!(name, vm, address = %to, "not called: expected a server, found a published port of the daemon's own: name another one in the service's to, or write a rule that lets the guest call the VM");
-        return Err(Reason::HostFailed);
+    match own.are_reached(spoken, from, to) {
+        Ok(false) => return Ok(()),
+        Ok(true) => {
+            tracing::error!(name, vm, address = %to, "not called: expected a server, found a published port of the daemon's own: name another one in the service's to, or write a rule that lets the guest call the VM");
+        }
+        Err(error) => {
+            tracing::error!(name, vm, address = %to, %error, "not called: a port of this number is published, and the kernel does not say whether the address is the host's: let the daemon use netlink");
+        }
     }
-    Ok(())
+    Err(Reason::HostFailed)
 }
 
 /// What an error of connecting means to the caller.
@@ -117,7 +127,7 @@ fn more_telling(first: Option<Reason>, second: Reason) -> Option<Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, TcpListener};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 

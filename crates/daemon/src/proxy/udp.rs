@@ -14,10 +14,34 @@ use tokio::time::{Instant, sleep_until};
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
 use super::own::OwnListeners;
-use super::tcp::{reason_of, refuse_own};
+use super::tcp::{ends, reason_of, refuse_own};
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A socket that speaks to one server.
+pub(crate) struct Server {
+    socket: UdpSocket,
+    from: SocketAddr,
+    to: SocketAddr,
+}
+
+impl Server {
+    /// Sends a datagram, unless a port has been published at the address since, where the guest would be taken for a caller from outside.
+    async fn send(&self, datagram: &[u8], own: &OwnListeners) -> io::Result<usize> {
+        loop {
+            self.socket.writable().await?;
+            let send = || self.socket.try_send(datagram);
+            let sent = own.unless_reached(Spoken::Udp, self.from, self.to, send);
+            let sent =
+                sent.ok_or_else(|| io::Error::other("a port is published at its address now"))?;
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return sent,
+            }
+        }
+    }
+}
 
 /// A socket that speaks to one server. Nothing is sent: whether somebody listens there shows later.
 ///
@@ -27,7 +51,8 @@ pub(crate) async fn connect(
     server: SocketAddr,
     about: &About,
     own: &OwnListeners,
-) -> Result<UdpSocket, Reason> {
+) -> Result<Server, Reason> {
+    refuse_own(None, server, Spoken::Udp, about, own)?;
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -39,16 +64,16 @@ pub(crate) async fn connect(
     };
     let failed = |error: io::Error| reason_of(&error, about);
     let socket: UdpSocket = connect.await.map_err(failed)?;
-    let ends = (socket.local_addr(), socket.peer_addr());
-    refuse_own(ends, Spoken::Udp, about, own)?;
-    Ok(socket)
+    let (from, to) = ends(socket.local_addr(), socket.peer_addr())?;
+    refuse_own(Some(from), to, Spoken::Udp, about, own)?;
+    Ok(Server { socket, from, to })
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
 /// put before each datagram for the server.
 pub(crate) async fn relay(
     guest: (FromGuest, ToGuest),
-    server: &UdpSocket,
+    (server, own): (&Server, &OwnListeners),
     header: &[u8],
     idle_timeout: Duration,
 ) -> io::Result<()> {
@@ -59,14 +84,14 @@ pub(crate) async fn relay(
         buffer[..header.len()].copy_from_slice(header);
         while let Some(len) = from_guest.receive(&mut buffer[header.len()..]).await? {
             last.touch();
-            lost_is_lost(server.send(&buffer[..header.len() + len]).await)?;
+            lost_is_lost(server.send(&buffer[..header.len() + len], own).await)?;
         }
         Ok(())
     };
     let from_server = async {
         let mut buffer = vec![0; MAX_DATAGRAM_LEN];
         loop {
-            let len = server.recv(&mut buffer).await?;
+            let len = server.socket.recv(&mut buffer).await?;
             last.touch();
             to_guest.send(&buffer[..len]).await?;
         }
@@ -143,10 +168,8 @@ mod tests {
         runtime.block_on(async {
             let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
             let address = server.local_addr().expect("an address");
-            let about = About::default();
-            let socket = connect(address, &about, &OwnListeners::default())
-                .await
-                .expect("a socket");
+            let (about, own) = (About::default(), OwnListeners::default());
+            let socket = connect(address, &about, &own).await.expect("a socket");
             let (ours, theirs) = datagram::pair(SocketType::SeqPacket).expect("two sockets");
             let halves = datagram::halves(ours, SocketType::SeqPacket).expect("halves");
             let start = Instant::now();
@@ -159,7 +182,8 @@ mod tests {
                     server.recv_from(&mut buffer).await.expect("received");
                 }
             };
-            let (result, ()) = tokio::join!(relay(halves, &socket, b"", IDLE_TIMEOUT), speak);
+            let (result, ()) =
+                tokio::join!(relay(halves, (&socket, &own), b"", IDLE_TIMEOUT), speak);
             assert!(result.is_ok());
             assert_eq!(start.elapsed().as_secs(), 2 * IDLE_TIMEOUT.as_secs());
         });

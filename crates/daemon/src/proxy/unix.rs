@@ -128,13 +128,24 @@ mod tests {
             vm: "red/web".to_owned(),
         };
         let other = std::io::Error::other("something");
-        let failed: [&dyn Fn(); 2] = [
+        let failed: [&dyn Fn(); 3] = [
             &|| {
                 // No file has so long a name.
                 let path = "x".repeat(300);
                 let patience = Duration::from_secs(1);
                 let connect = connect(Path::new(&path), SocketType::STREAM, patience, &about);
                 assert_eq!(runtime.block_on(connect).err(), Some(Reason::HostFailed));
+            },
+            &|| {
+                let purpose = crate::proxy::program::Purpose {
+                    name: about.name.clone(),
+                    vm: about.vm.clone(),
+                    environment: Vec::new(),
+                };
+                let words = ["/nowhere/program".to_owned()];
+                let socket_type = wire::vsock::SocketType::Stream;
+                let start = crate::proxy::program::start(&words, &purpose, socket_type, b"");
+                assert!(runtime.block_on(start).is_err());
             },
             &|| {
                 let reason = crate::proxy::tcp::reason_of(&other, &about);

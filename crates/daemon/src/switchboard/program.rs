@@ -333,6 +333,8 @@ fn code_of(reason: Reason) -> ErrorCode {
         | Reason::CircuitShare
         | Reason::HalfOpenShare
         | Reason::ConnectRate
+        | Reason::ServiceLimit
+        | Reason::ServiceShare
         | Reason::PortsInUse
         | Reason::BacklogFull => ErrorCode::Busy,
         _ => ErrorCode::Unreachable,

@@ -80,7 +80,7 @@ fn a_vm_has_so_many_conversations_and_no_more() {
     let limit = daemon::proxy::directory::MAX_CONNECTIONS_PER_VM;
     let mut streams: Vec<UnixStream> = (0..limit).map(|_| directory(&stand)).collect();
     let call = || stand.call(Called::Directory, SocketType::Stream);
-    assert_eq!(call().err(), Some(Reason::BacklogFull));
+    assert_eq!(call().err(), Some(Reason::ServiceShare));
     let other = switch::Address::new("db", 4);
     assert!(
         stand

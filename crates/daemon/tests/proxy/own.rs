@@ -1,14 +1,18 @@
-//! Egress on a host that has global addresses: they and the networks that it is attached to are reached by no rule that does not
-//! name them. In network namespaces of its own: this one is the host, another one its neighbour and its router.
+//! A host that has global addresses: egress reaches them and the networks that it is attached to by no rule that does not name them, and
+//! published ports are reached by none of them. In network namespaces of its own: this one is the host, another one its neighbour and
+//! its router.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use config::ServiceTarget;
-use switch::{CalleePattern, NamePattern, Network, Rule, Verdict};
+use config::{PublishListen, ServiceTarget};
+use device::Called;
+use switch::{CalleePattern, NamePattern, Network, Reason, Rule, Verdict};
+use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head, socks_request};
+use crate::publish::{dial, publish, set};
 use crate::support::*;
 
 /// Says inside the namespace that it is one.
@@ -19,6 +23,15 @@ const PORT: u16 = 8080;
 
 #[test]
 fn the_hosts_own_addresses_and_networks_need_a_rule_that_names_them() {
+    run_in_namespace("own::inside");
+}
+
+#[test]
+fn no_address_of_the_host_leads_a_guest_to_a_published_port() {
+    run_in_namespace("own::published");
+}
+
+fn run_in_namespace(test: &str) {
     let may = Command::new("unshare").args(["--net", "true"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
         let words =
@@ -27,7 +40,7 @@ fn the_hosts_own_addresses_and_networks_need_a_rule_that_names_them() {
         std::io::stderr().write_all(words).expect("written");
         return;
     }
-    let output = in_namespace("own::inside").output().expect("started");
+    let output = in_namespace(test).output().expect("started");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");
@@ -58,6 +71,89 @@ fn inside() {
     by_a_name_of_an_address_that_is_denied();
     while_addresses_come_and_go(&service);
     beyond_an_interface_without_a_router();
+}
+
+#[test]
+#[ignore = "the test above runs it, in a network namespace"]
+fn published() {
+    if std::env::var_os(INSIDE).is_none() {
+        return;
+    }
+    let _neighbour = network();
+    // The kernel calls them from the first address of their network, and those of a local IPv6 route from one of an interface.
+    ip("addr add 203.0.114.8/24 dev rdhost");
+    ip("-6 route add local 2a00:fffe::/64 dev lo");
+    let own = [
+        "203.0.114.7",
+        "203.0.114.8",
+        "[::ffff:203.0.114.8]",
+        "203.0.115.77",
+        "127.0.0.9",
+        "0.0.0.0",
+    ];
+    for (listen, own) in [
+        ("0.0.0.0", &own[..]),
+        ("[::]", &own),
+        ("[::]", &["[2a00:ffff::7]", "[2a00:fffe::77]", "[::1]"]),
+    ] {
+        by_connections(listen, own);
+        by_datagrams(listen, own);
+    }
+    by_datagrams("0.0.0.0", &["224.0.0.1"]);
+}
+
+fn by_connections(listen: &str, own: &[&str]) {
+    let egress = Egress::new(vec![
+        rule(vec![network_of("0.0.0.0", 4), network_of("112.0.0.0", 4)]),
+        rule(vec![
+            network_of("203.0.112.0", 20),
+            network_of("2a00::", 16),
+        ]),
+        rule(vec![network_of("::1", 128)]),
+    ]);
+    let stand = &egress.stand;
+    set(
+        stand,
+        vec![publish(PublishListen::Tcp(format!("{listen}:{PORT}")))],
+    );
+    for address in own {
+        let host = address.trim_matches(['[', ']']);
+        let (_, code) = egress.socks(host, PORT);
+        assert_eq!(code, 2, "{listen}: {address}");
+    }
+    let service_at = |address: &str| {
+        let target = ServiceTarget::Tcp(format!("{address}:{PORT}"));
+        let id = stand.offer(crate::support::service(target));
+        stand.stream(id).map(|(guest, _)| guest)
+    };
+    for address in own {
+        let refused = service_at(address).err();
+        assert_eq!(refused, Some(Reason::HostFailed), "{listen}: {address}");
+    }
+    // What another host listens at there is reached.
+    for beyond in ["203.0.114.1", "[2a00:ffff::1]"] {
+        let guest = service_at(beyond).expect("put through");
+        assert_eq!(read_all(&guest), GREETING, "{beyond}");
+    }
+    // The first that the published port takes is the first caller from outside: no refused call has connected.
+    let local = own[0].trim_matches(['[', ']']).parse().expect("an address");
+    let _caller = dial(std::net::SocketAddr::new(local, PORT));
+    stand.exchange.next_call();
+    assert_eq!(stand.proxy.report().published, 1, "{listen}: {own:?}");
+}
+
+fn by_datagrams(listen: &str, own: &[&str]) {
+    let stand = Stand::new();
+    set(
+        &stand,
+        vec![publish(PublishListen::Udp(format!("{listen}:{PORT}")))],
+    );
+    for address in own {
+        let target = ServiceTarget::Udp(format!("{address}:{PORT}"));
+        let id = stand.offer(crate::support::service(target));
+        let refused = stand.call(Called::Service(id), SocketType::SeqPacket).err();
+        assert_eq!(refused, Some(Reason::HostFailed), "{listen}: {address}");
+    }
 }
 
 /// The host `203.0.114.7` and `2a00:ffff::7`, with a router that also has `9.9.9.9` and `2a00:9999::9`.

@@ -109,7 +109,7 @@ fn programs_are_counted_until_they_have_ended() {
     offer.max_connections = 1;
     let id = stand.offer(offer);
     let (guest, _hold) = stand.stream(id).expect("started");
-    assert_eq!(stand.stream(id).err(), Some(Reason::BacklogFull));
+    assert_eq!(stand.stream(id).err(), Some(Reason::ServiceLimit));
     drop(guest);
     until("the program has ended", || stand.stream(id).is_ok());
 }

@@ -387,3 +387,63 @@ fn no_service_leads_a_guest_to_a_published_port_by_a_name_or_any_address() {
     let failed = stand.call(Called::Service(id), SocketType::SeqPacket);
     assert_eq!(failed.err(), Some(Reason::HostFailed));
 }
+
+#[test]
+fn no_guest_waits_at_a_port_before_it_is_published() {
+    let stand = Stand::new();
+    let (tcp, udp) = (free_address(), free_udp_address());
+    let publishes = [
+        PublishListen::Tcp(tcp.to_string()),
+        PublishListen::Udp(udp.to_string()),
+    ];
+    let prepare = || {
+        let prepared = stand
+            .proxy
+            .prepare_publishes(publishes.clone().map(publish).to_vec());
+        prepared.expect("they listen")
+    };
+    let call = |target, socket_type| {
+        let id = stand.offer(service(target));
+        stand.call(Called::Service(id), socket_type).map(drop)
+    };
+    let call_tcp = || call(ServiceTarget::Tcp(tcp.to_string()), SocketType::Stream);
+    let call_udp = || call(ServiceTarget::Udp(udp.to_string()), SocketType::SeqPacket);
+    let prepared = prepare();
+    assert_eq!(call_tcp(), Err(Reason::HostFailed));
+    assert_eq!(call_udp(), Err(Reason::HostFailed));
+    // It does not come into force: the addresses are as others.
+    drop(prepared);
+    assert_eq!(call_tcp(), Err(Reason::NoListener));
+    assert_eq!(call_udp(), Ok(()));
+    // The addresses of before stay the daemon's own until they are closed.
+    stand.proxy.set_publishes(prepare());
+    let none = stand.proxy.prepare_publishes(Vec::new()).expect("nothing");
+    assert_eq!(call_tcp(), Err(Reason::HostFailed));
+    stand.proxy.set_publishes(none);
+    until("it is closed", || call_tcp() == Err(Reason::NoListener));
+    assert_eq!(stand.proxy.report().published, 0);
+}
+
+#[test]
+fn a_session_from_before_a_port_is_published_there_ends() {
+    let stand = Stand::new();
+    let address = free_udp_address();
+    let id = stand.offer(service(ServiceTarget::Udp(address.to_string())));
+    let connected = stand.call(Called::Service(id), SocketType::SeqPacket);
+    let guest: OwnedMessages = blocking(connected.expect("put through").socket);
+    set(
+        &stand,
+        vec![publish(PublishListen::Udp(address.to_string()))],
+    );
+    rustix::net::send(&guest.0, b"let me in", SendFlags::empty()).expect("sent");
+    let mut buffer = [0; 16];
+    let ended = rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty());
+    assert_eq!(ended.expect("an end").0, 0);
+    // The first that the port takes is this.
+    let client = udp_client(address);
+    client.send(b"x").expect("sent");
+    let call: OwnedMessages = blocking(stand.exchange.next_call().socket);
+    rustix::net::recv(&call.0, &mut buffer, RecvFlags::empty()).expect("a message");
+    assert_eq!(buffer[0], b'x');
+    assert_eq!(stand.proxy.report().published, 1);
+}

@@ -142,18 +142,27 @@ fn a_service_has_as_many_connections_as_it_may_and_no_more() {
     let stand = Stand::new();
     let (_listener, address) = tcp_listener();
     let mut offer = service(tcp(address));
-    offer.max_connections = 2;
+    offer.max_connections = 8;
     let id = stand.offer(offer.clone());
-    let call = || stand.call(Called::Service(id), SocketType::Stream);
-    let first = call().expect("below the limit");
-    let second = call().expect("at the limit");
-    assert_eq!(call().err(), Some(Reason::BacklogFull));
+    let vm = |number: u32| switch::Address::new(&format!("vm{number}"), 10 + number);
+    let call = |of| stand.call_as(&vm(of), Called::Service(id), SocketType::Stream, None);
+    let mut held = Vec::new();
+    for of in [0, 0, 1, 1, 2, 2, 3] {
+        held.push(call(of).expect("below the limits"));
+    }
+    // One VM has a quarter, and others have the rest.
+    assert_eq!(call(0).err(), Some(Reason::ServiceShare));
+    let last = call(3).expect("the last place");
+    assert_eq!(call(4).err(), Some(Reason::ServiceLimit));
     // What exists counts on when the service is offered anew, under the same number.
     assert_eq!(stand.offer(offer.clone()), id);
-    assert_eq!(call().err(), Some(Reason::BacklogFull));
-    drop(first);
-    assert!(call().is_ok());
-    drop(second);
+    assert_eq!(call(4).err(), Some(Reason::ServiceLimit));
+    drop(last);
+    assert_eq!(call(0).err(), Some(Reason::ServiceShare));
+    held.push(call(4).expect("a place"));
+    drop(held.remove(0));
+    assert!(call(0).is_ok());
+    let call = || stand.call(Called::Service(id), SocketType::Stream);
     offer.name = "another".to_owned();
     assert_ne!(stand.offer(offer), id);
     assert_eq!(

@@ -312,7 +312,8 @@ impl Fabric {
             }
         }
         for id in abandoned {
-            tracing::info!(line = id.0, "the guest has let go of its vsock device");
+            let vm = self.line(id).map(|line| line.name.clone());
+            tracing::info!(vm, "the guest has let go of its vsock device");
             // Its next driver may have started one of its rings by now: that one stays, and the line is up with the others.
             self.forget_circuits(id);
         }

@@ -205,7 +205,7 @@ impl Fabric {
             true => line.vmm.clone().unwrap_or_default(),
             false => port_path(&line.host_path, call.port),
         };
-        match dial(&path, call.socket_type) {
+        match dial(&path, call.socket_type, &line.name) {
             Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, call.port),
             Dial::Reached(socket) => self.host_reached(circuit, Connected::new(socket, None)),
             Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {

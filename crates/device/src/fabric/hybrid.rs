@@ -60,7 +60,8 @@ impl Fabric {
         let lines: Vec<LineId> = self.lines.iter().map(|(id, _)| LineId(id as u32)).collect();
         for id in lines {
             if let Err(error) = self.offer_line_ports(id) {
-                tracing::error!(%error, "a hybrid VM cannot call all that it may");
+                let vm = self.line(id).map(|line| line.name.clone());
+                tracing::error!(vm, %error, "a hybrid VM cannot call all that it may");
             }
         }
     }

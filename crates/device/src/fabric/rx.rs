@@ -422,7 +422,8 @@ impl Fabric {
             };
             let len = parcel.left().min(room - filled);
             if let Err(error) = self.copy_parcel(turn, memory, filled, len) {
-                tracing::warn!(line = turn.line.0, %error, "a copy between guests failed");
+                let vm = self.line(turn.line).map(|line| line.name.clone());
+                tracing::warn!(vm, %error, "a copy between guests failed");
                 self.tell(Event::Kill {
                     circuit: turn.circuit,
                     reason: Reason::MemoryFault,

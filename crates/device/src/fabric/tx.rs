@@ -566,9 +566,10 @@ impl Fabric {
         let Some(memory) = self.memory(id, TX) else {
             return;
         };
-        let Some(tally) = self.line(id).map(|line| line.messages.clone()) else {
+        let Some(line) = self.line(id) else {
             return;
         };
+        let (tally, vm) = (line.messages.clone(), line.name.clone());
         let mut returned = Vec::new();
         for circuit in self.circuits.iter_mut().flatten() {
             let tally = (!circuit.is_stream()).then_some(&tally);
@@ -577,7 +578,7 @@ impl Fabric {
                     continue;
                 };
                 for parcel in kept.iter_mut() {
-                    returned.extend(unpark_parcel(parcel, id, &memory, tally));
+                    returned.extend(unpark_parcel(parcel, (id, &vm), &memory, tally));
                 }
             }
         }
@@ -606,7 +607,7 @@ impl Fabric {
 /// Turns a parked parcel of this line into a stored one, and returns what is to be given back.
 fn unpark_parcel(
     parcel: &mut Parcel,
-    of: LineId,
+    (of, vm): (LineId, &str),
     memory: &GuestMemory,
     tally: Option<&Tally>,
 ) -> Option<Parcel> {
@@ -627,7 +628,7 @@ fn unpark_parcel(
     let mut bytes = vec![0; *left];
     if let Err(error) = memory.read(&chain.readable, *offset, &mut bytes) {
         // The guest took its memory away while it sent: it gets zeros delivered, and has lost its line anyway.
-        tracing::warn!(line = of.0, %error, "a parked packet could not be read");
+        tracing::warn!(vm, %error, "a parked packet could not be read");
     }
     let stored = Parcel::Stored {
         bytes,

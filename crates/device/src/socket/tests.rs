@@ -58,7 +58,7 @@ fn a_program_that_a_guest_dials_cannot_send_descriptors() {
         let listener = any_socket(socket_type).unwrap();
         bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         listen(&listener, 1).unwrap();
-        let Dial::Reached(dialled) = dial(&path, of_guest) else {
+        let Dial::Reached(dialled) = dial(&path, of_guest, "web") else {
             panic!("it listens");
         };
         let program = acceptfrom(&listener).unwrap().0;

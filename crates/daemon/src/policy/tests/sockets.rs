@@ -112,6 +112,46 @@ fn no_service_or_channel_leads_to_a_socket_of_the_daemon_or_of_a_vmm() {
     }
 }
 
+/// Another user must not be able to keep a configuration from coming into force by a link that no connection follows.
+#[test]
+fn a_link_of_another_user_makes_no_socket_anothers() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let (run, shared) = (root.join("run"), root.join("shared"));
+    for made in [&run, &shared] {
+        std::fs::create_dir(made).unwrap();
+    }
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o777)).unwrap();
+    let _web = std::os::unix::net::UnixListener::bind(run.join("web.sock")).unwrap();
+    let _service = std::os::unix::net::UnixListener::bind(root.join("service")).unwrap();
+    symlink(run.join("web.sock"), shared.join("link")).unwrap();
+    symlink(&run, shared.join("dir")).unwrap();
+    symlink(root.join("service"), shared.join("qmp")).unwrap();
+    symlink(root.join("service"), shared.join("v.sock")).unwrap();
+    let house = format!(
+        "[[vm]]\nname = \"web\"\n\
+         [[vm]]\nname = \"lent\"\nwindows = \"1x8M\"\nqmp = \"{0}/qmp\"\n\
+         [[vm]]\nname = \"fc\"\nhybrid = \"{0}/v.sock\"\nhost = \"{0}/fc.host\"\n",
+        shared.display()
+    );
+    let read = |path: &str| {
+        let path = root.join(path);
+        let path = path.display();
+        let service = format!("[[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{path}\"\n");
+        let config = file(&format!("{house}{service}"))?;
+        let plan = Plan::new(run.clone(), Cids::default());
+        Rulebook::new(plan, &config).map(drop)
+    };
+    for path in ["shared/link", "shared/dir/web.sock", "service"] {
+        read(path).expect(path);
+    }
+    // Where the socket of a VMM belongs no service leads, whatever stands there now.
+    for path in ["shared/qmp", "shared/v.sock", "shared/v.sock_80"] {
+        read(path).expect_err(path);
+    }
+}
+
 /// The daemon would take one VMM, or one program, for another.
 #[test]
 fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {

@@ -33,6 +33,11 @@ pub(crate) enum EgressError {
         error: Errno,
         address: Option<IpAddr>,
     },
+    #[error(
+        "denied: a port of a VM is published at {}: only a rule that lets the guest call the VM leads there",
+        words(*address)
+    )]
+    Published { address: Option<IpAddr> },
     #[error("{0}")]
     NotForPort(String),
     #[error("denied: rule \"{label}\" redirects, which egress does not do")]
@@ -86,6 +91,7 @@ impl EgressError {
             EgressError::Denied { address, .. }
             | EgressError::NoRule { address }
             | EgressError::Special { address }
+            | EgressError::Published { address }
             | EgressError::NoRoutes { address, .. } => *address = Some(found),
             _ => {}
         }
@@ -99,6 +105,7 @@ impl EgressError {
             EgressError::Denied { .. }
                 | EgressError::NoRule { .. }
                 | EgressError::Special { .. }
+                | EgressError::Published { .. }
                 | EgressError::NotForPort(_)
                 | EgressError::Redirected { .. }
                 | EgressError::RuleCircuits { .. }
@@ -138,6 +145,7 @@ impl EgressError {
             EgressError::Denied { address, .. }
             | EgressError::NoRule { address }
             | EgressError::Special { address }
+            | EgressError::Published { address }
             | EgressError::NoRoutes { address, .. } => *address,
             _ => None,
         }
@@ -149,6 +157,7 @@ impl EgressError {
             EgressError::Denied { .. }
             | EgressError::NoRule { .. }
             | EgressError::Special { .. }
+            | EgressError::Published { .. }
             | EgressError::NotForPort(_)
             | EgressError::Redirected { .. } => socks::Reply::NotAllowed,
             EgressError::RuleCircuits { .. }
@@ -169,7 +178,9 @@ impl EgressError {
             | EgressError::NoRule { .. }
             | EgressError::NotForPort(_)
             | EgressError::Redirected { .. } => (403, "http_request_denied"),
-            EgressError::Special { .. } => (403, "destination_ip_prohibited"),
+            EgressError::Special { .. } | EgressError::Published { .. } => {
+                (403, "destination_ip_prohibited")
+            }
             EgressError::RuleCircuits { .. } => (503, "connection_limit_reached"),
             EgressError::RuleRate { .. } => (429, "connection_limit_reached"),
             EgressError::UnknownName => (502, "dns_error"),

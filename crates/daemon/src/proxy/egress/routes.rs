@@ -44,6 +44,14 @@ pub(crate) fn is_near(to: IpAddr, from: Option<IpAddr>) -> Result<bool, Errno> {
     Ok(!route.is_unicast || is_network(route.prefix_len))
 }
 
+/// Whether an address is that of one other host, and not the host's own or that of many.
+///
+/// # Errors
+/// As of [`is_near`].
+pub(crate) fn is_unicast(to: IpAddr, from: Option<IpAddr>) -> Result<bool, Errno> {
+    ask(to, from, 0).map(|route| route.is_unicast)
+}
+
 /// Whether this is how the kernel says that it has no route: none at all, or one that says "unreachable", "prohibit" or "blackhole".
 pub(crate) fn is_no_route(error: Errno) -> bool {
     [
