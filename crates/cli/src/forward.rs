@@ -143,7 +143,6 @@ impl<G: Guest> Shared<G> {
 }
 
 fn into_async(stream: std::os::unix::net::UnixStream) -> io::Result<UnixStream> {
-    stream.set_read_timeout(None)?;
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
 }

@@ -273,7 +273,9 @@ async fn callers_without_end_have_a_place_before_they_cost_anything() {
     for _ in 0..callers {
         program.accept().await.unwrap();
         // The one that takes them, and the one that was taken, which is about to give its place back.
-        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
         assert!(tasks <= 2, "{tasks}");
         assert_eq!(told.recv().await.unwrap(), "it is gone");
     }
