@@ -53,7 +53,7 @@ pub(crate) fn run(
         Message::Dial(to) => {
             let share = connection()?;
             drop(place);
-            (dial(&to)?, share)
+            (dial(&to, host)?, share)
         }
         Message::Take { key, number } => {
             let share = connection()?;
@@ -73,8 +73,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-fn dial(to: &Place) -> Result<OwnedFd, Stop> {
-    place::connect(to).map_err(|error| {
+fn dial(to: &Place, host: &OwnedFd) -> Result<OwnedFd, Stop> {
+    place::connect(to, host).map_err(|error| {
         let message = format!("cannot connect to {to} in the guest: {error}");
         refusal(ErrorKind::Unreachable, message)
     })

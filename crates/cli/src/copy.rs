@@ -6,7 +6,6 @@
 mod place;
 mod report;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -179,7 +178,9 @@ impl Copy<'_> {
             .to_bytes(OPERATION_CHANNEL)
             .map_err(|error| Ended::Final(GuestError::Request(error).into()))?;
         let failed = |error: std::io::Error| Ended::Broken(error.to_string());
-        connection.stream.write_all(&bytes).map_err(failed)?;
+        connection
+            .say(&bytes)
+            .map_err(|error| self.not_reached(error))?;
         let socket = connection.stream.into();
         let mut channel =
             Channel::new(socket, connection.decoder, Arc::clone(self.cancelled)).map_err(failed)?;

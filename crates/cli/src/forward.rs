@@ -49,7 +49,7 @@ type Tell = mpsc::Sender<String>;
 
 struct Shared<G> {
     guest: G,
-    places: Semaphore,
+    places: Arc<Semaphore>,
     tell: Tell,
 }
 
@@ -60,7 +60,7 @@ struct Shared<G> {
 pub async fn run<G: Guest>(guest: G, forwards: Vec<Forward>, tell: Tell) -> io::Result<()> {
     let shared = Arc::new(Shared {
         guest,
-        places: Semaphore::new(MAX_CONNECTIONS),
+        places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         tell,
     });
     let mut tasks = tokio::task::JoinSet::new();
@@ -143,7 +143,6 @@ impl<G: Guest> Shared<G> {
 }
 
 fn into_async(stream: std::os::unix::net::UnixStream) -> io::Result<UnixStream> {
-    stream.set_read_timeout(None)?;
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
 }
@@ -152,10 +151,9 @@ fn into_async(stream: std::os::unix::net::UnixStream) -> io::Result<UnixStream> 
 async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Place) {
     loop {
         // Whoever comes when all are taken waits in the backlog.
-        let Ok(place) = shared.places.acquire().await else {
+        let Ok(place) = Arc::clone(&shared.places).acquire_owned().await else {
             return;
         };
-        place.forget();
         match listener.accept().await {
             Ok(program) => {
                 let shared = Arc::clone(&shared);
@@ -164,11 +162,10 @@ async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Pl
                     if let Err(words) = shared.carry(program, request).await {
                         shared.told(words).await;
                     }
-                    shared.places.add_permits(1);
+                    drop(place);
                 });
             }
             Err(error) => {
-                shared.places.add_permits(1);
                 shared
                     .told(format!("cannot accept a connection: {error}"))
                     .await;
@@ -227,7 +224,8 @@ async fn serve_guest<G: Guest>(shared: Arc<Shared<G>>, mut listening: Listening,
     }
 }
 
-/// Take everybody that the agent tells of: why it does not any more.
+/// Take everybody that the agent tells of: why it does not any more. Of a caller that has no place yet, the frame is not taken: a guest that never
+/// ends telling of callers fills its own connection.
 async fn take_callers<G: Guest>(
     shared: &Arc<Shared<G>>,
     listening: &mut Listening,
@@ -235,42 +233,27 @@ async fn take_callers<G: Guest>(
 ) -> String {
     let (leave, mut left) = mpsc::channel::<u32>(MAX_CONNECTIONS);
     loop {
-        while listening.decoder.has_frame() {
-            let number = match listening.decoder.next_frame() {
-                Ok(Some((_, Frame::Forward(Message::Caller { number })))) => number,
-                Ok(Some((_, Frame::Error(report)))) => {
-                    return crate::guest::printable(&report.message);
-                }
-                Ok(_) => return "the guest's agent broke the protocol".to_owned(),
-                Err(error) => return error.to_string(),
-            };
-            let (shared, leave, to) = (Arc::clone(shared), leave.clone(), to.clone());
-            let request = Message::Take {
-                key: listening.key,
-                number,
-            };
-            tokio::spawn(async move {
-                let Ok(_place) = shared.places.acquire().await else {
-                    return;
-                };
-                match LocalStream::connect(&to).await {
-                    Ok(program) => {
-                        if let Err(words) = shared.carry(program, request).await {
-                            shared.told(words).await;
-                        }
-                    }
-                    Err(error) => {
-                        let _ = leave.send(number).await;
-                        let to = specification::words(&to);
-                        shared
-                            .told(format!("cannot connect to {to}: {error}"))
-                            .await;
-                    }
-                }
-            });
-        }
+        let has_frame = listening.decoder.has_frame();
         tokio::select! {
-            received = listening.stream.read(listening.decoder.space()) => match received {
+            place = Arc::clone(&shared.places).acquire_owned(), if has_frame => {
+                let Ok(place) = place else {
+                    return "this process ends".to_owned();
+                };
+                let number = match next_caller(&mut listening.decoder) {
+                    Ok(number) => number,
+                    Err(words) => return words,
+                };
+                let request = Message::Take {
+                    key: listening.key,
+                    number,
+                };
+                let taken = take(Arc::clone(shared), to.clone(), request, number, leave.clone());
+                tokio::spawn(async move {
+                    taken.await;
+                    drop(place);
+                });
+            }
+            received = listening.stream.read(listening.decoder.space()), if !has_frame => match received {
                 Ok(0) => return "the connection was closed".to_owned(),
                 Ok(count) => listening.decoder.advance(count),
                 Err(error) => return error.to_string(),
@@ -285,6 +268,39 @@ async fn take_callers<G: Guest>(
                     return error.to_string();
                 }
             }
+        }
+    }
+}
+
+/// Who has connected, or why the agent listens no more.
+fn next_caller(decoder: &mut Decoder) -> Result<u32, String> {
+    match decoder.next_frame() {
+        Ok(Some((_, Frame::Forward(Message::Caller { number })))) => Ok(number),
+        Ok(Some((_, Frame::Error(report)))) => Err(crate::guest::printable(&report.message)),
+        Ok(_) => Err("the guest's agent broke the protocol".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Carry a caller's bytes, or have it leave if the program of the host is not there.
+async fn take<G: Guest>(
+    shared: Arc<Shared<G>>,
+    to: Place,
+    request: Message,
+    number: u32,
+    leave: mpsc::Sender<u32>,
+) {
+    match LocalStream::connect(&to).await {
+        Ok(program) => {
+            if let Err(words) = shared.carry(program, request).await {
+                shared.told(words).await;
+            }
+        }
+        Err(error) => {
+            let _ = leave.send(number).await;
+            let to = specification::words(&to);
+            let words = format!("cannot connect to {to}: {error}");
+            shared.told(words).await;
         }
     }
 }

@@ -6,10 +6,13 @@
 mod access;
 mod connect;
 mod secret_change;
+mod timed;
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use wire::agent::{
     AGENT_AWAY, CONNECTION_CHANNEL, DecodeError, Decoder, ErrorKind, ErrorReport, Frame, Hello,
@@ -20,6 +23,7 @@ pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
 pub(crate) use secret_change::across_secret_change;
+pub(crate) use timed::{Deadline, Timed};
 
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -108,19 +112,32 @@ pub(crate) fn printable(message: &str) -> String {
 /// A connection to the agent, and what it brought.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// The stream. Its reads time out after [`ANSWER_TIMEOUT`] until [`Connection::wait_without_limit`].
+    /// The stream.
     pub(crate) stream: UnixStream,
     /// What was received and not taken yet.
     pub(crate) decoder: Decoder,
     /// What the agent said of itself; its texts are the guest's and are to be shown through [`printable`].
     pub(crate) hello: Hello,
+    /// Until when the agent may speak and listen.
+    deadline: Option<Deadline>,
 }
 
 impl Connection {
     /// Reach the agent of the guest behind this host socket, and make sure that it can do what `capability` stands for.
+    /// All of it, what is asked included, within [`ANSWER_TIMEOUT`], unless another time is set.
     pub(crate) fn open(host_socket: &Path, capability: &str) -> Result<Connection, GuestError> {
+        Connection::open_within(host_socket, capability, ANSWER_TIMEOUT)
+    }
+
+    /// The same within so long.
+    pub(crate) fn open_within(
+        host_socket: &Path,
+        capability: &str,
+        patience: Duration,
+    ) -> Result<Connection, GuestError> {
+        let deadline = Deadline::after(patience);
         let connection = across_secret_change(
-            || Connection::greet(connect(host_socket)?),
+            || Connection::greet(connect(host_socket, deadline)?, deadline),
             GuestError::is_secret_change,
         )?;
         if !connection.hello.can(capability) {
@@ -133,18 +150,18 @@ impl Connection {
     }
 
     /// Say hello on a stream that reaches an agent.
-    fn greet(stream: UnixStream) -> Result<Connection, GuestError> {
+    fn greet(stream: UnixStream, deadline: Deadline) -> Result<Connection, GuestError> {
         let ours = Hello::new(concat!("ringdown ", env!("CARGO_PKG_VERSION")));
         let mut connection = Connection {
             stream,
             decoder: Decoder::new(),
             hello: Hello::new(""),
+            deadline: Some(deadline),
         };
         let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
         connection
-            .stream
-            .write_all(&bytes)
-            .map_err(|error| GuestError::Broken(error.to_string()))?;
+            .write(&bytes)
+            .map_err(|error| no_answer(error, Some(deadline)))?;
         connection.hello = match connection.next_frame()? {
             Frame::Hello(hello) => hello,
             _ => {
@@ -174,11 +191,19 @@ impl Connection {
 
     /// Send frames that have been encoded. If the agent refused before, what it said is the failure.
     pub(crate) fn say(&mut self, frames: &[u8]) -> Result<(), GuestError> {
-        let written = self.stream.write_all(frames);
+        let deadline = self.deadline;
+        let written = self.write(frames);
         written.map_err(|error| match self.next_frame() {
             Err(GuestError::Agent(report)) => GuestError::Agent(report),
-            _ => GuestError::Broken(error.to_string()),
+            _ => no_answer(error, deadline),
         })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match timed(&self.stream, self.deadline) {
+            Some(mut timed) => timed.write_all(bytes),
+            None => self.stream.write_all(bytes),
+        }
     }
 
     /// The next frame. What the agent says about a failure is the failure.
@@ -193,15 +218,19 @@ impl Connection {
         }
     }
 
-    /// From here on the other side may be silent for as long as it likes.
-    pub(crate) fn wait_without_limit(&self) -> io::Result<()> {
-        self.stream.set_read_timeout(None)
+    /// From here on the other side has so long, or as long as it likes.
+    pub(crate) fn wait_for(&mut self, patience: Option<Duration>) {
+        self.deadline = patience.map(Deadline::after);
     }
 
     /// Receive what is there, at least one byte.
     pub(crate) fn receive(&mut self) -> Result<(), GuestError> {
         loop {
-            match self.stream.read(self.decoder.space()) {
+            let received = match timed(&self.stream, self.deadline) {
+                Some(mut timed) => timed.read(self.decoder.space()),
+                None => self.stream.read(self.decoder.space()),
+            };
+            match received {
                 Ok(0) if self.decoder.is_inside_frame() => {
                     return Err(GuestError::Broken("it ended inside a frame".to_owned()));
                 }
@@ -211,10 +240,18 @@ impl Connection {
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(no_answer(error)),
+                Err(error) => return Err(no_answer(error, self.deadline)),
             }
         }
     }
+}
+
+/// The stream until the deadline, if there is one.
+fn timed(stream: &UnixStream, deadline: Option<Deadline>) -> Option<Timed<'_>> {
+    deadline.map(|deadline| Timed {
+        socket: stream.as_fd(),
+        deadline: deadline.at,
+    })
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@ pub mod stats;
 pub mod time;
 
 use std::path::Path;
+use std::time::Duration;
 
 use wire::agent::job::{Answer, Ask};
 use wire::agent::{Frame, OPERATION_CHANNEL};
 
-use crate::guest::{Connection, GuestError};
+use crate::guest::{ANSWER_TIMEOUT, Connection, GuestError};
 
 /// A connection on which one job was asked for.
 #[derive(Debug)]
@@ -24,8 +25,17 @@ pub(crate) struct Job {
 impl Job {
     /// Ask the agent behind this host socket.
     pub(crate) fn ask(host_socket: &Path, ask: Ask) -> Result<Job, GuestError> {
+        Job::ask_within(host_socket, ask, ANSWER_TIMEOUT)
+    }
+
+    /// The same; the answer has to be there within so long.
+    pub(crate) fn ask_within(
+        host_socket: &Path,
+        ask: Ask,
+        patience: Duration,
+    ) -> Result<Job, GuestError> {
         let mut job = Job {
-            connection: Connection::open(host_socket, ask.capability())?,
+            connection: Connection::open_within(host_socket, ask.capability(), patience)?,
         };
         job.say(ask)?;
         Ok(job)
@@ -45,10 +55,9 @@ impl Job {
         }
     }
 
-    /// From here on the agent may be silent for as long as it likes.
-    pub(crate) fn wait_without_limit(&self) -> Result<(), GuestError> {
-        let result = self.connection.wait_without_limit();
-        result.map_err(|error| GuestError::Broken(error.to_string()))
+    /// From here on the agent has so long, or as long as it likes.
+    pub(crate) fn wait_for(&mut self, patience: Option<Duration>) {
+        self.connection.wait_for(patience);
     }
 }
 

@@ -41,8 +41,7 @@ const OUT_LEN: usize = FLUSH_LEN + HEADER_LEN + MAX_MESSAGE_LEN + CHUNK_HEADER_L
 /// How much is read beyond the end of a chunk, in bytes: the next header, and little of what would have to be copied.
 const READ_AHEAD: usize = 4096;
 
-/// The most messages that are kept while something else is waited for: the receiver says at most one thing of each entry in the window, and of
-/// a directory what is in it in messages of which one is taken at a time.
+/// The most messages that are kept while something else is waited for: the receiver says few things of each entry in the window.
 const MAX_PENDING: usize = 4 * WINDOW;
 
 /// A connection to the other side, between hello and the end.
@@ -179,6 +178,8 @@ impl Channel {
             return Ok(Some(message));
         }
         loop {
+            // Also of a side that never stops talking.
+            self.check_cancelled()?;
             while !self.decoder.has_frame() {
                 if !self.receive()? {
                     return Ok(None);
@@ -243,7 +244,9 @@ impl Channel {
     fn take_in(&mut self) -> Result<(), Stop> {
         let mut messages = std::mem::take(&mut self.pending);
         while let Some(message) = self.try_message()? {
-            if messages.len() >= MAX_PENDING {
+            // A listing is asked for by the last message before a wait, and so when nothing is left to be sent.
+            let is_listing = matches!(message, Message::Listing(_));
+            if messages.len() >= MAX_PENDING || is_listing {
                 return Err(Stop::protocol("more was said than there is to be said"));
             }
             messages.push_back(message);

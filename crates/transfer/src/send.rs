@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use wire::agent::transfer::{
-    File, Listed, MAX_DEPTH, MAX_DIRECTORY_ENTRIES, MAX_PATH_LEN, Message, Metadata, Options,
-    Position, Totals, WINDOW, reason,
+    File, Listed, MAX_DEPTH, MAX_PATH_LEN, Message, Metadata, Options, Position, Totals, WINDOW,
+    reason,
 };
 
 use crate::channel::Channel;
@@ -70,7 +70,7 @@ pub fn send(
 struct Level {
     directory: OwnedFd,
     entries: std::vec::IntoIter<Found>,
-    /// What the receiver has in it, in the order of names, if only what differs is sent.
+    /// What the receiver has of it, in the order of names, if only what differs is sent.
     theirs: Vec<Listed>,
 }
 
@@ -80,6 +80,8 @@ struct InFlight {
     position: Position,
     path: Vec<u8>,
     arrival: Option<Arrival>,
+    /// The receiver has said that it failed, which it says once.
+    has_failed: bool,
 }
 
 /// What the receiver has said and somebody waits for.
@@ -87,8 +89,6 @@ struct InFlight {
 struct Heard {
     proceed: bool,
     have: Option<u64>,
-    listing: Vec<Listed>,
-    listing_complete: bool,
     finished: bool,
 }
 
@@ -324,7 +324,7 @@ impl Sender<'_> {
             false,
         )?;
         if self.options.sync.is_some() {
-            self.hear_listing()?;
+            self.hear_listing(|_| Ok(()))?;
         }
         self.begin(Message::Leave, Some(Arrival::Directory), true)?;
         self.path.pop();
@@ -376,6 +376,7 @@ impl Sender<'_> {
             position: self.position(complete),
             path,
             arrival,
+            has_failed: false,
         });
         self.channel.queue(message)
     }
@@ -453,17 +454,6 @@ impl Sender<'_> {
                 self.heard.have = Some(offset);
                 Ok(())
             }
-            Message::Listing(listed) if !self.heard.listing_complete => {
-                self.heard.listing.extend(listed);
-                if self.heard.listing.len() > MAX_DIRECTORY_ENTRIES {
-                    return Err(Stop::protocol("it listed more than a directory may have"));
-                }
-                Ok(())
-            }
-            Message::EndOfListing => {
-                self.heard.listing_complete = true;
-                Ok(())
-            }
             Message::Finished => {
                 self.heard.finished = true;
                 Ok(())
@@ -500,6 +490,9 @@ impl Sender<'_> {
                 "entry {entry} failed, which is not under way"
             )));
         };
+        if std::mem::replace(&mut failed.has_failed, true) {
+            return Err(Stop::protocol(format!("entry {entry} failed twice")));
+        }
         failed.arrival = None;
         self.observer.failed(&failed.path, why);
         if self.current == Some(entry) {

@@ -2,20 +2,29 @@
 //!
 //! The binary is static, so the C library's resolver is not there: a host is an address, `localhost`, or a name in `/etc/hosts`.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io::{
+    self,
+    ErrorKind::{ConnectionAborted, TimedOut},
+};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use wire::agent::forward::Place;
 
+use crate::stream::until;
 use crate::transport::listen_at_path;
 
-/// How long each address of a host may take to answer.
+/// How long a connection may take, over all addresses of its host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a UNIX socket with a full backlog is tried again: there is no event for room in it.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
 
 /// The most that is read of `/etc/hosts`, in bytes.
 const MAX_HOSTS_LEN: u64 = 1024 * 1024;
@@ -24,26 +33,109 @@ const MAX_HOSTS_LEN: u64 = 1024 * 1024;
 const MAX_ADDRESSES: usize = 8;
 
 /// Connect: a socket that does not block.
-pub(super) fn connect(place: &Place) -> io::Result<OwnedFd> {
-    let socket: OwnedFd = match place {
-        Place::Unix { path } => UnixStream::connect(path_of(path))?.into(),
+///
+/// # Errors
+/// The system's reason; `TimedOut`, and `ConnectionAborted` when the host, who waits for it, has gone.
+pub(super) fn connect(place: &Place, host: &OwnedFd) -> io::Result<OwnedFd> {
+    let attempt = Attempt {
+        host,
+        deadline: Instant::now() + CONNECT_TIMEOUT,
+    };
+    match place {
+        Place::Unix { path } => attempt.unix(&SocketAddrUnix::new(path_of(path))?),
         Place::Tcp { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
-            let addresses = addresses(host)?;
-            let connected = addresses.into_iter().find_map(|address| {
-                let address = SocketAddr::new(address, *port);
-                TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
-                    .map_err(|error| last = error)
-                    .ok()
-            });
-            let stream = connected.ok_or(last)?;
-            // What comes was put together by the program that sent it: Nagle's wait would only add to the line's.
-            let _ = stream.set_nodelay(true);
-            stream.into()
+            for address in addresses(host)? {
+                match attempt.tcp(SocketAddr::new(address, *port)) {
+                    Ok(socket) => {
+                        // What comes was put together by the program that sent it: Nagle's wait would only add to the line's.
+                        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+                        return Ok(socket);
+                    }
+                    Err(error) if is_final(&error) => return Err(error),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
         }
-    };
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    Ok(socket)
+    }
+}
+
+/// There is no time left for another address, or no use.
+fn is_final(error: &io::Error) -> bool {
+    let is_of_system = error.raw_os_error().is_some();
+    !is_of_system && matches!(error.kind(), TimedOut | ConnectionAborted)
+}
+
+/// Connecting for a host until a deadline.
+struct Attempt<'a> {
+    host: &'a OwnedFd,
+    deadline: Instant,
+}
+
+impl Attempt<'_> {
+    fn unix(&self, address: &SocketAddrUnix) -> io::Result<OwnedFd> {
+        let socket = new_socket(AddressFamily::UNIX)?;
+        loop {
+            match rustix::net::connect(&socket, address) {
+                Ok(()) => return Ok(socket),
+                Err(Errno::AGAIN) => {
+                    let pause = self.deadline.min(Instant::now() + BACKLOG_PAUSE);
+                    self.wait(None, pause)?;
+                    if Instant::now() >= self.deadline {
+                        return Err(timed_out());
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn tcp(&self, address: SocketAddr) -> io::Result<OwnedFd> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = new_socket(family)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !self.wait(Some(&socket), self.deadline)? {
+            return Err(timed_out());
+        }
+        rustix::net::sockopt::socket_error(&socket)??;
+        Ok(socket)
+    }
+
+    /// Waits until then for a socket to be connected: whether it is. The host's end is an error; what it says stays for the program.
+    fn wait(&self, wanted: Option<&OwnedFd>, until_then: Instant) -> io::Result<bool> {
+        let mut polled = vec![PollFd::new(self.host, PollFlags::RDHUP)];
+        polled.extend(wanted.map(|socket| PollFd::new(socket, PollFlags::OUT)));
+        loop {
+            match poll(&mut polled, Some(&until(until_then))) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if !polled[0].revents().is_empty() => {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                Ok(0) if Instant::now() < until_then => {}
+                Ok(count) => return Ok(count > 0),
+            }
+        }
+    }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+fn timed_out() -> io::Error {
+    let words = format!("no answer within {} s", CONNECT_TIMEOUT.as_secs());
+    io::Error::new(TimedOut, words)
 }
 
 /// Listen: a socket that does not block, and where it listens.
@@ -126,6 +218,24 @@ fn named(hosts: &str, name: &str) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_backlog_is_given_up_at_the_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("hung");
+        let hung = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&hung, 0).unwrap();
+        let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let (host, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let attempt = Attempt {
+            host: &host.into(),
+            deadline: Instant::now(),
+        };
+        let error = attempt
+            .unix(&SocketAddrUnix::new(&path).unwrap())
+            .unwrap_err();
+        assert!(is_final(&error), "{error}");
+    }
 
     #[test]
     fn names_are_looked_up_as_the_file_says() {

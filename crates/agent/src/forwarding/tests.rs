@@ -290,3 +290,35 @@ fn there_are_as_many_connections_as_the_limit_says() {
     let mut another = Host::ask(&options, Message::Dial(loopback(port)));
     assert_eq!(another.answer(), Ok(Message::Connected));
 }
+
+/// A program that accepts nothing, whose backlog is full.
+#[test]
+fn a_host_that_goes_while_it_waits_gives_its_place_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hung");
+    let hung = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&hung, 0).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let path = path.into_os_string().into_encoded_bytes();
+    let options = Options::new();
+    let others = Share::take(
+        &options.forwarding.connections,
+        MAX_CONNECTIONS - 1,
+        MAX_CONNECTIONS,
+    );
+    let host = Host::ask(&options, Message::Dial(Place::Unix { path }));
+    let taken = || {
+        options
+            .forwarding
+            .connections
+            .load(std::sync::atomic::Ordering::Acquire)
+    };
+    while taken() < MAX_CONNECTIONS {
+        thread::yield_now();
+    }
+    drop(host);
+    while taken() == MAX_CONNECTIONS {
+        thread::yield_now();
+    }
+    drop(others);
+}

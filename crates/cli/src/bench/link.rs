@@ -11,7 +11,7 @@ use wire::agent::{
 };
 
 use super::{BenchError, Party, STALL_TIMEOUT};
-use crate::guest::{ANSWER_TIMEOUT, across_secret_change, connect, printable};
+use crate::guest::{ANSWER_TIMEOUT, Deadline, across_secret_change, connect, printable};
 
 /// How long one call of the system may wait before the stream looks whether it is enough.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ impl Link {
 
     fn reach(party: &Party) -> Result<Link, BenchError> {
         let vm = party.name.clone();
-        let stream = match connect(&party.host_socket) {
+        let stream = match connect(&party.host_socket, Deadline::after(ANSWER_TIMEOUT)) {
             Ok(stream) => stream,
             Err(source) => return Err(BenchError::Connect { vm, source }),
         };

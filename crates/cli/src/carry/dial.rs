@@ -1,6 +1,6 @@
 //! Connecting a program's socket to a port of a VM, by the host socket of that VM.
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::thread;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketAddrUnix};
+use rustix::net::{SendFlags, Shutdown, SocketAddrUnix};
 
-use crate::guest::{access_remedy, printable, read_line};
+use crate::guest::{Timed, access_remedy, printable, read_line};
 
 /// How long to wait before a non-blocking socket knocks again at a host socket whose backlog is full: there is no event for that.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
@@ -105,7 +105,7 @@ fn ask(socket: BorrowedFd<'_>, port: u32, deadline: Instant) -> Result<u32, Dial
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // A socket that was just connected has room for a line.
     rustix::net::send(socket, request.as_bytes(), flags)?;
-    let answer = read_line(&mut Answer { socket, deadline }).map_err(|error| {
+    let answer = read_line(&mut Timed { socket, deadline }).map_err(|error| {
         match (error.kind(), Errno::from_io_error(&error)) {
             (io::ErrorKind::TimedOut, _) => DialError::TimedOut,
             (_, Some(errno)) => DialError::System(errno),
@@ -121,33 +121,6 @@ fn ask(socket: BorrowedFd<'_>, port: u32, deadline: Instant) -> Result<u32, Dial
         _ => Err(DialError::Refused(format!(
             "an unexpected answer: {answer:?}"
         ))),
-    }
-}
-
-/// What comes from the socket until the deadline, whether it blocks or not.
-struct Answer<'a> {
-    socket: BorrowedFd<'a>,
-    deadline: Instant,
-}
-
-impl Read for Answer<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match rustix::net::recv(self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN) => self.wait()?,
-                Err(errno) => return Err(errno.into()),
-                Ok((count, _)) => return Ok(count),
-            }
-        }
-    }
-}
-
-impl Answer<'_> {
-    fn wait(&self) -> io::Result<()> {
-        let left = left(self.deadline).map_err(|_| io::ErrorKind::TimedOut)?;
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left))?;
-        Ok(())
     }
 }
 

@@ -5,8 +5,8 @@
 //! VMM has a vsock device of its own its agent, and whether the VMM's socket is served: there an agent that stays away counts.
 
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{LineKind, VmState, VmStatus};
@@ -32,9 +32,6 @@ const UNPLUGGED: Duration = Duration::from_secs(3);
 
 /// For how long the agent of a VM that runs is waited for.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How many guests are waited for at once.
-const MAX_THREADS: usize = 64;
 
 /// `ringdown shutdown`.
 ///
@@ -82,6 +79,9 @@ pub fn suspend(client: &Client, options: &Suspend) -> Result<(), Failure> {
     order.give(client, &options.name)
 }
 
+/// How a VM is looked at.
+type Find<'a> = &'a dyn Fn(&str) -> Result<Option<VmStatus>, Failure>;
+
 /// What is to become of a guest.
 struct Order {
     action: Power,
@@ -105,7 +105,7 @@ impl Order {
             let patience = CALL_PATIENCE.min(self.timeout);
             vm = client.wait_ready(name, patience).unwrap_or(vm);
         }
-        match self.carry_out(client, &vm) {
+        match self.carry_out(&|name| client.find(name), &vm) {
             Outcome::Done(words) => print(&format!("{}: {words}\n", vm.full_name())),
             Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
                 print(&format!("{}: {words}\n", vm.full_name()))
@@ -116,7 +116,7 @@ impl Order {
         }
     }
 
-    fn carry_out(&self, client: &Client, before: &VmStatus) -> Outcome {
+    fn carry_out(&self, find: Find<'_>, before: &VmStatus) -> Outcome {
         match before.state {
             VmState::Ready => {}
             VmState::Waiting => return Outcome::LeftAlone("is off: no VMM is attached".to_owned()),
@@ -126,11 +126,11 @@ impl Order {
             }
         }
         let begun = Instant::now();
-        let mut underway = match ask(&before.host, self.action, self.force_after()) {
+        let mut underway = match ask(&before.host, self.action, self.force_after(), self.timeout) {
             Ok(underway) => underway,
             Err(error) => return Outcome::Failed(error.to_string()),
         };
-        match self.wait(client, before, &mut underway, begun) {
+        match self.wait(find, before, &mut underway, begun) {
             Ok(true) => Outcome::Done(format!(
                 "{} after {:.1} s",
                 self.done(),
@@ -170,7 +170,7 @@ impl Order {
     /// Whether it was done in time.
     fn wait(
         &self,
-        client: &Client,
+        find: Find<'_>,
         before: &VmStatus,
         underway: &mut Underway,
         begun: Instant,
@@ -191,7 +191,7 @@ impl Order {
                 }
                 continue;
             }
-            let now = match client.find(&name).map_err(|failure| failure.to_string())? {
+            let now = match find(&name).map_err(|failure| failure.to_string())? {
                 Some(now) => now,
                 None => return Ok(true),
             };
@@ -232,31 +232,63 @@ impl Order {
     }
 }
 
-/// Give the order to every VM at once, and say of each what became of it.
-fn all(client: &Client, order: &Order) -> Result<(), Failure> {
-    let vms = client.list()?.vms;
+/// What the daemon says of all VMs, however many wait for it.
+struct Lines<'a> {
+    client: &'a Client,
+    seen: Mutex<Option<(Instant, Vec<VmStatus>)>>,
+}
+
+impl Lines<'_> {
+    /// A VM as it was a moment ago.
+    fn find(&self, name: &str) -> Result<Option<VmStatus>, Failure> {
+        // What is there is whole at every moment.
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.as_ref().is_none_or(|(at, _)| at.elapsed() >= LOOK) {
+            *seen = Some((Instant::now(), self.client.list()?.vms));
+        }
+        let all = seen.iter().flat_map(|(_, vms)| vms);
+        Ok(all.into_iter().find(|vm| vm.full_name() == name).cloned())
+    }
+}
+
+/// Do this for all at once: a guest that takes its time holds up no other. Where the system has no more threads, those that there are take turns.
+fn at_once<T: Sync>(all: &[T], each: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
-    let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
     let work = || {
-        while let Some(vm) = vms.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let words = match order.carry_out(client, vm) {
-                Outcome::Done(words) | Outcome::LeftAlone(words) => words,
-                Outcome::Failed(words) => {
-                    failures.fetch_add(1, Ordering::Relaxed);
-                    words
-                }
-            };
-            let result = print(&format!("{}: {words}\n", vm.full_name()));
-            if let Ok(mut printed) = printed.lock() {
-                if printed.is_ok() {
-                    *printed = result;
-                }
-            }
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            each(one);
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..vms.len().min(MAX_THREADS) {
-            scope.spawn(work);
+        for _ in 1..all.len() {
+            let thread = std::thread::Builder::new().name("guest".into());
+            if thread.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+}
+
+/// Give the order to every VM at once, and say of each what became of it.
+fn all(client: &Client, order: &Order) -> Result<(), Failure> {
+    let vms = client.list()?.vms;
+    let seen = Mutex::default();
+    let lines = Lines { client, seen };
+    let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
+    at_once(&vms, |vm| {
+        let words = match order.carry_out(&|name| lines.find(name), vm) {
+            Outcome::Done(words) | Outcome::LeftAlone(words) => words,
+            Outcome::Failed(words) => {
+                failures.fetch_add(1, Ordering::Relaxed);
+                words
+            }
+        };
+        let result = print(&format!("{}: {words}\n", vm.full_name()));
+        if let Ok(mut printed) = printed.lock() {
+            if printed.is_ok() {
+                *printed = result;
+            }
         }
     });
     match failures.into_inner() {
@@ -271,6 +303,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn as_many_guests_as_there_may_be_are_asked_at_once() {
+        let all = vec![(); config::MAX_VMS];
+        let met = std::sync::Barrier::new(all.len());
+        at_once(&all, |()| {
+            met.wait();
+        });
+    }
 
     fn vm(kind: &str, state: &str, boot: Option<&str>) -> VmStatus {
         let agent = boot.map(|boot| json!({ "software": "a", "hostname": "h", "boot_id": boot }));

@@ -36,9 +36,7 @@ pub(super) fn run(
     local: Local,
 ) -> Result<u8, ExecError> {
     start(&mut connection, options, &local)?;
-    connection
-        .wait_without_limit()
-        .map_err(local_error("wait for the guest without a limit"))?;
+    connection.wait_for(None);
     let status = Running::new(connection, options, local)?.carry()?;
     Ok(match status {
         ExitStatus::Code(code) => code,

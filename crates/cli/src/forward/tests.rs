@@ -231,3 +231,54 @@ fn what_a_program_said_before_it_broke_off_still_arrives_and_is_no_end() {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     assert!(received == answer, "{} bytes", received.len());
 }
+
+/// A guest that has no host socket any more.
+struct Gone;
+
+impl Guest for Gone {
+    fn host_socket(&self, _: Duration) -> Result<PathBuf, String> {
+        Err("it is gone".to_owned())
+    }
+}
+
+#[tokio::test]
+async fn callers_without_end_have_a_place_before_they_cost_anything() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("program");
+    let program = tokio::net::UnixListener::bind(&path).unwrap();
+    let path = path.into_os_string().into_encoded_bytes();
+    let (tell, mut told) = mpsc::channel(1);
+    let shared = Arc::new(Shared {
+        guest: Gone,
+        places: Arc::new(Semaphore::new(1)),
+        tell,
+    });
+    let (near, mut agent) = tokio::net::UnixStream::pair().unwrap();
+    let callers = 1000;
+    let mut frames = Vec::new();
+    for number in 0..callers {
+        let caller = Frame::Forward(Message::Caller { number });
+        caller.encode(OPERATION_CHANNEL, &mut frames).unwrap();
+    }
+    agent.write_all(&frames).await.unwrap();
+    let taking = tokio::spawn(async move {
+        let (decoder, key) = (Decoder::new(), [0; 16]);
+        let mut listening = Listening {
+            stream: near,
+            decoder,
+            key,
+        };
+        take_callers(&shared, &mut listening, &Place::Unix { path }).await
+    });
+    for _ in 0..callers {
+        program.accept().await.unwrap();
+        // The one that takes them, and the one that was taken, which is about to give its place back.
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
+        assert!(tasks <= 2, "{tasks}");
+        assert_eq!(told.recv().await.unwrap(), "it is gone");
+    }
+    drop(agent);
+    assert_eq!(taking.await.unwrap(), "the connection was closed");
+}

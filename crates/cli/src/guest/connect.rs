@@ -1,40 +1,43 @@
 //! The handshake of a host socket: `CONNECT <port>`, then `OK <host port>` or `ERR <reason>`.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::agent::PORT;
 
-use super::{GuestError, printable};
+use super::{Deadline, GuestError, Timed, printable};
 use crate::unix;
 
-/// How long the daemon and the guest may take to answer, each time. A guest without KVM on a busy machine is slow.
+/// How long the daemon and the guest may take, from the connection to the answer. A guest without KVM on a busy machine is slow.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest answer, in bytes.
 const MAX_ANSWER_LEN: usize = 1024;
 
-/// A connection to the agent of the guest behind this host socket. Its reads time out after [`ANSWER_TIMEOUT`].
-pub(crate) fn connect(path: &Path) -> Result<UnixStream, GuestError> {
+/// A connection to the agent of the guest behind this host socket.
+pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<UnixStream, GuestError> {
     let failed = |source| GuestError::Connect {
         path: path.to_owned(),
         source,
     };
-    let mut stream = unix::connect(path, ANSWER_TIMEOUT).map_err(|source| match source.kind() {
+    let left = deadline.at.saturating_duration_since(Instant::now());
+    let stream = unix::connect(path, left).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => GuestError::Denied {
             path: path.to_owned(),
         },
         _ => failed(source),
     })?;
-    stream
-        .set_read_timeout(Some(ANSWER_TIMEOUT))
-        .map_err(failed)?;
-    stream
+    let mut timed = Timed {
+        socket: stream.as_fd(),
+        deadline: deadline.at,
+    };
+    timed
         .write_all(format!("CONNECT {PORT}\n").as_bytes())
         .map_err(failed)?;
-    let answer = read_line(&mut stream).map_err(no_answer)?;
+    let answer = read_line(&mut timed).map_err(|error| no_answer(error, Some(deadline)))?;
     match answer.split_once(' ').unwrap_or((&answer, "")) {
         ("OK", port) if port.parse::<u32>().is_ok() => Ok(stream),
         ("ERR", reason) => Err(GuestError::Refused {
@@ -49,10 +52,10 @@ pub(crate) fn connect(path: &Path) -> Result<UnixStream, GuestError> {
 }
 
 /// What a failed read says about the other side.
-pub(super) fn no_answer(error: io::Error) -> GuestError {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => GuestError::NoAnswer {
-            seconds: ANSWER_TIMEOUT.as_secs(),
+pub(super) fn no_answer(error: io::Error, deadline: Option<Deadline>) -> GuestError {
+    match (error.kind(), deadline) {
+        (io::ErrorKind::TimedOut, Some(deadline)) => GuestError::NoAnswer {
+            seconds: deadline.patience.as_secs(),
         },
         _ => GuestError::Broken(error.to_string()),
     }

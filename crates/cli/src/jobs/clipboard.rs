@@ -1,6 +1,5 @@
 //! The clipboard of a guest's desktop, and locking its screen.
 
-use std::io::Write;
 use std::path::Path;
 
 use wire::agent::job::{Answer, Ask, MAX_CLIPBOARD_LEN};
@@ -50,13 +49,10 @@ pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
         Frame::Data { stream, bytes }.encode(OPERATION_CHANNEL, &mut frames)?;
     }
     let mut job = Job::ask(host_socket, Ask::ClipboardSet { len })?;
-    // If the agent refuses meanwhile, its answer says why writing failed.
-    let written = job.connection.stream.write_all(&frames);
-    match (job.answer(), written) {
-        (Ok(Answer::Done), Ok(())) => Ok(()),
-        (Ok(other), Ok(())) => Err(unexpected(&other)),
-        (Err(error), _) => Err(error),
-        (Ok(_), Err(error)) => Err(GuestError::Broken(error.to_string())),
+    job.connection.say(&frames)?;
+    match job.answer()? {
+        Answer::Done => Ok(()),
+        other => Err(unexpected(&other)),
     }
 }
 

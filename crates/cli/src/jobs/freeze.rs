@@ -30,8 +30,7 @@ pub fn thaw(host_socket: &Path) -> Result<Vec<String>, GuestError> {
 
 fn file_systems(host_socket: &Path, ask: Ask) -> Result<Vec<String>, GuestError> {
     let mut job = Job::ask(host_socket, ask)?;
-    let patience = job.connection.stream.set_read_timeout(Some(ANSWER_TIMEOUT));
-    patience.map_err(|error| GuestError::Broken(error.to_string()))?;
+    job.wait_for(Some(ANSWER_TIMEOUT));
     match job.answer()? {
         Answer::FileSystems(mounts) => {
             let shown = mounts

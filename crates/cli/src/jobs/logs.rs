@@ -120,8 +120,7 @@ fn follow(
 ) -> Result<(), (LogError, bool)> {
     let mut job =
         Job::ask(host_socket, Ask::Logs(request.clone())).map_err(|error| (error.into(), false))?;
-    job.wait_without_limit()
-        .map_err(|error| (error.into(), false))?;
+    job.wait_for(None);
     if std::mem::take(is_broken) {
         notes("reconnected to the guest; continuing");
     }

@@ -1,12 +1,13 @@
 //! Asking a guest to shut down, to start again or to sleep.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use wire::agent::job::{Answer, Ask, Power};
 
 use super::{Job, unexpected};
-use crate::guest::{GuestError, printable};
+use crate::guest::{ANSWER_TIMEOUT, Deadline, GuestError, Timed, printable};
 
 /// What the agent has said, and where more may come from.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct Underway {
     job: Option<Job>,
 }
 
-/// Ask. What comes of it is heard by [`Underway::listen`]: a guest may be gone before its answer is here, and behind a serial port it takes a
+/// Ask, within so long. What comes of it is heard by [`Underway::listen`]: a guest may be gone before its answer is here, and behind a serial port it takes a
 /// minute until its connection ends.
 ///
 /// # Errors
@@ -25,13 +26,14 @@ pub fn ask(
     host_socket: &Path,
     action: Power,
     force_after: Option<Duration>,
+    patience: Duration,
 ) -> Result<Underway, GuestError> {
     let milliseconds = |after: Duration| u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
     let ask = Ask::Power {
         action,
         force_after_ms: force_after.map(milliseconds),
     };
-    let job = Job::ask(host_socket, ask)?;
+    let job = Job::ask_within(host_socket, ask, patience.min(ANSWER_TIMEOUT))?;
     Ok(Underway {
         way: None,
         job: Some(job),
@@ -48,12 +50,9 @@ impl Underway {
             std::thread::sleep(time);
             return Ok(());
         };
-        if job.connection.stream.set_read_timeout(Some(time)).is_err() {
-            self.job = None;
-            return Ok(());
-        }
+        job.wait_for(Some(time));
         match job.answer() {
-            Ok(Answer::Power { way }) => {
+            Ok(Answer::Power { way }) if self.way.is_none() => {
                 self.way = Some(printable(&way));
                 Ok(())
             }
@@ -72,15 +71,19 @@ impl Underway {
 /// Whether an agent answers behind this host socket within so long.
 pub fn is_awake(host_socket: &Path, time: Duration) -> bool {
     use std::io::{Read, Write};
-    let Ok(mut stream) = crate::unix::connect(host_socket, time) else {
+    let deadline = Deadline::after(time).at;
+    let Ok(stream) = crate::unix::connect(host_socket, time) else {
         return false;
+    };
+    let mut stream = Timed {
+        socket: stream.as_fd(),
+        deadline,
     };
     let connect = format!("CONNECT {}\n", wire::agent::PORT);
     // The agent says hello as soon as it is called; its first byte behind the answer's line is enough.
     let mut heard = [0; 64];
     let mut lines = 0;
-    stream.set_read_timeout(Some(time)).is_ok()
-        && stream.write_all(connect.as_bytes()).is_ok()
+    stream.write_all(connect.as_bytes()).is_ok()
         && loop {
             match stream.read(&mut heard[..1]) {
                 Ok(1) if lines == 1 => break true,

@@ -7,10 +7,10 @@ use std::time::Duration;
 use wire::agent::job::{Answer, Ask, Disk, NetworkLink, Stats};
 
 use super::{Job, unexpected};
-use crate::guest::{GuestError, printable};
+use crate::guest::{ANSWER_TIMEOUT, GuestError, printable};
 use crate::size::show_bytes as bytes;
 
-/// Give `each` so many pairs of figures, each with those before it; 0 goes on without end. It says whether to go on.
+/// Give `each` so many pairs of figures, each with those before it; 0 goes on without end, and waits for a guest that is paused. It says whether to go on.
 ///
 /// # Errors
 /// [`GuestError`].
@@ -28,9 +28,9 @@ pub fn watch(
         count.saturating_add(1)
     };
     let mut job = Job::ask(host_socket, Ask::Stats { interval_ms, count })?;
-    job.wait_without_limit()?;
     let mut before: Option<Box<Stats>> = None;
     loop {
+        job.wait_for((count > 0).then(|| interval + ANSWER_TIMEOUT));
         match job.answer()? {
             Answer::Stats(stats) => {
                 if before.as_ref().is_some_and(|before| !each(before, &stats)) {

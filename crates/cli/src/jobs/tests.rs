@@ -363,3 +363,30 @@ fn the_clock_of_the_same_machine_is_not_off() {
     );
     assert_eq!(after, None);
 }
+
+/// An agent that begins a frame and goes on byte by byte, each time a moment later.
+#[test]
+fn an_agent_that_drips_its_answer_is_given_up_at_one_deadline() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let agent = thread::spawn(move || {
+        let mut host = listener.accept().unwrap().0;
+        let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
+        host.read_exact(&mut line).unwrap();
+        host.write_all(b"OK 1073741824\n").unwrap();
+        host.write_all(&[1, 0, 0, 0, 0, 16, 0, 0]).unwrap();
+        host.set_read_timeout(Some(Duration::from_millis(10)))
+            .unwrap();
+        while host.write_all(&[1]).is_ok() {
+            let _ = host.read(&mut [0; 100]);
+        }
+    });
+    let ask = Ask::Power {
+        action: wire::agent::job::Power::Shutdown,
+        force_after_ms: None,
+    };
+    let error = Job::ask_within(&path, ask, Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(error, GuestError::NoAnswer { .. }), "{error}");
+    agent.join().unwrap();
+}

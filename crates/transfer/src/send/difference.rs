@@ -1,7 +1,7 @@
 //! What differs between a directory here and the same one at the receiver.
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
-use wire::agent::transfer::{Listed, Message, What, check_name};
+use wire::agent::transfer::{Listed, MAX_DIRECTORY_ENTRIES, Message, What, check_name};
 
 use super::Sender;
 use crate::error::Stop;
@@ -9,45 +9,66 @@ use crate::file;
 use crate::observer::Arrival;
 use crate::walk::{Found, metadata};
 
+/// The most that is kept of one listing while it comes, in bytes. Behind its end only what is here too is.
+const MAX_LISTING_LEN: usize = 256 * 1024 * 1024;
+
 impl Sender<'_> {
-    /// What the receiver says about the directory that was entered, in the order of names.
-    pub(super) fn hear_listing(&mut self) -> Result<Vec<Listed>, Stop> {
-        self.heard.listing.clear();
-        self.heard.listing_complete = false;
-        self.wait_for(|heard| heard.listing_complete)?;
-        let mut listing = std::mem::take(&mut self.heard.listing);
-        listing.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        Ok(listing)
+    /// Takes in what the receiver lists of the directory that was entered.
+    pub(super) fn hear_listing(
+        &mut self,
+        mut each: impl FnMut(Listed) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let mut count = 0;
+        loop {
+            match self.channel.message()? {
+                Message::Listing(listed) => {
+                    count += listed.len();
+                    if count > MAX_DIRECTORY_ENTRIES {
+                        return Err(Stop::protocol("it listed more than a directory may have"));
+                    }
+                    listed.into_iter().try_for_each(&mut each)?;
+                }
+                Message::EndOfListing => return Ok(()),
+                other => self.hear(other)?,
+            }
+        }
     }
 
-    /// Hears what the receiver has in the directory that was entered, and says what is no more.
+    /// Hears what the receiver has in the directory that was entered, says what is no more, and keeps what is here too.
     pub(super) fn compare_names(
         &mut self,
         ours: &[Found],
         delete: bool,
     ) -> Result<Vec<Listed>, Stop> {
-        let mut theirs = self.hear_listing()?;
-        if !delete {
-            return Ok(theirs);
-        }
-        let is_gone = |listed: &Listed| {
-            match ours.binary_search_by(|found| found.name.cmp(&listed.name)) {
-                Err(_) => true,
+        let (mut theirs, mut gone) = (Vec::new(), Vec::new());
+        let mut len = 0;
+        self.hear_listing(|mut listed| {
+            let place = ours.binary_search_by(|found| found.name.cmp(&listed.name));
+            let here = place.ok().map(|place| ours[place].file_type);
+            if here != Some(FileType::Symlink) && matches!(listed.what, What::Symlink { .. }) {
+                listed.what = What::Other;
+            }
+            len += size_of::<Listed>() + listed.name.len();
+            if let What::Symlink { target } = &listed.what {
+                len += target.len();
+            }
+            let is_directory = listed.what == What::Directory;
+            match here {
                 // What is of another kind has to make room.
-                Ok(place) => {
-                    (ours[place].file_type == FileType::Directory)
-                        != (listed.what == What::Directory)
+                Some(here) if !delete || (here == FileType::Directory) == is_directory => {
+                    theirs.push(listed);
                 }
+                _ if delete => gone.push(listed.name),
+                _ => return Ok(()),
             }
-        };
-        let mut gone = Vec::new();
-        theirs.retain(|listed| {
-            let is_gone = is_gone(listed);
-            if is_gone {
-                gone.push(listed.name.clone());
+            match len > MAX_LISTING_LEN {
+                true => Err(Stop::protocol("it listed more than can be compared")),
+                false => Ok(()),
             }
-            !is_gone
-        });
+        })?;
+        theirs.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        theirs.dedup_by(|one, other| one.name == other.name);
+        theirs.shrink_to_fit();
         for name in gone {
             if check_name(&name).is_err() {
                 continue;

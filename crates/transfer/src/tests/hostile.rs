@@ -1,6 +1,7 @@
 //! Senders and receivers that break every rule.
 
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use wire::agent::transfer::{File, Listed, Message, Metadata, What};
 use wire::agent::{Frame, OPERATION_CHANNEL};
@@ -708,6 +709,36 @@ fn send_to(words: Vec<u8>, options: Options) -> Result<(), Stop> {
     result
 }
 
+/// What a receiver says that cannot put the first entry in place.
+fn failed_once() -> Vec<u8> {
+    raw(&Message::Failed {
+        entry: 1,
+        reason: "no".to_owned(),
+    })
+}
+
+/// Both sides, since what they never stop saying must not keep them from looking.
+#[test]
+fn who_never_stops_talking_does_not_keep_this_side_from_being_cancelled() {
+    let (one, mut other) = UnixStream::pair().unwrap();
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let mut channel = Channel::new(one.into(), Decoder::new(), Arc::clone(&cancelled)).unwrap();
+    let talking = thread::spawn(move || {
+        let alive = raw(&Message::Alive).repeat(1000);
+        // Many times what the socket holds: the other side takes it in.
+        for _ in 0..1000 {
+            if other.write_all(&alive).is_err() {
+                return;
+            }
+        }
+        cancelled.store(true, Ordering::Relaxed);
+        while other.write_all(&alive).is_ok() {}
+    });
+    assert!(matches!(channel.message(), Err(Stop::Cancelled)));
+    drop(channel);
+    talking.join().unwrap();
+}
+
 #[test]
 fn a_receiver_that_lies_is_left() {
     let proceed = || {
@@ -746,6 +777,15 @@ fn a_receiver_that_lies_is_left() {
                 raw(&Message::Done { entries: 0 }),
             ]
             .concat(),
+        ),
+        ("what failed fails again", failed_once().repeat(2)),
+        (
+            "a listing that nobody asked for",
+            raw(&Message::Listing(vec![listed.clone()])),
+        ),
+        (
+            "the end of a listing that nobody asked for",
+            raw(&Message::EndOfListing),
         ),
         ("finished too early", raw(&Message::Finished)),
         ("twice", proceed()),
