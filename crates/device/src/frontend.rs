@@ -30,7 +30,7 @@ use vhost::vhost_user::{
 };
 
 use crate::fault::NO_SHARED_MEMORY;
-use crate::socket::Listener;
+use crate::socket::{Listener, SocketFile};
 
 use request::Caller;
 pub(crate) use request::{
@@ -58,10 +58,13 @@ const FEATURES: u64 =
 #[derive(Debug)]
 pub(crate) struct Frontend {
     stop: Arc<OwnedFd>,
-    connection: Arc<Mutex<Option<UnixStream>>>,
-    /// Removes the socket file. The thread has a descriptor of its own.
-    _listener: Listener,
+    connection: Arc<Connection>,
+    /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
+    _file: SocketFile,
 }
+
+/// Another descriptor of the VMM's socket, by which the VMM is hung up on.
+type Connection = Mutex<Option<UnixStream>>;
 
 impl Frontend {
     pub(crate) fn spawn(
@@ -72,7 +75,7 @@ impl Frontend {
     ) -> io::Result<Frontend> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
-        let socket = listener.socket.try_clone()?;
+        let Listener { socket, file } = listener;
         let (thread_stop, thread_connection) = (Arc::clone(&stop), Arc::clone(&connection));
         let name = format!("vhost-{}", identity.vm);
         let caller = Caller { identity, mailbox };
@@ -83,7 +86,7 @@ impl Frontend {
         Ok(Frontend {
             stop,
             connection,
-            _listener: listener,
+            _file: file,
         })
     }
 }
@@ -91,20 +94,24 @@ impl Frontend {
 impl Drop for Frontend {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        let connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = &*connection {
+        let connection = self.connection.lock();
+        if let Some(stream) = &*connection.unwrap_or_else(PoisonError::into_inner) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
 
+/// Puts this in place of what was there, and returns that. It has to be dropped by a thread of the VMM's, and not under the lock, which the worker takes:
+/// to close a VMM's socket is to close all files that it sent and that were not received.
+fn replace(connection: &Connection, stream: Option<UnixStream>) -> Option<UnixStream> {
+    let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    std::mem::replace(&mut *connection, stream)
+}
+
 fn serve(
     listener: &OwnedFd,
     stop: &OwnedFd,
-    connection: &Mutex<Option<UnixStream>>,
+    connection: &Connection,
     caller: &Caller,
     model: &Model,
 ) {
@@ -133,14 +140,14 @@ fn serve(
                 continue;
             }
         };
-        *connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);
+        drop(replace(connection, Some(copy)));
         tracing::info!(vm, "VMM connected");
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let ending = match stop_requested(stop, Duration::ZERO) {
             true => None,
             false => Some(converse(stream, caller, model)),
         };
-        *connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        drop(replace(connection, None));
         let error = ending.filter(|error| !matches!(error, ProtocolError::Disconnected));
         let fault = error.as_ref().map(fault_of);
         let _ = caller.call(Request::Detach { fault });

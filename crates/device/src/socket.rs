@@ -37,17 +37,21 @@ pub(crate) fn is_own(connected: impl AsFd) -> bool {
         && sys::peer::process(connected.as_fd()).is_ok_and(|pid| u32::try_from(pid) == Ok(own))
 }
 
-/// A socket file that is removed when its owner is dropped.
+/// A socket that listens at a path.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: OwnedFd,
-    path: PathBuf,
+    pub(crate) file: SocketFile,
 }
 
-impl Drop for Listener {
+/// The file of a socket. It is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // Somebody may have removed it already; nothing is lost then.
-        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.0);
     }
 }
 
@@ -101,7 +105,7 @@ fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<L
     }
     let listener = Listener {
         socket,
-        path: path.to_owned(),
+        file: SocketFile(path.to_owned()),
     };
     // Nobody connects before somebody listens: the group is the right one from the first connection on.
     if let Some(gid) = group {
