@@ -75,6 +75,18 @@ pub enum MemoryError {
         /// The limit.
         max: usize,
     },
+    /// Regions with more bytes than a memory may have.
+    #[error(
+        "a guest may have at most {} TiB in memory regions",
+        crate::guest::MAX_MEMORY_BYTES >> 40
+    )]
+    TooMuchMemory,
+    /// Regions with more bytes than the process may have mapped.
+    #[error(
+        "this process would have more than {} TiB of memory regions mapped, the most it may have",
+        crate::guest::MAX_MAPPED_BYTES >> 40
+    )]
+    TooMuchMapped,
     /// One mapping more than the process may have.
     #[error(
         "this process has {} memory regions mapped, the most it may have",
