@@ -94,7 +94,9 @@ impl Fabric {
         let (Some(memory), Some(messages)) = (self.memory(id, TX), self.messages_of(id)) else {
             return;
         };
-        let vm = self.line(id).map_or(String::new(), |line| line.name.clone());
+        let vm = self
+            .line(id)
+            .map_or(String::new(), |line| line.name.clone());
         let (mut returned, mut ended) = (Vec::new(), Vec::new());
         for circuit in self.circuits.iter_mut().flatten() {
             let messages = (!circuit.is_stream()).then_some(&messages);
