@@ -15,7 +15,7 @@ help: ## say what there is
 	@echo
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z0-9-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 	@echo
-	@echo '  make demo KEEP=1        leaves the guests of the demonstration running'
+	@echo '  make demo KEEP=1        leaves the guests of the demonstration running until Enter or Ctrl-C'
 	@echo '  RINGDOWN_ACCELERATOR    kvm or tcg, instead of what a probe guest finds'
 
 setup: ## install what is missing (Debian packages, Rust)
