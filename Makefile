@@ -155,7 +155,7 @@ lint: ## formatting and clippy, warnings being errors
 fmt: ## format the sources
 	@$(CARGO) fmt --all
 
-tidy: ## the rules of the house that the compiler does not know
+tidy: ## check this project's own rules, which the compiler does not know
 	@$(CARGO) xtask tidy
 
 clean: ## remove what was built, images included
