@@ -15,7 +15,7 @@ help: ## say what there is
 	@echo
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z0-9-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 	@echo
-	@echo '  make demo KEEP=1        leaves the guests of the demonstration running'
+	@echo '  make demo KEEP=1        leaves the guests of the demonstration running until Enter or Ctrl-C'
 	@echo '  RINGDOWN_ACCELERATOR    kvm or tcg, instead of what a probe guest finds'
 
 setup: ## install what is missing (Debian packages, Rust)
@@ -155,7 +155,7 @@ lint: ## formatting and clippy, warnings being errors
 fmt: ## format the sources
 	@$(CARGO) fmt --all
 
-tidy: ## the rules of the house that the compiler does not know
+tidy: ## check this project's own rules, which the compiler does not know
 	@$(CARGO) xtask tidy
 
 clean: ## remove what was built, images included

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::Stdio;
+use std::process::{self, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ const NEEDS_A_SYSTEM: &str = "not shown, as it needs a whole system in the guest
 /// What the demonstration is to do.
 #[derive(Debug, Args)]
 pub struct DemoArguments {
-    /// Leave the guests running at the end, until Enter or Ctrl-C, and say what to try.
+    /// Leave the guests running at the end, until Enter or Ctrl-C (without standard input until SIGTERM), and say what to try.
     #[arg(long)]
     keep: bool,
 }
@@ -342,6 +342,30 @@ Press Enter here to end.",
         program = program.display(),
         host = daemon.host_socket("web").display(),
     );
-    io::stdin().read_line(&mut String::new())?;
+    if !has_line(io::stdin().lock())? {
+        println!(
+            "Standard input is closed: SIGTERM to process {} ends it.",
+            process::id()
+        );
+        loop {
+            thread::park();
+        }
+    }
     Ok(())
+}
+
+/// Waits for a line, or the end of what there is to read.
+fn has_line(mut input: impl BufRead) -> io::Result<bool> {
+    Ok(input.read_line(&mut String::new())? > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_input_is_not_enter() {
+        assert!(!has_line(&b""[..]).unwrap());
+        assert!(has_line(&b"\n"[..]).unwrap());
+    }
 }

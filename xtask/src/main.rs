@@ -41,7 +41,7 @@ enum Task {
     Scenarios(scenarios::ScenariosArguments),
     /// Check that each promise of the documents names a test that runs.
     Promises,
-    /// Check the rules of the house that the compiler does not know.
+    /// Check this project's own rules, which the compiler does not know.
     Tidy,
 }
 

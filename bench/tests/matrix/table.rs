@@ -210,7 +210,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "README.md",
-        "Only a program of the host that calls that VM and port directly gets there, if the rules about programs let it, and the daemon itself for a published port such as `web:tcp:80`: no rule opens them to guests, no redirection leads there, and they cannot be published.",
+        "Two may call them: a program of the host that calls that VM and port directly, if the rules about programs allow it, and the daemon itself for a published port such as `web:tcp:80`. No rule allows guests to call them, no redirection to them works, and they cannot be published.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },
@@ -251,7 +251,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/services.md",
-        "A rule about every address or an eighth of them and more (`any`, `address:0.0.0.0/0`, `address:2000::/3`) is not about these: name their network",
+        "A rule about every address, or about an eighth of all or more (`any`, `address:0.0.0.0/0`, `address:2000::/3`), does not allow them: write a rule that names their network",
         |cell| matches!(cell.callee, Callee::Egress(_)) && cell.policy == AnyAny,
     ),
     row(
@@ -276,7 +276,7 @@ pub const TABLE: &[Row] = &[
     row(
         Reached(By::Any),
         "README.md",
-        "| `any` | `*` and `host` | all of the above, with every address but those of the host and its networks |",
+        "| `any` | `*` and `host` | `*`, `host`, `service:*`, `name:*`, and every address except those of the host and of the networks that it is attached to |",
         |cell| cell.policy == AnyAny && !is_beyond_default(cell),
     ),
     // No rule.

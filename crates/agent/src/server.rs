@@ -54,13 +54,12 @@ impl Server {
             let capabilities = &mut options.hello.capabilities;
             capabilities.retain(|capability| capability != CAPABILITY_CIRCUITS);
         }
-        Server {
-            endpoints,
-            service: Arc::new(Service {
-                options: Arc::new(options),
-                active: Arc::new(AtomicUsize::new(0)),
-            }),
-        }
+        let service = Arc::new(Service {
+            options: Arc::new(options),
+            active: Arc::new(AtomicUsize::new(0)),
+            awaited: awaited(&endpoints),
+        });
+        Server { endpoints, service }
     }
 
     /// Where an agent listens that was not told: wherever the host may be.
@@ -102,7 +101,7 @@ impl Server {
                 host_socket::offer,
             )?;
             spawn("uplink", move || {
-                uplink::run(&service.options, &callers, || {
+                uplink::run(&service.options, &service.awaited, &callers, || {
                     host.wait();
                     host.dial(wire::agent::PORT)
                 })
@@ -117,6 +116,18 @@ impl Server {
 fn has_line(endpoints: &[Endpoint]) -> bool {
     let is_line = |endpoint: &Endpoint| !matches!(endpoint, Endpoint::Unix(_));
     endpoints.iter().any(is_line)
+}
+
+/// What a guest without vsock is told that its agent waits for.
+fn awaited(endpoints: &[Endpoint]) -> String {
+    let mut ports = endpoints.iter().filter_map(|endpoint| match endpoint {
+        Endpoint::Serial(port) => Some(port),
+        _ => None,
+    });
+    match ports.next() {
+        Some(port) => format!("waiting for it, or for {port}"),
+        None => "waiting for it".to_owned(),
+    }
 }
 
 fn said(switchboard: io::Result<Arc<Switchboard>>) -> Option<Arc<Switchboard>> {
@@ -139,12 +150,13 @@ fn spawn<T: Send + 'static>(
 struct Service {
     options: Arc<Options>,
     active: Arc<AtomicUsize>,
+    awaited: String,
 }
 
 impl Service {
     /// Accept connections, for ever.
     fn listen(self: &Arc<Self>, endpoint: &Endpoint) -> io::Result<Infallible> {
-        let listener = open(endpoint)?;
+        let listener = open(endpoint, &self.awaited)?;
         say!("listening on {}", describe(endpoint));
         let callers = Arc::new(match endpoint {
             Endpoint::Vsock => Callers::over_vsock(),
@@ -152,9 +164,14 @@ impl Service {
             Endpoint::Serial(_) => Callers::over_serial(),
         });
         if *endpoint == Endpoint::Vsock {
-            let (options, callers) = (Arc::clone(&self.options), Arc::clone(&callers));
+            let (service, callers) = (Arc::clone(self), Arc::clone(&callers));
             spawn("uplink", move || {
-                uplink::run(&options, &callers, transport::dial_host)
+                uplink::run(
+                    &service.options,
+                    &service.awaited,
+                    &callers,
+                    transport::dial_host,
+                )
             })?;
         }
         loop {
@@ -206,7 +223,7 @@ impl Service {
     }
 }
 
-fn open(endpoint: &Endpoint) -> io::Result<Listener> {
+fn open(endpoint: &Endpoint, awaited: &str) -> io::Result<Listener> {
     let (mut backoff, max_backoff) = LISTEN_BACKOFF;
     let mut said = false;
     loop {
@@ -229,7 +246,7 @@ fn open(endpoint: &Endpoint) -> io::Result<Listener> {
             return Err(io::Error::new(error.kind(), message));
         }
         if !said {
-            say!("there is no vsock in this guest yet ({error}); waiting for it");
+            say!("there is no vsock in this guest yet ({error}); {awaited}");
             said = true;
         }
         std::thread::sleep(backoff);
@@ -242,5 +259,19 @@ fn describe(endpoint: &Endpoint) -> String {
         Endpoint::Vsock => format!("vsock port {}", wire::agent::PORT),
         Endpoint::Unix(path) => path.display().to_string(),
         Endpoint::Serial(port) => port.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_waited_for_too_is_named() {
+        assert_eq!(awaited(&[Endpoint::Vsock]), "waiting for it");
+        assert_eq!(
+            awaited(&Server::default_endpoints()),
+            "waiting for it, or for the virtio-serial port org.ringdown.agent.0"
+        );
     }
 }

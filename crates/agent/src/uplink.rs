@@ -27,9 +27,10 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// What the system says where there is vsock and no device for it: the guest may have a serial port instead.
 const NO_DEVICE: rustix::io::Errno = rustix::io::Errno::NODEV;
 
-/// Keep the host informed over the connections that `dial` makes, for ever.
+/// Keep the host informed over the connections that `dial` makes, for ever. Without a vsock device it says what is `awaited`.
 pub(crate) fn run(
     options: &Options,
+    awaited: &str,
     callers: &Callers,
     dial: impl Fn() -> io::Result<OwnedFd>,
 ) -> ! {
@@ -44,7 +45,7 @@ pub(crate) fn run(
                 format!("the connection to the host ended: {ended}")
             }
             Err(error) if rustix::io::Errno::from_io_error(&error) == Some(NO_DEVICE) => {
-                "there is no vsock device in this guest yet; waiting for it".to_owned()
+                format!("there is no vsock device in this guest yet; {awaited}")
             }
             Err(error) => {
                 format!("cannot tell the host that this guest is ready: {error}; trying again")

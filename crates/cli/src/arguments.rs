@@ -276,6 +276,15 @@ pub struct VmAdd {
 
 /// The options of `vm ls`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+STATE is how far the VM has come:
+  waiting   no VMM is attached to its socket
+  attached  a VMM is, and nothing in its guest answers
+  booted    the guest's vsock driver runs, or something answers at its serial port; its agent has not called
+  joined    its VMM has a vsock device of its own, so that nothing is known of the guest; its agent has not called
+  ready     its agent is there, and exec, cp and the other commands for guests work
+
+GUEST is the guest's host name, by its agent. FAULT, there if a VM has one, is why its VMM's connection or its device failed.")]
 pub struct VmList {
     /// Print the list as JSON
     #[arg(long)]
@@ -287,6 +296,9 @@ pub struct VmList {
 pub struct VmRemove {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
+    /// Print the VM as it was, as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The options of `reload`.
@@ -495,7 +507,7 @@ pub struct Complete {
 /// The options of `manual`.
 #[derive(Debug, Args)]
 pub struct Manual {
-    /// Directory in which man1 and completions are made
+    /// Directory in which man1, man5 and completions are made
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 }

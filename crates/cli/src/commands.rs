@@ -80,7 +80,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Serve(options) => serve::run(arguments.runtime_dir, options)?,
         Command::Vm(Vm::Add(options)) => vm::add(&client, *options)?,
         Command::Vm(Vm::Ls(options)) => vm::list(&client, &options)?,
-        Command::Vm(Vm::Rm(options)) => client.remove(&options.name)?,
+        Command::Vm(Vm::Rm(options)) => vm::remove(&client, &options)?,
         Command::Capture(options) => capture::lines(&client, &options)?,
         Command::Net(command) => net::run(&client, &command)?,
         Command::Top(options) => top::run(client, options)?,

@@ -51,6 +51,7 @@ const COMMANDS: &[(&str, &str, &str)] = &[
     ("time", "time web", "time"),
     ("vm add", "vm add new", "vm"),
     ("vm ls", "vm ls", "vms"),
+    ("vm rm", "vm rm new", "vm"),
     ("why", "why web fc 80", "why"),
     ("windows", "windows", "windows"),
 ];

@@ -4,6 +4,7 @@
 //! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
 //! change is answered by the fabric before the VMM is.
 
+mod another;
 mod early;
 mod event;
 mod request;
@@ -145,7 +146,7 @@ fn serve(
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let ending = match stop_requested(stop, Duration::ZERO) {
             true => None,
-            false => Some(converse(stream, caller, model)),
+            false => Some(converse(stream, listener, caller, model)),
         };
         drop(replace(connection, None));
         let error = ending.filter(|error| !matches!(error, ProtocolError::Disconnected));
@@ -191,7 +192,12 @@ fn stop_requested(stop: &OwnedFd, patience: Duration) -> bool {
 }
 
 /// Speaks with one VMM until it goes away or breaks the protocol.
-fn converse(stream: UnixStream, caller: &Caller, model: &Model) -> ProtocolError {
+fn converse(
+    stream: UnixStream,
+    listener: &OwnedFd,
+    caller: &Caller,
+    model: &Model,
+) -> ProtocolError {
     if caller.call(Request::Attach).is_err() {
         return ProtocolError::Disconnected;
     }
@@ -201,7 +207,17 @@ fn converse(stream: UnixStream, caller: &Caller, model: &Model) -> ProtocolError
     };
     let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let mut has_said = false;
     loop {
+        // Once for each VMM: the other stays in the backlog, and would be seen again with every message.
+        if !has_said && another::waits(&early, listener) {
+            let vm = &caller.identity.vm;
+            tracing::warn!(
+                vm,
+                "another VMM connects to a socket that one VMM has, and waits until that one leaves"
+            );
+            has_said = true;
+        }
         let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
             true => Ok(()),
             false => handler.handle_request(),

@@ -6,8 +6,8 @@ use clap::{Args, Subcommand, ValueEnum};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 KIND is what carries the bytes: stream, or zero-copy where both programs have mapped a window of memory; those bytes are not counted.
-SENT is what the caller has sent and the callee has taken, RECEIVED the other way round. QUEUED is what the daemon keeps of what the caller has sent, then of what it is sent;
-CREDIT, in the same order, the room that the receiver has.
+SENT is what the caller has sent and the callee has taken, RECEIVED the other way round. QUEUED and CREDIT have two figures each, first from the
+caller to the callee, then the other way: QUEUED is what the daemon holds because the receiver has not taken it yet, CREDIT the room that the receiver has.
 STATE is dialling, open, closing, or draining: the stream is over, and a program still has the window.")]
 pub struct CircuitList {
     /// Only circuits of this VM, or DOMAIN/NAME

@@ -6,7 +6,9 @@ use clap::Args;
 
 /// The options of `cp`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "ringdown cp [OPTIONS] <SRC>... <DST>",
+    after_help = "\
 Places in a guest are NAME:PATH or DOMAIN/NAME:PATH; a relative path, or none, begins at the home directory of the agent's user. A local name with a
 colon begins with ./ or /. `-` is standard input or standard output.
 
@@ -17,10 +19,11 @@ colon begins with ./ or /. `-` is standard input or standard output.
 
 When the connection breaks, it goes on by itself where it was, for as long as --retry says. docs/cp.md says what is kept and what is safe.
 
-Exit codes: 0 everything is in place; 1 something is not, and standard error says what; 2 the command line is wrong; 130 interrupted.")]
+Exit codes: 0 everything is in place; 1 something is not, and standard error says what; 2 the command line is wrong; 130 interrupted."
+)]
 pub struct CopyArguments {
     /// What to copy, and where to: the last is the destination
-    #[arg(required = true, num_args = 2.., value_name = "SRC… DST")]
+    #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
     pub places: Vec<OsString>,
     /// Copy directories with all that is in them
     #[arg(short, long)]

@@ -1,8 +1,9 @@
 //! The daemon that runs: whether it answers, and how far its guests have come.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use api::{VmState, VmStatus};
+use api::{LineKind, NetworkDetails, VmState, VmStatus};
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -26,6 +27,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
             std::iter::once(Finding::fine(ABOUT, found))
                 .chain(vms)
                 .chain(list.vms.iter().flat_map(cards))
+                .chain(idle_cards(&list.vms, &networks(client, &list.vms)))
                 .chain(host_sockets(&list.vms))
                 .collect()
         }
@@ -112,6 +114,13 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
                 "start its VMM with what `ringdown args {name} --vmm qemu` prints; if it is, see that its guest has a driver that follows the virtio specification"
             ),
         ),
+        VmState::Attached if vm.kind == LineKind::Serial => Finding::warning(
+            about,
+            found,
+            format!(
+                "give the guest time to boot; then see that its VMM has the port org.ringdown.agent.0, as `ringdown args {name} --vmm qemu` prints it, that the guest has the driver of such ports (`modprobe virtio_console`), and that ringdown-agent runs in it"
+            ),
+        ),
         VmState::Attached => Finding::warning(
             about,
             found,
@@ -138,6 +147,43 @@ fn cards(vm: &VmStatus) -> impl Iterator<Item = Finding> + '_ {
             format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
         ))
     })
+}
+
+/// The networks in which these VMs have cards, as far as they can be shown.
+fn networks(client: &Client, vms: &[VmStatus]) -> Vec<NetworkDetails> {
+    let names: BTreeSet<&String> = vms.iter().flat_map(networks_of).collect();
+    let details = names.into_iter().map(|name| client.network(name));
+    details.filter_map(Result::ok).collect()
+}
+
+fn networks_of(vm: &VmStatus) -> impl Iterator<Item = &String> {
+    vm.nets.iter().map(|port| &port.network)
+}
+
+/// Cards without a driver, of guests that have booted.
+pub(super) fn idle_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<Finding> {
+    let has_booted = |name: &String| {
+        let mut vms = vms.iter();
+        let is_booting = |vm: &VmStatus| matches!(vm.state, VmState::Waiting | VmState::Attached);
+        vms.any(|vm| vm.full_name() == *name && !is_booting(vm))
+    };
+    let mut findings = Vec::new();
+    for details in networks {
+        let idle = details.ports.iter();
+        let idle = idle.filter(|port| port.attached && !port.driver_ready);
+        for name in idle.filter_map(|port| port.vm.as_ref()) {
+            if !has_booted(name) {
+                continue;
+            }
+            let network = details.network.full_name();
+            findings.push(Finding::warning(
+                "networks",
+                format!("the card of {name} in {network} is attached, and its guest has started no driver for it"),
+                "load the driver in the guest (`modprobe virtio_net`)",
+            ));
+        }
+    }
+    findings
 }
 
 fn version(about: &'static str, name: &str, vm: &VmStatus) -> Finding {

@@ -1,6 +1,8 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 
+use api::{NetworkDetails, VmStatus};
+
 use super::*;
 
 fn gravities(findings: &[Finding], about: &str) -> Vec<Severity> {
@@ -107,4 +109,51 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
         "{}",
         findings[0].found
     );
+}
+
+fn vm(kind: &str, state: &str) -> VmStatus {
+    let vm = serde_json::json!({
+        "name": "box", "cid": 3, "kind": kind, "state": state, "host": "/r/box.sock", "circuits": 0,
+    });
+    serde_json::from_value(vm).unwrap()
+}
+
+#[test]
+fn a_guest_that_does_not_answer_is_looked_at_by_its_kind_of_line() {
+    let remedy = |kind| daemon_state::guest(&vm(kind, "attached")).remedy.unwrap();
+    let serial = remedy("serial");
+    for word in [
+        "virtio_console",
+        "org.ringdown.agent.0",
+        "ringdown-agent runs",
+    ] {
+        assert!(serial.contains(word), "{serial}");
+    }
+    assert!(
+        !serial.contains("share=on") && !serial.contains("vsock"),
+        "{serial}"
+    );
+    assert!(remedy("vsock").contains("share=on"));
+}
+
+#[test]
+fn a_card_without_a_driver_is_named_once_its_guest_has_booted() {
+    let network = serde_json::json!({
+        "name": "lan", "domain": "default", "mtu": 1500, "mac": "02:00:00:01:00:00", "dns_domain": "lan", "dhcp": true, "dns": true,
+        "router_advertisements": false, "vms": 1, "attached": 1,
+        "ports": [
+            { "kind": "vm", "vm": "box", "attached": true, "driver_ready": false, "link_up": true },
+            { "kind": "station", "attached": true, "driver_ready": true, "link_up": true },
+        ],
+    });
+    let mut network: NetworkDetails = serde_json::from_value(network).unwrap();
+    let found = |state, network: &NetworkDetails| {
+        let vms = [vm("vsock", state)];
+        daemon_state::idle_cards(&vms, std::slice::from_ref(network)).len()
+    };
+    assert_eq!(found("attached", &network), 0);
+    assert_eq!(found("booted", &network), 1);
+    assert_eq!(found("ready", &network), 1);
+    network.ports[0].driver_ready = true;
+    assert_eq!(found("ready", &network), 0);
 }

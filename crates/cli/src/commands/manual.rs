@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use clap::builder::Resettable;
 use clap::{Command, CommandFactory};
 use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
@@ -88,11 +89,72 @@ fn write_page(mut command: Command, directory: &Path) -> std::io::Result<()> {
     // As the help has it, with the values and what may be repeated.
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim().to_owned();
-    let page = Man::new(command.override_usage(usage));
-    page.source(SOURCE)
-        .manual("Ringdown")
-        .generate_to(directory)?;
-    Ok(())
+    let after = command.get_after_help().map(ToString::to_string);
+    if command.get_name() == "ringdown" {
+        // `ringdown-agent` is the page of the guest's binary.
+        command = command.mut_subcommand("agent", |group| group.name("agent-install"));
+    }
+    let is_root = command.get_name() == "ringdown";
+    let command = command.override_usage(usage).after_help(Resettable::Reset);
+    let page = Man::new(command).source(SOURCE).manual("Ringdown");
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    let mut more = sections(&after.unwrap_or_default());
+    if is_root {
+        more.control("SH", ["SEE ALSO"]);
+        more.text([
+            bold("ringdown.toml"),
+            roman("(5), "),
+            bold("ringdown-agent"),
+            roman("(1), the agent in the guest"),
+        ]);
+    }
+    text.extend(more.render().bytes());
+    fs::write(directory.join(page.get_filename()), text)
+}
+
+/// What is behind a command's help, under the headings that manual pages have. Indented lines are kept as they are.
+fn sections(help: &str) -> Roff {
+    let parts: Vec<&str> = help.split("\n\n").filter(|part| !part.is_empty()).collect();
+    let mut page = Roff::new();
+    for heading in ["NOTES", "EXAMPLES", "EXIT STATUS"] {
+        let mut parts = parts.iter().filter(|part| heading_of(part) == heading);
+        let mut next = parts.next();
+        if next.is_some() {
+            page.control("SH", [heading]);
+        }
+        while let Some(part) = next {
+            let part = part.trim_start_matches("Examples:\n");
+            write_part(&mut page, part.trim_start_matches("Exit codes: "));
+            next = parts.next();
+            if next.is_some() {
+                page.control("PP", []);
+            }
+        }
+    }
+    page
+}
+
+fn heading_of(part: &str) -> &'static str {
+    match part {
+        _ if part.starts_with("Exit codes: ") => "EXIT STATUS",
+        _ if part.starts_with("Examples:\n") || part.starts_with("  ringdown ") => "EXAMPLES",
+        _ => "NOTES",
+    }
+}
+
+fn write_part(page: &mut Roff, part: &str) {
+    let mut is_kept = false;
+    for line in part.lines() {
+        if line.starts_with("  ") != is_kept {
+            is_kept = !is_kept;
+            page.control(if is_kept { "nf" } else { "fi" }, []);
+        }
+        page.text([roman(line)]);
+    }
+    if is_kept {
+        page.control("fi", []);
+    }
 }
 
 /// The guest's binary, by its help.
@@ -199,6 +261,16 @@ mod tests {
         );
         let exec = fs::read_to_string(directory.path().join("man1/ringdown-exec.1")).unwrap();
         assert!(exec.contains("<COMMAND>..."), "{exec}");
+        let examples = ".SH EXAMPLES\n.nf\n  ringdown exec web uname \\-a\n";
+        assert!(exec.contains(examples), "{exec}");
+        assert!(exec.contains(".SH \"EXIT STATUS\"\nthe command"), "{exec}");
+        assert!(!exec.contains("EXTRA"), "{exec}");
+        let root = fs::read_to_string(directory.path().join("man1/ringdown.1")).unwrap();
+        assert!(
+            root.contains("ringdown\\-agent\\-install(1)\nPut the agent"),
+            "{root}"
+        );
+        assert!(root.contains("\\fBringdown.toml\\fR(5)"), "{root}");
         let file = fs::read_to_string(directory.path().join("man5/ringdown.toml.5")).unwrap();
         let lines = CONFIGURATION.lines().filter(|line| !line.is_empty());
         assert!(lines.count() <= file.lines().count());

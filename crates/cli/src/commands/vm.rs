@@ -9,7 +9,7 @@ use config::limits::parse_member;
 use config::{NewPort, parse_net_option};
 
 use super::{print, print_json, print_named};
-use crate::arguments::{VmAdd, VmList};
+use crate::arguments::{VmAdd, VmList, VmRemove};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -90,6 +90,19 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
         return Ok(());
     }
     print(&table(&list.vms))
+}
+
+/// Removes a VM.
+///
+/// # Errors
+/// [`Failure`].
+pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
+    let vm = options
+        .json
+        .then(|| client.show(&options.name))
+        .transpose()?;
+    client.remove(&options.name)?;
+    vm.map_or(Ok(()), |vm| print_named("vm", &vm))
 }
 
 /// Each port as it was written; the daemon checks what it says.
