@@ -7,7 +7,7 @@ use daemon::api::types::{Event, EventKind, Why};
 use daemon::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::policy::port_or_own;
+use super::policy::{port_or_own, port_words};
 use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError};
@@ -94,7 +94,7 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
         true => print_named("why", &why)?,
-        false => print(&why_in_words(&why))?,
+        false => print(&why_in_words(&why, options.port.as_deref()))?,
     }
     Ok(if why.allowed { 0 } else { DENIED })
 }
@@ -219,11 +219,14 @@ fn in_words(event: &Event) -> String {
     format!("{}\n", text.trim_end())
 }
 
-fn why_in_words(why: &Why) -> String {
+fn why_in_words(why: &Why, asked: Option<&str>) -> String {
     let verdict = &why.policy.verdict;
     let mut text = format!(
-        "{verdict}: {} to {}, port {}\n  {}\n",
-        why.from, why.to, why.port, why.reason
+        "{verdict}: {} to {}, {}\n  {}\n",
+        why.from,
+        why.to,
+        port_words(why.port, asked),
+        why.reason
     );
     if let Some(redirect) = &why.policy.redirect {
         text.push_str(&format!("  it goes to {redirect}\n"));
