@@ -10,7 +10,7 @@ use super::{
     check_ports, parse_windows, refuse,
 };
 use crate::input::{
-    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path,
+    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path, nearest,
     parse_cid, parse_full_name,
 };
 use crate::limits::{LIMIT_KEYS, set_in_words};
@@ -173,7 +173,9 @@ pub(super) fn fields<const N: usize>(
         let alone = words.contains(&part.as_str());
         let pair = part.split_once('=').filter(|_| !alone);
         let Some((key, value)) = pair.or(alone.then_some((part.as_str(), ""))) else {
+            let meant = nearest(&part, words).filter(|_| !part.is_empty());
             return Err(InputError::NotKeyValue {
+                meant: meant.map(str::to_owned),
                 found: part,
                 example,
             });
