@@ -57,6 +57,10 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
         match end {
             Ok(CaptureEnd::ByPerson) => return Ok(()),
             Ok(CaptureEnd::ByDaemon) if !options.follow => {
+                // One that was removed has events of its own still.
+                if let (Some(vm), true) = (&options.vm, is_empty) {
+                    client.show(vm)?;
+                }
                 if is_empty && !options.json {
                     // Beside the events, of which a script may count the lines.
                     eprintln!("no such events are kept: `ringdown events` shows all that are");
