@@ -613,7 +613,7 @@ fn exec_says_how_far_the_vm_has_come() {
     assert_refused(
         &finish(command),
         1,
-        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that ran when the daemon was started anew has to be started anew too)\n",
+        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)\n",
     );
     // Mistakes of this host do not wait for the guest.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -342,7 +342,7 @@ impl VmStatus {
         match &self.last_fault {
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
             None if self.state == VmState::Waiting && self.kind == LineKind::Vsock => format!(
-                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that ran when the daemon was started anew has to be started anew too)",
+                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)",
                 self.full_name()
             ),
             None => meaning.to_owned(),

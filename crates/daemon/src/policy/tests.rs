@@ -528,7 +528,10 @@ fn what_a_line_does_not_carry_is_found() {
 fn what_the_agent_publishes_is_named() {
     let notes = |to| book(SERIAL).ask("host", to, 1007).unwrap().notes.join("; ");
     let (with, without) = (notes("box"), notes("web"));
-    assert!(with.ends_with("published are tcp:127.0.0.1:80 as \"site\""), "{with}");
+    assert!(
+        with.ends_with("published are tcp:127.0.0.1:80 as \"site\""),
+        "{with}"
+    );
     assert!(
         without.ends_with("nothing of it is published so"),
         "{without}"
