@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, Stream};
+use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
 
 use crate::agents;
 use crate::servers::{Arrivals, read_line, spawn};
@@ -42,7 +42,7 @@ impl HybridVmm {
     }
 }
 
-/// The agent's end of a serial link. In its guest every port answers.
+/// The agent's end of a serial link, where the agent's port alone answers.
 pub struct SerialGuest {
     handle: Handle,
     events: Receiver<PeerEvent>,
@@ -88,6 +88,10 @@ impl Port for GuestPort {
     }
 
     fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
+        if port != wire::agent::PORT {
+            let words = "only the agent is there";
+            return Err(Refusal::new(RefusalKind::NobodyListens, words));
+        }
         let (ours, carried) = UnixStream::pair().unwrap();
         let (vm, port) = (self.vm, port.to_string());
         self.arrivals.note(&format!("{vm}:{port}"));

@@ -221,6 +221,12 @@ pub const TABLE: &[Row] = &[
         "No rule lets a VM call itself.",
         is_itself,
     ),
+    row(
+        Denied(By::Whatever),
+        "docs/channels.md",
+        "No other port of the guest answers there",
+        is_agent_only,
+    ),
     // Redirections.
     row(
         Denied(By::Redirection),
@@ -320,6 +326,13 @@ fn is_service(cell: &Cell) -> bool {
 
 fn is_seqpacket(cell: &Cell) -> bool {
     matches!(cell.callee, Callee::Service(service) if service.is_seqpacket())
+}
+
+fn is_agent_only(cell: &Cell) -> bool {
+    let Callee::Guest(Line::Serial, _, port) = cell.callee else {
+        return false;
+    };
+    port != Port::Reserved(1007)
 }
 
 fn is_reserved(cell: &Cell) -> bool {

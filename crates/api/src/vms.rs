@@ -329,13 +329,14 @@ impl VmStatus {
                 "its VMM has left its serial port; what is open waits for it for a minute"
             }
             // Lines of other kinds are connected again.
-            VmState::Waiting if self.kind == LineKind::Vsock && self.last_fault.is_none() => {
-                "no VMM is attached to its socket (one that was cut off by a restart of the daemon has to be started anew)"
-            }
             state => state.meaning(),
         };
         match &self.last_fault {
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
+            None if self.state == VmState::Waiting && self.kind == LineKind::Vsock => format!(
+                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)",
+                self.full_name()
+            ),
             None => meaning.to_owned(),
         }
     }

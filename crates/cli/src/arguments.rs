@@ -215,7 +215,7 @@ pub enum Vm {
     #[command(visible_alias = "list")]
     Ls(VmList),
     /// Remove a VM: its circuits are reset, its sockets removed
-    #[command(visible_alias = "remove")]
+    #[command(visible_alias = "remove", alias = "del", alias = "delete")]
     Rm(VmRemove),
 }
 

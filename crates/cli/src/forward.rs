@@ -53,11 +53,34 @@ struct Shared<G> {
     tell: Tell,
 }
 
+/// What is forwarded: to the guest, with the places on the host that are listened at, and to the host.
+pub struct Places {
+    here: Vec<(Listener, Forward)>,
+    there: Vec<Forward>,
+}
+
+impl Places {
+    /// Listens on the host. Who connects waits until it is forwarded.
+    ///
+    /// # Errors
+    /// A place cannot be had; the words name it.
+    pub async fn listen(forwards: Vec<Forward>) -> io::Result<Places> {
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        for forward in forwards {
+            match forward.direction {
+                Direction::ToGuest => here.push((Listener::bind(&forward.listen).await?, forward)),
+                Direction::ToHost => there.push(forward),
+            }
+        }
+        Ok(Places { here, there })
+    }
+}
+
 /// Forwards, until what is told of goes unheard.
 ///
 /// # Errors
-/// It cannot listen on the host, or the agent cannot listen in the guest at first.
-pub async fn run<G: Guest>(guest: G, forwards: Vec<Forward>, tell: Tell) -> io::Result<()> {
+/// The agent cannot listen in the guest at first.
+pub async fn run<G: Guest>(guest: G, places: Places, tell: Tell) -> io::Result<()> {
     let shared = Arc::new(Shared {
         guest,
         places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
@@ -65,18 +88,12 @@ pub async fn run<G: Guest>(guest: G, forwards: Vec<Forward>, tell: Tell) -> io::
     });
     let mut tasks = tokio::task::JoinSet::new();
     // All places are listened at before anything is forwarded: whoever is told that it works finds all of it at work.
-    let mut here = Vec::new();
     let mut there = Vec::new();
-    for forward in forwards {
-        match forward.direction {
-            Direction::ToGuest => here.push((Listener::bind(&forward.listen).await?, forward)),
-            Direction::ToHost => {
-                let listening = listen_in_guest(&shared, &forward, Duration::ZERO).await;
-                there.push((listening.map_err(io::Error::other)?, forward));
-            }
-        }
+    for forward in places.there {
+        let listening = listen_in_guest(&shared, &forward, Duration::ZERO).await;
+        there.push((listening.map_err(io::Error::other)?, forward));
     }
-    for (listener, forward) in here {
+    for (listener, forward) in places.here {
         shared
             .told(format!(
                 "forwarding {} to {} in the guest",

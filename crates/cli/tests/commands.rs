@@ -613,8 +613,25 @@ fn exec_says_how_far_the_vm_has_come() {
     assert_refused(
         &finish(command),
         1,
-        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (one that was cut off by a restart of the daemon has to be started anew)\n",
+        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)\n",
     );
+    // Mistakes of this host do not wait for the guest.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports = format!("{}:80", taken.local_addr().unwrap().port());
+    for (arguments, words) in [
+        (["cp", "/nofile", "web:"], "cannot read /nofile"),
+        (["forward", "web", &ports], "cannot listen at"),
+        (
+            ["top", "--once", "--vm=wbe"],
+            "there is no VM named \"wbe\"",
+        ),
+        (["events", "--vm", "wbe"], "there is no VM named \"wbe\""),
+        (["vm", "del", "wbe"], "there is no VM named \"wbe\""),
+    ] {
+        let mut command = ringdown(&arguments);
+        command.arg("--runtime-dir").arg(daemon.runtime_dir());
+        assert_refused(&finish(command), 1, words);
+    }
     daemon.worker().set_state("web", true, false);
     assert_refused(
         &exec("web"),

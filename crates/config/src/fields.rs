@@ -1,6 +1,6 @@
 //! What is written as `key=value,key=value`.
 
-use crate::input::InputError;
+use crate::input::{InputError, nearest};
 
 /// The values of `keys`, in their order, out of `key=value,key=value`. Those of `words` may stand alone, and are empty then.
 pub(super) fn fields<const N: usize>(
@@ -14,7 +14,9 @@ pub(super) fn fields<const N: usize>(
         let alone = words.contains(&part.as_str());
         let pair = part.split_once('=').filter(|_| !alone);
         let Some((key, value)) = pair.or(alone.then_some((part.as_str(), ""))) else {
+            let meant = nearest(&part, words).filter(|_| !part.is_empty());
             return Err(InputError::NotKeyValue {
+                meant: meant.map(str::to_owned),
                 found: part,
                 example,
             });

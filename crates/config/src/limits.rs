@@ -128,6 +128,7 @@ pub fn parse_member(text: &str) -> Result<(String, u64), InputError> {
         .split_once('=')
         .ok_or_else(|| InputError::NotKeyValue {
             found: text.to_owned(),
+            meant: None,
             example: "--limit circuits=1000",
         })?;
     let mut limits = Limits::default();

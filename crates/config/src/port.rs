@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use switch::bridge::{Rates, Vlan, VlanId};
+use toml::de::DeValue;
 use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
 
@@ -289,6 +290,12 @@ impl Source<'_> {
         ports: &mut Vec<PortRequest>,
     ) -> Result<(), ConfigError> {
         let limit = ("networks of one VM", MAX_NETS);
+        if let DeValue::Array(list) = value.get_ref() {
+            if let Some(name) = list.iter().find(|of| of.get_ref().as_str().is_some()) {
+                let expected = "a list of tables, written [[vm.net]], or be named \"networks\", as in networks = [\"lan\"]";
+                return Err(self.wrong_type("net", expected, name));
+            }
+        }
         for (_, table) in self.tables("net", value, limit)? {
             let port = self.net(&table)?;
             let mut port = self.refuse(table.span(), port.check())?;

@@ -113,6 +113,11 @@ fn direction(
 
 fn local_sources(places: Vec<Place>) -> Result<Vec<Source>, Failure> {
     let has_others = places.len() > 1;
+    // Of several sources those that are there are copied.
+    if let [Place::Local(path)] = places.as_slice() {
+        std::fs::symlink_metadata(path)
+            .map_err(|error| Failure::failed(format!("cannot read {}: {error}", path.display())))?;
+    }
     let source = |place| match place {
         Place::Stream if has_others => {
             Err(Failure::usage("standard input must be the only source"))

@@ -7,7 +7,7 @@ use api::{Event, EventKind, Why};
 use config::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::policy::port_or_own;
+use super::policy::{port_or_own, port_words};
 use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError};
@@ -57,6 +57,10 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
         match end {
             Ok(CaptureEnd::ByPerson) => return Ok(()),
             Ok(CaptureEnd::ByDaemon) if !options.follow => {
+                // One that was removed has events of its own still.
+                if let (Some(vm), true) = (&options.vm, is_empty) {
+                    client.show(vm)?;
+                }
                 if is_empty && !options.json {
                     // Beside the events, of which a script may count the lines.
                     eprintln!("no such events are kept: `ringdown events` shows all that are");
@@ -94,7 +98,7 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
         true => print_named("why", &why)?,
-        false => print(&why_in_words(&why))?,
+        false => print(&why_in_words(&why, options.port.as_deref()))?,
     }
     Ok(if why.allowed { 0 } else { DENIED })
 }
@@ -219,11 +223,14 @@ fn in_words(event: &Event) -> String {
     format!("{}\n", text.trim_end())
 }
 
-fn why_in_words(why: &Why) -> String {
+fn why_in_words(why: &Why, asked: Option<&str>) -> String {
     let verdict = &why.policy.verdict;
     let mut text = format!(
-        "{verdict}: {} to {}, port {}\n  {}\n",
-        why.from, why.to, why.port, why.reason
+        "{verdict}: {} to {}, {}\n  {}\n",
+        why.from,
+        why.to,
+        port_words(why.port, asked),
+        why.reason
     );
     if let Some(redirect) = &why.policy.redirect {
         text.push_str(&format!("  it goes to {redirect}\n"));

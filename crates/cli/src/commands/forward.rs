@@ -10,7 +10,7 @@ use wire::agent::CAPABILITY_FORWARD;
 use crate::arguments::ForwardArguments;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::forward::{self, Direction, Forward, Guest};
+use crate::forward::{self, Direction, Forward, Guest, Places};
 use crate::guest::Connection;
 
 /// Words for a person that wait to be written. Who produces more waits.
@@ -37,6 +37,14 @@ impl Guest for Vm {
 /// [`Failure`] when it cannot listen here or there.
 pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
     let forwards = forwards(&options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::failed)?;
+    // A mistake here is told of before the guest is waited for.
+    let places = runtime
+        .block_on(Places::listen(forwards))
+        .map_err(Failure::failed)?;
     let ready = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     // Before anybody is told that it forwards.
     drop(Connection::open(&ready.host, CAPABILITY_FORWARD)?);
@@ -44,15 +52,11 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
         client,
         name: options.name,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::failed)?;
     let ended = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let (tell, mut told) = mpsc::channel(MAX_WORDS);
-        let forwarding = forward::run(vm, forwards, tell);
+        let forwarding = forward::run(vm, places, tell);
         tokio::pin!(forwarding);
         loop {
             tokio::select! {

@@ -30,7 +30,7 @@ pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
     };
     match options.json {
         true => print_named("decision", &answer)?,
-        false => print(&words(&answer))?,
+        false => print(&words(&answer, options.port.as_deref()))?,
     }
     Ok(match answer.verdict {
         PolicyVerdict::Denied => DENIED,
@@ -111,10 +111,21 @@ impl From<AskError> for Failure {
     }
 }
 
-fn words(answer: &PolicyAnswer) -> String {
+/// The port of a question, as it was asked about.
+pub(super) fn port_words(port: u32, asked: Option<&str>) -> String {
+    match asked.filter(|asked| Place::parse(asked).is_some()) {
+        Some(place) => format!("{place}, by the agent (port {port})"),
+        None => format!("port {port}"),
+    }
+}
+
+fn words(answer: &PolicyAnswer, asked: Option<&str>) -> String {
     let mut text = format!(
-        "{}: {} to {}, port {}",
-        answer.verdict, answer.from, answer.to, answer.port
+        "{}: {} to {}, {}",
+        answer.verdict,
+        answer.from,
+        answer.to,
+        port_words(answer.port, asked)
     );
     if let Some(redirect) = &answer.redirect {
         text.push_str(&format!(", goes to {redirect}"));
@@ -155,6 +166,12 @@ mod tests {
             assert_eq!(asked_port("host", text), Ok(1007), "{text}");
         }
         assert_eq!(asked_port("web", "80"), Ok(80));
+        assert_eq!(
+            port_words(1007, Some("tcp:80")),
+            "tcp:80, by the agent (port 1007)"
+        );
+        assert_eq!(port_words(1007, Some("1007")), "port 1007");
+        assert_eq!(port_words(5000, None), "port 5000");
         let error = asked_port("web", "tcp:80").unwrap_err().to_string();
         assert!(error.contains("published ports alone"), "{error}");
         assert!(asked_port("host", "udp:53").is_err());

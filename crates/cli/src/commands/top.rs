@@ -16,6 +16,9 @@ use crate::top::{self, App, MIN_HEIGHT, MIN_WIDTH, PLAIN_SIZE, Settings, Theme};
 pub fn run(client: Client, options: TopArguments) -> Result<(), Failure> {
     if let Some(vm) = &options.vm {
         parse_full_name("a VM", vm)?;
+        if options.once {
+            client.show(vm)?;
+        }
     }
     let app = App::new(Settings {
         sort: options.sort,

@@ -73,7 +73,9 @@ fn forward(house: &House, forwards: Vec<Forward>) -> mpsc::Receiver<String> {
             .enable_all()
             .build()
             .unwrap();
-        if let Err(error) = runtime.block_on(run(way, forwards, tell.clone())) {
+        if let Err(error) = runtime
+            .block_on(async { run(way, Places::listen(forwards).await?, tell.clone()).await })
+        {
             let _ = tell.blocking_send(error.to_string());
         }
     });

@@ -20,12 +20,12 @@ pub(crate) fn remedy(socket: &Path) -> String {
         }
         (Err(error), _) => format!(
             "this user may not search its directory ({error}): run this as the daemon's user or root, or set operate-group in [control] of the daemon's \
-             configuration (docs/api.md); a VMM's own socket is in a directory that the VMM's user gives to others"
+             configuration (docs/api.md)"
         ),
         (Ok(metadata), _) if metadata.mode() & 0o020 != 0 => join("connect to it", metadata.gid()),
         (Ok(metadata), _) => format!(
             "only the user {} may connect: run this as that user or root, or set operate-group in [control] of the daemon's configuration \
-             (docs/api.md); a socket that the VMM itself makes has the mode that the VMM gives it",
+             (docs/api.md)",
             metadata.uid()
         ),
     }

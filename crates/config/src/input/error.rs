@@ -223,10 +223,15 @@ pub enum InputError {
     )]
     QmpWithoutWindows,
     /// A part of a command-line value is not `key=value`.
-    #[error("expected key=value, found {found:?}: write it like {example}")]
+    #[error(
+        "expected key=value, found {found:?}{}: write it like {example}",
+        super::did_you_mean(meant)
+    )]
     NotKeyValue {
         /// What was found.
         found: String,
+        /// A word that may stand alone, and may be meant.
+        meant: Option<String>,
         /// How it could look.
         example: &'static str,
     },
@@ -372,7 +377,7 @@ pub enum InputError {
     },
     /// A VM is to be in a network that is not there.
     #[error(
-        "there is no network named {name:?} in the domain {domain:?}{known}add a [[network]] with this name to the configuration"
+        "there is no network named {name:?} in the domain {domain:?}{known}add a [[network]] with this name to the configuration, or `--network {name}` to `ringdown serve`"
     )]
     UnknownNetwork {
         /// The name.

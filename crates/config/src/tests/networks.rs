@@ -237,7 +237,11 @@ fn a_port_is_the_same_in_a_file_and_on_the_command_line() {
 fn what_no_port_can_be_is_refused() {
     let table = [
         ("", "cannot be the name of a network"),
-        ("lan,", "expected key=value"),
+        ("lan,", "expected key=value, found \"\": write"),
+        (
+            "lan,isolatd",
+            "found \"isolatd\" (did you mean \"isolated\"?)",
+        ),
         ("lan,mac=52:54:00:00:00", "is not a guest's MAC address"),
         ("lan,mac=01:00:00:00:00:01", "the first byte is even"),
         ("lan,mac=00:00:00:00:00:00", "not all are zero"),
@@ -280,6 +284,8 @@ fn what_no_port_can_be_is_refused() {
         found.contains("line 4") && found.contains("\"lan\" is there already"),
         "{found}"
     );
+    let found = in_file("net = [\"lan\"]");
+    assert!(found.contains("as in networks = [\"lan\"]"), "{found}");
     let found = in_file("[[vm.net]]\nmac = \"52:54:00:00:00:01\"");
     assert!(
         found.contains("this [[vm.net]] has no \"network\""),

@@ -7,13 +7,16 @@ use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
 
 use config::input::{InputError, did_you_mean, parse_full_name};
 use config::{
-    LineSpec, Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user,
+    GuestPort, LineSpec, Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user,
     parse_user_group,
 };
 use wire::destination::Host;
 
 use super::Rulebook;
 use super::meant::Stands;
+
+/// The most places in a guest that a note names.
+const MAX_PLACES: usize = 16;
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -255,8 +258,8 @@ impl Rulebook {
                 let name = line.full_name();
                 answer.notes.push(match port {
                     wire::agent::PORT => format!(
-                        "a published port does not lead there by this number, and the daemon calls there for those with \
-                         to = \"{name}:tcp:PORT\" or \"{name}:unix:PATH\""
+                        "published ports lead there only with to = \"{name}:tcp:PORT\" or \"{name}:unix:PATH\": {}",
+                        self.published_by_agent(line)
                     ),
                     _ => "a published port does not lead there: this port of a VM is for programs of its host that call it directly".to_owned(),
                 });
@@ -271,6 +274,29 @@ impl Rulebook {
             (None, None) => Reason::OwnPort.to_string(),
         };
         answer.redirect = None;
+    }
+
+    /// What of a VM is published by its agent, in words.
+    fn published_by_agent(&self, line: &LineSpec) -> String {
+        let of_line = self
+            .publishes
+            .iter()
+            .map(|publish| &publish.value)
+            .filter(|publish| {
+                let found = self.plan.find(&publish.to.domain, &publish.to.vm);
+                found.is_some_and(|of| of.full_name() == line.full_name())
+            });
+        let places: Vec<String> = of_line
+            .filter(|publish| matches!(publish.to.port, GuestPort::Agent(_)))
+            .map(|publish| format!("{} as {:?}", publish.to.port, publish.name))
+            .collect();
+        let shown = places.iter().take(MAX_PLACES).map(String::as_str);
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        match places.len().saturating_sub(MAX_PLACES) {
+            _ if places.is_empty() => "nothing of it is published so".to_owned(),
+            0 => format!("published are {shown}"),
+            more => format!("published are {shown} and {more} more"),
+        }
     }
 
     /// Whether the caller can reach an egress service at all: a rule about an address alone opens nothing.

@@ -12,6 +12,8 @@ use switch::{
 
 use super::Rulebook;
 use super::meant::Stands;
+use super::nothing::agent_only_words;
+use super::ways::is_agent_only;
 
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
@@ -338,6 +340,17 @@ impl Rulebook {
             groups: &line.groups,
         };
         let port = to.port.called();
+        // Its own ports have a finding of their own.
+        if is_agent_only(line, port) && !is_own_port(port) {
+            let message = format!(
+                "the published port {name:?} leads to port {port} of {vm:?} and every call is refused: {}",
+                agent_only_words(line)
+            );
+            let remedy = format!(
+                "publish \"{vm}:tcp:PORT\" or \"{vm}:unix:PATH\", to which the guest's agent connects"
+            );
+            return Some(Found::new(FindingKind::Unused, message, remedy).at(publish));
+        }
         let callers = self.policy.callers(&Caller::Published);
         let callees = self.policy.callees(&callee);
         let (rule, verdict) = self.policy.decide(&callers, &callees, port).rule?;

@@ -1,9 +1,9 @@
 //! Rules that open nothing by what they say themselves: a service at a port that is not its own, a name of `[hosts]` at a port for which it is not
-//! listed, a VM that is to call itself.
+//! listed, a VM that is to call itself, a VM whose line does not carry such calls.
 
 use api::{Finding, FindingKind};
-use config::full_name;
-use switch::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict};
+use config::{LineSpec, full_name};
+use switch::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port};
 
 use super::Rulebook;
 use super::findings::Found;
@@ -41,8 +41,76 @@ impl Rulebook {
                 let remedy = "correct a name, or remove the rule";
                 findings.push(Found::new(FindingKind::NotOpened, message, remedy).at(written));
             }
+            if let Some((nothing, remedy)) = self.not_carried(rule) {
+                let message = format!("rule {words} {nothing}");
+                findings.push(Found::new(FindingKind::NotOpened, message, remedy).at(written));
+            }
         }
         findings
+    }
+
+    /// What the line of a VM that the rule names does not carry, and the remedy.
+    fn not_carried(&self, rule: &Rule) -> Option<(String, String)> {
+        if rule.verdict == Verdict::Deny {
+            return None;
+        }
+        if let Verdict::Redirect(Redirect::Vm { domain, name, port }) = &rule.verdict {
+            let line = self.plan.find(domain, name);
+            if let Some(line) =
+                line.filter(|line| line.serial.is_some() && !port.is_some_and(is_own_port))
+            {
+                let nothing = format!(
+                    "leads to {:?}: {}",
+                    line.full_name(),
+                    agent_only_words(line)
+                );
+                let remedy = "lead it to a VM with another line, or publish a port of the guest with \"tcp:\" or \"unix:\"";
+                return Some((nothing, remedy.to_owned()));
+            }
+        }
+        let is_vm = |to: &CalleePattern| {
+            matches!(
+                to,
+                CalleePattern::AnyVm { .. }
+                    | CalleePattern::Vm { .. }
+                    | CalleePattern::Group { .. }
+            )
+        };
+        let calls_vms = !rule.to.is_empty() && rule.to.iter().all(is_vm);
+        let from = rule.from.iter().filter_map(|from| match from {
+            CallerPattern::Vm { domain, name } => self.plan.find(domain, name),
+            _ => None,
+        });
+        let host_only = from
+            .filter_map(|line| Some((line, line.host_only_kind()?)))
+            .next();
+        if let (Some((line, kind)), true) = (host_only, calls_vms) {
+            let nothing = format!(
+                "opens nothing to {:?}: its line is {kind}, so its guest calls its host alone",
+                line.full_name()
+            );
+            let remedy = "name the host in \"to\", with a port and a redirection to the VM";
+            return Some((nothing, remedy.to_owned()));
+        }
+        if rule.verdict != Verdict::Allow {
+            return None;
+        }
+        let mut to = rule.to.iter().filter_map(|to| match to {
+            CalleePattern::Vm { domain, name } => self.plan.find(domain, name),
+            _ => None,
+        });
+        let line = to.find(|line| line.serial.is_some() && !opens_the_agent(rule))?;
+        let nothing = format!(
+            "opens nothing of {:?}: {}",
+            line.full_name(),
+            agent_only_words(line)
+        );
+        let remedy = format!(
+            "publish \"{0}:tcp:PORT\" or \"{0}:unix:PATH\", or use `ringdown forward`: in rules both are calls of the host to port {1}",
+            line.full_name(),
+            wire::agent::PORT
+        );
+        Some((nothing, remedy))
     }
 
     /// Services that a pattern names, if none of them is called at a port of the rule, and where they are called.
@@ -82,6 +150,25 @@ fn other_ports(ports: impl Iterator<Item = u32>, rule: &Rule) -> Option<String> 
     }
     let words: Vec<String> = ports.iter().take(4).map(u32::to_string).collect();
     Some(format!("port {}", words.join(", ")))
+}
+
+/// Why calls to a serial VM are refused.
+pub(super) fn agent_only_words(line: &LineSpec) -> String {
+    let name = line.full_name();
+    format!("the line of {name:?} is serial, and nothing of its guest but its agent can be called")
+}
+
+/// Whether a rule is about calls of programs to agents.
+fn opens_the_agent(rule: &Rule) -> bool {
+    let is_program = |from: &CallerPattern| {
+        matches!(
+            from,
+            CallerPattern::Host | CallerPattern::User(_) | CallerPattern::UserGroup(_)
+        )
+    };
+    let mut ports = rule.ports.iter();
+    rule.from.iter().any(is_program)
+        && (rule.ports.is_empty() || ports.any(|of| of.contains(&wire::agent::PORT)))
 }
 
 /// The VM of a rule that is about its calls to itself and nothing else.

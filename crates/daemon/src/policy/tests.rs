@@ -420,6 +420,127 @@ fn a_guest_that_calls_its_host_alone_reaches_no_other_vm_whatever_the_rules_say(
     assert_eq!(answer.verdict, PolicyVerdict::Allowed);
 }
 
+/// A serial VM, and rules and a published port for calls that its line does not carry.
+const SERIAL: &str = r#"
+[[vm]]
+name = "box"
+serial = true
+
+[[vm]]
+name = "fc"
+hybrid = "/run/fc/v.sock"
+
+[[vm]]
+name = "web"
+
+[[publish]]
+name = "raw"
+listen = "tcp:127.0.0.1:8080"
+to = "box:80"
+
+[[publish]]
+name = "site"
+listen = "tcp:127.0.0.1:8081"
+to = "box:tcp:80"
+
+[[rule]]
+name = "from-serial"
+from = "box"
+to = "web"
+port = 22
+action = "allow"
+
+[[rule]]
+name = "from-hybrid"
+from = "fc"
+to = "web"
+port = 22
+redirect = "web:23"
+
+[[rule]]
+name = "to-serial"
+from = "user:7"
+to = "box"
+port = 80
+action = "allow"
+
+[[rule]]
+name = "moved"
+from = "web"
+to = "host"
+port = 80
+redirect = "box:80"
+
+[[rule]]
+name = "agent"
+from = "user:7"
+to = "box"
+action = "allow"
+
+[[rule]]
+name = "way-out"
+from = "box"
+to = "host"
+port = 90
+redirect = "web:80"
+
+[[rule]]
+from = "web"
+to = "*"
+action = "allow"
+"#;
+
+#[test]
+fn a_serial_vm_is_called_at_its_agent_alone() {
+    use PolicyVerdict::{Allowed, Denied, Redirected};
+    let book = book(SERIAL);
+    for (from, to, port, verdict) in [
+        ("host", "box", 80, Denied),
+        ("user:7", "box", 80, Denied),
+        ("user:7", "box", 1005, Denied),
+        ("user:7", "box", 1007, Allowed),
+        ("host", "box", 1007, Allowed),
+        ("web", "host", 80, Denied),
+        ("web", "box", 80, Denied),
+        ("box", "host", 90, Redirected),
+    ] {
+        let answer = book.ask(from, to, port).unwrap();
+        assert_eq!(answer.verdict, verdict, "{from} {to} {port}: {answer:?}");
+        let is_told = answer.why.contains("`ringdown forward`");
+        assert_eq!(is_told, verdict == Denied, "{answer:?}");
+    }
+}
+
+#[test]
+fn what_a_line_does_not_carry_is_found() {
+    let found = findings(SERIAL);
+    let words = [
+        "\"from-serial\"",
+        "\"from-hybrid\"",
+        "\"to-serial\"",
+        "\"moved\"",
+        "published port \"raw\"",
+    ];
+    assert_eq!(found.len(), words.len(), "{found:#?}");
+    for ((_, found), words) in found.iter().zip(words) {
+        assert!(found.contains(words), "{found}");
+    }
+}
+
+#[test]
+fn what_the_agent_publishes_is_named() {
+    let notes = |to| book(SERIAL).ask("host", to, 1007).unwrap().notes.join("; ");
+    let (with, without) = (notes("box"), notes("web"));
+    assert!(
+        with.ends_with("published are tcp:127.0.0.1:80 as \"site\""),
+        "{with}"
+    );
+    assert!(
+        without.ends_with("nothing of it is published so"),
+        "{without}"
+    );
+}
+
 #[test]
 fn denials_that_hybrid_vms_pass_by_are_found() {
     let found = |text: &str| -> Vec<String> {

@@ -7,7 +7,8 @@ use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
 use switch::{
-    Callee, CalleePattern, Caller, Decision, OfferedPorts, Redirect, Rule, Verdict, is_own_port,
+    Callee, CalleePattern, Caller, Decision, OfferedPorts, Reason, Redirect, Rule, Verdict,
+    is_own_port,
 };
 
 use super::Rulebook;
@@ -59,7 +60,7 @@ impl Rulebook {
         if let (From::Vm(line), To::Listener | To::Service(_)) = (caller, callee) {
             self.keep_to_offers(answer, line, (callee, port));
         }
-        let obstacle = self.obstacle(decision, caller, callee);
+        let obstacle = self.obstacle(decision, caller, (callee, port));
         if let Some(obstacle) = obstacle.filter(|_| answer.verdict != PolicyVerdict::Denied) {
             answer.verdict = PolicyVerdict::Denied;
             answer.redirect = None;
@@ -145,16 +146,23 @@ impl Rulebook {
         &self,
         decision: &Decision<'_>,
         caller: &From<'_>,
-        callee: &To<'_>,
+        (callee, port): (&To<'_>, u32),
     ) -> Option<Cow<'static, str>> {
         let redirect = match decision.rule {
             Some((_, Verdict::Redirect(redirect))) => Some(redirect),
             _ => None,
         };
-        let reached = match (redirect, callee) {
-            (Some(Redirect::Vm { domain, name, .. }), _) => self.plan.find(domain, name),
-            (None, To::Vm(line)) => Some(*line),
-            _ => None,
+        let (reached, at) = match (redirect, callee) {
+            (
+                Some(Redirect::Vm {
+                    domain,
+                    name,
+                    port: to,
+                }),
+                _,
+            ) => (self.plan.find(domain, name), to.unwrap_or(port)),
+            (None, To::Vm(line)) => (Some(*line), port),
+            _ => (None, port),
         };
         match (caller, redirect, callee) {
             (From::Vm(from), _, _)
@@ -162,7 +170,7 @@ impl Rulebook {
             {
                 Some("no rule lets a VM call itself".into())
             }
-            (From::Vm(from), _, To::Vm(_)) => {
+            (From::Vm(from), _, To::Vm(_)) if from.host_only_kind().is_some() => {
                 let kind = from.host_only_kind()?;
                 Some(format!("no call by CID leaves a guest whose line is {kind}, except to its host").into())
             }
@@ -172,7 +180,9 @@ impl Rulebook {
             (From::Program { .. } | From::Host, Some(Redirect::Service { .. }), _) => {
                 Some("programs of the host, and published ports, call VMs only".into())
             }
-            _ => None,
+            _ => reached
+                .is_some_and(|line| is_agent_only(line, at))
+                .then(|| Reason::AgentOnly.to_string().into()),
         }
     }
 }
@@ -183,6 +193,11 @@ fn caller(line: &LineSpec) -> Caller<'_> {
         name: &line.name,
         groups: &line.groups,
     }
+}
+
+/// Whether the guest refuses calls to this port, since its line carries those to its agent alone.
+pub(super) fn is_agent_only(line: &LineSpec, port: u32) -> bool {
+    line.serial.is_some() && port != wire::agent::PORT
 }
 
 /// Where the VMM of a hybrid VM connects when its guest calls this port of the host.
