@@ -250,6 +250,8 @@ impl Fabric {
     /// only be paused.
     fn stop_ring(&mut self, id: LineId, index: usize) -> u32 {
         if index == TX {
+            // What was taken before the ring failed is the guest's memory, too.
+            self.flush_outgoing();
             self.unpark(id);
         }
         self.carry_out();

@@ -354,7 +354,7 @@ impl Fabric {
     /// Copies a packet's payload from `offset` on into memory of our own.
     fn store(&mut self, id: CircuitId, from: Side, packet: &Packet, offset: usize) {
         let Some(memory) = self.memory(packet.line, TX) else {
-            return;
+            return self.lose(id);
         };
         let Some(circuit) = self.circuit(id) else {
             return;
@@ -397,6 +397,14 @@ impl Fabric {
         }
     }
 
+    /// Ends a circuit of which bytes count as kept that cannot be had any more: it would wait for them for ever.
+    fn lose(&mut self, id: CircuitId) {
+        self.tell(Event::Kill {
+            circuit: id,
+            reason: Reason::LineDown,
+        });
+    }
+
     /// Sends on all packets that have been put together.
     pub(super) fn flush_outgoing(&mut self) {
         while let Some(outgoing) = self.outgoing.pop() {
@@ -415,7 +423,7 @@ impl Fabric {
             .and_then(|packet| self.memory(packet.line, TX))
         else {
             packets.clear();
-            return;
+            return self.lose(id);
         };
         let mut sent = 0;
         let mut next = 0;

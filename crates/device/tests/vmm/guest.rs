@@ -173,6 +173,14 @@ impl Guest {
         queue.set_available_index(first + count);
     }
 
+    /// Makes available what its ring does not have.
+    pub fn offer_what_is_not_there(&mut self, ring: usize) {
+        let queue = &mut self.queues[ring];
+        let index = queue.available_index();
+        queue.set_available_entry(index, RING);
+        queue.set_available_index(index + 1);
+    }
+
     pub fn kick(&self, ring: usize) {
         assert_eq!(
             rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes()),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // This is a test.
 
+mod broken;
 mod guest;
 mod linger;
 mod turns;

@@ -23,7 +23,7 @@ fn stray() -> Header {
     header(Operation::Data, 5000, 0)
 }
 
-fn header(operation: Operation, port: u32, len: u32) -> Header {
+pub fn header(operation: Operation, port: u32, len: u32) -> Header {
     Header {
         src_cid: 3,
         dst_cid: 2,
@@ -148,7 +148,11 @@ fn what_a_guest_sent_before_its_vmm_went_is_delivered_in_many_turns() {
 }
 
 /// A guest with circuits to programs of the host.
-fn with_circuits(fabric: &mut Fabric, directory: &Path, count: u16) -> (Guest, Vec<UnixStream>) {
+pub fn with_circuits(
+    fabric: &mut Fabric,
+    directory: &Path,
+    count: u16,
+) -> (Guest, Vec<UnixStream>) {
     let config = config(directory);
     fabric.open_line(&config).unwrap();
     let listener = UnixListener::bind(directory.join("web.sock_80")).unwrap();

@@ -1,0 +1,68 @@
+//! A guest whose ring makes no sense, behind packets that do.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+
+use device::{CircuitFilter, Fabric};
+use wire::vsock::{Header, Operation};
+
+use crate::guest::{Guest, TX};
+use crate::turns::{header, with_circuits};
+use crate::{fabric, turn_until};
+
+const CIRCUITS: u16 = 20;
+const BYTES: u32 = 5;
+
+/// Sends some bytes on each circuit, and an end if there is to be one. What follows fails the device, in the same batch.
+fn send_and_fail(guest: &mut Guest, ends: bool) {
+    for number in 0..CIRCUITS {
+        let of_circuit = |header| Header {
+            src_port: 1000 + u32::from(number),
+            ..header
+        };
+        let data = guest.packet(&of_circuit(header(Operation::Data, 80, BYTES)));
+        guest.offer(TX, data, 1);
+        if ends {
+            let end = of_circuit(header(Operation::Shutdown, 80, 0));
+            let end = guest.packet(&Header { flags: 3, ..end });
+            guest.offer(TX, end, 1);
+        }
+    }
+    guest.offer_what_is_not_there(TX);
+    guest.kick(TX);
+}
+
+/// Everything that a program reads up to the end, which comes.
+fn read_all(fabric: &mut Fabric, mut program: UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    turn_until(fabric, "the program has an end", |_| {
+        let read = program.read_to_end(&mut bytes);
+        !read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    });
+    bytes
+}
+
+fn every_circuit_ends(ends: bool) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), CIRCUITS);
+    send_and_fail(&mut guest, ends);
+    for program in programs {
+        let bytes = read_all(&mut fabric, program);
+        assert_eq!(bytes.len(), BYTES as usize, "sent before the ring broke");
+    }
+    turn_until(&mut fabric, "no circuit is left", |fabric| {
+        let circuits = fabric.list_circuits(&CircuitFilter::default(), 0, 1);
+        circuits.circuits.is_empty()
+    });
+}
+
+#[test]
+fn what_was_finished_before_a_ring_broke_arrives_and_ends() {
+    every_circuit_ends(true);
+}
+
+#[test]
+fn what_was_sent_before_a_ring_broke_arrives_and_is_cut() {
+    every_circuit_ends(false);
+}
