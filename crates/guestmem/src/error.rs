@@ -75,6 +75,21 @@ pub enum MemoryError {
         /// The limit.
         max: usize,
     },
+    /// Regions with more bytes than a memory may have.
+    #[error("a guest may have at most {} TiB in memory regions", max >> 40)]
+    TooMuchMemory {
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// Regions with more bytes than the process may have mapped.
+    #[error(
+        "this process would have more than {} TiB of memory regions mapped, the most it may have",
+        max >> 40
+    )]
+    TooMuchMapped {
+        /// The limit in bytes.
+        max: u64,
+    },
     /// One mapping more than the process may have.
     #[error(
         "this process has {} memory regions mapped, the most it may have",

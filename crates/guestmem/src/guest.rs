@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use crate::error::MemoryError;
-pub use crate::region::RegionSpec;
+pub use crate::region::{MAX_MAPPED_BYTES, RegionSpec};
 
 use crate::fault;
 use crate::region::{Region, Span};
@@ -26,6 +26,9 @@ mod tests;
 /// The most regions that one memory may have: what vhost-user back ends commonly announce, after the number of slots that KVM
 /// once had for a machine.
 pub const MAX_REGIONS: usize = 509;
+
+/// The most bytes that the regions of one memory may have together: 8 TiB, as many as KVM takes in one slot.
+pub const MAX_MEMORY_BYTES: u64 = 8 << 40;
 
 /// A snapshot of the regions that make up a guest's memory.
 #[derive(Debug, Default)]
@@ -63,10 +66,16 @@ impl GuestMemory {
     ///
     /// # Errors
     /// A size of zero, a region that overlaps another one or does not fit into the address space, a file that does not
-    /// do, more than [`MAX_REGIONS`] regions, or what the system reports when it maps the file. The memory is unchanged.
+    /// do, more than [`MAX_REGIONS`] regions or [`MAX_MEMORY_BYTES`], more than [`MAX_MAPPED_BYTES`] in all memories, or what the system reports when it maps the file. The memory is unchanged.
     pub fn add_region(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MemoryError::TooManyRegions { max: MAX_REGIONS });
+        }
+        let present: u64 = self.regions.iter().map(|region| region.size()).sum();
+        if spec.size > MAX_MEMORY_BYTES - present {
+            return Err(MemoryError::TooMuchMemory {
+                max: MAX_MEMORY_BYTES,
+            });
         }
         for region in &self.regions {
             let guest = overlap(

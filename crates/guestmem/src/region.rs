@@ -12,6 +12,10 @@ mod mapping;
 #[cfg(all(test, not(any(miri, loom))))]
 pub(crate) use self::mapping::unmapper;
 
+/// The most bytes that all regions of the process may have together: 64 TiB, half of the addresses of a program on x86-64. A file without pages costs its
+/// VMM nothing, and a process without addresses can neither map the memory of the next guest nor have more of its own.
+pub const MAX_MAPPED_BYTES: u64 = 64 << 40;
+
 /// What a VMM says about a region (vhost-user, "Memory region description"), with the file that came along.
 #[derive(Debug)]
 pub struct RegionSpec {

@@ -1,5 +1,6 @@
 //! A span of our address space that shows a file of a VMM's.
 
+mod room;
 pub(crate) mod unmapper;
 
 use std::fs::File;
@@ -8,8 +9,10 @@ use std::ptr::NonNull;
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstatfs, statx};
 
+use self::room::Room;
 use crate::error::MemoryError;
 use crate::fault::{self, Registration};
+use crate::region::MAX_MAPPED_BYTES;
 use crate::span::{AddressSpan, map_error, page_len};
 
 /// A span of our address space that shows a file. Dropping it leaves the unmapping to the [`unmapper`]'s thread.
@@ -25,6 +28,7 @@ struct Mapped {
     /// One page of the same file, never accessed. When the handler of SIGBUS replaces the span, this still refers to the file, so that its memory is
     /// not freed on the thread that faulted.
     _anchor: AddressSpan,
+    _room: Room,
 }
 
 impl Mapping {
@@ -58,22 +62,22 @@ impl Mapping {
             .ok_or_else(too_large)?;
         let file_offset = libc::off_t::try_from(offset).map_err(|_| too_large())?;
 
+        unmapper::start().map_err(MemoryError::Map)?;
+        let room = after_unmapping(|| Room::take(len)).ok_or(MemoryError::TooMuchMapped {
+            max: MAX_MAPPED_BYTES,
+        })?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let span = AddressSpan::show(file, file_offset, len, protection)?;
         let anchor = AddressSpan::show(file, file_offset, page_len, libc::PROT_NONE)?;
-        unmapper::start().map_err(MemoryError::Map)?;
-        let register = || fault::register(span.base().addr().get(), len, page_len);
-        // What was dropped and not unmapped yet has its place in the table.
-        let registration = register().or_else(|| {
-            unmapper::finish();
-            register()
-        });
-        let registration = registration.ok_or(MemoryError::TooManyMappings)?;
+        let start = span.base().addr().get();
+        let registration = after_unmapping(|| fault::register(start, len, page_len))
+            .ok_or(MemoryError::TooManyMappings)?;
         span.keep_out_of_core_dumps();
         Ok(Mapping(ManuallyDrop::new(Mapped {
             registration,
             span,
             _anchor: anchor,
+            _room: room,
         })))
     }
 
@@ -92,6 +96,14 @@ impl Drop for Mapping {
         let mapped = unsafe { ManuallyDrop::take(&mut self.0) };
         unmapper::unmap(mapped);
     }
+}
+
+/// Tries to take something, again when everything is unmapped that was dropped: until then that has its share.
+fn after_unmapping<T>(take: impl Fn() -> Option<T>) -> Option<T> {
+    take().or_else(|| {
+        unmapper::finish();
+        take()
+    })
 }
 
 /// Refuses a file unless its pages are memory. Elsewhere an access may have to wait: for a disk, for the process that serves a file (FUSE), or for
