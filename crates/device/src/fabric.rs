@@ -11,6 +11,7 @@ mod dial;
 mod host;
 mod hybrid;
 mod message;
+mod park;
 mod relay;
 mod rx;
 mod serial;

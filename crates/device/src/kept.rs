@@ -2,14 +2,26 @@
 
 use std::collections::VecDeque;
 
+use guestmem::guest::GuestMemory;
 use guestmem::queue::Chain;
 use switch::LineId;
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
-use crate::tally::Entry;
+use crate::tally::{Entry, Tally};
 
 /// Bytes are stored in pieces of at most this size, so that a piece that has been delivered is given back soon.
 const PIECE_BYTES: usize = 64 * 1024;
+
+/// Messages, or pieces of them, that are stored for one receiver. The credit bounds their bytes, but a message of one byte
+/// costs a hundred: more than this and the circuit ends, as it would in a Linux receiver that counts packets.
+const KEPT_MESSAGES: usize = 4096;
+
+/// The messages that one sender has stored, and how many they may be.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    pub(crate) tally: Tally,
+    pub(crate) most: u64,
+}
 
 /// Some bytes, in order.
 #[derive(Debug)]
@@ -74,21 +86,12 @@ impl Kept {
         self.parcels.is_empty()
     }
 
-    /// How many parcels there are.
-    pub(crate) fn len(&self) -> usize {
-        self.parcels.len()
-    }
-
     pub(crate) fn front(&mut self) -> Option<&mut Parcel> {
         self.parcels.front_mut()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Parcel> {
         self.parcels.iter()
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parcel> {
-        self.parcels.iter_mut()
     }
 
     pub(crate) fn pop(&mut self) -> Option<Parcel> {
@@ -100,7 +103,7 @@ impl Kept {
     }
 
     /// Whether `len` more bytes become part of the last parcel.
-    pub(crate) fn merges(&self, len: usize, is_stream: bool) -> bool {
+    fn merges(&self, len: usize, is_stream: bool) -> bool {
         match self.parcels.back() {
             Some(Parcel::Stored { bytes, flags, .. }) => {
                 let ends = !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0;
@@ -108,6 +111,13 @@ impl Kept {
             }
             _ => false,
         }
+    }
+
+    /// Whether `len` more bytes may be stored. `messages` are their sender's; a stream has none.
+    pub(crate) fn may_store(&self, len: usize, messages: Option<&Messages>) -> bool {
+        messages.is_none_or(|Messages { tally, most }| {
+            self.merges(len, false) || self.parcels.len() < KEPT_MESSAGES && tally.total() < *most
+        })
     }
 
     /// Room for `len` more bytes behind what is kept. Bytes of a stream are put together, and so are the parts of one
@@ -135,6 +145,45 @@ impl Kept {
         bytes.resize(start + len, 0);
         &mut bytes[start..]
     }
+
+    /// Copies what a guest has parked into memory of our own, put together as what is stored at once. Returns what is to be given back to the guest, and
+    /// whether all of it may be stored. If not, it is lost, and its circuit has to end.
+    pub(crate) fn unpark(
+        &mut self,
+        (of, vm): (LineId, &str),
+        memory: &GuestMemory,
+        messages: Option<&Messages>,
+    ) -> (Vec<Parcel>, bool) {
+        let is_parked =
+            |parcel: &Parcel| matches!(parcel, Parcel::Parked { line, .. } if *line == of);
+        let (mut returned, mut fits) = (Vec::new(), true);
+        if !self.parcels.iter().any(is_parked) {
+            return (returned, fits);
+        }
+        for parcel in std::mem::take(&mut self.parcels) {
+            let (len, flags) = (parcel.left(), parcel.flags());
+            let entry = || messages.map(|messages| messages.tally.enter(1));
+            match &parcel {
+                Parcel::Parked { chain, offset, .. } if is_parked(&parcel) => {
+                    fits = fits && self.may_store(len, messages);
+                    if fits {
+                        let room = self.store(len, flags, entry());
+                        if let Err(error) = memory.read(&chain.readable, *offset, room) {
+                            // The guest took its memory away while it sent: it gets zeros delivered, and has lost its line anyway.
+                            tracing::warn!(vm, %error, "a parked packet could not be read");
+                        }
+                    }
+                    returned.push(parcel);
+                }
+                Parcel::Stored { bytes, offset, .. } if self.merges(len, messages.is_none()) => {
+                    let room = self.store(len, flags, entry());
+                    room.copy_from_slice(&bytes[*offset..]);
+                }
+                _ => self.push(parcel),
+            }
+        }
+        (returned, fits)
+    }
 }
 
 #[cfg(test)]
@@ -152,6 +201,78 @@ mod tests {
             kept.iter().map(Parcel::left).collect::<Vec<_>>(),
             [PIECE_BYTES, 1]
         );
+    }
+
+    const GUEST: LineId = LineId(3);
+
+    /// A packet of one byte, which the guest has at this place.
+    fn parked(address: u64, flags: u32) -> Parcel {
+        let range = guestmem::guest::Range { address, len: 1 };
+        let mut chain = Chain::default();
+        chain.readable.push(range);
+        Parcel::Parked {
+            line: GUEST,
+            chain,
+            offset: 0,
+            left: 1,
+            flags,
+            weight: 1,
+        }
+    }
+
+    fn memory(bytes: &[u8]) -> GuestMemory {
+        let arena = guestmem::driver::Arena::new(4096).unwrap();
+        arena.write(0, bytes);
+        GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn what_is_unparked_is_put_together_with_what_is_stored() {
+        let memory = memory(b"parked");
+        let mut kept = Kept::default();
+        for _ in 0..3 {
+            for address in 0..6 {
+                kept.push(parked(address, 0));
+            }
+            // Stored, as no more could be parked.
+            kept.store(1, 0, None)[0] = b'+';
+            let (returned, fits) = kept.unpark((GUEST, "web"), &memory, None);
+            assert!(fits);
+            assert_eq!(returned.len(), 6);
+        }
+        assert_eq!(kept.parcels.len(), 1);
+        let Some(Parcel::Stored { bytes, .. }) = kept.front() else {
+            panic!("nothing is stored");
+        };
+        assert_eq!(bytes, b"parked+parked+parked+");
+    }
+
+    #[test]
+    fn what_another_guest_has_parked_stays() {
+        let memory = memory(b"parked");
+        let mut kept = Kept::default();
+        kept.push(parked(0, 0));
+        let (returned, fits) = kept.unpark((LineId(4), "db"), &memory, None);
+        assert!(returned.is_empty() && fits);
+        assert!(matches!(kept.front(), Some(Parcel::Parked { .. })));
+    }
+
+    #[test]
+    fn no_more_messages_are_unparked_than_may_be_stored() {
+        let memory = memory(b"parked");
+        let messages = Messages {
+            tally: Tally::default(),
+            most: 4,
+        };
+        for (count, expected) in [(4, true), (5, false)] {
+            let mut kept = Kept::default();
+            for address in 0..count {
+                kept.push(parked(address, SEQPACKET_END_OF_MESSAGE));
+            }
+            let (returned, fits) = kept.unpark((GUEST, "web"), &memory, Some(&messages));
+            assert_eq!((returned.len() as u64, fits), (count, expected));
+            assert_eq!(messages.tally.total(), 4);
+        }
     }
 
     #[test]

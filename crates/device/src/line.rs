@@ -73,7 +73,7 @@ pub(crate) struct LineIo {
     /// When the log was last told that the guest sends too many packets without payload.
     pub(crate) rest_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
-    /// [`Limits::kept_messages`](switch::Limits::kept_messages) at most, and what was parked when the rings stopped.
+    /// [`Limits::kept_messages`](switch::Limits::kept_messages) at most.
     pub(crate) messages: Tally,
     /// Bytes of messages that programs of the host have sent and that the guest has yet to take.
     pub(crate) host_message_bytes: Tally,

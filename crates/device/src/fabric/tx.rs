@@ -15,19 +15,11 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::capture::Payload;
 use super::{Fabric, TURN_DESCRIPTORS};
-use crate::kept::Parcel;
-use crate::tally::Tally;
 use crate::vsock::TX;
 
 /// Packets taken from one guest in one turn, before the others have theirs. Also by how many a guest may exceed what it
 /// may send without payload.
 const DRAIN_BATCH: usize = 256;
-
-/// What a guest's parked packets may weigh together; what is beyond that is stored. They are all stored at once when its ring stops.
-const PARKED_WEIGHT: usize = 16 << 20;
-
-/// What a piece of a parked packet weighs, as much as so many bytes.
-const PIECE_WEIGHT: usize = 1024;
 
 /// How often the log says that a guest sends too many packets without payload.
 const REST_REPORTS: Duration = Duration::from_secs(60);
@@ -44,23 +36,12 @@ const OUTGOING_PACKETS: usize = 64;
 /// Lists for such packets that are kept for use again: for as many circuits at a time nothing is allocated.
 const SPARE_LISTS: usize = 64;
 
-/// Messages, or pieces of them, that are stored for one receiver. The credit bounds their bytes, but a message of one byte
-/// costs a hundred: more than this and the circuit ends, as it would in a Linux receiver that counts packets.
-const KEPT_MESSAGES: usize = 4096;
-
 /// A packet that the switch is deciding about.
 #[derive(Debug)]
 pub(super) struct Packet {
-    line: LineId,
-    chain: Chain,
-    header: Header,
-}
-
-impl Packet {
-    /// What it weighs while it is parked.
-    fn weight(&self) -> usize {
-        self.header.len as usize + self.chain.readable.len() * PIECE_WEIGHT
-    }
+    pub(super) line: LineId,
+    pub(super) chain: Chain,
+    pub(super) header: Header,
 }
 
 /// What has been taken from a guest in the batch at hand.
@@ -306,48 +287,15 @@ impl Fabric {
         if for_guest {
             self.batch.bytes_for_guests += packet.header.len as usize;
         }
-        let (entries, weight) = (usize::from(packet.chain.entries), packet.weight());
-        let has_place = |fabric: &mut Fabric| {
-            let line = fabric.line(line);
-            line.is_some_and(|line| {
-                line.parked + entries <= line.half_of_ring()
-                    && line.parked_weight + weight <= PARKED_WEIGHT
-            })
-        };
-        if for_guest && !has_place(self) {
+        if for_guest && !self.may_park(&packet) {
             // The receivers may have room; what is parked first goes first.
             self.pump_woken();
         }
-        if for_guest && has_place(self) && self.circuit(id).is_some() {
+        if for_guest && self.may_park(&packet) && self.circuit(id).is_some() {
             self.park(id, from, packet);
         } else {
             self.store(id, from, &packet, 0);
             self.complete(line, TX, packet.chain, 0);
-        }
-    }
-
-    fn park(&mut self, id: CircuitId, from: Side, packet: Packet) {
-        let weight = packet.weight();
-        let Packet {
-            line,
-            chain,
-            header,
-        } = packet;
-        let entries = usize::from(chain.entries);
-        let Some(circuit) = self.circuit(id) else {
-            return;
-        };
-        circuit.kept_or_new(from).push(Parcel::Parked {
-            line,
-            chain,
-            offset: HEADER_LEN,
-            left: header.len as usize,
-            flags: header.flags,
-            weight,
-        });
-        if let Some(line) = self.line(line) {
-            line.parked += entries;
-            line.parked_weight += weight;
         }
     }
 
@@ -361,24 +309,14 @@ impl Fabric {
         };
         let len = packet.header.len as usize - offset;
         let is_stream = circuit.is_stream();
-        let kept = circuit.kept_or_new(from);
-        let new_parcel = !kept.merges(len, is_stream);
-        let of_circuit = kept.len();
-        let tally = self.line(packet.line).map(|line| line.messages.clone());
-        let tally = tally.filter(|_| !is_stream);
-        if let Some(tally) = &tally {
-            let most = u64::from(self.switch.limits(packet.line).kept_messages);
-            if new_parcel && (of_circuit >= KEPT_MESSAGES || tally.total() >= most) {
-                return self.tell(Event::Kill {
-                    circuit: id,
-                    reason: Reason::TooManyMessages,
-                });
-            }
-        }
-        let entry = tally.map(|tally| tally.enter(1));
+        let messages = self.messages_of(packet.line).filter(|_| !is_stream);
         let Some(circuit) = self.circuit(id) else {
             return;
         };
+        if !circuit.kept_or_new(from).may_store(len, messages.as_ref()) {
+            return self.end_for_messages(id);
+        }
+        let entry = messages.map(|messages| messages.tally.enter(1));
         let room = circuit
             .kept_or_new(from)
             .store(len, packet.header.flags, entry);
@@ -549,52 +487,6 @@ impl Fabric {
         self.tell(Event::HostRefused { circuit: id });
     }
 
-    /// Gives a parcel's descriptors back, if it has any.
-    pub(super) fn give_back(&mut self, parcel: Parcel) {
-        if let Parcel::Parked {
-            line,
-            chain,
-            weight,
-            ..
-        } = parcel
-        {
-            if let Some(line) = self.line(line) {
-                line.parked = line.parked.saturating_sub(usize::from(chain.entries));
-                line.parked_weight = line.parked_weight.saturating_sub(weight);
-            }
-            self.complete(line, TX, chain, 0);
-        }
-    }
-
-    /// Copies everything that a guest has parked into memory of our own, and gives its descriptors back.
-    pub(super) fn unpark(&mut self, id: LineId) {
-        if self.line(id).is_none_or(|line| line.parked == 0) {
-            return;
-        }
-        let Some(memory) = self.memory(id, TX) else {
-            return;
-        };
-        let Some(line) = self.line(id) else {
-            return;
-        };
-        let (tally, vm) = (line.messages.clone(), line.name.clone());
-        let mut returned = Vec::new();
-        for circuit in self.circuits.iter_mut().flatten() {
-            let tally = (!circuit.is_stream()).then_some(&tally);
-            for from in [Side::Caller, Side::Callee] {
-                let Some(kept) = circuit.kept(from) else {
-                    continue;
-                };
-                for parcel in kept.iter_mut() {
-                    returned.extend(unpark_parcel(parcel, (id, &vm), &memory, tally));
-                }
-            }
-        }
-        for parcel in returned {
-            self.give_back(parcel);
-        }
-    }
-
     /// Fails the line of a guest whose memory was taken away under it, and under us. Returns whether it did.
     pub(super) fn lost_memory(&mut self, id: LineId) -> bool {
         let lost = self
@@ -610,41 +502,6 @@ impl Fabric {
         let ring = self.line(id)?.rings[index].as_ref()?;
         Some(Arc::clone(ring.queue.memory()))
     }
-}
-
-/// Turns a parked parcel of this line into a stored one, and returns what is to be given back.
-fn unpark_parcel(
-    parcel: &mut Parcel,
-    (of, vm): (LineId, &str),
-    memory: &GuestMemory,
-    tally: Option<&Tally>,
-) -> Option<Parcel> {
-    let Parcel::Parked {
-        line,
-        chain,
-        offset,
-        left,
-        flags,
-        ..
-    } = parcel
-    else {
-        return None;
-    };
-    if *line != of {
-        return None;
-    }
-    let mut bytes = vec![0; *left];
-    if let Err(error) = memory.read(&chain.readable, *offset, &mut bytes) {
-        // The guest took its memory away while it sent: it gets zeros delivered, and has lost its line anyway.
-        tracing::warn!(vm, %error, "a parked packet could not be read");
-    }
-    let stored = Parcel::Stored {
-        bytes,
-        offset: 0,
-        flags: *flags,
-        _entry: tally.map(|tally| tally.enter(1)),
-    };
-    Some(std::mem::replace(parcel, stored))
 }
 
 fn socket_type(header: &Header) -> wire::vsock::SocketType {

@@ -25,8 +25,8 @@ pub const TABLE: u16 = 1024;
 /// Where the guest sees its memory.
 const BASE: u64 = 1 << 32;
 
-/// Version 1, and indirect tables. Without the protocol's features rings are enabled from the start.
-const FEATURES: u64 = 1 << 32 | 1 << 28;
+/// Version 1, indirect tables, and sockets of messages. Without the protocol's features rings are enabled from the start.
+const FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 1;
 
 /// Numbers of requests (vhost-user, "Front-end message types").
 pub mod request {

@@ -5,6 +5,7 @@
 mod broken;
 mod guest;
 mod linger;
+mod parked;
 mod turns;
 mod unmapping;
 

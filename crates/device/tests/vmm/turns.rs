@@ -4,11 +4,9 @@
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric};
-use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict};
 use wire::vsock::{Header, Operation, SocketType};
 
 use crate::guest::{Guest, RING, RX, TABLE, TX, quads, request, send};
@@ -216,72 +214,6 @@ fn a_fabric_that_stops_has_cut_every_circuit() {
     );
     programs.retain_mut(|program| program.read(&mut [0]).is_err());
     assert_eq!(programs.len(), 0);
-}
-
-/// What a guest may park weighs 16 MiB, a piece of a packet 1 KiB beside its bytes (`PARKED_WEIGHT`, `PIECE_WEIGHT`).
-#[test]
-fn pieces_of_parked_packets_are_counted() {
-    const PACKETS: u16 = 100;
-    const PAYLOAD: u32 = TABLE as u32 - 1;
-    let directory = tempfile::tempdir().unwrap();
-    let mut fabric = fabric();
-    let web = config(directory.path());
-    fabric.open_line(&web).unwrap();
-    let mut sender = Guest::attach(&mut fabric, &web.vhost_user);
-    let db = config_of(directory.path(), "db", 4);
-    fabric.open_line(&db).unwrap();
-    let mut receiver = Guest::attach(&mut fabric, &db.vhost_user);
-    let domain = || DEFAULT_DOMAIN.to_owned();
-    let anyone = Rule {
-        from: vec![CallerPattern::AnyVm { domain: domain() }],
-        to: vec![CalleePattern::AnyVm { domain: domain() }],
-        ports: Vec::new(),
-        verdict: Verdict::Allow,
-        limits: RuleLimits::default(),
-        label: "rule".to_owned(),
-        is_named: true,
-    };
-    fabric.set_policy(Arc::new(Policy::new(vec![anyone])), Vec::new(), false);
-
-    let to_db = |header: Header| Header {
-        dst_cid: 4,
-        ..header
-    };
-    let buffers = [sender.buffer(4096), receiver.buffer(4096)];
-    sender.offer(RX, buffers[0], 64);
-    // For the dial, and nothing else.
-    receiver.offer(RX, buffers[1], 1);
-    let dial = sender.packet(&to_db(header(Operation::Request, 80, 0)));
-    sender.offer(TX, dial, 1);
-    sender.kick(TX);
-    turn_until(&mut fabric, "the receiver is called", |_| {
-        receiver.given_back(RX) == 1
-    });
-    let answer = receiver.packet(&Header {
-        src_cid: 4,
-        dst_cid: 3,
-        src_port: 80,
-        dst_port: 1000,
-        buf_alloc: 1 << 20,
-        ..header(Operation::Response, 0, 0)
-    });
-    receiver.offer(TX, answer, 1);
-    receiver.kick(TX);
-    turn_until(&mut fabric, "the sender is answered", |_| {
-        sender.given_back(RX) > 0
-    });
-
-    let data = to_db(header(Operation::Data, 80, PAYLOAD));
-    let data = sender.in_pieces(sender.packet(&data));
-    sender.offer(TX, data, PACKETS);
-    sender.kick(TX);
-    let bytes = u64::from(PACKETS) * u64::from(PAYLOAD);
-    turn_until(&mut fabric, "everything is kept", |fabric| {
-        let kept = fabric.survey_circuits(0).kept_bytes;
-        kept.into_iter().map(|(_, kept)| kept).sum::<u64>() == bytes
-    });
-    let weight = usize::from(TABLE) * 1024 + PAYLOAD as usize;
-    assert_eq!(fabric.lines()[0].parked_descriptors, (16 << 20) / weight);
 }
 
 /// Each VMM waits for its answer before it says more, but the others have said something by then.
