@@ -66,10 +66,7 @@ impl PortSpec {
             len: 64,
         });
         // Routers behind an uplink may advertise others.
-        let others = network.uplink.as_ref().map(|_| Ipv6Prefix {
-            address: Ipv6Addr::UNSPECIFIED,
-            len: 0,
-        });
+        let others = network.uplink.as_ref().map(|_| Ipv6Prefix::ANY);
         let guard = Ipv6Guard {
             prefixes: own.into_iter().chain(others).collect(),
             ..Ipv6Guard::default()

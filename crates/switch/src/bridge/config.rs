@@ -93,11 +93,15 @@ impl PortConfig {
         }
     }
 
-    /// A guest whose addresses are learned.
+    /// A guest whose addresses are learned. The IPv6 address that it was first to use is its own all the same, whatever it is.
     pub fn learning_guest() -> PortConfig {
         PortConfig {
             mac: None,
             learned_max: 16,
+            ipv6_guard: Some(Ipv6Guard {
+                prefixes: vec![Ipv6Prefix::ANY],
+                ..Ipv6Guard::default()
+            }),
             ..PortConfig::guest(MacAddress::ZERO)
         }
     }
@@ -192,6 +196,12 @@ pub struct Ipv6Prefix {
 }
 
 impl Ipv6Prefix {
+    /// All addresses.
+    pub const ANY: Ipv6Prefix = Ipv6Prefix {
+        address: Ipv6Addr::UNSPECIFIED,
+        len: 0,
+    };
+
     /// Link-local addresses.
     pub const LINK_LOCAL: Ipv6Prefix = Ipv6Prefix {
         address: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),

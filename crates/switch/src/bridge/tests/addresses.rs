@@ -251,6 +251,7 @@ fn room_for_learned_addresses_is_reserved() {
     });
     let sized = |learned_max| PortConfig {
         learned_max,
+        ipv6_guard: None,
         ..learning()
     };
     let with_guard = PortConfig {
@@ -440,4 +441,49 @@ fn the_mac_address_of_a_gateway_is_its_uplinks_whoever_used_it_first() {
             world.now += 2 * world.bridge.limits().ageing;
         }
     }
+}
+
+/// A guest with guests of its own has what it was first to use, as all others.
+#[test]
+fn an_ipv6_address_of_a_guest_that_learns_is_its_own_while_it_is_in_use() {
+    let mut world = World::new();
+    let guarded = |number| PortConfig {
+        ipv6_guard: Some(Ipv6Guard::default()),
+        ..PortConfig::guest(mac(number))
+    };
+    let attacker = world.add(guarded(1));
+    let victim = world.add(PortConfig {
+        mac: Some(mac(2)),
+        ..PortConfig::learning_guest()
+    });
+    world.add(guarded(3));
+    // Link-local addresses are a guarded guest's to use.
+    let address: Ipv6Addr = "fe80::77".parse().unwrap();
+    let ask = |from| {
+        let question = neighbour(135, address, None);
+        ipv6_packet(group(), mac(from), Ipv6Addr::UNSPECIFIED, 58, &question)
+    };
+    let says = |from| {
+        let answer = neighbour(136, address, Some(mac(from)));
+        ipv6_packet(group(), mac(from), address, 58, &answer)
+    };
+    let uses = |from| ipv6_packet(mac(3), mac(from), address, 17, &udp((5, 5)));
+    assert_eq!(world.refusal(victim, &ask(2)), None);
+    world.now += 5 * SECOND;
+    // One of the guests behind it.
+    assert_eq!(world.refusal(victim, &says(50)), None);
+    for frame in [says(1), uses(1)] {
+        let refusal = world.refusal(attacker, &frame);
+        assert_eq!(refusal, Some(Refusal::Ipv6Taken));
+    }
+    for frame in [uses(50), says(2)] {
+        assert_eq!(world.refusal(victim, &frame), None);
+    }
+    // It uses any number of addresses of any prefix, as the guests behind it do, and holds the last of them.
+    for host in 0..100 {
+        let elsewhere = Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | host);
+        let frame = ipv6_packet(mac(3), mac(2), elsewhere, 17, &udp((5, 5)));
+        assert_eq!(world.refusal(victim, &frame), None);
+    }
+    assert_eq!(world.bridge.bindings.count(victim), 16);
 }
