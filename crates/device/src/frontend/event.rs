@@ -22,7 +22,8 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     match name.as_bytes() == EVENTFD {
         true => Ok(()),
         false => Err(io::Error::other(format!(
-            "a kick or call descriptor has to be an eventfd, and is {}",
+            // As its maker named it, which may be with line breaks.
+            "a kick or call descriptor has to be an eventfd, and is {:?}",
             name.to_string_lossy()
         ))),
     }
@@ -63,5 +64,16 @@ mod tests {
             let error = check(&File::from(other)).unwrap_err();
             assert!(error.to_string().contains("eventfd"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_adds_no_line_to_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let named = directory.path().join("file\nvm=db \u{1b}[2J\u{202e}");
+        let error = check(&File::create(named).unwrap()).unwrap_err();
+        let words = error.to_string();
+        assert!(words.contains("vm=db"), "{words}");
+        let is_shown = |char: char| char.is_ascii() && !char.is_ascii_control();
+        assert!(words.chars().all(is_shown), "{words:?}");
     }
 }
