@@ -282,6 +282,14 @@ impl Bridge {
             .unwrap_or_else(|| self.take_the_long_way(now, from, snapshot, frame_len, segment_len))
     }
 
+    /// Charges a frame that came to nothing before it could be classified.
+    pub fn charge_malformed(&mut self, now: Time, from: PortId, frame_len: usize) {
+        let gate = self.gates.get(usize::from(from.0));
+        if gate.is_some_and(|gate| gate.has_rate) {
+            self.ports[from.0.into()].charge(now, frame_len);
+        }
+    }
+
     fn take_the_long_way(
         &mut self,
         now: Time,

@@ -132,12 +132,14 @@ impl Batch {
                 // What was here before says nothing of this sender's flows.
                 frame.receive(0);
                 counters.malformed_headers += 1;
+                network.bridge.charge_malformed(now, from, frame.len);
                 continue;
             };
             // It fails only if the guest's memory is gone, which is met again when the chain is copied.
             if memory.read(&chain.readable, 0, frame.receive(len)).is_err() {
                 frame.receive(0);
                 counters.malformed_headers += 1;
+                network.bridge.charge_malformed(now, from, len);
                 continue;
             }
             counters.frames_from_guest += 1;
@@ -147,6 +149,7 @@ impl Batch {
                 Ok(offload) => frame.set_offload(offload),
                 Err(_) => {
                     counters.malformed_headers += 1;
+                    network.bridge.charge_malformed(now, from, len);
                     self.refused.push((index, "malformed_header"));
                     continue;
                 }

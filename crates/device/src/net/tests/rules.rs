@@ -141,6 +141,37 @@ fn a_rate_makes_frames_wait_and_loses_none() {
 }
 
 #[test]
+fn a_rate_makes_frames_wait_that_are_none() {
+    let lie = NetHeader {
+        gso_type: 0xff,
+        ..NetHeader::default()
+    };
+    for (header, len) in [(lie, 60), (NetHeader::default(), 1)] {
+        let mut house = House::new();
+        let slow = PortConfig {
+            rates: Rates {
+                frames_per_second: Some(2000),
+                ..Rates::guest()
+            },
+            ..PortConfig::guest(mac(1))
+        };
+        let driver = Driver {
+            ring_size: 1024,
+            ..Driver::default()
+        };
+        let mut web = house.guest_at(1, slow, driver);
+        for _ in 0..600 {
+            web.enqueue(header, &frame(mac(2), mac(1), 60)[..len]);
+        }
+        web.kick();
+        house.settle();
+        assert!(house.counters(&web).malformed_headers < 600, "some wait");
+        house.rest();
+        assert_eq!(house.counters(&web).malformed_headers, 600);
+    }
+}
+
+#[test]
 fn interrupts_are_held_back_after_the_first_and_sent_in_the_end() {
     let hour = Duration::from_secs(3600);
     for kind in Driver::of_each_kind() {
