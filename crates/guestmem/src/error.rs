@@ -76,17 +76,20 @@ pub enum MemoryError {
         max: usize,
     },
     /// Regions with more bytes than a memory may have.
-    #[error(
-        "a guest may have at most {} TiB in memory regions",
-        crate::guest::MAX_MEMORY_BYTES >> 40
-    )]
-    TooMuchMemory,
+    #[error("a guest may have at most {} TiB in memory regions", max >> 40)]
+    TooMuchMemory {
+        /// The limit in bytes.
+        max: u64,
+    },
     /// Regions with more bytes than the process may have mapped.
     #[error(
         "this process would have more than {} TiB of memory regions mapped, the most it may have",
-        crate::guest::MAX_MAPPED_BYTES >> 40
+        max >> 40
     )]
-    TooMuchMapped,
+    TooMuchMapped {
+        /// The limit in bytes.
+        max: u64,
+    },
     /// One mapping more than the process may have.
     #[error(
         "this process has {} memory regions mapped, the most it may have",

@@ -73,7 +73,9 @@ impl GuestMemory {
         }
         let present: u64 = self.regions.iter().map(|region| region.size()).sum();
         if spec.size > MAX_MEMORY_BYTES - present {
-            return Err(MemoryError::TooMuchMemory);
+            return Err(MemoryError::TooMuchMemory {
+                max: MAX_MEMORY_BYTES,
+            });
         }
         for region in &self.regions {
             let guest = overlap(

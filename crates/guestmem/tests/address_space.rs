@@ -38,13 +38,19 @@ fn one_memory_has_at_most_so_many_bytes() {
     let file = sparse();
     let too_long = vec![region(&file, 0, MAX_MEMORY_BYTES + 1)];
     let error = GuestMemory::with_regions(too_long).unwrap_err();
-    assert!(matches!(error, MemoryError::TooMuchMemory), "{error}");
+    assert!(
+        matches!(error, MemoryError::TooMuchMemory { .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains("8 TiB"), "{error}");
 
     let halves = vec![region(&file, 0, HALF), region(&file, 2 * HALF, HALF)];
     let mut memory = GuestMemory::with_regions(halves).unwrap();
     let error = memory.add_region(region(&file, 4 * HALF, 1)).unwrap_err();
-    assert!(matches!(error, MemoryError::TooMuchMemory), "{error}");
+    assert!(
+        matches!(error, MemoryError::TooMuchMemory { .. }),
+        "{error}"
+    );
     memory.remove_region(0, HALF, 0).unwrap();
     memory.add_region(region(&file, 4 * HALF, 1)).unwrap();
 }
@@ -60,7 +66,10 @@ fn all_memories_together_leave_the_process_its_addresses() {
         .collect();
     for refused in [whole(), small()] {
         let error = refused.unwrap_err();
-        assert!(matches!(error, MemoryError::TooMuchMapped), "{error}");
+        assert!(
+            matches!(error, MemoryError::TooMuchMapped { .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains("64 TiB"), "{error}");
     }
     // The process itself goes on.

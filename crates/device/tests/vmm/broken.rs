@@ -1,6 +1,6 @@
 //! A guest whose ring makes no sense, behind packets that do.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
 use device::{CircuitFilter, Fabric};
@@ -36,10 +36,8 @@ fn send_and_fail(guest: &mut Guest, ends: bool) {
 fn read_all(fabric: &mut Fabric, mut program: UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     turn_until(fabric, "the program has an end", |_| {
-        match program.read_to_end(&mut bytes) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
-            _ => true,
-        }
+        let read = program.read_to_end(&mut bytes);
+        !read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     });
     bytes
 }

@@ -353,7 +353,10 @@ fn refuses_sizes_and_addresses_that_cannot_be() {
     }
     for size in [1 << 63, u64::MAX] {
         let error = add(&|spec| spec.size = size);
-        assert!(matches!(error, MemoryError::TooMuchMemory), "{error}");
+        assert!(
+            matches!(error, MemoryError::TooMuchMemory { .. }),
+            "{error}"
+        );
     }
     // One page below the top fits, and its last byte can be used.
     let top = u64::MAX - page;

@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstatfs, statx}
 use self::room::Room;
 use crate::error::MemoryError;
 use crate::fault::{self, Registration};
+use crate::region::MAX_MAPPED_BYTES;
 use crate::span::{AddressSpan, map_error, page_len};
 
 /// A span of our address space that shows a file. Dropping it leaves the unmapping to the [`unmapper`]'s thread.
@@ -62,7 +63,9 @@ impl Mapping {
         let file_offset = libc::off_t::try_from(offset).map_err(|_| too_large())?;
 
         unmapper::start().map_err(MemoryError::Map)?;
-        let room = after_unmapping(|| Room::take(len)).ok_or(MemoryError::TooMuchMapped)?;
+        let room = after_unmapping(|| Room::take(len)).ok_or(MemoryError::TooMuchMapped {
+            max: MAX_MAPPED_BYTES,
+        })?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let span = AddressSpan::show(file, file_offset, len, protection)?;
         let anchor = AddressSpan::show(file, file_offset, page_len, libc::PROT_NONE)?;
