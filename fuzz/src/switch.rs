@@ -541,10 +541,13 @@ impl World {
     fn check(&self) {
         self.check_decisions();
         let mut granted: BTreeMap<LineId, u64> = BTreeMap::new();
-        let mut called: BTreeMap<(LineId, LineId), u32> = BTreeMap::new();
+        // Circuits, and what is kept of what the callee has sent, by caller and callee.
+        let mut called: BTreeMap<(LineId, LineId), (u32, u64)> = BTreeMap::new();
         for report in self.switch.circuits() {
             if let (Some(caller), Some(callee)) = (report.caller.line, report.callee.line) {
-                *called.entry((caller, callee)).or_default() += 1;
+                let called = called.entry((caller, callee)).or_default();
+                called.0 += 1;
+                called.1 += u64::from(report.callee.kept_bytes);
             }
             for (side, end) in [
                 (Side::Caller, &report.caller),
@@ -567,8 +570,14 @@ impl World {
             let least = u64::from(self.limits.min_grant_bytes) * u64::from(line.circuits);
             assert!(line.granted_bytes <= self.limits.line_grant_bytes + least);
             assert!(line.circuits <= self.limits.circuits, "{line:?}");
-            for (_, count) in called.iter().filter(|((_, callee), _)| *callee == line.id) {
+            for (_, (count, kept)) in called.iter().filter(|((_, callee), _)| *callee == line.id) {
                 assert!(*count <= (self.limits.circuits / 4).max(1), "{line:?}");
+                let least = u64::from(self.limits.min_grant_bytes) * u64::from(*count);
+                let part = self.limits.line_grant_bytes / 4;
+                assert!(
+                    *kept <= part + least,
+                    "{kept} kept for one caller: {line:?}"
+                );
             }
         }
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 ///
 /// *Who dials pays.* A guest's dials, to the host or to another guest, are taken from its own `connects_per_second`; the
 /// guest that is called is protected by its `half_open` and `circuits`, and loses nothing of its own budget by being
-/// called. Of these two, one other VM has a quarter of the called guest's at most, and at least one; all other VMs and published
+/// called. Of these two, and of `line_grant_bytes`, one other VM has a quarter of the called guest's at most, and at least one; all other VMs and published
 /// ports together leave it a quarter, which is for its own dials and for programs of its host. Host programs have a budget of their own for each guest, `host_connects_per_second`: whoever may open
 /// the socket of one VM can neither use up what its guest may dial nor keep the worker busy. A dial too many is
 /// refused at once. What is refused for another reason that is known at once (nobody has the identifier, no rule allows

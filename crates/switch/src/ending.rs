@@ -341,8 +341,9 @@ impl Switch {
                 false => circuit.flows[side.index()].grant(),
             };
             if let Some(line) = end.owner().and_then(|line| self.line_mut(line)) {
-                line.close_circuit(circuit.origin_at(side));
-                line.release(grant);
+                let origin = circuit.origin_at(side);
+                line.release(origin, grant);
+                line.close_circuit(origin);
             }
         }
         actions.push(Action::Released {

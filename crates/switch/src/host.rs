@@ -235,6 +235,7 @@ impl Switch {
         if circuit.socket_type != SocketType::Stream {
             return;
         }
+        let origin = circuit.origin_at(from);
         let limits = *self.limits(line);
         let flow = self.circuits[index].flow_from(from);
         let tolerated = limits.grant_bytes.max(flow.window() / 4 * 3);
@@ -247,7 +248,7 @@ impl Switch {
         if surplus > 0 {
             flow.set_grant(flow.grant() - surplus);
             if let Some(line) = self.line_mut(line) {
-                line.release(surplus);
+                line.release(origin, surplus);
             }
             return;
         }
@@ -261,7 +262,7 @@ impl Switch {
         let Some(line) = self.line_mut(line) else {
             return;
         };
-        let extra = line.reserve_more(wanted);
+        let extra = line.reserve_more(origin, wanted);
         self.circuits[index].flow_from(from).widen(extra);
     }
 

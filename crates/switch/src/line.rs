@@ -151,26 +151,35 @@ impl Line {
         });
     }
 
-    /// Reserves up to `wanted_bytes` for a flow. While the line's share lasts, each flow gets at most half of what is
-    /// left, so that the last bytes of the share are never gone and every flow gets at least the minimum.
-    pub(crate) fn reserve(&mut self, wanted_bytes: u32) -> u32 {
-        let grant = self.offer(wanted_bytes).max(self.limits.min_grant_bytes);
-        self.granted_bytes += u64::from(grant);
-        grant
+    /// Reserves up to `wanted_bytes` for a flow of a circuit from `origin`. While the line's share lasts, each flow gets at most half of
+    /// what is left, so that the last bytes of the share are never gone and every flow gets at least the minimum.
+    pub(crate) fn reserve(&mut self, origin: Option<Origin>, wanted_bytes: u32) -> u32 {
+        let grant = self.offer(origin, wanted_bytes);
+        self.grant(origin, grant.max(self.limits.min_grant_bytes))
     }
 
     /// Reserves up to `wanted_bytes` more for a flow that has its minimum: once the share is used up, nothing.
-    pub(crate) fn reserve_more(&mut self, wanted_bytes: u32) -> u32 {
-        let grant = self.offer(wanted_bytes);
-        self.granted_bytes += u64::from(grant);
-        grant
+    pub(crate) fn reserve_more(&mut self, origin: Option<Origin>, wanted_bytes: u32) -> u32 {
+        self.grant(origin, self.offer(origin, wanted_bytes))
     }
 
-    fn offer(&self, wanted_bytes: u32) -> u32 {
-        let left = self
-            .limits
-            .line_grant_bytes
-            .saturating_sub(self.granted_bytes);
+    fn grant(&mut self, origin: Option<Origin>, bytes: u32) -> u32 {
+        self.granted_bytes += u64::from(bytes);
+        if let Some(origin) = origin {
+            self.shares.reserve(origin, bytes);
+        }
+        bytes
+    }
+
+    fn offer(&self, origin: Option<Origin>, wanted_bytes: u32) -> u32 {
+        let most = self.limits.line_grant_bytes;
+        let granted = self
+            .granted_bytes
+            .saturating_sub(self.shares.excess_bytes(most));
+        let left = most.saturating_sub(granted);
+        let left = origin.map_or(left, |origin| {
+            left.min(self.shares.left_bytes(origin, most))
+        });
         wanted_bytes.min(u32::try_from(left / 2).unwrap_or(u32::MAX))
     }
 
@@ -222,8 +231,11 @@ impl Line {
         }
     }
 
-    pub(crate) fn release(&mut self, grant: u32) {
+    pub(crate) fn release(&mut self, origin: Option<Origin>, grant: u32) {
         self.granted_bytes = self.granted_bytes.saturating_sub(u64::from(grant));
+        if let Some(origin) = origin {
+            self.shares.release(origin, grant);
+        }
     }
 
     /// The next port for a host program. The caller checks that it is free.

@@ -207,7 +207,8 @@ impl Switch {
         {
             return Ok(());
         }
-        if flow.window() > flow.grant() {
+        // What a caller offers is nothing to reserve for before the callee has taken the call.
+        if circuit.answered {
             self.regrant(index, side.other());
         }
         // There may be room now for what waits, and the sender may want to know.
@@ -229,7 +230,11 @@ impl Switch {
             return;
         };
         let limits = *self.limits(line);
+        let origin = self.circuits[index].origin_at(from);
         let flow = self.circuits[index].flow_from(from);
+        if flow.window() <= flow.grant() {
+            return;
+        }
         let (old, wanted) = (flow.grant(), flow.wanted_grant(&limits));
         if wanted <= old {
             return;
@@ -237,7 +242,7 @@ impl Switch {
         let Some(line) = self.line_mut(line) else {
             return;
         };
-        let extra = line.reserve_more(wanted - old);
+        let extra = line.reserve_more(origin, wanted - old);
         self.circuits[index].flow_from(from).set_grant(old + extra);
     }
 
@@ -278,13 +283,9 @@ impl Switch {
         };
         let mut caller = End::new(party, key.port);
         caller.seen.0 = caller_cid;
-        let to_guest = !callee.is_host();
         let index = self.open(now, socket_type, caller, callee, call);
         let circuit = &mut self.circuits[index];
         let _ = circuit.flow_to(Side::Caller).announce(header.buf_alloc, 0);
-        if to_guest {
-            self.regrant(index, Side::Callee);
-        }
         self.ring_callee(index, line_id, key.port, actions);
     }
 
@@ -383,6 +384,13 @@ impl Switch {
     fn answered(&mut self, now: Time, index: usize, actions: &mut Actions) {
         self.decided(now, index, Ok(()), actions);
         self.close_handshake(index);
+        for side in [Side::Caller, Side::Callee] {
+            self.regrant(index, side);
+        }
+        // The caller's answer says how much it may send; the callee was called with less.
+        if self.circuits[index].starves(Side::Callee) {
+            self.queue_credit_update(index, Side::Callee, actions);
+        }
         let circuit = &mut self.circuits[index];
         let port = circuit.end(Side::Caller).port;
         match circuit.end(Side::Caller).party {

@@ -9,7 +9,7 @@ use crate::event::HostCaller;
 use crate::{Limits, LineId, Reason};
 
 /// One VM may hold this part of a called VM's limit, and all others together leave as much free.
-const PART: u32 = 4;
+const PART: u64 = 4;
 
 /// Packets that a call pays for its callee: the answer, and the confirmation of the end.
 pub(crate) const PREPAID: u32 = 2;
@@ -36,11 +36,13 @@ impl Origin {
     }
 }
 
-/// Circuits, and those of them that have not been answered.
+/// Circuits, those of them that have not been answered, and what they may have sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
+    /// What the grants of the called VM's flows to them add up to, in bytes.
+    pub(crate) granted_bytes: u64,
 }
 
 impl Places {
@@ -67,23 +69,23 @@ pub(crate) struct Shares {
 }
 
 /// What one VM may hold of such a limit. With less than a part for each, one.
-pub(crate) fn of_one(limit: u32) -> u32 {
+fn of_one(limit: u64) -> u64 {
     (limit / PART).max(1).min(limit)
 }
 
 /// What all others together may hold of such a limit.
-pub(crate) fn of_all(limit: u32) -> u32 {
+fn of_all(limit: u64) -> u64 {
     limit - limit / PART
 }
 
 impl Shares {
     /// Whether there is room for another call from there.
     pub(crate) fn admit(&self, origin: Origin, limits: &Limits) -> Result<(), Reason> {
-        let own = match origin {
-            Origin::Vm(line) => self.by_vm.get(&line).copied().unwrap_or_default(),
-            Origin::Outside => Places::default(),
+        let own = self.own(origin);
+        let is_full = |own: u32, all: u32, limit: u32| {
+            let limit = u64::from(limit);
+            u64::from(own) >= of_one(limit) || u64::from(all) >= of_all(limit)
         };
-        let is_full = |own, all, limit| own >= of_one(limit) || all >= of_all(limit);
         if is_full(own.circuits, self.all.circuits, limits.circuits) {
             return Err(Reason::CircuitShare);
         }
@@ -91,6 +93,42 @@ impl Shares {
             return Err(Reason::HalfOpenShare);
         }
         Ok(())
+    }
+
+    /// What is left of this many bytes for grants of circuits from there.
+    pub(crate) fn left_bytes(&self, origin: Origin, limit: u64) -> u64 {
+        let of_one = of_one(limit).saturating_sub(self.own(origin).granted_bytes);
+        let of_all = of_all(limit).saturating_sub(self.all.granted_bytes);
+        of_one.min(of_all)
+    }
+
+    /// What others have been granted of this many bytes beyond their part: the least that every circuit gets.
+    pub(crate) fn excess_bytes(&self, limit: u64) -> u64 {
+        self.all.granted_bytes.saturating_sub(of_all(limit))
+    }
+
+    fn own(&self, origin: Origin) -> Places {
+        match origin {
+            Origin::Vm(line) => self.by_vm.get(&line).copied().unwrap_or_default(),
+            Origin::Outside => Places::default(),
+        }
+    }
+
+    pub(crate) fn reserve(&mut self, origin: Origin, bytes: u32) {
+        self.all.granted_bytes += u64::from(bytes);
+        if let Origin::Vm(line) = origin {
+            self.by_vm.entry(line).or_default().granted_bytes += u64::from(bytes);
+        }
+    }
+
+    pub(crate) fn release(&mut self, origin: Origin, bytes: u32) {
+        let less = |places: &mut Places| {
+            places.granted_bytes = places.granted_bytes.saturating_sub(u64::from(bytes));
+        };
+        less(&mut self.all);
+        if let Origin::Vm(line) = origin {
+            self.by_vm.get_mut(&line).map(less);
+        }
     }
 
     pub(crate) fn open(&mut self, origin: Origin) {

@@ -383,21 +383,21 @@ impl Switch {
         };
         self.next_generation = self.next_generation.wrapping_add(1);
         let default_grant = self.limits.grant_bytes;
-        let mut flow_of = |end: &End| {
+        let origin = Origin::of(call.host, caller.owner());
+        let mut flow_of = |end: &End, origin: Option<Origin>| {
             // A host program gets no credit: it is read only when there is room, so nothing needs to be reserved.
             let grant = match end
                 .line()
                 .and_then(|line| self.lines.get_mut(line.0 as usize))
             {
-                Some(line) => line.reserve(line.limits.grant_bytes),
+                Some(line) => line.reserve(origin, line.limits.grant_bytes),
                 None => default_grant,
             };
             Flow::new(0, grant)
         };
         // The called guest has to answer, or the caller's host.
         let answering = callee.owner().or(caller.owner());
-        let caller_line = caller.owner();
-        let mut flows = [flow_of(&caller), flow_of(&callee)];
+        let mut flows = [flow_of(&caller, None), flow_of(&callee, origin)];
         for (flow, destination) in flows.iter_mut().zip([&callee, &caller]) {
             if destination.is_host() {
                 let grant = flow.grant();
@@ -411,7 +411,7 @@ impl Switch {
             put_through: false,
             ends: [caller, callee],
             flows,
-            origin: Origin::of(call.host, caller_line),
+            origin,
             call,
             resting: None,
             deadline: None,

@@ -2,8 +2,8 @@
 
 use wire::vsock::{HOST_CID, Operation, SocketType};
 
-use super::model::{Call, World, sleeps};
-use crate::{Limits, LineId, Reason};
+use super::model::{Call, Socket, World, sleeps};
+use crate::{Limits, LineId, Reason, Side};
 
 /// The first is called.
 fn world(guests: usize, limits: Limits) -> (World, Vec<LineId>) {
@@ -134,5 +134,59 @@ fn a_called_guest_does_not_pay_for_its_answers() {
     }
     world.settle();
     assert_ne!(format!("{:?}", controls(&world)), before, "others cost");
+    world.finish();
+}
+
+#[test]
+fn one_caller_has_a_quarter_of_the_bytes_and_all_of_them_three() {
+    const MIB: u64 = 1 << 20;
+    let limits = Limits {
+        grant_bytes: MIB as u32,
+        min_grant_bytes: 1000,
+        line_grant_bytes: 16 * MIB,
+        ..Limits::default()
+    };
+    let (mut world, lines) = world(6, limits);
+    let granted = |world: &World| world.switch.lines[0].granted_bytes;
+    for (callers, caller) in lines.iter().enumerate().skip(1) {
+        calls(&mut world, *caller, 100);
+        let parts = 4 * callers.min(3) as u64 * MIB;
+        let least = 1000 * 100 * callers as u64;
+        let granted = granted(&world);
+        assert!(
+            granted + MIB > parts && granted <= parts + least,
+            "{granted}"
+        );
+    }
+    // The least that others' circuits are granted beyond their part takes nothing from what is left to the VM itself.
+    let socket = world.connect(lines[0], 80, sleeps());
+    world.settle();
+    assert!(world.is_established(lines[0], socket));
+    let (_, circuit) = world.switch.circuits.iter().next_back().unwrap();
+    assert_eq!(u64::from(circuit.flows[0].grant()), MIB);
+    world.finish();
+}
+
+#[test]
+fn what_a_caller_offers_is_reserved_for_when_it_is_answered() {
+    let limits = Limits::default();
+    let (mut world, lines) = world(2, limits);
+    let callee = world.guest(lines[0]);
+    callee.paused = true;
+    callee.listeners.get_mut(&80).unwrap().buf_alloc = u32::MAX;
+    let mut socket = Socket::new(Side::Caller, SocketType::Stream, u32::MAX);
+    socket.plan = sleeps();
+    let now = world.now;
+    world.guest(lines[1]).connect(now, socket, (3, 80), None);
+    world.settle();
+    let granted = |world: &World| world.switch.lines[0].granted_bytes;
+    assert_eq!(granted(&world), u64::from(limits.grant_bytes));
+    world.guest(lines[0]).paused = false;
+    world.settle();
+    assert_eq!(granted(&world), u64::from(limits.max_grant_bytes));
+    // The callee, which was called with less, is told.
+    let callee = world.guest(lines[0]).accepted(80).unwrap();
+    let shown = world.guest(lines[0]).socket(callee).peer_buf_alloc;
+    assert_eq!(shown, limits.max_grant_bytes);
     world.finish();
 }

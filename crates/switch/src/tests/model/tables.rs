@@ -88,7 +88,13 @@ impl World {
             let vm = caller
                 .owner()
                 .map(|caller| by_vm.entry(caller).or_default());
+            // What a hybrid VM sends is not reserved for.
+            let granted = match circuit.end(Side::Callee).line() {
+                Some(_) => circuit.flows[Side::Callee.index()].grant(),
+                None => 0,
+            };
             for places in vm.into_iter().chain([&mut all]) {
+                places.granted_bytes += u64::from(granted);
                 places.circuits += 1;
                 places.half_open += u32::from(!circuit.answered);
             }
@@ -102,14 +108,21 @@ impl World {
         let Limits {
             circuits,
             half_open,
+            line_grant_bytes,
+            min_grant_bytes,
             ..
         } = line.limits;
+        let least = |places: &Places| u64::from(min_grant_bytes) * u64::from(places.circuits);
         for places in by_vm.values() {
+            let most = (line_grant_bytes / 4).max(1) + least(places);
+            assert!(places.granted_bytes <= most, "{places:?}");
             assert!(places.circuits <= (circuits / 4).max(1), "{places:?}");
             assert!(places.half_open <= (half_open / 4).max(1), "{places:?}");
         }
         assert!(all.circuits + circuits / 4 <= circuits, "{all:?}");
         assert!(all.half_open + half_open / 4 <= half_open, "{all:?}");
+        let most = line_grant_bytes - line_grant_bytes / 4 + least(&all);
+        assert!(all.granted_bytes <= most, "{all:?}");
     }
 
     /// What rules have to say, and which calls have been decided.
