@@ -64,8 +64,8 @@ pub(crate) struct LineIo {
     pub(crate) parked: usize,
     /// What those chains weigh: see [`Parcel::Parked`](crate::kept::Parcel::Parked).
     pub(crate) parked_weight: usize,
-    /// The turn in which buffers were last taken from the guest, and the descriptors read for them in it.
-    pub(crate) buffers_read: (u64, usize),
+    /// What the guest has had of a turn.
+    pub(crate) had: Had,
     /// The VMM is gone, and what its guest sent last is being read.
     pub(crate) leaving: Option<Leaving>,
     /// Programs that have yet to say whom they want.
@@ -118,7 +118,7 @@ impl LineIo {
             seqpacket: false,
             parked: 0,
             parked_weight: 0,
-            buffers_read: (0, 0),
+            had: Had::default(),
             leaving: None,
             callers: 0,
             rest_reported_at: None,
@@ -147,6 +147,29 @@ impl LineIo {
         self.rings[TX]
             .as_ref()
             .map_or(0, |ring| usize::from(ring.queue.size()) / 2)
+    }
+}
+
+/// What a guest has had of the turn in which something was last done for it.
+#[derive(Debug, Default)]
+pub(crate) struct Had {
+    turn: u64,
+    /// Descriptors that were read for its buffers.
+    pub(crate) descriptors: usize,
+    /// Payload that it was given.
+    pub(crate) bytes: usize,
+}
+
+impl Had {
+    /// Of this turn.
+    pub(crate) fn of(&mut self, turn: u64) -> &mut Had {
+        if self.turn != turn {
+            *self = Had {
+                turn,
+                ..Had::default()
+            };
+        }
+        self
     }
 }
 

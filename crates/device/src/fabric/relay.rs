@@ -1,11 +1,13 @@
 //! Circuits whose ends are both sockets of the host's: they are joined here, and their bytes passed.
 
-use switch::{CircuitId, Event, Reason, Side};
+use std::collections::{HashMap, VecDeque};
+
+use switch::{CircuitId, Event, LineId, Reason, Side};
 use wire::connect;
 
-use super::Fabric;
 use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
+use super::{Fabric, TURN_BYTES};
 use crate::caller::{Who, answer};
 use crate::dialer::mark;
 use crate::reactor::{EventFlags, Token};
@@ -13,6 +15,45 @@ use crate::relay::{PIECE_BYTES, Relay, Step};
 
 /// Pieces that one circuit may pass in one turn and one direction, so that others have their turns.
 const PIECES: usize = 4;
+
+/// Joined sockets that may have something to pass: lines have their turns, and so have the circuits of each.
+#[derive(Debug, Default)]
+pub(super) struct Relaying {
+    lines: VecDeque<LineId>,
+    circuits: HashMap<LineId, VecDeque<CircuitId>>,
+}
+
+impl Relaying {
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    fn push(&mut self, line: LineId, circuit: CircuitId) {
+        self.entry(line).push_back(circuit);
+    }
+
+    /// These go before what has come meanwhile.
+    fn put_back(&mut self, line: LineId, mut circuits: VecDeque<CircuitId>) {
+        if !circuits.is_empty() {
+            let later = self.entry(line);
+            circuits.append(later);
+            *later = circuits;
+        }
+    }
+
+    /// The circuits of the next line.
+    fn pop(&mut self) -> Option<(LineId, VecDeque<CircuitId>)> {
+        let line = self.lines.pop_front()?;
+        Some((line, self.circuits.remove(&line)?))
+    }
+
+    fn entry(&mut self, line: LineId) -> &mut VecDeque<CircuitId> {
+        self.circuits.entry(line).or_insert_with(|| {
+            self.lines.push_back(line);
+            VecDeque::new()
+        })
+    }
+}
 
 impl Fabric {
     /// Both sockets of a circuit are there: the callee has answered. From now on what one sends goes to the other.
@@ -41,8 +82,13 @@ impl Fabric {
                 self.reactor
                     .add(&callee.socket, token(Side::Callee), SOCKET_EVENTS)
             });
+        let sides = [Side::Caller, Side::Callee].into_iter();
+        let mut views = sides.filter_map(|side| self.switch.hybrid_view(id, side));
+        let Some(line) = views.next().map(|view| view.line) else {
+            return self.break_relay(id, Reason::HostFailed);
+        };
         if let Some(circuit) = self.circuit(id) {
-            circuit.relay = Some(Box::new(Relay::new(caller, callee)));
+            circuit.relay = Some(Box::new(Relay::new(line, caller, callee)));
         }
         match watched {
             Ok(()) => self.schedule_relay(id),
@@ -60,7 +106,8 @@ impl Fabric {
             .and_then(|circuit| circuit.relay.as_deref_mut());
         if let Some(relay) = relay.filter(|relay| !relay.scheduled && !relay.resting) {
             relay.scheduled = true;
-            self.relaying.push_back(id);
+            let line = relay.line;
+            self.relaying.push(line, id);
         }
     }
 
@@ -88,29 +135,41 @@ impl Fabric {
         }
     }
 
-    /// Gives each circuit that may have something to pass its turn.
+    /// Gives each line its turn, and of its circuits those their turns for which there is time.
     pub(super) fn pass_relayed(&mut self) {
-        for _ in 0..self.relaying.len() {
-            if let Some(id) = self.relaying.pop_front() {
-                self.pass(id);
+        for _ in 0..self.relaying.lines.len() {
+            let Some((line, mut circuits)) = self.relaying.pop() else {
+                return;
+            };
+            let mut passed = 0;
+            while passed < TURN_BYTES {
+                let Some(id) = circuits.pop_front() else {
+                    break;
+                };
+                passed += self.pass(id);
             }
+            self.relaying.put_back(line, circuits);
         }
     }
 
-    fn pass(&mut self, id: CircuitId) {
+    /// Passes what there is of a circuit, as far as its turn goes. Returns how many bytes have been taken.
+    fn pass(&mut self, id: CircuitId) -> usize {
         // Taken out, so that the switch can be told in between.
         let relay = self.circuit(id).and_then(|circuit| {
             let relay = circuit.relay.as_deref_mut()?;
             relay.scheduled = false;
             circuit.relay.take()
         });
-        let Some(mut relay) = relay else { return };
+        let Some(mut relay) = relay else { return 0 };
+        let mut passed = 0;
         let mut room = std::mem::take(&mut self.message_room);
         let was_full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));
         let mut goes_on = false;
         let mut broken = false;
         for from in [Side::Caller, Side::Callee] {
-            match self.pass_direction(id, &mut relay, from, &mut room[..PIECE_BYTES]) {
+            let (len, step) = self.pass_direction(id, &mut relay, from, &mut room[..PIECE_BYTES]);
+            passed += len;
+            match step {
                 Step::Took(_) => goes_on = true,
                 Step::Waits => {}
                 Step::Broken => broken = true,
@@ -119,14 +178,16 @@ impl Fabric {
         self.message_room = room;
         if !broken && relay.is_over() {
             relay.close();
-            return self.tell(Event::RelayEnded { circuit: id });
+            self.tell(Event::RelayEnded { circuit: id });
+            return passed;
         }
         let full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));
         if let Some(circuit) = self.circuit(id) {
             circuit.relay = Some(relay);
         }
         if broken {
-            return self.break_relay(id, Reason::PeerReset);
+            self.break_relay(id, Reason::PeerReset);
+            return passed;
         }
         for side in [Side::Caller, Side::Callee] {
             if full[side.index()] && !was_full[side.index()] {
@@ -136,22 +197,25 @@ impl Fabric {
         if goes_on {
             self.schedule_relay(id);
         }
+        passed
     }
 
-    /// Passes what one side has sent, as far as its turn goes. Says whether there may be more.
+    /// Passes what one side has sent, as far as its turn goes. Returns how many bytes were taken, and whether there may be more.
     fn pass_direction(
         &mut self,
         id: CircuitId,
         relay: &mut Relay,
         from: Side,
         room: &mut [u8],
-    ) -> Step {
+    ) -> (usize, Step) {
+        let mut taken = 0;
         for _ in 0..PIECES {
             if relay.resting {
-                return Step::Waits;
+                return (taken, Step::Waits);
             }
             match relay.step(from, room) {
                 Step::Took(len) => {
+                    taken += len;
                     if len > 0 && self.captures.are_wanted() {
                         self.show_passed(id, from, &Payload::Private(&room[..len]));
                     }
@@ -161,11 +225,11 @@ impl Fabric {
                     if self.captures.are_wanted() && relay.is_over_from(from) {
                         self.show_relay_end(id, from);
                     }
-                    return other;
+                    return (taken, other);
                 }
             }
         }
-        Step::Took(0)
+        (taken, Step::Took(0))
     }
 
     /// Waits for what may happen to one of the sockets. What has happened already is told again.

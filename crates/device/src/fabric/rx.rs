@@ -10,7 +10,7 @@ use switch::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
-use super::{Fabric, TURN_DESCRIPTORS};
+use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS};
 use crate::host_socket::{BehindRequest, HostSocket, is_broken};
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
@@ -50,7 +50,7 @@ impl Fabric {
             return;
         }
         for _ in 0..PUMP_TURNS {
-            if self.has_read_enough(id) {
+            if self.has_had_enough(id) {
                 break;
             }
             if !self.switch.has_work(id) || !self.has_buffers(id, 1) {
@@ -79,11 +79,13 @@ impl Fabric {
         self.wake(id);
     }
 
-    /// Whether so many descriptors of this guest's buffers have been read that it is the others' turn.
-    fn has_read_enough(&mut self, id: LineId) -> bool {
+    /// Whether this guest has had so much of this turn that it is the others' turn.
+    fn has_had_enough(&mut self, id: LineId) -> bool {
         let turn = self.turn;
-        let read = self.line(id).map_or((0, 0), |line| line.buffers_read);
-        read.0 == turn && read.1 >= TURN_DESCRIPTORS
+        self.line(id).is_some_and(|line| {
+            let had = line.had.of(turn);
+            had.descriptors >= TURN_DESCRIPTORS || had.bytes >= TURN_BYTES
+        })
     }
 
     /// Takes buffers from the guest until at least `count` are held. Without enough, it asks to be told of new ones.
@@ -106,11 +108,7 @@ impl Fabric {
             }
             match ring.queue.pop(&mut chain) {
                 Ok(true) if guest::total_len(&chain.writable) > HEADER_LEN => {
-                    let before = match line.buffers_read {
-                        (of, read) if of == turn => read,
-                        _ => 0,
-                    };
-                    line.buffers_read = (turn, before + usize::from(chain.descriptors));
+                    line.had.of(turn).descriptors += usize::from(chain.descriptors);
                     ring.held.push_back(chain)
                 }
                 Ok(true) => {
@@ -138,12 +136,17 @@ impl Fabric {
 
     /// Writes a header into the first buffer held, whose payload is there, and gives the buffer to the guest.
     fn finish_packet(&mut self, id: LineId, memory: &GuestMemory, header: &Header) -> bool {
-        let Some(chain) = self
-            .line(id)
-            .and_then(|line| line.rings[RX].as_mut()?.held.pop_front())
+        let turn = self.turn;
+        let Some(line) = self.line(id) else {
+            return false;
+        };
+        let Some(chain) = line.rings[RX]
+            .as_mut()
+            .and_then(|ring| ring.held.pop_front())
         else {
             return false;
         };
+        line.had.of(turn).bytes += header.len as usize;
         let written = memory.write(&chain.writable, 0, &header.to_bytes());
         if self.captures.are_wanted() && written.is_ok() {
             self.show_packet(id, Direction::Outbound, header, memory, &chain.writable);
@@ -296,7 +299,7 @@ impl Fabric {
         let mut room = 0;
         let mut buffers = 0;
         while buffers < most && room < turn.budget {
-            if buffers > 0 && self.has_read_enough(turn.line)
+            if buffers > 0 && self.has_had_enough(turn.line)
                 || !self.has_buffers(turn.line, buffers + 1)
             {
                 break;
@@ -378,8 +381,7 @@ impl Fabric {
         };
         let mut budget = turn.budget;
         while budget > 0 && (sent.packets as usize) < turn.packets {
-            if sent.packets > 0 && self.has_read_enough(turn.line)
-                || !self.has_buffers(turn.line, 1)
+            if sent.packets > 0 && self.has_had_enough(turn.line) || !self.has_buffers(turn.line, 1)
             {
                 break;
             }

@@ -14,7 +14,7 @@ use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::capture::Payload;
-use super::{Fabric, TURN_DESCRIPTORS};
+use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS};
 use crate::kept::Parcel;
 use crate::tally::Tally;
 use crate::vsock::TX;
@@ -71,8 +71,12 @@ pub(super) struct Batch {
     entries: usize,
     /// Descriptors that were read for them.
     descriptors: usize,
+    /// Payload, as far as headers say.
+    bytes: usize,
     /// Payload for other guests.
     bytes_for_guests: usize,
+    /// Its receivers have been given what they take.
+    pumped: bool,
 }
 
 /// Packets of one circuit for a program on the host, to be sent in one call.
@@ -192,7 +196,9 @@ impl Fabric {
             packets,
             entries,
             descriptors,
+            bytes,
             bytes_for_guests,
+            ..
         } = self.batch;
         let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
         let half = line.map_or(0, |line| line.half_of_ring());
@@ -200,6 +206,7 @@ impl Fabric {
         // An empty batch is not full, even where the ring has a single entry and no half.
         packets >= DRAIN_BATCH
             || descriptors >= TURN_DESCRIPTORS
+            || bytes >= TURN_BYTES
             || bytes_for_guests >= GUEST_BATCH_BYTES
             || (packets > 0 && entries >= half && packets >= together)
     }
@@ -219,6 +226,7 @@ impl Fabric {
             self.show_packet(id, Direction::Inbound, &header, &memory, &chain.readable);
         }
         let payload = guest::total_len(&chain.readable) - HEADER_LEN;
+        self.batch.bytes += payload.min(header.len as usize);
         if header.operation == Operation::Data as u16 && header.len as usize > payload {
             // It announces bytes that are not there. No operation has this number: its circuit is cut short.
             header.operation = 0;
@@ -314,8 +322,9 @@ impl Fabric {
                     && line.parked_weight + weight <= PARKED_WEIGHT
             })
         };
-        if for_guest && !has_place(self) {
+        if for_guest && !self.batch.pumped && !has_place(self) {
             // The receivers may have room; what is parked first goes first.
+            self.batch.pumped = true;
             self.pump_woken();
         }
         if for_guest && has_place(self) && self.circuit(id).is_some() {

@@ -62,7 +62,7 @@ impl Guest {
 
     /// A guest that has said everything for its rings to run.
     pub fn connect(socket: &Path) -> Guest {
-        let arena = Arc::new(Arena::new(4 << 20).unwrap());
+        let arena = Arc::new(Arena::new(64 << 20).unwrap());
         let queue = || DriverQueue::new(Arc::clone(&arena), BASE, RING, false, true);
         let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let guest = Guest {

@@ -1,15 +1,18 @@
 //! No guest and no VMM has more of a turn than its share: counted in descriptors that are read, and not in packets, which may
 //! have a thousand of them.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device::{CircuitFilter, Fabric};
-use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict};
-use wire::vsock::{Header, Operation, SocketType};
+use device::{CircuitFilter, Fabric, HybridConfig, LineSnapshot};
+use switch::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, Policy, Rule, RuleLimits,
+    Verdict,
+};
+use wire::vsock::{HEADER_LEN, Header, Operation, SocketType};
 
 use crate::guest::{Guest, RING, RX, TABLE, TX, quads, request, send};
 use crate::{PATIENCE, config, config_of, fabric, turn_until};
@@ -214,6 +217,61 @@ fn a_fabric_that_stops_has_cut_every_circuit() {
     assert_eq!(programs.len(), 0);
 }
 
+fn allow_everyone(fabric: &mut Fabric) {
+    let domain = || DEFAULT_DOMAIN.to_owned();
+    let anyone = Rule {
+        from: vec![CallerPattern::AnyVm { domain: domain() }],
+        to: vec![CalleePattern::AnyVm { domain: domain() }],
+        ports: Vec::new(),
+        verdict: Verdict::Allow,
+        limits: RuleLimits::default(),
+        label: "rule".to_owned(),
+        is_named: true,
+    };
+    fabric.set_policy(Arc::new(Policy::new(vec![anyone])), Vec::new(), false);
+}
+
+/// A circuit from `web` to a guest that offers 1 MiB and gives a buffer for the dial, and nothing else. Returns what makes headers of it.
+fn call(
+    fabric: &mut Fabric,
+    sender: &mut Guest,
+    receiver: &mut Guest,
+    port: u32,
+    cid: u32,
+) -> impl Fn(Operation, u32) -> Header + use<> {
+    let from_web = move |operation, len| Header {
+        src_port: port,
+        dst_cid: cid.into(),
+        ..header(operation, 80, len)
+    };
+    let before = [sender.given_back(RX), receiver.given_back(RX)];
+    for guest in [&mut *sender, &mut *receiver] {
+        let buffer = guest.buffer(4096);
+        guest.offer(RX, buffer, 1);
+        guest.kick(RX);
+    }
+    let dial = sender.packet(&from_web(Operation::Request, 0));
+    sender.offer(TX, dial, 1);
+    sender.kick(TX);
+    turn_until(fabric, "the receiver is called", |_| {
+        receiver.given_back(RX) > before[1]
+    });
+    let answer = receiver.packet(&Header {
+        src_cid: cid.into(),
+        dst_cid: 3,
+        src_port: 80,
+        dst_port: port,
+        buf_alloc: 1 << 20,
+        ..header(Operation::Response, 0, 0)
+    });
+    receiver.offer(TX, answer, 1);
+    receiver.kick(TX);
+    turn_until(fabric, "the sender is answered", |_| {
+        sender.given_back(RX) > before[0]
+    });
+    from_web
+}
+
 /// What a guest may park weighs 16 MiB, a piece of a packet 1 KiB beside its bytes (`PARKED_WEIGHT`, `PIECE_WEIGHT`).
 #[test]
 fn pieces_of_parked_packets_are_counted() {
@@ -227,47 +285,10 @@ fn pieces_of_parked_packets_are_counted() {
     let db = config_of(directory.path(), "db", 4);
     fabric.open_line(&db).unwrap();
     let mut receiver = Guest::attach(&mut fabric, &db.vhost_user);
-    let domain = || DEFAULT_DOMAIN.to_owned();
-    let anyone = Rule {
-        from: vec![CallerPattern::AnyVm { domain: domain() }],
-        to: vec![CalleePattern::AnyVm { domain: domain() }],
-        ports: Vec::new(),
-        verdict: Verdict::Allow,
-        limits: RuleLimits::default(),
-        label: "rule".to_owned(),
-        is_named: true,
-    };
-    fabric.set_policy(Arc::new(Policy::new(vec![anyone])), Vec::new(), false);
+    allow_everyone(&mut fabric);
+    let from_web = call(&mut fabric, &mut sender, &mut receiver, 1000, 4);
 
-    let to_db = |header: Header| Header {
-        dst_cid: 4,
-        ..header
-    };
-    let buffers = [sender.buffer(4096), receiver.buffer(4096)];
-    sender.offer(RX, buffers[0], 64);
-    // For the dial, and nothing else.
-    receiver.offer(RX, buffers[1], 1);
-    let dial = sender.packet(&to_db(header(Operation::Request, 80, 0)));
-    sender.offer(TX, dial, 1);
-    sender.kick(TX);
-    turn_until(&mut fabric, "the receiver is called", |_| {
-        receiver.given_back(RX) == 1
-    });
-    let answer = receiver.packet(&Header {
-        src_cid: 4,
-        dst_cid: 3,
-        src_port: 80,
-        dst_port: 1000,
-        buf_alloc: 1 << 20,
-        ..header(Operation::Response, 0, 0)
-    });
-    receiver.offer(TX, answer, 1);
-    receiver.kick(TX);
-    turn_until(&mut fabric, "the sender is answered", |_| {
-        sender.given_back(RX) > 0
-    });
-
-    let data = to_db(header(Operation::Data, 80, PAYLOAD));
+    let data = from_web(Operation::Data, PAYLOAD);
     let data = sender.in_pieces(sender.packet(&data));
     sender.offer(TX, data, PACKETS);
     sender.kick(TX);
@@ -328,4 +349,165 @@ fn waiting_threads(name: &str) -> usize {
         read("comm").starts_with(name) && call == Some(&libc::SYS_futex.to_string())
     };
     tasks.map(|task| task.unwrap().path()).filter(waits).count()
+}
+
+/// What docs/threat-model.md says: so much payload of a line in one turn, and what one circuit has in its turn.
+const MOST_BYTES: u64 = 4 << 20;
+const ONE_MORE: u64 = 512 << 10;
+
+/// Has turns until this count of bytes, of one line, is complete.
+fn count_bytes(fabric: &mut Fabric, count: impl Fn(&LineSnapshot) -> u64, line: &str, all: u64) {
+    let until = Instant::now() + PATIENCE;
+    let bytes_now = |fabric: &Fabric| {
+        let lines = fabric.lines();
+        let line = lines.iter().find(|each| each.report.address.name == line);
+        count(line.unwrap())
+    };
+    let mut before = bytes_now(fabric);
+    while before < all {
+        assert!(Instant::now() < until, "{before} of {all}");
+        fabric.turn(Some(Duration::from_millis(5))).unwrap();
+        let after = bytes_now(fabric);
+        assert!(
+            after - before <= MOST_BYTES + ONE_MORE,
+            "{before} to {after}"
+        );
+        before = after;
+    }
+}
+
+#[test]
+fn a_turn_takes_so_many_bytes_of_what_a_guest_sends() {
+    const CIRCUITS: u16 = 64;
+    const LEN: u32 = 256 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, _programs) = with_circuits(&mut fabric, directory.path(), CIRCUITS);
+    for number in 0..CIRCUITS {
+        let data = guest.packet(&Header {
+            src_port: 1000 + u32::from(number),
+            ..header(Operation::Data, 80, LEN)
+        });
+        guest.offer(TX, data, 1);
+    }
+    guest.kick(TX);
+    let sent = |line: &LineSnapshot| line.report.counters.bytes_from_guest;
+    let all = u64::from(CIRCUITS) * u64::from(LEN);
+    count_bytes(&mut fabric, sent, "web", all);
+}
+
+/// Also where its sender may park no more, so that each of its packets is a reason to give the receiver what waits.
+#[test]
+fn a_turn_gives_a_guest_so_many_bytes() {
+    const CIRCUITS: u32 = 8;
+    const LEN: u32 = (1 << 20) - 1024;
+    const MORE: u16 = 90;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let mut guests = ["web", "db", "paused"]
+        .into_iter()
+        .zip(3..)
+        .map(|(name, cid)| {
+            let config = config_of(directory.path(), name, cid);
+            fabric.open_line(&config).unwrap();
+            Guest::attach(&mut fabric, &config.vhost_user)
+        });
+    let mut next = || guests.next().unwrap();
+    let (mut sender, mut receiver, mut paused) = (next(), next(), next());
+    drop(guests);
+    allow_everyone(&mut fabric);
+    let to_paused = call(&mut fabric, &mut sender, &mut paused, 999, 5);
+    let mut circuits = Vec::new();
+    for port in 1000..1000 + CIRCUITS {
+        circuits.push(call(&mut fabric, &mut sender, &mut receiver, port, 4));
+    }
+    let byte = sender.packet(&to_paused(Operation::Data, 1));
+    sender.offer(TX, byte, RING / 2);
+    sender.kick(TX);
+    let half = usize::from(RING / 2);
+    turn_until(&mut fabric, "half of the ring is parked", |fabric| {
+        fabric.lines()[0].parked_descriptors == half
+    });
+    for circuit in &circuits {
+        let data = sender.packet(&circuit(Operation::Data, LEN));
+        sender.offer(TX, data, 1);
+    }
+    sender.kick(TX);
+    let all = u64::from(CIRCUITS) * u64::from(LEN);
+    let sent = |line: &LineSnapshot| line.report.counters.bytes_from_guest;
+    count_bytes(&mut fabric, sent, "web", half as u64 + all);
+
+    let buffer = receiver.buffer((128 << 10) + HEADER_LEN);
+    receiver.offer(RX, buffer, 200);
+    let byte = sender.packet(&circuits[0](Operation::Data, 1));
+    sender.offer(TX, byte, MORE);
+    sender.kick(TX);
+    receiver.kick(RX);
+    let given = |line: &LineSnapshot| line.report.counters.bytes_to_guest;
+    count_bytes(&mut fabric, given, "db", all + u64::from(MORE));
+}
+
+/// A relayed call of a program to a hybrid VM: the program's end, and the VMM's.
+fn relayed(fabric: &mut Fabric, vmm: &UnixListener, host: &Path) -> (UnixStream, UnixStream) {
+    let mut program = UnixStream::connect(host).unwrap();
+    program.write_all(b"CONNECT 80\n").unwrap();
+    program.set_nonblocking(true).unwrap();
+    let mut accepted = None;
+    turn_until(fabric, "the VMM is called", |_| {
+        accepted = vmm.accept().ok();
+        accepted.is_some()
+    });
+    let mut socket = accepted.unwrap().0;
+    socket.set_nonblocking(true).unwrap();
+    turn_until(fabric, "the VMM knows the port", |_| {
+        socket.read(&mut [0; 32]).is_ok()
+    });
+    socket.write_all(b"OK 1\n").unwrap();
+    turn_until(fabric, "the program is answered", |_| {
+        program.read(&mut [0; 32]).is_ok()
+    });
+    (program, socket)
+}
+
+#[test]
+fn a_turn_relays_so_many_bytes_of_a_line_and_then_those_of_another() {
+    const CIRCUITS: usize = 64;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let mut hybrid = |name: &str, cid| {
+        let path = directory.path().join(format!("{name}.vmm"));
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let config = HybridConfig {
+            address: Address::new(name, cid),
+            limits: Limits::default(),
+            path,
+            host: directory.path().join(name),
+        };
+        fabric.open_hybrid_line(&config).unwrap();
+        (listener, config.host)
+    };
+    let (many, one) = (hybrid("many", 3), hybrid("one", 4));
+    let mut ends = Vec::new();
+    for _ in 0..CIRCUITS {
+        ends.push(relayed(&mut fabric, &many.0, &many.1));
+    }
+    let mut other = relayed(&mut fabric, &one.0, &one.1);
+    let mut all = 0;
+    for (program, _) in &mut ends {
+        while let Ok(len) = program.write(&[0; 65536]) {
+            all += len as u64;
+        }
+    }
+    assert!(all > 2 * MOST_BYTES);
+    fabric.turn(Some(Duration::ZERO)).unwrap();
+    other.0.write_all(b"x").unwrap();
+    let given = |line: &LineSnapshot| line.report.counters.bytes_to_guest;
+    for _ in 0..2 {
+        fabric.turn(Some(Duration::ZERO)).unwrap();
+    }
+    let lines = fabric.lines();
+    assert_eq!(given(&lines[1]), 1, "the other line has its turn");
+    assert!(given(&lines[0]) <= 3 * (MOST_BYTES + ONE_MORE));
+    count_bytes(&mut fabric, given, "many", all);
 }
