@@ -11,6 +11,7 @@ mod dial;
 mod host;
 mod hybrid;
 mod message;
+mod redial;
 mod relay;
 mod rx;
 mod serial;
@@ -53,9 +54,9 @@ use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
-use self::dial::Redial;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
+use self::redial::Redials;
 use self::relay::Relaying;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};
@@ -140,7 +141,7 @@ pub struct Fabric {
     callers: Slab<Caller>,
     /// When the next caller in line has waited too long, in the order of arrival: all have the same patience.
     caller_deadlines: VecDeque<(Time, u32)>,
-    redials: Vec<Redial>,
+    redials: Redials,
     /// Listeners that accept nobody until then, in order of time.
     resting_listeners: VecDeque<(Time, Token)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
@@ -217,7 +218,7 @@ impl Fabric {
             circuits: Vec::new(),
             callers: Slab::new(),
             caller_deadlines: VecDeque::new(),
-            redials: Vec::new(),
+            redials: Redials::default(),
             resting_listeners: VecDeque::new(),
             resting_lines: BTreeSet::new(),
             owed_interrupts: VecDeque::new(),

@@ -161,7 +161,7 @@ impl Fabric {
     /// Closes the host program's socket. When the circuit was cut short, a request that is still in the socket stays
     /// unread, so that the program sees an error and not the end of the data, as a TCP peer does that is reset.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
-        self.redials.retain(|redial| redial.call.circuit != id);
+        self.redials.remove(id);
         let Some(circuit) = self.circuit(id) else {
             return;
         };

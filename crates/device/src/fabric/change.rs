@@ -127,7 +127,7 @@ impl Fabric {
             }
             stays
         });
-        self.redials.retain(|redial| redial.call.line != id);
+        self.redials.remove_line(id);
         self.captures.forget_line(id);
         self.lines[id.0 as usize] = None;
     }

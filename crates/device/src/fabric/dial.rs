@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use switch::{Address, CircuitId, Event, LineId, Reason, RuleId, ServiceId, Time};
+use switch::{Address, CircuitId, Event, LineId, Reason, RuleId, ServiceId};
 use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::host::SOCKET_EVENTS;
+use super::redial::Redial;
 use crate::caller::reset_on_close;
 use crate::connect::{Dial, dial};
 use crate::dialer::{Called, Connected, Reply, ServiceCall};
@@ -17,22 +18,12 @@ use crate::socket::port_path;
 /// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
 /// gives a connect, so that the guest hears the reason and does not just time out.
 const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
-const REDIAL_FIRST: Duration = Duration::from_millis(2);
-const REDIAL_MOST: Duration = Duration::from_millis(100);
+
+/// Dials that are tried again in one turn, before everything else has its turn.
+const REDIALS_PER_TURN: usize = 64;
 
 /// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
-
-/// A dial that found the listener's backlog full.
-#[derive(Debug)]
-pub(super) struct Redial {
-    pub(super) call: HostCall,
-    /// Whether the VMM of a hybrid line is dialled, and not the listener for a port.
-    vmm: bool,
-    pub(super) next_at: Time,
-    wait: Duration,
-    give_up_at: Time,
-}
 
 /// A guest's call to the host.
 #[derive(Debug, Clone, Copy)]
@@ -69,16 +60,18 @@ impl Fabric {
         if port == self.agent_port && socket_type == SocketType::Stream {
             return self.deliver_arrival(circuit, line, source_port);
         }
-        self.attempt(self.first_attempt(call, false));
+        self.dial_listener(call, false);
     }
 
-    fn first_attempt(&self, call: HostCall, vmm: bool) -> Redial {
-        Redial {
+    /// Dials a listener, behind those that wait for it.
+    fn dial_listener(&mut self, call: HostCall, vmm: bool) {
+        let redial = Redial {
             call,
             vmm,
-            next_at: self.now,
-            wait: REDIAL_FIRST,
             give_up_at: self.now + DIAL_PATIENCE,
+        };
+        if self.redials.is_waited_for(redial.place()) || !self.attempt(redial) {
+            self.redials.push(self.now, redial);
         }
     }
 
@@ -128,7 +121,7 @@ impl Fabric {
             service: None,
             rule: None,
         };
-        self.attempt(self.first_attempt(call, true));
+        self.dial_listener(call, true);
     }
 
     /// Has the dialer put a call through. Its answer comes later.
@@ -195,53 +188,56 @@ impl Fabric {
         self.mailbox.waker.wake();
     }
 
-    fn attempt(&mut self, mut redial: Redial) {
+    /// Dials a listener. Returns whether that is settled: it is not when there was no room.
+    fn attempt(&mut self, redial: Redial) -> bool {
         let call = redial.call;
         let Some(line) = self.line(call.line) else {
-            return;
+            return true;
         };
         let circuit = call.circuit;
         let path = match redial.vmm {
             true => line.vmm.clone().unwrap_or_default(),
             false => port_path(&line.host_path, call.port),
         };
-        match dial(&path, call.socket_type, &line.name) {
-            Dial::Reached(socket) if redial.vmm => self.ask_vmm(circuit, socket, call.port),
-            Dial::Reached(socket) => self.host_reached(circuit, Connected::new(socket, None)),
-            Dial::Failed(Reason::NoListener) if redial.vmm => self.tell(Event::HostDialed {
-                circuit,
-                result: Err(Reason::NotRunning),
-            }),
+        let reason = match dial(&path, call.socket_type, &line.name) {
+            Dial::Reached(socket) if redial.vmm => {
+                self.ask_vmm(circuit, socket, call.port);
+                return true;
+            }
+            Dial::Reached(socket) => {
+                self.host_reached(circuit, Connected::new(socket, None));
+                return true;
+            }
+            Dial::Failed(Reason::NoListener) if redial.vmm => Reason::NotRunning,
             Dial::Failed(Reason::NoListener) if self.is_listening(call.line, call.port) => {
                 self.dial_service(call, Called::Listener);
+                return true;
             }
-            Dial::Failed(reason) => self.tell(Event::HostDialed {
-                circuit,
-                result: Err(reason),
-            }),
-            Dial::Busy if self.now >= redial.give_up_at => {
-                self.tell(Event::HostDialed {
-                    circuit,
-                    result: Err(Reason::BacklogFull),
-                });
-            }
-            Dial::Busy => {
-                redial.next_at = self.now + redial.wait;
-                redial.wait = (redial.wait * 2).min(REDIAL_MOST);
-                self.redials.push(redial);
-            }
-        }
+            Dial::Failed(reason) => reason,
+            Dial::Busy if self.now < redial.give_up_at => return false,
+            Dial::Busy => Reason::BacklogFull,
+        };
+        self.tell(Event::HostDialed {
+            circuit,
+            result: Err(reason),
+        });
+        true
     }
 
     pub(super) fn redial(&mut self) {
         let now = self.now;
-        let (due, later) = std::mem::take(&mut self.redials)
-            .into_iter()
-            .partition(|redial| redial.next_at <= now);
-        self.redials = later;
-        let due: Vec<Redial> = due;
-        for redial in due {
-            self.attempt(redial);
+        for _ in 0..REDIALS_PER_TURN {
+            let Some(redial) = self.redials.due(now) else {
+                return;
+            };
+            if !self.attempt(redial) {
+                self.redials.postpone(now, redial.place());
+                continue;
+            }
+            if now < redial.give_up_at {
+                self.redials.found_room(redial.place());
+            }
+            self.redials.remove(redial.call.circuit);
         }
     }
 

@@ -140,7 +140,7 @@ impl Fabric {
         let timers = [
             self.switch.poll_at(),
             self.caller_deadlines.front().map(|(at, _)| *at),
-            self.redials.iter().map(|redial| redial.next_at).min(),
+            self.redials.next_at(),
             self.resting_listeners.front().map(|(at, ..)| *at),
             self.resting_lines.first().map(|(at, _)| *at),
             self.owed_interrupts.front().map(|(at, _)| *at),

@@ -351,6 +351,43 @@ fn waiting_threads(name: &str) -> usize {
     tasks.map(|task| task.unwrap().path()).filter(waits).count()
 }
 
+/// Those that wait for room in a backlog are tried one after the other.
+#[test]
+fn calls_to_a_full_listener_go_through_when_it_accepts() {
+    const CALLS: u16 = 40;
+    let directory = tempfile::tempdir().unwrap();
+    let (mut fabric, config) = (fabric(), config(directory.path()));
+    fabric.open_line(&config).unwrap();
+    let listener = UnixListener::bind(directory.path().join("web.sock_80")).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut guest = Guest::attach(&mut fabric, &config.vhost_user);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, RING);
+    guest.kick(RX);
+    for number in 0..CALLS {
+        let dial = guest.packet(&Header {
+            src_port: 1000 + u32::from(number),
+            ..header(Operation::Request, 80, 0)
+        });
+        guest.offer(TX, dial, 1);
+    }
+    guest.kick(TX);
+    turn_until(&mut fabric, "all have called", |_| {
+        guest.given_back(TX) == CALLS
+    });
+    let mut programs = Vec::new();
+    turn_until(&mut fabric, "all are accepted", |_| {
+        programs.extend(listener.accept());
+        programs.len() == usize::from(CALLS)
+    });
+    turn_until(&mut fabric, "all are answered", |_| {
+        guest.given_back(RX) == CALLS
+    });
+    let lines = fabric.lines();
+    assert_eq!(lines[0].report.counters.ended.iter().sum::<u64>(), 0);
+}
+
 /// What docs/threat-model.md says: so much payload of a line in one turn, and what one circuit has in its turn.
 const MOST_BYTES: u64 = 4 << 20;
 const ONE_MORE: u64 = 512 << 10;

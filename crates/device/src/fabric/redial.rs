@@ -1,0 +1,199 @@
+//! Dials that found a listener's backlog full. Those to one listener wait in a row, of which the first alone is tried again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use switch::{CircuitId, LineId, Time};
+
+use super::dial::HostCall;
+
+const REDIAL_FIRST: Duration = Duration::from_millis(2);
+const REDIAL_MOST: Duration = Duration::from_millis(100);
+
+/// A listener: the one for a port of the host, as a line's guest sees it, or without a port the VMM of a hybrid line.
+pub(super) type Place = (LineId, Option<u32>);
+
+/// A dial to a listener.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Redial {
+    pub(super) call: HostCall,
+    /// Whether the VMM of a hybrid line is dialled, and not the listener for a port.
+    pub(super) vmm: bool,
+    pub(super) give_up_at: Time,
+}
+
+impl Redial {
+    pub(super) fn place(&self) -> Place {
+        (self.call.line, (!self.vmm).then_some(self.call.port))
+    }
+}
+
+/// Those that wait for one listener, in the order in which they came.
+#[derive(Debug)]
+struct Row {
+    waiting: BTreeMap<u64, Redial>,
+    next_at: Time,
+    wait: Duration,
+}
+
+/// All that wait.
+#[derive(Debug, Default)]
+pub(super) struct Redials {
+    rows: HashMap<Place, Row>,
+    /// When the first of each row is to be tried.
+    due: BTreeSet<(Time, Place)>,
+    of_circuits: HashMap<CircuitId, (Place, u64)>,
+    next_number: u64,
+}
+
+impl Redials {
+    pub(super) fn is_waited_for(&self, place: Place) -> bool {
+        self.rows.contains_key(&place)
+    }
+
+    pub(super) fn push(&mut self, now: Time, redial: Redial) {
+        let place = redial.place();
+        let due = &mut self.due;
+        let row = self.rows.entry(place).or_insert_with(|| {
+            let next_at = now + REDIAL_FIRST;
+            due.insert((next_at, place));
+            Row {
+                waiting: BTreeMap::new(),
+                next_at,
+                wait: REDIAL_FIRST,
+            }
+        });
+        let number = self.next_number;
+        self.next_number += 1;
+        row.waiting.insert(number, redial);
+        self.of_circuits
+            .insert(redial.call.circuit, (place, number));
+    }
+
+    /// When to try next.
+    pub(super) fn next_at(&self) -> Option<Time> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// The next that is to be tried now. It stays where it is until it is removed.
+    pub(super) fn due(&self, now: Time) -> Option<Redial> {
+        let (at, place) = self.due.first()?;
+        let row = self.rows.get(place).filter(|_| *at <= now)?;
+        row.waiting.values().next().copied()
+    }
+
+    /// There was no room. Those who wait for this listener are tried later, less and less often.
+    pub(super) fn postpone(&mut self, now: Time, place: Place) {
+        let Some(row) = self.rows.get_mut(&place) else {
+            return;
+        };
+        self.due.remove(&(row.next_at, place));
+        row.wait = (row.wait * 2).min(REDIAL_MOST);
+        row.next_at = now + row.wait;
+        self.due.insert((row.next_at, place));
+    }
+
+    /// There was room: the listener accepts, so that it is looked at as often as at first.
+    pub(super) fn found_room(&mut self, place: Place) {
+        if let Some(row) = self.rows.get_mut(&place) {
+            row.wait = REDIAL_FIRST;
+        }
+    }
+
+    /// This circuit waits no longer.
+    pub(super) fn remove(&mut self, circuit: CircuitId) {
+        let Some((place, number)) = self.of_circuits.remove(&circuit) else {
+            return;
+        };
+        let Some(row) = self.rows.get_mut(&place) else {
+            return;
+        };
+        row.waiting.remove(&number);
+        if row.waiting.is_empty() {
+            self.due.remove(&(row.next_at, place));
+            self.rows.remove(&place);
+        }
+    }
+
+    /// No listener of this line's is dialled any more.
+    pub(super) fn remove_line(&mut self, line: LineId) {
+        self.rows.retain(|place, _| place.0 != line);
+        self.due.retain(|(_, place)| place.0 != line);
+        self.of_circuits.retain(|_, (place, _)| place.0 != line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::vsock::SocketType;
+
+    use super::*;
+
+    fn redial(line: u32, port: u32, circuit: u32) -> Redial {
+        Redial {
+            call: HostCall {
+                circuit: CircuitId {
+                    index: circuit,
+                    generation: 0,
+                },
+                line: LineId(line),
+                port,
+                source_port: 0,
+                socket_type: SocketType::Stream,
+                service: None,
+                rule: None,
+            },
+            vmm: false,
+            give_up_at: Duration::from_millis(1800),
+        }
+    }
+
+    fn due(redials: &Redials, now: u64) -> Option<u32> {
+        let redial = redials.due(Duration::from_millis(now));
+        redial.map(|redial| redial.call.circuit.index)
+    }
+
+    #[test]
+    fn of_those_that_wait_for_a_listener_the_first_alone_is_tried() {
+        const DIALS: u32 = 2000;
+        let mut redials = Redials::default();
+        for circuit in 0..DIALS {
+            redials.push(Time::ZERO, redial(0, 80, circuit));
+        }
+        let mut tried = 0;
+        while let Some(at) = redials.next_at().filter(|at| at.as_millis() < 1800) {
+            let first = redials.due(at).unwrap();
+            assert_eq!(first.call.circuit.index, 0);
+            redials.postpone(at, first.place());
+            tried += 1;
+        }
+        assert!(tried < 30, "{tried}");
+    }
+
+    #[test]
+    fn they_go_in_the_order_in_which_they_came_and_hold_up_no_other_listeners() {
+        let mut redials = Redials::default();
+        for (circuit, port) in [80, 80, 81, 80].into_iter().enumerate() {
+            redials.push(Time::ZERO, redial(0, port, circuit as u32));
+        }
+        redials.push(Time::ZERO, redial(1, 80, 4));
+        assert_eq!(due(&redials, 1), None);
+        let mut seen = Vec::new();
+        while let Some(first) = redials.due(Duration::from_millis(2)) {
+            let index = first.call.circuit.index;
+            seen.push(index);
+            match index {
+                // The first listener has room for one.
+                1 => redials.postpone(Duration::from_millis(2), first.place()),
+                _ => redials.remove(first.call.circuit),
+            }
+        }
+        assert_eq!(seen, [0, 1, 2, 4]);
+        assert_eq!(due(&redials, 6), Some(1));
+        redials.remove(redial(0, 80, 1).call.circuit);
+        assert_eq!(due(&redials, 6), Some(3));
+        redials.remove_line(LineId(0));
+        assert_eq!((due(&redials, 6), redials.next_at()), (None, None));
+        assert!(redials.of_circuits.is_empty());
+    }
+}
