@@ -83,6 +83,12 @@ impl Server {
             .map_or_else(Vec::new, |pool| pool.leases(now))
     }
 
+    pub fn hosts_have_changed(&mut self) {
+        if let Some(pool) = &mut self.pool {
+            pool.hosts_have_changed();
+        }
+    }
+
     /// `source` is the MAC address that the frame came from.
     pub fn answer(
         &mut self,

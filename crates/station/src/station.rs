@@ -89,6 +89,9 @@ impl Station {
         if let Some(resolver) = &mut self.resolver {
             resolver.hosts_have_changed();
         }
+        if let Some(dhcp) = &mut self.dhcp {
+            dhcp.hosts_have_changed();
+        }
         Ok(())
     }
 

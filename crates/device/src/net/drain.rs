@@ -13,6 +13,7 @@ use super::cost;
 use super::deliver::Source;
 use super::port::{PortCounters, pair_of};
 use super::snapshot::Frame;
+use super::station::MAX_ASKED_SEGMENTS;
 use super::{Behind, NetFabric, Network};
 
 /// The most frames that are taken from a ring at a time. Many enough that what is done once for a batch costs little for each frame, few
@@ -218,7 +219,12 @@ impl Batch {
                 self.cost += cost::SYSTEM_CALL * network.calls_to_send(&self.frames[index]);
                 return self.leaving.push(routed);
             }
-            Some(Behind::Station) => return self.asked.push(routed),
+            Some(Behind::Station) => {
+                let frame = &self.frames[index];
+                let questions = frame.offload().segments(frame.len);
+                self.cost += cost::QUESTION * questions.clamp(1, MAX_ASKED_SEGMENTS);
+                return self.asked.push(routed);
+            }
             None => return,
         };
         if self.lists.len() <= number {

@@ -11,7 +11,7 @@ use super::{Behind, NetError, NetFabric};
 
 /// So many segments of one frame are shown to a station. Its TCP has room for a question of 2 KiB, which is two segments; each one more would cost
 /// its sender nothing and all networks the time of a frame.
-const MAX_ASKED_SEGMENTS: usize = 8;
+pub(super) const MAX_ASKED_SEGMENTS: usize = 8;
 
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {

@@ -4,7 +4,7 @@
 //! from a place that its MAC address names: so it mostly gets the same again also when the server has forgotten everything. Leases run out by
 //! themselves, when somebody else needs the slot; there is no timer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -56,8 +56,14 @@ pub(super) struct Pool {
     first: Ipv4Addr,
     slots: Vec<Option<Entry>>,
     by_mac: HashMap<MacAddress, usize>,
-    /// Until then every slot is in use, unless one is given back before: the slots are not searched for each guest that asks in vain.
-    full_until: Option<Instant>,
+    /// Slots without an entry, but for those that are set aside. A guest that asks has no slot searched for that it may not have.
+    empty: BTreeSet<usize>,
+    /// Slots without an entry whose addresses were somebody else's, until the hosts change.
+    set_aside: BTreeSet<usize>,
+    /// Slots by when their entries are over.
+    ends: BTreeSet<(Instant, usize)>,
+    /// Those of them that were declined, but for some that are over.
+    declined: BTreeSet<(Instant, usize)>,
 }
 
 impl Pool {
@@ -68,8 +74,16 @@ impl Pool {
             first: *range.start(),
             slots: vec![None; len as usize],
             by_mac: HashMap::new(),
-            full_until: None,
+            empty: (0..len as usize).collect(),
+            set_aside: BTreeSet::new(),
+            ends: BTreeSet::new(),
+            declined: BTreeSet::new(),
         }
+    }
+
+    /// Addresses that were somebody else's may not be any more.
+    pub fn hosts_have_changed(&mut self) {
+        self.empty.append(&mut self.set_aside);
     }
 
     pub fn leases(&self, now: Instant) -> Vec<Lease> {
@@ -150,28 +164,29 @@ impl Pool {
             return;
         }
         self.by_mac.remove(&mac);
-        self.full_until = None;
-        let is_declined = |entry: &Entry| entry.state == State::Declined && !entry.is_over(now);
-        let declined = self
-            .slots
-            .iter()
-            .flatten()
-            .filter(|entry| is_declined(entry))
-            .count();
-        self.slots[slot] = (declined < self.slots.len() / DECLINED_SHARE).then_some(Entry {
+        while self
+            .declined
+            .first()
+            .is_some_and(|(until, _)| *until <= now)
+        {
+            self.declined.pop_first();
+        }
+        let has_room = self.declined.len() < self.slots.len() / DECLINED_SHARE;
+        let declined = has_room.then_some(Entry {
             mac,
             state: State::Declined,
             until: now.checked_add(DECLINED_TIME),
         });
+        self.set(slot, declined);
     }
 
     fn end(&mut self, now: Instant, mac: MacAddress, which: impl Fn(&Entry) -> bool) {
-        let Some(slot) = self.by_mac.get(&mac) else {
+        let Some(slot) = self.by_mac.get(&mac).copied() else {
             return;
         };
-        if let Some(entry) = self.slots[*slot].as_mut().filter(|entry| which(entry)) {
-            entry.until = Some(now);
-            self.full_until = None;
+        if let Some(entry) = self.slots[slot].filter(which) {
+            let until = Some(now);
+            self.set(slot, Some(Entry { until, ..entry }));
         }
     }
 
@@ -182,43 +197,61 @@ impl Pool {
         mac: MacAddress,
         is_taken: impl Fn(Ipv4Addr) -> bool,
     ) -> Option<usize> {
-        if self.full_until.is_some_and(|until| now < until) {
-            return None;
-        }
-        let len = self.slots.len();
-        let start = place(mac) % len;
-        let mut oldest = None;
-        let mut full_until = now.checked_add(OFFER_TIME);
-        for slot in (start..len).chain(0..start) {
-            if is_taken(self.address(slot)) {
-                continue;
-            }
-            let Some(entry) = &self.slots[slot] else {
-                return Some(slot);
+        let start = place(mac) % self.slots.len();
+        loop {
+            let mut empty = self.empty.range(start..).chain(&self.empty);
+            let over = || self.ends.first().filter(|(until, _)| *until <= now);
+            let slot = match empty.next() {
+                Some(slot) => *slot,
+                None => over()?.1,
             };
-            let is_older = oldest.is_none_or(|(_, until)| entry.until < until);
-            if entry.is_over(now) && is_older {
-                oldest = Some((slot, entry.until));
+            if !is_taken(self.address(slot)) {
+                return Some(slot);
             }
-            full_until = full_until.min(entry.until.or(full_until));
+            self.clear(slot);
+            self.empty.remove(&slot);
+            self.set_aside.insert(slot);
         }
-        if oldest.is_none() {
-            self.full_until = full_until;
-        }
-        oldest.map(|(slot, _)| slot)
     }
 
     fn put(&mut self, slot: usize, mac: MacAddress, state: State, until: Option<Instant>) {
-        let entry = Entry { mac, state, until };
-        if let Some(before) = self.slots[slot].replace(entry) {
-            if before.mac != mac && self.by_mac.get(&before.mac) == Some(&slot) {
-                self.by_mac.remove(&before.mac);
-            }
+        if self.slots[slot].is_some_and(|before| before.mac != mac) {
+            self.clear(slot);
         }
         // One address for each guest: what it had before is free.
         if let Some(other) = self.by_mac.insert(mac, slot).filter(|other| *other != slot) {
-            self.slots[other] = None;
-            self.full_until = None;
+            self.set(other, None);
+        }
+        self.set(slot, Some(Entry { mac, state, until }));
+    }
+
+    /// Forgets whose a slot was.
+    fn clear(&mut self, slot: usize) {
+        if let Some(before) = self.slots[slot] {
+            if self.by_mac.get(&before.mac) == Some(&slot) {
+                self.by_mac.remove(&before.mac);
+            }
+            self.set(slot, None);
+        }
+    }
+
+    fn set(&mut self, slot: usize, entry: Option<Entry>) {
+        if let Some(until) = self.slots[slot].and_then(|before| before.until) {
+            self.ends.remove(&(until, slot));
+            self.declined.remove(&(until, slot));
+        }
+        self.set_aside.remove(&slot);
+        self.slots[slot] = entry;
+        let Some(entry) = entry else {
+            self.empty.insert(slot);
+            return;
+        };
+        self.empty.remove(&slot);
+        if let Some(until) = entry.until {
+            self.ends.insert((until, slot));
+            if entry.state == State::Declined {
+                self.declined.insert((until, slot));
+            }
         }
     }
 
@@ -271,13 +304,40 @@ mod tests {
             let (offered, _) = offer(&mut pool, now, number);
             assert!(pool.bind(now, mac(number), offered.unwrap(), Duration::from_secs(60)));
         }
-        assert_eq!(offer(&mut pool, now, 101), (None, 100));
+        assert_eq!(offer(&mut pool, now, 101), (None, 0));
         assert_eq!(offer(&mut pool, now, 102), (None, 0));
         let released = pool.leases(now)[0];
         pool.release(now, released.mac, Some(released.address));
-        assert_eq!(offer(&mut pool, now, 101).0, Some(released.address));
+        assert_eq!(offer(&mut pool, now, 101), (Some(released.address), 1));
         assert_eq!(offer(&mut pool, now, 102).0, None);
         now += Duration::from_secs(60);
         assert!(offer(&mut pool, now, 102).0.is_some());
+    }
+
+    #[test]
+    fn addresses_of_hosts_are_looked_at_once_and_again_when_the_hosts_have_changed() {
+        let now = Instant::now();
+        let address = |number: u8| Ipv4Addr::new(10, 0, 0, number);
+        let mut pool = Pool::new(address(1)..=address(100));
+        let searched = Cell::new(0);
+        let is_host = |of_host: Ipv4Addr| {
+            searched.set(searched.get() + 1);
+            of_host != address(50)
+        };
+        let mac = |number: u8| MacAddress([2, 0, 0, 0, 0, number]);
+        assert_eq!(pool.offer(now, mac(1), None, is_host), Some(address(50)));
+        pool.release(now, mac(1), Some(address(50)));
+        for number in 2..100 {
+            let offered = pool.offer(now, mac(number), None, is_host);
+            assert_eq!(offered, Some(address(50)));
+            pool.release(now, mac(number), offered);
+        }
+        // Each address once, and that which is offered each time.
+        assert!(searched.get() <= 100 + 98, "{}", searched.get());
+        pool.hosts_have_changed();
+        assert!(pool.offer(now, mac(2), None, |_| false).is_some());
+        assert!(
+            pool.offer(now, mac(3), None, |_| false) != pool.offer(now, mac(4), None, |_| false)
+        );
     }
 }

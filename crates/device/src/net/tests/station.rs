@@ -8,7 +8,7 @@ use switch::bridge::PortConfig;
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
 
-use super::house::{Driver, Guest, House, LAN, done, mac};
+use super::house::{Driver, Guest, House, LAN, TRANSMIT, done, mac};
 use super::packets::Packet;
 
 const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 1, 0]);
@@ -199,5 +199,25 @@ fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
     for from in [mac(1), mac(77)] {
         assert_eq!(code(&mut house, "web", from), 0, "its own name from {from}");
         assert_eq!(code(&mut house, "db", from), 3, "another's from {from}");
+    }
+}
+
+/// What docs/threat-model.md says: a batch of frames ends with so many questions to the network itself.
+#[test]
+fn a_batch_has_so_many_questions() {
+    const MOST: u64 = 16;
+    let mut house = house();
+    let mut web = house.guest(1);
+    let mut question = question(&web);
+    // To the network alone, so that no budget of broadcasts is used.
+    question[..6].copy_from_slice(&OWN_MAC.0);
+    house.settle();
+    for _ in 0..10 {
+        while web.try_enqueue(TRANSMIT, NetHeader::default(), &question, &[]) {}
+        web.kick();
+        let before = house.counters(&web).frames_from_guest;
+        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+        let taken = house.counters(&web).frames_from_guest - before;
+        assert!(taken <= MOST, "{taken}");
     }
 }
