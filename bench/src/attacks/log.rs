@@ -111,7 +111,7 @@ fn full_egress(scene: &mut Scene<'_>) {
         .collect();
     wait_for_answers(&mut guest, &circuits);
     refused(&mut guest, EGRESS_PORT, 3000);
-    scene.assert_bounded("through egress as it may");
+    scene.assert_bounded("max_connections=1024");
     scene.wait_for_log(HELD_BACK).expect("the rest is counted");
     assert_works(&mut guest);
     scene.keep(guest);

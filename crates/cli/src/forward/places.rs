@@ -101,7 +101,10 @@ mod tests {
     async fn a_socket_is_private_and_taken_over_only_from_the_dead() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        // It never listens: a process that another test starts may hold it for a moment.
+        let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&dead, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        drop(dead);
         let place = Place::Unix {
             path: path.as_os_str().as_encoded_bytes().to_vec(),
         };
