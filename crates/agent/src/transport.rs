@@ -166,19 +166,16 @@ pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
 /// The same for whoever may by this mode.
 pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = rustix::net::SocketAddrUnix::new(path)?;
-    let new = || {
-        let (family, kind) = (
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-        );
-        rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
-    };
-    let socket = new()?;
+    let (family, kind) = (
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+    );
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     // Linux gives the file the mode of the socket that is bound, less the process's mask: later the path may lead to another file.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     match rustix::net::bind(&socket, &address) {
         Err(rustix::io::Errno::ADDRINUSE) => {
-            if rustix::net::connect(new()?, &address) != Err(rustix::io::Errno::CONNREFUSED) {
+            if !sys::sockets::is_stale(path) {
                 return Err(io::ErrorKind::AddrInUse.into());
             }
             std::fs::remove_file(path)?;

@@ -4,10 +4,12 @@
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
+//! - [`sockets`] says whether a process listens at a UNIX socket.
 //! - [`supervise`] starts programs of which some system calls are answered here.
 
 pub mod descriptors;
 pub mod ethernet;
 pub mod links;
 pub mod peer;
+pub mod sockets;
 pub mod supervise;

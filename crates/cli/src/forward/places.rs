@@ -66,7 +66,7 @@ fn bind_unix(path: PathBuf) -> io::Result<Listener> {
     // Linux gives the file the mode of the socket that is bound. Later the path may lead to another file, and others may have connected.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     match rustix::net::bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if is_dead(&path) => {
+        Err(Errno::ADDRINUSE) if sys::sockets::is_stale(&path) => {
             std::fs::remove_file(&path)?;
             rustix::net::bind(&socket, &address)?;
         }
@@ -75,11 +75,6 @@ fn bind_unix(path: PathBuf) -> io::Result<Listener> {
     rustix::net::listen(&socket, BACKLOG)?;
     let listener = std::os::unix::net::UnixListener::from(socket);
     Ok(Listener::Unix(UnixListener::from_std(listener)?, path))
-}
-
-fn is_dead(path: &std::path::Path) -> bool {
-    std::os::unix::net::UnixStream::connect(path)
-        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 impl Drop for Listener {
@@ -115,5 +110,9 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&place).await.err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
 }

@@ -37,7 +37,7 @@ pub fn measure(host_socket: &Path, set: bool) -> Result<(Offset, Option<Offset>)
     }
     let asked = Instant::now();
     job.say(Ask::Time {
-        step_ns: Some(-before.ns),
+        step_ns: Some(before.ns.saturating_neg()),
     })?;
     let _ = answer(&mut job, asked)?;
     let after = best(&mut job)?;

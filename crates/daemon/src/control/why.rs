@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::{PolicyVerdict, VmState, VmStatus, Why};
+use api::{LineKind, PolicyVerdict, VmState, VmStatus, Why};
 use config::parse_user;
 
 use super::Control;
@@ -56,12 +56,13 @@ impl Control {
         };
         let mut hindrances: Vec<String> = caller.iter().filter_map(absence).collect();
         hindrances.extend(reached.as_ref().and_then(|vm| {
-            // Of the callers only the host has published ports.
-            let is_for_agent =
-                from == "host" && port == wire::agent::PORT && policy.redirect.is_none();
+            let is_for_agent = port == wire::agent::PORT && policy.redirect.is_none();
             match is_for_agent {
-                true => agent_hindrance(vm),
-                false => absence(vm),
+                // Of the callers only the host has published ports.
+                true if from == "host" => agent_hindrance(vm),
+                // No other program answers there; on a line with rings one may.
+                true if caller.is_none() && vm.kind != LineKind::Vsock => agent_absence(vm),
+                _ => absence(vm),
             }
         }));
         let is_listener = dialled == "host" && policy.redirect.is_none();
@@ -90,10 +91,17 @@ fn absence(vm: &VmStatus) -> Option<String> {
     is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
 }
 
+/// That an agent is not ready.
+fn agent_absence(vm: &VmStatus) -> Option<String> {
+    let is_ready = vm.state == VmState::Ready && vm.agent.is_some();
+    (!is_ready).then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
+}
+
 /// What keeps an agent from making connections for published ports. It is needed for all else that is asked of it.
 fn agent_hindrance(vm: &VmStatus) -> Option<String> {
-    let Some(agent) = vm.agent.as_ref().filter(|_| vm.state == VmState::Ready) else {
-        return Some(format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()));
+    let absence = agent_absence(vm);
+    let Some(agent) = vm.agent.as_ref().filter(|_| absence.is_none()) else {
+        return absence;
     };
     let mut capabilities = agent.capabilities.iter();
     let can_forward = capabilities.any(|name| name == wire::agent::CAPABILITY_FORWARD);

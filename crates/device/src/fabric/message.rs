@@ -45,9 +45,12 @@ impl Fabric {
                 });
             }
             Some(Ok(record)) => {
-                let tally = self
-                    .line(turn.line)
-                    .map(|line| line.host_message_bytes.clone());
+                let this_turn = self.turn;
+                let tally = self.line(turn.line).map(|line| {
+                    // Reading is a copy, too, and uses up no buffer of the guest's that would end the turn.
+                    line.had.of(this_turn).bytes += record.len;
+                    line.host_message_bytes.clone()
+                });
                 if let (Some(tally), Some(circuit)) = (tally, self.circuit(turn.circuit)) {
                     let entry = tally.enter(record.len as u64);
                     let kept = circuit.kept_or_new(turn.from);

@@ -31,7 +31,7 @@ use crate::proxy::shared::Shared;
 /// Connections that one published port carries at once: an agent carries no more.
 pub(super) const MAX_CARRIED: u32 = MAX_CONNECTIONS as u32;
 
-/// How long the agent may take for each answer. It tries each address of a name for 10 seconds.
+/// How long the agent may take for each answer. It tries the addresses of a name for 10 seconds in all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a caller is not connected.
