@@ -137,7 +137,7 @@ pub enum CircuitEnd {
         /// The port.
         port: u32,
     },
-    /// Somebody who has gone since.
+    /// A peer that has gone since.
     Gone,
 }
 

@@ -205,7 +205,7 @@ pub struct PolicyReport {
     pub findings: Vec<Finding>,
 }
 
-/// The most rules that are listed. There may be ten times as many, which nobody reads.
+/// The most rules that are listed. There may be ten times as many, too many to read.
 pub const MAX_LISTED_RULES: usize = 1000;
 
 /// The answer to `GET /v1/policy/rules`.

@@ -241,8 +241,8 @@ async fn serve_guest<G: Guest>(shared: Arc<Shared<G>>, mut listening: Listening,
     }
 }
 
-/// Take everybody that the agent tells of: why it does not any more. Of a caller that has no place yet, the frame is not taken: a guest that never
-/// ends telling of callers fills its own connection.
+/// Takes the callers that the agent reports, and returns why no more come. The frame of a caller without a place is not taken: a guest that reports callers
+/// without end fills its own connection.
 async fn take_callers<G: Guest>(
     shared: &Arc<Shared<G>>,
     listening: &mut Listening,

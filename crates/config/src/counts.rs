@@ -1,8 +1,8 @@
-//! How many there may be of what a file has, and how long the worker looks before it sleeps.
+//! Bounds of what a file has, and how long the worker polls before it sleeps.
 
 use std::time::Duration;
 
-/// How long the worker looks before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
+/// How long the worker polls before it sleeps, when nothing else is said and while guests and programs answer quickly: somewhat
 /// longer than they take to be woken and to answer.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
 

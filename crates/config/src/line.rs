@@ -60,7 +60,7 @@ impl LineSpec {
         }
     }
 
-    /// Every socket that is the VM's, whoever listens there.
+    /// Every socket that is the VM's, the daemon's and the VMM's.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         let of_ports = self.ports.iter().map(|port| port.socket.as_path());
         self.own_sockets().chain(of_ports)

@@ -182,7 +182,7 @@ pub struct NetHost {
     pub mac: MacAddress,
     /// The address that DHCP gives it.
     pub ipv4: Option<Ipv4Addr>,
-    /// The address that DNS tells.
+    /// The address that DNS answers with.
     pub ipv6: Option<Ipv6Addr>,
     /// Its port is isolated.
     pub isolated: bool,

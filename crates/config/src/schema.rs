@@ -12,7 +12,7 @@ use crate::limits::bounds;
 use crate::net::VLAN_BOUNDS;
 use crate::{MAX_LIST_LEN, MAX_WINDOWS};
 
-/// What a name looks like. JSON Schema has the regular expressions of ECMA-262.
+/// The form of a name. JSON Schema has the regular expressions of ECMA-262.
 pub fn name_pattern() -> String {
     format!("[a-z0-9][a-z0-9._-]{{0,{}}}", MAX_NAME_LEN - 1)
 }

@@ -14,7 +14,7 @@ pub struct Settings {
     pub runtime_dir: PathBuf,
     /// The state directory, from the root.
     pub state_dir: PathBuf,
-    /// How long the worker looks before it sleeps.
+    /// How long the worker polls before it sleeps.
     pub spin: Duration,
     /// Who may use the control socket beside the daemon's own user.
     pub control: ControlGroups,

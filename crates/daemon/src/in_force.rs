@@ -83,7 +83,7 @@ pub struct Parts {
     pub audit: Audit,
     /// Where it is told what happens.
     pub events: Events,
-    /// Who looks at what passes.
+    /// The captures of what passes.
     pub captures: Captures,
     /// Whom the control API has cut off.
     pub stalled_clients: StalledClients,

@@ -114,7 +114,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) counted: &'a Figures,
     /// Who follows the events.
     pub(crate) events: &'a Events,
-    /// Who looks at what passes.
+    /// The captures of what passes.
     pub(crate) captures: &'a Captures,
     /// Clients of the control socket that were cut off.
     pub(crate) stalled_clients: u64,

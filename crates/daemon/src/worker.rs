@@ -223,7 +223,7 @@ impl Worker {
             }
         }
         for name in removed {
-            // Only now: whoever ends a serial line waits for its thread, and the worker's must not be the one.
+            // Only now: ending a serial line waits for its thread, which the worker must not do.
             let line = self.serial_lines().remove(&name);
             drop(line);
             self.channels().by_vm.remove(&name);

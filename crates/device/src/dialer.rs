@@ -180,7 +180,7 @@ impl fmt::Debug for Connected {
     }
 }
 
-/// Whoever carries streams to a guest.
+/// What carries streams to a guest.
 pub struct Carrier(Box<dyn FnMut(u32, Reply) + Send>);
 
 impl Carrier {

@@ -40,7 +40,7 @@ pub enum Endpoint {
     Program {
         /// Whose it is.
         credentials: Credentials,
-        /// By what it is known to whoever called for it: see [`ProgramCall`](crate::ProgramCall).
+        /// By what the one that made the call knows it: see [`ProgramCall`](crate::ProgramCall).
         ticket: Option<u64>,
     },
     /// A caller at a published port.
@@ -60,7 +60,7 @@ pub enum Endpoint {
         /// The port.
         port: u32,
     },
-    /// Somebody who has gone since.
+    /// A peer that has gone since.
     Gone,
 }
 
@@ -81,7 +81,7 @@ pub struct CircuitSnapshot {
     pub caller: Endpoint,
     /// Whom the caller meant.
     pub dialled: Endpoint,
-    /// Who has the call: by a redirection somebody else.
+    /// Who has the call, which a redirection may change.
     pub callee: Endpoint,
     /// Bytes that have arrived, by the side that sent them.
     pub bytes: [u64; 2],

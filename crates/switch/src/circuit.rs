@@ -197,7 +197,7 @@ pub struct CircuitReport {
     pub rule: Option<RuleId>,
     /// Whom the caller meant, unless that VM has gone since.
     pub dialled: Option<CalleeId>,
-    /// Who has the call: by a redirection somebody else.
+    /// Who has the call, which a redirection may change.
     pub reached: Option<CalleeId>,
     /// The side that dialled.
     pub caller: EndReport,

@@ -9,7 +9,7 @@ pub type Time = Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LineId(pub u32);
 
-/// The number of a circuit. Numbers are used again; the generation tells one use from the next.
+/// The number of a circuit. Numbers are used again; the generation distinguishes one use from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CircuitId {
     /// Position in a table, small and dense.
@@ -42,7 +42,7 @@ impl Side {
     }
 }
 
-/// The number of a service, chosen by whoever offers it.
+/// The number of a service, chosen by the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceId(pub u32);
 

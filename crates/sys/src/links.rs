@@ -1,6 +1,6 @@
 //! Paths through directories that others may write.
 //!
-//! A link in such a directory could lead to a file that whoever set it may not open. So a path is walked name by name, and a link, symbolic or hard, counts only where
+//! A link in such a directory could lead to a file that the link's owner may not open. So a path is walked name by name, and a link, symbolic or hard, counts only where
 //! no user but root and this process's could have set it. `openat2` would walk in one call, but it keeps its flags in memory, where a seccomp filter cannot see
 //! whether it makes a file.
 

@@ -9,7 +9,7 @@ use wire::pcapng::MAX_SNAPLEN;
 
 use crate::events::MAX_EVENTS;
 
-/// The most characters of a word in a query that stands for a caller or a callee: a DNS name and what tells that it is one.
+/// The most characters of a word in a query that stands for a caller or a callee: a DNS name and its prefix.
 pub(super) const MAX_PARTY_LEN: usize = 300;
 
 /// A parameter of a query that may be left out.
@@ -123,14 +123,14 @@ pub(super) fn count() -> Object {
     number(1..=u64::MAX).build()
 }
 
-/// Somebody who could call, in the words of rules.
+/// A possible caller, in the words of rules.
 pub(super) fn caller() -> Object {
     let name = name_pattern();
     let pattern = format!("^(host|(user|users):[^\\u0000-\\u001f]+|({name}/)?{name})$");
     text(&pattern, 1, MAX_PARTY_LEN).build()
 }
 
-/// Somebody who could be called, in the words of rules.
+/// A possible callee, in the words of rules.
 pub(super) fn callee() -> Object {
     let name = name_pattern();
     let pattern = format!(

@@ -18,7 +18,7 @@ use super::ways::is_agent_only;
 /// The most findings that are told.
 pub const MAX_FINDINGS: usize = 1000;
 
-/// The most names that nobody has with a suggestion each: it compares the name with every other.
+/// The most unknown names with a suggestion each: it compares the name with every other.
 pub(super) const MAX_SUGGESTIONS: usize = 10;
 
 /// The most rules that are compared with each other whenever a configuration comes into force: it takes some milliseconds.
@@ -393,7 +393,7 @@ fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
         || rule.verdict == Verdict::Allow && rule.to.iter().any(|pattern| pattern.covers(callee))
 }
 
-/// What may be meant by the first names that nobody has.
+/// What may be meant by the first unknown names.
 #[derive(Default)]
 struct Suggestions {
     given: Cell<usize>,

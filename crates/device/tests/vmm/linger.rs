@@ -44,7 +44,7 @@ impl Lingering {
     }
 }
 
-/// A TCP connection of this process from this port is being closed by whoever had it last.
+/// A TCP connection of this process from this port is being closed by its last user.
 fn is_closing(port: u16) -> bool {
     let connections = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let local = format!(":{port:04X}");

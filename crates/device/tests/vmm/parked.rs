@@ -1,34 +1,17 @@
 //! Packets for another guest, which takes none: they are parked with their sender.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use device::Fabric;
-use switch::{
-    CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Reason, Rule, RuleLimits, Verdict,
-};
+use switch::Reason;
 use wire::vsock::{Header, Operation, SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use crate::guest::{Guest, RX, TABLE, TX};
-use crate::turns::header;
+use crate::turns::{allow_everyone, header};
 use crate::{config, config_of, fabric, turn_until};
 
 /// Messages of one sender that may be stored.
 const KEPT_MESSAGES: u32 = 8;
-
-fn allow_all(fabric: &mut Fabric) {
-    let domain = || DEFAULT_DOMAIN.to_owned();
-    let anyone = Rule {
-        from: vec![CallerPattern::AnyVm { domain: domain() }],
-        to: vec![CalleePattern::AnyVm { domain: domain() }],
-        ports: Vec::new(),
-        verdict: Verdict::Allow,
-        limits: RuleLimits::default(),
-        label: "rule".to_owned(),
-        is_named: true,
-    };
-    fabric.set_policy(Arc::new(Policy::new(vec![anyone])), Vec::new(), false);
-}
 
 /// A circuit between two guests.
 struct Scene {
@@ -48,7 +31,7 @@ impl Scene {
         let db = config_of(directory, "db", 4);
         fabric.open_line(&db).unwrap();
         let receiver = Guest::attach(&mut fabric, &db.vhost_user);
-        allow_all(&mut fabric);
+        allow_everyone(&mut fabric);
         let mut scene = Scene {
             fabric,
             sender,

@@ -8,6 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, HybridConfig, LineSnapshot};
+use rustix::io::write;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType as Kind, accept, bind, listen,
+    socket_with,
+};
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, Policy, Rule, RuleLimits,
     Verdict,
@@ -221,7 +226,7 @@ fn a_fabric_that_stops_has_cut_every_circuit() {
     assert_eq!(programs.len(), 0);
 }
 
-fn allow_everyone(fabric: &mut Fabric) {
+pub fn allow_everyone(fabric: &mut Fabric) {
     let domain = || DEFAULT_DOMAIN.to_owned();
     let anyone = Rule {
         from: vec![CallerPattern::AnyVm { domain: domain() }],
@@ -457,6 +462,64 @@ fn a_turn_gives_a_guest_so_many_bytes() {
     receiver.kick(RX);
     let given = |line: &LineSnapshot| line.report.counters.bytes_to_guest;
     count_bytes(&mut fabric, given, "db", all + u64::from(MORE));
+}
+
+/// A message is read before the guest has a buffer for it.
+#[test]
+fn a_turn_reads_so_many_bytes_of_messages_for_a_guest() {
+    const CIRCUITS: u32 = 64;
+    const LEN: usize = 128 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let web = config(directory.path());
+    fabric.open_line(&web).unwrap();
+    let listener = socket_with(
+        AddressFamily::UNIX,
+        Kind::SEQPACKET,
+        SocketFlags::NONBLOCK,
+        None,
+    );
+    let listener = listener.unwrap();
+    let path = directory.path().join("web.sock_80");
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listener, CIRCUITS as i32).unwrap();
+    let mut guest = Guest::attach(&mut fabric, &web.vhost_user);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, CIRCUITS as u16);
+    guest.kick(RX);
+    for port in 1000..1000 + CIRCUITS {
+        let dial = guest.packet(&Header {
+            src_port: port,
+            socket_type: SocketType::SeqPacket as u16,
+            buf_alloc: 1 << 20,
+            ..header(Operation::Request, 80, 0)
+        });
+        guest.offer(TX, dial, 1);
+    }
+    guest.kick(TX);
+    let mut programs = Vec::new();
+    turn_until(&mut fabric, "every call is accepted and answered", |_| {
+        programs.extend(accept(&listener));
+        programs.len() == CIRCUITS as usize && guest.given_back(RX) == CIRCUITS as u16
+    });
+    for program in &programs {
+        assert_eq!(write(program, &[0; LEN]), Ok(LEN));
+    }
+    // One buffer is enough for all to be read.
+    guest.offer(RX, buffer, 1);
+    guest.kick(RX);
+    let kept = |fabric: &mut Fabric| {
+        let kept = fabric.survey_circuits(0).kept_bytes;
+        kept.into_iter().map(|(_, kept)| kept).sum::<u64>()
+    };
+    let mut before = 0;
+    turn_until(&mut fabric, "messages are read", |fabric| {
+        let after = kept(fabric);
+        let read = after.saturating_sub(before);
+        assert!(read <= MOST_BYTES + LEN as u64, "{before} to {after}");
+        before = after;
+        after > 0
+    });
 }
 
 /// A relayed call of a program to a hybrid VM: the program's end, and the VMM's.

@@ -58,7 +58,7 @@ pub(super) struct Pool {
     by_mac: HashMap<MacAddress, usize>,
     /// Slots without an entry, but for those that are set aside. A guest that asks has no slot searched for that it may not have.
     empty: BTreeSet<usize>,
-    /// Slots without an entry whose addresses were somebody else's, until the hosts change.
+    /// Slots without an entry whose addresses were another host's, until the hosts change.
     set_aside: BTreeSet<usize>,
     /// Slots by when their entries are over.
     ends: BTreeSet<(Instant, usize)>,
@@ -81,7 +81,7 @@ impl Pool {
         }
     }
 
-    /// Addresses that were somebody else's may not be any more.
+    /// Addresses that were another host's may be free now.
     pub fn hosts_have_changed(&mut self) {
         self.empty.append(&mut self.set_aside);
     }

@@ -34,7 +34,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Hears what the receiver has in the directory that was entered, says what is no more, and keeps what is here too.
+    /// Takes what the receiver has in the directory that was entered, says what is no more, and keeps what is here too.
     pub(super) fn compare_names(
         &mut self,
         ours: &[Found],

@@ -780,11 +780,11 @@ fn a_receiver_that_lies_is_left() {
         ),
         ("what failed fails again", failed_once().repeat(2)),
         (
-            "a listing that nobody asked for",
+            "a listing that was not asked for",
             raw(&Message::Listing(vec![listed.clone()])),
         ),
         (
-            "the end of a listing that nobody asked for",
+            "the end of a listing that was not asked for",
             raw(&Message::EndOfListing),
         ),
         ("finished too early", raw(&Message::Finished)),

@@ -233,7 +233,7 @@ fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {
     }
 }
 
-/// The service or the channel was there first, and led to a path at which nobody was.
+/// The service or the channel was there first, and led to a path without a listener.
 #[test]
 fn no_vm_is_added_at_whose_sockets_guests_are_led_by_a_service_or_a_channel() {
     let directory = tempfile::tempdir().unwrap();

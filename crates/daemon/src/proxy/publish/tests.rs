@@ -133,7 +133,7 @@ fn who_waits_where_no_descriptor_was_left_comes_in_by_no_later_configuration() {
     let publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
     published.set(published.prepare(vec![publish]).unwrap());
     let early = early_caller(&published);
-    // As when the port was changed and nobody could be accepted.
+    // As when the port was changed and no caller could be accepted.
     let standing = published.open.lock().unwrap()[0].publish.borrow().clone();
     standing.turns_away_first.store(true, Ordering::Release);
     runtime.block_on(async { tokio::task::yield_now().await });
