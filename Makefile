@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz api-fuzz mutants proofs interleavings lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -68,6 +68,9 @@ test: ## check everything, with real guests
 		RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios && exit $$tests
 	@$(CARGO) xtask promises
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
+
+check: ## format, clippy, and unit tests of the packages that changed
+	@scripts/check
 
 unit: ## check everything that needs no guest
 	@$(CARGO) test --workspace --exclude ringdown-e2e
@@ -148,6 +151,12 @@ bench-circuit: setup ## measure circuits between two processes beside sockets an
 circuit-library: setup ## build the library of circuits for C; with PREFIX=/usr/local (and DESTDIR) install it there
 	@$(CARGO) build --release --package ringdown-circuit-c
 	@scripts/circuit-library $(abspath $(TARGET_DIR))/release "$(PREFIX)" "$(DESTDIR)"
+
+docs: ## make a book of all documents with mdBook, in target/book
+	@scripts/book $(TARGET_DIR)
+
+deny: ## check licences, sources and advisories of dependencies with cargo-deny
+	@scripts/deny $(TARGET_DIR)
 
 lint: ## formatting and clippy, warnings being errors
 	@scripts/lint $(if $(REQUIRE_LINTS),--require)

@@ -1,5 +1,6 @@
 //! Rules of the house that the compiler does not know. Findings fail the check; notes are only told.
 
+mod links;
 mod modules;
 mod rooms;
 
@@ -23,6 +24,7 @@ pub fn run() -> Result<()> {
     let files = tracked_files(&root)?;
     let mut findings = rooms::check(&metadata)?;
     findings.extend(modules::check(&root)?);
+    findings.extend(links::check(&root, &files)?);
     findings.extend(check_lints(&metadata)?);
     findings.extend(check_lock_file(&fs::read_to_string(
         root.join("Cargo.lock"),

@@ -39,9 +39,9 @@ enum Command {
         /// Write report.md, report.html and the plots into this directory instead of printing
         #[arg(long)]
         output: Option<PathBuf>,
-        /// Print the short table for the README
+        /// Print the short table of docs/performance.md
         #[arg(long, conflicts_with = "output")]
-        readme: bool,
+        short: bool,
     },
     /// The program to compare with
     #[command(subcommand)]
@@ -122,11 +122,7 @@ struct RunOptions {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(options) => run(&options),
-        Command::Report {
-            run,
-            output,
-            readme,
-        } => make_report(&run, output.as_deref(), readme),
+        Command::Report { run, output, short } => make_report(&run, output.as_deref(), short),
         Command::Peer(PeerCommand::Install { root }) => {
             let root = root.or_else(peers_directory);
             install_peer(root)
@@ -257,7 +253,7 @@ fn show(run: &Run, options: &RunOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn make_report(path: &Path, output: Option<&Path>, readme: bool) -> Result<(), String> {
+fn make_report(path: &Path, output: Option<&Path>, short: bool) -> Result<(), String> {
     let words = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     let text = fs::read_to_string(path).map_err(|error| words(path, error))?;
     let run: Run = serde_json::from_str(&text)
@@ -267,7 +263,7 @@ fn make_report(path: &Path, output: Option<&Path>, readme: bool) -> Result<(), S
             fs::create_dir_all(directory).map_err(|error| words(directory, error))?;
             report::write(&run, directory).map_err(|error| words(directory, error))?;
         }
-        None if readme => print!("{}", report::readme(&run)),
+        None if short => print!("{}", report::short(&run)),
         None => print!("{}", report::markdown(&run)),
     }
     Ok(())

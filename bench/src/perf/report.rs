@@ -189,8 +189,8 @@ pub(crate) fn document(title: &str, preface: &[String], tables: &[Table]) -> Str
     text
 }
 
-/// The few lines for the README.
-pub fn readme(run: &Run) -> String {
+/// The few lines for docs/performance.md.
+pub fn short(run: &Run) -> String {
     let mut text = tables::short(run).markdown();
     text.push('\n');
     for line in preface(run, headline) {

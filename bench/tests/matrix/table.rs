@@ -79,25 +79,25 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/policy.md",
         "| `host` | programs of the host, and published ports | the sockets `<host socket>_<port>` that host programs made for the calling guest |",
         |cell| !is_guest(cell) && !is_vm(cell) && cell.way != Way::Redirect,
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/policy.md",
         "\"allow\" # or \"deny\"; or instead of it redirect = \"red/db2:5433\", or \"service:NAME\"",
         |cell| cell.way == Way::Redirect && !is_vm(cell) && !is_service(cell),
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/policy.md",
         "a domain has names and CIDs of its own: there may be a \"db\" elsewhere, also with the same CID",
         |cell| is_guest(cell) && is_other_domain(cell) && cell.way == Way::Cid && is_vm(cell),
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/hybrid.md",
         "Its guest can dial nothing but the host, so it reaches services there, and other VMs by redirections:",
         |cell| is_guest_on(cell, Line::Hybrid) && is_vm(cell) && cell.way != Way::Redirect,
     ),
@@ -115,7 +115,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/daily.md",
         "The answer to `CONNECT <port>` is `OK <host port>`, as with Firecracker, or `ERR` and the reason in words.",
         |cell| is_guest_on(cell, Line::Hybrid) && is_seqpacket(cell),
     ),
@@ -147,13 +147,13 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/policy.md",
         "aliases = [\"www\"] # another name, for rules, commands and guests",
         |cell| cell.way == Way::Alias && (!is_guest(cell) || !is_vm(cell) || is_itself(cell)),
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/policy.md",
         "domains do not reach each other unless a rule names both",
         |cell| {
             is_guest(cell)
@@ -179,7 +179,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         NotOffered,
-        "README.md",
+        "docs/daily.md",
         "SEQPACKET programs use `web.sock.seqpacket` and SEQPACKET listeners at `web.sock_<port>`.",
         // What is dialled is a listener for streams.
         |cell| is_seqpacket(cell) && cell.way == Way::Redirect && cell.policy == AllowThenRedirect,
@@ -187,19 +187,19 @@ pub const TABLE: &[Row] = &[
     // The ports of agents.
     row(
         Reached(By::Whatever),
-        "README.md",
+        "docs/policy.md",
         "At CID 2 these three ports are the daemon's own, and every guest may call them, whatever the rules say.",
         |cell| is_guest(cell) && matches!(cell.callee, Callee::Own(_)),
     ),
     row(
         AsDialled,
-        "README.md",
+        "docs/policy.md",
         "`[[allow]]` is shorthand. `[[rule]]` says more, and the first rule that matches decides:",
         |cell| cell.way == Way::Redirect && cell.policy == AllowThenRedirect && !is_published(cell),
     ),
     row(
         Denied(By::Pair),
-        "README.md",
+        "docs/policy.md",
         "the first rule that matches decides:",
         |cell| {
             cell.way == Way::Redirect
@@ -209,7 +209,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Denied(By::Whatever),
-        "README.md",
+        "docs/policy.md",
         "Two may call them: a program of the host that calls that VM and port directly, if the rules about programs allow it, and the daemon itself for a published port such as `web:tcp:80`. No rule allows guests to call them, no redirection to them works, and they cannot be published.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
@@ -217,7 +217,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Denied(By::Whatever),
-        "README.md",
+        "docs/policy.md",
         "No rule lets a VM call itself.",
         is_itself,
     ),
@@ -230,7 +230,7 @@ pub const TABLE: &[Row] = &[
     // Redirections.
     row(
         Denied(By::Redirection),
-        "README.md",
+        "docs/policy.md",
         "Programs of the host, and published ports, call VMs only: a redirection to a service refuses them.",
         |cell| cell.way == Way::Redirect && !is_guest(cell) && is_service(cell),
     ),
@@ -249,7 +249,7 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Denied(By::Nothing),
-        "README.md",
+        "docs/policy.md",
         "domains do not reach each other unless a rule names both",
         |cell| is_guest(cell) && is_vm(cell) && cell.policy == AnyAny && is_beyond_default(cell),
     ),
@@ -269,32 +269,32 @@ pub const TABLE: &[Row] = &[
     // Rules about the pair.
     row(
         Denied(By::Pair),
-        "README.md",
+        "docs/policy.md",
         "the first rule that matches decides:",
         |cell| matches!(cell.policy, Deny | DenyThenAllow) && has_pair_rule(cell),
     ),
     row(
         Reached(By::Pair),
-        "README.md",
+        "docs/policy.md",
         "the first rule that matches decides:",
         |cell| matches!(cell.policy, AllowThenDeny | AllowThenRedirect) && has_pair_rule(cell),
     ),
     row(
         Reached(By::Any),
-        "README.md",
+        "docs/policy.md",
         "| `any` | `*` and `host` | `*`, `host`, `service:*`, `name:*`, and every address except those of the host and of the networks that it is attached to |",
         |cell| cell.policy == AnyAny && !is_beyond_default(cell),
     ),
     // No rule.
     row(
         Reached(By::Nothing),
-        "README.md",
+        "docs/policy.md",
         "to the VM's own host sockets, from host programs and from published ports, put through.",
         |cell| cell.callee == Callee::Listener || !is_guest(cell),
     ),
     row(
         Denied(By::Nothing),
-        "README.md",
+        "docs/policy.md",
         "What no rule matches: between VMs, to services and beyond the host, refused;",
         |_| true,
     ),

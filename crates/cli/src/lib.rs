@@ -14,6 +14,8 @@ mod cloud_hypervisor;
 mod commands;
 mod completion;
 pub mod copy;
+#[cfg(test)]
+mod documents;
 pub mod exec;
 mod failure;
 mod firecracker;

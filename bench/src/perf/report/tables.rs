@@ -439,7 +439,7 @@ const RATE: &str = "gbit_per_s";
 const CONNECTIONS: &str = "connections_per_s";
 const COST: &str = "subject_cpu_s_per_gib";
 
-/// Title, case, limit, figure and unit of the lines for the README.
+/// Title, case, limit, figure and unit of the lines for docs/performance.md.
 const SHORT: &[(&str, &str, &str, &str, &str)] = &[
     (
         "guest→host, 64 KiB, 1 stream",
@@ -527,7 +527,7 @@ const SHORT: &[(&str, &str, &str, &str, &str)] = &[
     ),
 ];
 
-/// For the README.
+/// For docs/performance.md.
 pub(super) fn short(run: &Run) -> Table {
     let lines = SHORT
         .iter()

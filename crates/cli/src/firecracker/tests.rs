@@ -1,10 +1,8 @@
-use std::fs;
-use std::path::PathBuf;
-
 use clap::ValueEnum;
 
 use super::*;
 use crate::arguments::Vmm;
+use crate::documents::pages;
 
 fn vm(kind: &str, socket: &str) -> VmStatus {
     let mut vm = serde_json::json!({ "name": "fc", "kind": kind, "cid": 3, "state": "waiting", "circuits": 0, "host": "/run/ringdown/fc.sock" });
@@ -12,17 +10,6 @@ fn vm(kind: &str, socket: &str) -> VmStatus {
         vm["hybrid"] = socket.into();
     }
     serde_json::from_value(vm).unwrap()
-}
-
-/// The pages of the documentation, each with its name.
-fn pages() -> Vec<(PathBuf, String)> {
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let docs = fs::read_dir(root.join("docs")).unwrap();
-    let docs = docs.map(|entry| entry.unwrap().path());
-    docs.filter(|path| path.extension().is_some_and(|extension| extension == "md"))
-        .chain([root.join("README.md")])
-        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
-        .collect()
 }
 
 #[test]

@@ -276,14 +276,17 @@ fn options_name_domains_groups_and_aliases() {
 }
 
 #[test]
-fn what_the_readme_shows_can_be_meant() {
-    let readme = include_str!("../../../../README.md");
-    let blocks: Vec<&str> = readme
+fn what_the_pages_on_rules_show_is_valid() {
+    let pages = concat!(
+        include_str!("../../../../README.md"),
+        include_str!("../../../../docs/policy.md")
+    );
+    let blocks: Vec<&str> = pages
         .split("```toml\n")
         .skip(1)
         .filter_map(|rest| rest.split("```").next())
         .collect();
-    assert!(blocks.len() >= 2, "{blocks:?}");
+    assert!(blocks.len() >= 4, "{blocks:?}");
     for block in blocks {
         planned(block).unwrap();
     }
