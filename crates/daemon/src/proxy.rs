@@ -29,6 +29,7 @@ mod rules;
 mod shared;
 mod target;
 mod tcp;
+mod turns;
 mod udp;
 mod unix;
 
@@ -39,8 +40,8 @@ use std::time::Duration;
 
 use config::{Hosts, Publish, Service};
 use device::Dialer;
-use switch::{Policy, Reason, ServiceId};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use switch::{Policy, ServiceId};
+use tokio::sync::{mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
 pub use self::program::PROGRAM_GRACE;
@@ -53,14 +54,12 @@ use self::shared::{Shared, TakenCall, count};
 use crate::offers::Groups;
 use crate::runtime_thread::RuntimeThread;
 
-/// Calls that wait for the proxy's thread. Further ones are refused at once.
-pub const MAX_WAITING_CALLS: usize = 1024;
+/// Calls that are being put through at once, or wait for that: each may have a descriptor, and wait for a server. One VM has a quarter. Further ones are
+/// refused at once.
+pub const MAX_CALLS: u32 = 4096;
 
-/// Calls that are being put through at once: each may have a descriptor, and wait for a server. Further ones wait.
-pub const MAX_CALLS_IN_PROGRESS: usize = 4096;
-
-/// Threads for what cannot be done without waiting: names, programs, questions to the data plane.
-const MAX_BLOCKING_THREADS: usize = resolver::MAX_LOOKUPS + 32;
+/// Threads for what cannot be done without waiting: names, programs, questions to the data plane. None has to wait for a thread when it has its turn.
+const MAX_BLOCKING_THREADS: usize = 3 * turns::MAX_TURNS;
 
 /// What a proxy is started with.
 pub struct Options {
@@ -111,7 +110,7 @@ pub struct ProxyReport {
 pub struct Proxy {
     shared: Arc<Shared>,
     published: Published,
-    calls: mpsc::Sender<TakenCall>,
+    calls: mpsc::UnboundedSender<TakenCall>,
     thread: RuntimeThread,
 }
 
@@ -127,7 +126,7 @@ impl Proxy {
             options.audit,
             options.program_grace,
         ));
-        let (calls, waiting) = mpsc::channel(MAX_WAITING_CALLS);
+        let (calls, waiting) = mpsc::unbounded_channel();
         let served = shared.clone();
         let thread = RuntimeThread::start("proxy", MAX_BLOCKING_THREADS, move |stopped| {
             serve(served, waiting, stopped)
@@ -146,9 +145,9 @@ impl Proxy {
         let (calls, shared) = (self.calls.clone(), self.shared.clone());
         Box::new(move |call| {
             count(&shared.counts.calls);
-            if let Err(error) = calls.try_send(shared.take(call)) {
-                count(&shared.counts.turned_away);
-                error.into_inner().call.reply.failed(Reason::BacklogFull);
+            if let Some(call) = shared.take(call) {
+                // A proxy that has stopped drops it, which refuses it.
+                let _ = calls.send(call);
             }
         })
     }
@@ -227,20 +226,12 @@ impl Drop for Proxy {
 /// Takes calls until the proxy is told to stop, and then waits for programs.
 async fn serve(
     shared: Arc<Shared>,
-    mut calls: mpsc::Receiver<TakenCall>,
+    mut calls: mpsc::UnboundedReceiver<TakenCall>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let in_progress = Arc::new(Semaphore::new(MAX_CALLS_IN_PROGRESS));
     let take = async {
-        while let Ok(permit) = in_progress.clone().acquire_owned().await {
-            let Some(call) = calls.recv().await else {
-                return;
-            };
-            let shared = shared.clone();
-            tokio::spawn(async move {
-                target::answer(shared, call).await;
-                drop(permit);
-            });
+        while let Some(call) = calls.recv().await {
+            tokio::spawn(target::answer(shared.clone(), call));
         }
     };
     tokio::select! {

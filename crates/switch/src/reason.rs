@@ -45,8 +45,10 @@ pub enum Reason {
     /// The service has as many connections as it may.
     #[error("the service has as many connections as its limit allows")]
     ServiceLimit,
-    /// The caller has as many connections to the service as one VM may have.
-    #[error("this VM has as many connections to the service as one VM may have")]
+    /// The caller has as many connections to the service, or calls that wait for services, as one VM may have.
+    #[error(
+        "this VM has as many connections to the service, or calls that wait for services, as one VM may have"
+    )]
     ServiceShare,
     /// There is no way to the service's address.
     #[error("the service's address cannot be reached")]

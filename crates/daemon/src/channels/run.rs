@@ -247,7 +247,7 @@ async fn reach_far(
         return stream.and_then(Taker::new);
     };
     // Why it could not be started is in the log.
-    let Ok((socket, program)) = program::start(words, purpose, SocketType::Stream, &[]).await
+    let Ok((socket, program)) = program::start(words, purpose, SocketType::Stream, &[], None).await
     else {
         backoff.rest().await;
         return None;

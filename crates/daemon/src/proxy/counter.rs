@@ -52,6 +52,41 @@ impl Counters {
     }
 }
 
+/// Capacity that VMs share: one of them has a quarter at most, so that it leaves others some.
+#[derive(Debug, Default)]
+pub(crate) struct Capacity {
+    all: Counter,
+    by_vm: Counters,
+}
+
+/// Room for one. Dropping it makes room for another.
+#[derive(Debug)]
+pub(crate) struct Room {
+    _of_all: Permit,
+    _of_vm: Permit,
+}
+
+/// Why there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// All of it is taken.
+    Full,
+    /// The VM has its quarter.
+    Share,
+}
+
+impl Capacity {
+    /// Room for one more of a VM, by its full name, of so many in all.
+    pub(crate) fn take(&self, vm: &str, limit: u32) -> Result<Room, NoRoom> {
+        let of_all = self.all.take(limit).ok_or(NoRoom::Full)?;
+        let of_vm = self.by_vm.take(vm, (limit / 4).max(1));
+        Ok(Room {
+            _of_all: of_all,
+            _of_vm: of_vm.ok_or(NoRoom::Share)?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -110,18 +110,21 @@ async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
         return Answer::Error("the daemon is starting".to_owned());
     };
     let caller = vm.full_name();
+    let Some(turn) = shared.questions.turn(&caller, IDLE_TIMEOUT).await else {
+        return Answer::Error("the daemon is busy".to_owned());
+    };
     // The data plane answers when it has finished what it is at: other tasks must not wait for that.
-    let found = tokio::task::spawn_blocking(move || match is_vm {
-        true => {
+    let found = tokio::task::spawn_blocking(move || {
+        let _held = turn;
+        if is_vm {
             let cid = exchange.resolve(&caller, &name);
-            cid.map(|cid| cid.to_string())
-                .ok_or_else(|| format!("there is no VM named {name} that you may call"))
+            return cid
+                .map(|cid| cid.to_string())
+                .ok_or_else(|| format!("there is no VM named {name} that you may call"));
         }
-        false => {
-            let port = exchange.resolve_service(&caller, &name);
-            port.map(|port| format!("2 {port}"))
-                .ok_or_else(|| format!("there is no service named {name} that you may call"))
-        }
+        let port = exchange.resolve_service(&caller, &name);
+        port.map(|port| format!("2 {port}"))
+            .ok_or_else(|| format!("there is no service named {name} that you may call"))
     });
     match found.await {
         Ok(Ok(words)) => Answer::Ok(words),

@@ -30,20 +30,18 @@ pub(crate) use self::decide::{View, is_network, means, means_name, must_be_named
 pub(crate) use self::error::EgressError;
 use self::handshake::Asked;
 pub(crate) use self::routes::{is_no_route, is_unicast};
+use super::counter::Room;
 use super::identity::About;
 use super::own::OwnListeners;
 use super::relay::{CircuitEnd, Socket, relay};
-use super::resolver::LookupError;
+use super::resolver::{LOOKUP_TIMEOUT, LookupError};
 use super::rules::{Place, RuleLimit, Share};
-use super::shared::{InForce, Room, Shared, count};
+use super::shared::{InForce, Shared, count};
 use super::tcp;
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 
 /// How long a guest may take to say where it wants to go.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Connections of one VM through egress at once, in any state.
-pub const MAX_CONNECTIONS_PER_VM: u32 = 256;
 
 /// Takes a guest's call to an egress service: it is answered at once, and asked where it wants to go.
 pub(crate) fn answer(
@@ -58,17 +56,6 @@ pub(crate) fn answer(
         source_port,
         since,
     } = caller;
-    let own = shared
-        .egress_by_vm
-        .take(&vm.full_name(), MAX_CONNECTIONS_PER_VM);
-    let Some(own) = own else {
-        tracing::warn!(
-            vm = vm.full_name(),
-            limit = MAX_CONNECTIONS_PER_VM,
-            "refused a call: the VM has as many connections through egress as it may"
-        );
-        return Err((Reason::ServiceShare, reply));
-    };
     let (end, theirs, cut) = match CircuitEnd::pair() {
         Ok(pair) => pair,
         Err(error) => {
@@ -85,7 +72,7 @@ pub(crate) fn answer(
     };
     tokio::spawn(async move {
         guest.serve(end).await;
-        drop((own, room));
+        drop(room);
     });
     reply.put_through(Connected::with_cut(theirs, cut));
     Ok(())
@@ -250,8 +237,9 @@ impl Guest {
         port: u16,
         hosts: &Hosts,
     ) -> Result<Vec<IpAddr>, LookupError> {
-        let turn = self.shared.turns.turn(&self.vm.full_name()).await?;
-        let turn: Hold = Box::new(turn);
+        let turns = &self.shared.lookups;
+        let turn = turns.turn(&self.vm.full_name(), LOOKUP_TIMEOUT).await;
+        let turn: Hold = Box::new(turn.ok_or(LookupError::TimedOut)?);
         // What was judged is the whole name: a search list of the host must not make another of it.
         let whole = format!("{name}.");
         let names = &self.shared.names;

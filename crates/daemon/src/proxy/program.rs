@@ -8,6 +8,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use device::Hold;
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags};
 use rustix::pipe::PipeFlags;
@@ -108,7 +109,8 @@ impl Drop for Leader {
 /// What [`start`] gives: the guest's end of the circuit, and the program.
 pub(crate) type Started = (OwnedFd, Program);
 
-/// Starts a program for a call. `unread` is in the guest's end before anything that the program says.
+/// Starts a program for a call. `unread` is in the guest's end before anything that the program says. `turn` stands for the work, and is dropped when that is done,
+/// even if it is not waited for any more.
 ///
 /// # Errors
 /// That the program is not there, or that the system has no room for it.
@@ -117,13 +119,16 @@ pub(crate) async fn start(
     purpose: &Purpose,
     socket_type: SocketType,
     unread: &'static [u8],
+    turn: Option<Hold>,
 ) -> Result<Started, Reason> {
     let words = words.to_vec();
     let environment = purpose.environment.clone();
     // Starting a program waits for its file to be read.
-    let spawned =
-        tokio::task::spawn_blocking(move || spawn(&words, environment, socket_type, unread)).await;
-    let result = match spawned {
+    let spawned = tokio::task::spawn_blocking(move || {
+        let _held = turn;
+        spawn(&words, environment, socket_type, unread)
+    });
+    let result = match spawned.await {
         Ok(Ok(spawned)) => watch(spawned),
         Ok(Err(error)) => Err(error),
         Err(_) => return Err(Reason::HostFailed),

@@ -1,31 +1,22 @@
 //! Names of hosts, and the addresses behind them.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use config::{Hosts, MAX_ADDRESSES, MAX_VMS};
+use config::{Hosts, MAX_ADDRESSES};
 use device::Hold;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+
+use super::turns::Turns;
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the host's administrator writes names.
 const HOSTS: &str = "/etc/hosts";
-
-/// Names that one VM has looked up at once. Further ones wait their turn.
-pub const MAX_LOOKUPS_PER_VM: usize = 8;
-
-/// Names that are looked up at once for VMs that have one looked up already. A VM's first waits for no other VM, whose name servers may never answer.
-const MAX_FURTHER_LOOKUPS: usize = 32;
-
-/// Names that are looked up at once. Each occupies a thread of the system's resolver until that gives up.
-pub(super) const MAX_LOOKUPS: usize = MAX_VMS + MAX_FURTHER_LOOKUPS;
 
 /// Why a name has no addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -112,78 +103,6 @@ fn addresses_in(hosts: &str, name: &str) -> Vec<IpAddr> {
     hosts.lines().filter_map(of_line).collect()
 }
 
-/// Whose turn it is to have a name looked up.
-#[derive(Debug)]
-pub(crate) struct Turns {
-    by_vm: Mutex<HashMap<String, Arc<TurnsOfVm>>>,
-    further: Arc<Semaphore>,
-}
-
-#[derive(Debug)]
-struct TurnsOfVm {
-    all: Arc<Semaphore>,
-    first: Arc<Semaphore>,
-}
-
-/// A turn. It is over when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    _of_vm: OwnedSemaphorePermit,
-    _first_or_further: OwnedSemaphorePermit,
-    // Behind the permits, so that the table keeps the VM for as long as it has one.
-    _vm: Arc<TurnsOfVm>,
-}
-
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns {
-            by_vm: Mutex::default(),
-            further: Arc::new(Semaphore::new(MAX_FURTHER_LOOKUPS)),
-        }
-    }
-}
-
-impl Turns {
-    /// A turn for a VM, by its full name, when it has one.
-    ///
-    /// # Errors
-    /// That it had none in [`LOOKUP_TIMEOUT`].
-    pub(crate) async fn turn(&self, vm: &str) -> Result<Turn, LookupError> {
-        let vm = self.of_vm(vm);
-        let waiting = async {
-            let of_vm = vm.all.clone().acquire_owned().await?;
-            let first_or_further = tokio::select! {
-                biased;
-                first = vm.first.clone().acquire_owned() => first?,
-                further = self.further.clone().acquire_owned() => further?,
-            };
-            Ok::<_, AcquireError>((of_vm, first_or_further))
-        };
-        let turn = tokio::time::timeout(LOOKUP_TIMEOUT, waiting).await;
-        let (of_vm, first_or_further) = turn
-            .map_err(|_| LookupError::TimedOut)?
-            .map_err(|_| LookupError::TimedOut)?;
-        Ok(Turn {
-            _of_vm: of_vm,
-            _first_or_further: first_or_further,
-            _vm: vm,
-        })
-    }
-
-    fn of_vm(&self, vm: &str) -> Arc<TurnsOfVm> {
-        let mut all = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
-        // An unused entry is made anew when it is needed: the table never outgrows the VMs that exist.
-        all.retain(|_, turns| Arc::strong_count(turns) > 1);
-        let new = || TurnsOfVm {
-            all: Arc::new(Semaphore::new(MAX_LOOKUPS_PER_VM)),
-            first: Arc::new(Semaphore::new(1)),
-        };
-        all.entry(vm.to_owned())
-            .or_insert_with(|| Arc::new(new()))
-            .clone()
-    }
-}
-
 /// Names whose addresses are written down, before a resolver that is asked for all others.
 pub(crate) struct Names(Arc<dyn Resolver>);
 
@@ -235,7 +154,8 @@ impl Names {
         }
         let (host, port) = text.rsplit_once(':').ok_or(LookupError::Unknown)?;
         let port: u16 = port.parse().map_err(|_| LookupError::Unknown)?;
-        let turn: Hold = Box::new(turns.turn(vm).await?);
+        let turn = turns.turn(vm, LOOKUP_TIMEOUT).await;
+        let turn: Hold = Box::new(turn.ok_or(LookupError::TimedOut)?);
         let host = host.to_ascii_lowercase();
         let addresses = self.lookup(&host, port, hosts, Some(turn)).await?;
         Ok(addresses
@@ -249,6 +169,7 @@ impl Names {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use super::super::turns::{MAX_FURTHER, MAX_TURNS, MAX_TURNS_PER_VM};
     use super::*;
     use config::ListedAddress;
 
@@ -317,25 +238,6 @@ mod tests {
         assert_eq!(server("web.test:81"), Err(for_80.clone()));
     }
 
-    #[test]
-    fn a_vm_has_so_many_turns_and_others_have_their_own() {
-        let turns = Turns::default();
-        run(async {
-            let mut held = Vec::new();
-            for _ in 0..MAX_LOOKUPS_PER_VM {
-                held.push(turns.turn("web").await.expect("a turn"));
-            }
-            assert_eq!(turns.turn("web").await.err(), Some(LookupError::TimedOut));
-            assert!(turns.turn("db").await.is_ok());
-            let waiting = turns.turn("web");
-            held.pop();
-            assert!(waiting.await.is_ok());
-            drop(held);
-            let _one = turns.turn("db").await.expect("a turn");
-            assert_eq!(turns.by_vm.lock().expect("not poisoned").len(), 1);
-        });
-    }
-
     /// Threads that wait for a name server that never answers.
     static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
@@ -353,7 +255,7 @@ mod tests {
     fn vms_whose_name_servers_never_answer_keep_no_other_from_looking_up() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(MAX_LOOKUPS)
+            .max_blocking_threads(MAX_TURNS)
             .build()
             .expect("a runtime");
         let resolver = SystemResolver {
@@ -366,7 +268,7 @@ mod tests {
             // No time-out while they come.
             tokio::time::pause();
             for vm in 0..VMS {
-                for _ in 0..2 * MAX_LOOKUPS_PER_VM {
+                for _ in 0..2 * MAX_TURNS_PER_VM {
                     let (names, turns) = (names.clone(), turns.clone());
                     tokio::spawn(async move {
                         let hosts = Hosts::default();
@@ -377,7 +279,7 @@ mod tests {
             }
             // Until they hold all that they can.
             let until = std::time::Instant::now() + Duration::from_secs(60);
-            let all_stopped = || STOPPED.load(Ordering::Acquire) >= VMS + MAX_FURTHER_LOOKUPS;
+            let all_stopped = || STOPPED.load(Ordering::Acquire) >= VMS + MAX_FURTHER;
             while !all_stopped() && std::time::Instant::now() < until {
                 tokio::task::yield_now().await;
             }
@@ -399,8 +301,8 @@ mod tests {
         let (hosts, turns) = (Hosts::default(), Turns::default());
         run(async {
             let mut held = Vec::new();
-            for _ in 0..MAX_LOOKUPS_PER_VM {
-                held.push(turns.turn("web").await.expect("a turn"));
+            for _ in 0..MAX_TURNS_PER_VM {
+                held.push(turns.turn("web", LOOKUP_TIMEOUT).await.expect("a turn"));
             }
             let refused = names.server("db.test:80", &hosts, &turns, "web").await;
             assert_eq!(refused, Err(LookupError::TimedOut));

@@ -10,13 +10,15 @@ use device::{Called, ServiceCall};
 use switch::{Address, Policy, Reason, ServiceId};
 use tokio::sync::{Semaphore, watch};
 
-use super::counter::{Counter, Counters, Permit};
+use super::MAX_CALLS;
+use super::counter::{Capacity, Counters, NoRoom, Room};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::View;
 use super::exchange::{Exchange, MAX_DIALS};
 use super::own::OwnListeners;
-use super::resolver::{Names, Turns};
+use super::resolver::Names;
 use super::rules::Rules;
+use super::turns::Turns;
 use crate::audit::AuditRecord;
 use crate::bucket::Buckets;
 use crate::offers::Groups;
@@ -27,7 +29,12 @@ pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
 /// What the tasks of the proxy have in common.
 pub(crate) struct Shared {
     pub(crate) names: Names,
-    pub(crate) turns: Turns,
+    /// Of names that are looked up.
+    pub(crate) lookups: Turns,
+    /// Of programs that are started.
+    pub(crate) starts: Turns,
+    /// Of questions to the data plane.
+    pub(crate) questions: Turns,
     pub(crate) rules: Arc<Rules>,
     pub(crate) audit: AuditSink,
     pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
@@ -37,15 +44,15 @@ pub(crate) struct Shared {
     pub(crate) program_grace: Duration,
     /// Programs that run.
     pub(crate) programs: watch::Sender<usize>,
-    pub(crate) egress_by_vm: Counters,
     pub(crate) directory_by_vm: Counters,
     pub(crate) directory_rates: Buckets,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
-    /// Places for calls of published ports that wait for the data plane.
+    /// Capacity for calls of published ports that wait for the data plane.
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
     services: Mutex<HashMap<ServiceId, Offer>>,
+    calls: Capacity,
 }
 
 /// While it is there, no guest gets to what is about to be published.
@@ -109,32 +116,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 
 struct Offer {
     service: Arc<Service>,
-    connections: Connections,
-}
-
-/// The connections of a service, all together and of each VM.
-#[derive(Default)]
-struct Connections {
-    all: Counter,
-    by_vm: Counters,
-}
-
-/// Room for one connection to a service.
-pub(crate) struct Room {
-    _of_all: Permit,
-    _of_vm: Permit,
-}
-
-impl Connections {
-    /// Room for one more, if there is any. One VM has a quarter of it at most, so that it keeps no other from the service.
-    fn take(&self, vm: &Address, limit: u32) -> Result<Room, Reason> {
-        let of_all = self.all.take(limit).ok_or(Reason::ServiceLimit)?;
-        let of_vm = self.by_vm.take(&vm.full_name(), (limit / 4).max(1));
-        Ok(Room {
-            _of_all: of_all,
-            _of_vm: of_vm.ok_or(Reason::ServiceShare)?,
-        })
-    }
+    connections: Capacity,
 }
 
 /// A call with what belongs to the configuration that allowed it: what is offered may be something else by the time it is put through.
@@ -143,6 +125,8 @@ pub(crate) struct TakenCall {
     /// The service, if it is one, and room for one more connection to it, or why there is none.
     pub(crate) service: Option<(Arc<Service>, Result<Room, Reason>)>,
     pub(crate) in_force: InForce,
+    /// Room for it among all calls.
+    pub(crate) room: Room,
 }
 
 impl Shared {
@@ -158,7 +142,9 @@ impl Shared {
         };
         Shared {
             names,
-            turns: Turns::default(),
+            lookups: Turns::default(),
+            starts: Turns::default(),
+            questions: Turns::default(),
             rules: Arc::new(Rules::new(in_force.clone())),
             audit,
             exchange: OnceLock::new(),
@@ -166,13 +152,13 @@ impl Shared {
             stop: watch::Sender::new(false),
             program_grace,
             programs: watch::Sender::new(0),
-            egress_by_vm: Counters::default(),
             directory_by_vm: Counters::default(),
             directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
             services: Mutex::default(),
+            calls: Capacity::default(),
         }
     }
 
@@ -219,23 +205,41 @@ impl Shared {
         });
     }
 
-    /// Takes a call, with what it is put through to by what is in force now.
-    pub(crate) fn take(&self, call: ServiceCall) -> TakenCall {
+    /// Takes a call, with what it is put through to by what is in force now. One for which there is no room is refused.
+    pub(crate) fn take(&self, call: ServiceCall) -> Option<TakenCall> {
+        let room = match self.calls.take(&call.vm.full_name(), MAX_CALLS) {
+            Ok(room) => room,
+            Err(none) => {
+                count(&self.counts.turned_away);
+                call.reply.failed(match none {
+                    NoRoom::Full => Reason::BacklogFull,
+                    NoRoom::Share => Reason::ServiceShare,
+                });
+                return None;
+            }
+        };
         let service = match call.called {
             Called::Service(id) => self.service(id, &call.vm),
             _ => None,
         };
-        TakenCall {
+        Some(TakenCall {
             call,
             service,
             in_force: self.policy.borrow().clone(),
-        }
+            room,
+        })
     }
 
     fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
         let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
         let offer = offered.get(&id)?;
-        let room = offer.connections.take(vm, offer.service.max_connections);
+        let room = offer
+            .connections
+            .take(&vm.full_name(), offer.service.max_connections);
+        let room = room.map_err(|none| match none {
+            NoRoom::Full => Reason::ServiceLimit,
+            NoRoom::Share => Reason::ServiceShare,
+        });
         Some((offer.service.clone(), room))
     }
 }

@@ -8,9 +8,10 @@ use switch::Reason;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
 
+use super::counter::Room;
 use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
-use super::shared::{InForce, Room, Shared, TakenCall, count};
+use super::shared::{InForce, Shared, TakenCall, count};
 use super::{datagram, directory, egress, program, tcp, udp, unix};
 
 /// Puts a call through.
@@ -19,6 +20,8 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         call,
         service,
         in_force,
+        // Until this ends.
+        room: _room,
     } = taken;
     let ServiceCall {
         called,
@@ -177,7 +180,7 @@ async fn resolve(
 ) -> Result<Vec<std::net::SocketAddr>, Reason> {
     let vm = call.identity.vm.full_name();
     let hosts = &call.in_force.hosts;
-    let addresses = shared.names.server(server, hosts, &shared.turns, &vm);
+    let addresses = shared.names.server(server, hosts, &shared.lookups, &vm);
     match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(LookupError::Unknown | LookupError::NotForPort(_))) => Err(Reason::Unreachable),
@@ -229,11 +232,19 @@ async fn command(
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let purpose = call.identity.purpose();
+    let patience = call.service.connect_timeout;
+    let Some(turn) = shared.starts.turn(&purpose.vm, patience).await else {
+        return Err((Reason::ServiceTimedOut, reply));
+    };
+    if !reply.is_awaited() {
+        return Ok(());
+    }
+    let turn: Hold = Box::new(turn);
     let unread = match call.socket_type {
         SocketType::Stream => program::UNREAD,
         SocketType::SeqPacket => &[],
     };
-    let started = program::start(words, &purpose, call.socket_type, unread).await;
+    let started = program::start(words, &purpose, call.socket_type, unread, Some(turn)).await;
     let (guest, program) = match started {
         Ok(started) => started,
         Err(reason) => return Err((reason, reply)),
@@ -250,4 +261,78 @@ async fn command(
     connected.unread = unread.len();
     reply.put_through(connected);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::proxy::resolver::{Names, SystemResolver};
+    use crate::proxy::turns::{MAX_FURTHER, MAX_TURNS_PER_VM};
+    use config::Hosts;
+    use switch::{Address, CircuitId, Policy, ServiceId};
+
+    /// Calls a service of which the program writes a line.
+    async fn call(shared: &Arc<Shared>, vm: &str) -> Result<(), Reason> {
+        let (answered, wait) = channel();
+        let reply = Reply::new(move |answer| {
+            let answer = answer.map(|_| ());
+            answered.send(answer).expect("the test waits");
+        });
+        let taken = shared.take(ServiceCall {
+            called: Called::Service(ServiceId(0)),
+            circuit: CircuitId {
+                index: 0,
+                generation: 0,
+            },
+            vm: Address::new(vm, 3),
+            source_port: 1024,
+            port: 5000,
+            rule: None,
+            socket_type: SocketType::Stream,
+            reply,
+        });
+        answer(shared.clone(), taken.expect("room for it")).await;
+        wait.recv().expect("an answer")
+    }
+
+    /// Time stands still but for who waits for a turn in vain.
+    #[tokio::test(start_paused = true)]
+    async fn the_starts_of_one_vm_delay_no_start_and_no_look_up_of_others() {
+        let names = Names::new(Arc::new(SystemResolver::default()));
+        let policy = Arc::new(Policy::default());
+        let patience = Duration::from_secs(5);
+        let shared = Arc::new(Shared::new(policy, names, Box::new(|_| {}), patience));
+        let service = Service {
+            name: "thing".to_owned(),
+            domain: "default".to_owned(),
+            port: 5000,
+            target: ServiceTarget::Command(vec!["/bin/true".to_owned()]),
+            proxy_protocol: false,
+            max_connections: 1000,
+            connect_timeout: patience,
+        };
+        shared.set_services(vec![(ServiceId(0), service)]);
+        let mut held = Vec::new();
+        for vm in 0..MAX_FURTHER {
+            let vm = format!("vm{vm}");
+            while let Some(turn) = shared.starts.turn(&vm, patience).await {
+                held.push(turn);
+            }
+        }
+        assert_eq!(call(&shared, "vm0").await, Err(Reason::ServiceTimedOut));
+        // A turn is over with its start.
+        for _ in 0..2 * MAX_TURNS_PER_VM {
+            assert_eq!(call(&shared, "web").await, Ok(()));
+        }
+        let hosts = Hosts::default();
+        let found = shared
+            .names
+            .server("localhost:80", &hosts, &shared.lookups, "vm0");
+        assert!(found.await.is_ok());
+        drop(held);
+        assert_eq!(call(&shared, "vm0").await, Ok(()));
+    }
 }

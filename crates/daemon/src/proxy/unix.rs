@@ -144,7 +144,7 @@ mod tests {
                 };
                 let words = ["/nowhere/program".to_owned()];
                 let socket_type = wire::vsock::SocketType::Stream;
-                let start = crate::proxy::program::start(&words, &purpose, socket_type, b"");
+                let start = crate::proxy::program::start(&words, &purpose, socket_type, b"", None);
                 assert!(runtime.block_on(start).is_err());
             },
             &|| {

@@ -90,9 +90,8 @@ fn a_guest_that_goes_away_at_any_moment_leaves_nothing_behind() {
         }
     }
     // All of them have gone: there is room for as many as one VM may have.
-    let limit = daemon::proxy::egress::MAX_CONNECTIONS_PER_VM as usize;
-    let mut offer = service(config::ServiceTarget::Egress);
-    offer.max_connections = 65_536;
+    let offer = service(config::ServiceTarget::Egress);
+    let limit = offer.max_connections as usize / 4;
     egress.stand.offer(offer);
     let mut held = Vec::new();
     until("there is room for all", || {

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use config::{Hosts, ListedAddress, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::identity::field;
-use device::{Called, Reply};
+use daemon::proxy::{Lookup, MAX_CALLS, Resolver};
+use device::{Called, Hold, Reply};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix};
-use switch::{Reason, ServiceId};
+use switch::{Policy, Reason, ServiceId};
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -413,4 +414,37 @@ fn each_datagram_says_who_sent_it() {
         assert_eq!(addresses.protocol, proxy_header::Protocol::Datagram);
         assert_eq!(&buffer[header_len..len], word.as_bytes());
     }
+}
+
+/// A resolver that never answers.
+struct Silent;
+
+impl Resolver for Silent {
+    fn lookup<'a>(&'a self, _name: &'a str, _turn: Option<Hold>) -> Lookup<'a> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn a_vm_whose_calls_are_never_answered_leaves_room_for_the_calls_of_others() {
+    let stand = Stand::with(Policy::default(), Arc::new(Silent));
+    let (_listener, address) = tcp_listener();
+    let mut silent = service(tcp("silent.test:80"));
+    // As many as several services let it have.
+    silent.max_connections = 65_536;
+    let [silent, works] = [(0, silent), (1, service(tcp(address)))]
+        .map(|(number, service)| (ServiceId(number), service));
+    let called = [silent.0, works.0].map(Called::Service);
+    stand.proxy.set_services(vec![silent, works]);
+    let calls: Vec<_> = (0..8000)
+        .map(|_| stand.begin(&web(), called[0], SocketType::Stream, None))
+        .collect();
+    let own = stand.call(called[1], SocketType::Stream);
+    assert_eq!(own.err(), Some(Reason::ServiceShare));
+    let db = switch::Address::new("db", 4);
+    let other = stand.call_as(&db, called[1], SocketType::Stream, None);
+    assert!(other.is_ok(), "{:?}", other.err());
+    let refused = stand.proxy.report().turned_away;
+    assert_eq!(refused, 8001 - u64::from(MAX_CALLS / 4));
+    drop(calls);
 }

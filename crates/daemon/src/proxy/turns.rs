@@ -1,0 +1,125 @@
+//! Whose turn it is to have a thread do what blocks, so that no VM takes the threads of others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use config::MAX_VMS;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+
+/// Turns of one VM at once. Further ones wait.
+pub const MAX_TURNS_PER_VM: usize = 8;
+
+/// Turns at once of VMs that have one already. A VM's first waits for no other VM.
+pub(crate) const MAX_FURTHER: usize = 32;
+
+/// Turns at once, each of which may occupy a thread.
+pub(crate) const MAX_TURNS: usize = MAX_VMS + MAX_FURTHER;
+
+/// The turns of one kind of work.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    by_vm: Mutex<HashMap<String, Arc<TurnsOfVm>>>,
+    further: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct TurnsOfVm {
+    all: Arc<Semaphore>,
+    first: Arc<Semaphore>,
+}
+
+/// A turn. It is over when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _of_vm: OwnedSemaphorePermit,
+    _first_or_further: OwnedSemaphorePermit,
+    // Behind the permits, so that the table keeps the VM for as long as it has one.
+    _vm: Arc<TurnsOfVm>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns {
+            by_vm: Mutex::default(),
+            further: Arc::new(Semaphore::new(MAX_FURTHER)),
+        }
+    }
+}
+
+impl Turns {
+    /// A turn for a VM, by its full name, if it has one in that time.
+    pub(crate) async fn turn(&self, vm: &str, patience: Duration) -> Option<Turn> {
+        let vm = self.of_vm(vm);
+        let waiting = async {
+            let of_vm = vm.all.clone().acquire_owned().await?;
+            let first_or_further = tokio::select! {
+                biased;
+                first = vm.first.clone().acquire_owned() => first?,
+                further = self.further.clone().acquire_owned() => further?,
+            };
+            Ok::<_, AcquireError>((of_vm, first_or_further))
+        };
+        let turn = tokio::time::timeout(patience, waiting).await;
+        let (of_vm, first_or_further) = turn.ok()?.ok()?;
+        Some(Turn {
+            _of_vm: of_vm,
+            _first_or_further: first_or_further,
+            _vm: vm,
+        })
+    }
+
+    fn of_vm(&self, vm: &str) -> Arc<TurnsOfVm> {
+        let mut all = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
+        // An unused entry is made anew when it is needed: the table never outgrows the VMs that exist.
+        all.retain(|_, turns| Arc::strong_count(turns) > 1);
+        let new = || TurnsOfVm {
+            all: Arc::new(Semaphore::new(MAX_TURNS_PER_VM)),
+            first: Arc::new(Semaphore::new(1)),
+        };
+        all.entry(vm.to_owned())
+            .or_insert_with(|| Arc::new(new()))
+            .clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// All turns that a VM can have.
+    async fn all_of(turns: &Turns, vm: &str) -> Vec<Turn> {
+        let mut held = Vec::new();
+        while let Some(turn) = turns.turn(vm, PATIENCE).await {
+            held.push(turn);
+        }
+        held
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vm_has_so_many_turns_and_others_have_their_own() {
+        let turns = Turns::default();
+        let mut held = all_of(&turns, "web").await;
+        assert_eq!(held.len(), MAX_TURNS_PER_VM);
+        assert!(turns.turn("db", PATIENCE).await.is_some());
+        let waiting = turns.turn("web", PATIENCE);
+        held.pop();
+        assert!(waiting.await.is_some());
+        drop(held);
+        let _one = turns.turn("db", PATIENCE).await.expect("a turn");
+        assert_eq!(turns.by_vm.lock().expect("not poisoned").len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_turn_of_a_vm_waits_for_no_other_vm() {
+        let turns = Turns::default();
+        let mut held = Vec::new();
+        for vm in 0..MAX_FURTHER {
+            held.extend(all_of(&turns, &format!("vm{vm}")).await);
+        }
+        assert_eq!(held.len(), 2 * MAX_FURTHER);
+        assert_eq!(all_of(&turns, "web").await.len(), 1);
+    }
+}
