@@ -35,6 +35,9 @@ use crate::Result;
 /// The longest rings that a circuit without a window has, in bytes. What a window of 16 MiB has, too.
 pub(crate) const MAX_STREAM_RING_LEN: u64 = 4 << 20;
 
+/// How much of what nobody reads any more is received to make room, in bytes: as much as the longest ring holds.
+const MAX_DROPPED: usize = MAX_STREAM_RING_LEN as usize;
+
 /// How long leftovers are still pushed after their writer is gone.
 pub(crate) const LINGER: Duration = Duration::from_secs(60);
 
@@ -143,12 +146,9 @@ impl Stream {
         lock(&self.incoming).is_over = true;
         // It may be gone already.
         let _ = shutdown(&self.socket, Shutdown::Read);
-        // A peer that waits for room is not woken by this, but by room. Nothing comes any more, so that this ends.
-        let mut bytes = [0; 4096];
-        while matches!(
-            recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT),
-            Ok((1.., _))
-        ) {}
+        // A peer that waits for room is not woken by this, but by room.
+        let receive = |bytes: &mut [u8]| recv(&self.socket, bytes, RecvFlags::DONTWAIT);
+        drop_bytes(|bytes| receive(bytes).map_or(0, |(len, _)| len));
     }
 
     /// Waits until the socket may take bytes, and receives meanwhile. False when the deadline is past.
@@ -396,6 +396,19 @@ impl Incoming {
     }
 }
 
+/// Receives until there is nothing more. TCP and vsock go on receiving when nobody reads, so that a peer could keep this from ending: a part is enough for
+/// one that waits for room.
+fn drop_bytes(mut receive: impl FnMut(&mut [u8]) -> usize) {
+    let mut bytes = [0; 4096];
+    let mut dropped = 0;
+    while dropped < MAX_DROPPED {
+        match receive(&mut bytes) {
+            0 => return,
+            len => dropped += len,
+        }
+    }
+}
+
 fn is_cut(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionReset, NotConnected};
     matches!(error.kind(), ConnectionReset | NotConnected)
@@ -410,5 +423,21 @@ impl AsFd for Stream {
     /// Readable when something of what was wanted is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.readiness.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_never_stops_sending_does_not_keep_a_reader_that_leaves() {
+        let mut sent = 0;
+        drop_bytes(|bytes| {
+            sent += bytes.len();
+            assert!(sent <= MAX_DROPPED, "it goes on");
+            bytes.len()
+        });
+        assert_eq!(sent, MAX_DROPPED);
     }
 }

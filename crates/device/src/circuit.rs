@@ -21,6 +21,8 @@ pub(crate) struct CircuitIo {
     pub(crate) answered_by: Option<Connected>,
     /// Two sockets that have been joined.
     pub(crate) relay: Option<Box<Relay>>,
+    /// Among those that are looked at in this turn.
+    pub(crate) scheduled: bool,
     /// The socket to a VMM that has yet to say whether its guest answers.
     pub(crate) ringing: Option<OwnedFd>,
     /// What goes to the guest before anything else, once it has answered.
@@ -41,6 +43,7 @@ impl CircuitIo {
             host: None,
             answered_by: None,
             relay: None,
+            scheduled: false,
             ringing: None,
             proof: None,
             life: None,

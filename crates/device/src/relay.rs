@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
-use switch::{LineId, Side};
+use switch::Side;
 
 use crate::caller::{end_on_close, take_request};
 use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
@@ -19,12 +19,8 @@ pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 /// Two sockets that have been joined.
 pub(crate) struct Relay {
     legs: [Leg; 2],
-    /// Of whose turn it takes: the VM's that calls, or else the one's that is called.
-    pub(crate) line: LineId,
     /// What is to last as long as the circuit.
     _hold: Option<Hold>,
-    /// Among those that are looked at in this turn.
-    pub(crate) scheduled: bool,
     /// More has passed than the circuit's rule lets pass: nothing more is taken until the switch says so.
     pub(crate) resting: bool,
 }
@@ -63,7 +59,7 @@ pub(crate) enum Step {
 }
 
 impl Relay {
-    pub(crate) fn new(line: LineId, caller: HostSocket, callee: Connected) -> Relay {
+    pub(crate) fn new(caller: HostSocket, callee: Connected) -> Relay {
         let leg = |socket, cut, unread, ending| Leg {
             socket,
             readable: true,
@@ -77,13 +73,11 @@ impl Relay {
             broken: false,
         };
         Relay {
-            line,
             legs: [
                 leg(caller.socket, caller.cut, caller.request_len, caller.ending),
                 leg(callee.socket, callee.cut, callee.unread, false),
             ],
             _hold: callee.hold,
-            scheduled: false,
             resting: false,
         }
     }

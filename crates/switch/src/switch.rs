@@ -319,6 +319,11 @@ impl Switch {
         self.directory.line_by_name(domain, name)
     }
 
+    /// The VM at this side of a circuit, if there is one.
+    pub fn owner(&self, circuit: CircuitId, side: Side) -> Option<LineId> {
+        self.circuits[self.find(circuit)?].end(side).owner()
+    }
+
     /// The side of a circuit that is a socket of the host's, if there is one: of two, the caller's.
     pub fn host_side(&self, circuit: CircuitId) -> Option<Side> {
         self.circuits[self.find(circuit)?].host_side()

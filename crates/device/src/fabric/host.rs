@@ -412,7 +412,7 @@ impl Fabric {
         } else if flags.contains(EventFlags::OUT) && !host.writable {
             host.writable = true;
             self.watch_for_room(id, SOCKET_EVENTS);
-            self.send_kept(id);
+            self.schedule(id);
         }
         if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
         {
@@ -470,10 +470,10 @@ impl Fabric {
         let _ = host.map(|host| self.reactor.retag(&host.socket, Token::Circuit(id), events));
     }
 
-    /// Sends a host program what is kept for it, as far as its socket takes it.
-    pub(super) fn send_kept(&mut self, id: CircuitId) {
+    /// Sends a host program what is kept for it, as far as its socket takes it. Returns how many bytes that were.
+    pub(super) fn send_kept(&mut self, id: CircuitId) -> usize {
         let Some(from) = self.guest_side(id) else {
-            return;
+            return 0;
         };
         let mut delivered = 0;
         while let Some((offered, result)) = self.offer_kept(id, from) {
@@ -487,7 +487,7 @@ impl Fabric {
                 }
                 Err(error) => {
                     self.host_write_failed(id, &error);
-                    return;
+                    return delivered;
                 }
             }
         }
@@ -497,6 +497,7 @@ impl Fabric {
                 len: delivered as u32,
             });
         }
+        delivered
     }
 
     /// Offers what is kept to the host program's socket: for a stream as much as one call takes, else one message.

@@ -1,4 +1,5 @@
-//! Circuits whose ends are both sockets of the host's: they are joined here, and their bytes passed.
+//! What passes sockets of the host's without a guest's ring having its turn: the bytes of circuits whose ends are both such sockets, which are joined here, and
+//! what is kept for a program that has made room.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,14 +10,16 @@ use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
 use super::{Fabric, TURN_BYTES};
 use crate::caller::{Who, answer};
-use crate::dialer::mark;
 use crate::reactor::{EventFlags, Token};
 use crate::relay::{PIECE_BYTES, Relay, Step};
 
 /// Pieces that one circuit may pass in one turn and one direction, so that others have their turns.
 const PIECES: usize = 4;
 
-/// Joined sockets that may have something to pass: lines have their turns, and so have the circuits of each.
+/// What a look at a socket counts in a turn, in bytes, whatever passes: its system calls.
+const LOOK_BYTES: usize = 8 * 1024;
+
+/// Circuits that may have something to pass: lines have their turns, and so have the circuits of each.
 #[derive(Debug, Default)]
 pub(super) struct Relaying {
     lines: VecDeque<LineId>,
@@ -58,22 +61,29 @@ impl Relaying {
 impl Fabric {
     /// Both sockets of a circuit are there: the callee has answered. From now on what one sends goes to the other.
     pub(super) fn join(&mut self, id: CircuitId, port: u32) {
+        if !self.join_sockets(id, port) {
+            self.break_relay(id, Reason::HostFailed);
+        }
+    }
+
+    /// False if they cannot be joined: both are still the circuit's then, which marks them when it is cut.
+    fn join_sockets(&mut self, id: CircuitId, port: u32) -> bool {
         let Some(circuit) = self.circuit(id) else {
-            return;
+            return true;
         };
         let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
-        let sockets = circuit.host.take().zip(circuit.answered_by.take());
-        let Some((caller, callee)) = sockets else {
-            return self.break_relay(id, Reason::HostFailed);
+        let (Some(caller), Some(_)) = (&circuit.host, &circuit.answered_by) else {
+            return false;
         };
         if speaks && !answer(&caller.socket, &connect::accepted(port)) {
-            mark(callee.cut.as_ref());
-            return self.break_relay(id, Reason::HostFailed);
+            return false;
         }
-        let circuit = self.circuit(id);
-        if let Some(who) = circuit.and_then(|circuit| circuit.who.as_ref()) {
+        if let Some(who) = &circuit.who {
             who.accepted(id);
         }
+        let Some((caller, callee)) = circuit.host.take().zip(circuit.answered_by.take()) else {
+            return false;
+        };
         let token = |side| Token::Relayed { circuit: id, side };
         let watched = self
             .reactor
@@ -82,31 +92,28 @@ impl Fabric {
                 self.reactor
                     .add(&callee.socket, token(Side::Callee), SOCKET_EVENTS)
             });
-        let sides = [Side::Caller, Side::Callee].into_iter();
-        let mut views = sides.filter_map(|side| self.switch.hybrid_view(id, side));
-        let Some(line) = views.next().map(|view| view.line) else {
-            return self.break_relay(id, Reason::HostFailed);
-        };
         if let Some(circuit) = self.circuit(id) {
-            circuit.relay = Some(Box::new(Relay::new(line, caller, callee)));
+            circuit.relay = Some(Box::new(Relay::new(caller, callee)));
         }
-        match watched {
-            Ok(()) => self.schedule_relay(id),
-            Err(_) => self.break_relay(id, Reason::HostFailed),
-        }
+        self.schedule(id);
+        watched.is_ok()
     }
 
     fn break_relay(&mut self, circuit: CircuitId, reason: Reason) {
         self.tell(Event::Kill { circuit, reason });
     }
 
-    fn schedule_relay(&mut self, id: CircuitId) {
-        let relay = self
-            .circuit(id)
-            .and_then(|circuit| circuit.relay.as_deref_mut());
-        if let Some(relay) = relay.filter(|relay| !relay.scheduled && !relay.resting) {
-            relay.scheduled = true;
-            let line = relay.line;
+    /// Gives a circuit a turn, at the cost of the VM that calls, or else of the one that is called.
+    pub(super) fn schedule(&mut self, id: CircuitId) {
+        let owner = |side| self.switch.owner(id, side);
+        let Some(line) = owner(Side::Caller).or_else(|| owner(Side::Callee)) else {
+            return;
+        };
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let rests = circuit.relay.as_ref().is_some_and(|relay| relay.resting);
+        if !rests && !std::mem::replace(&mut circuit.scheduled, true) {
             self.relaying.push(line, id);
         }
     }
@@ -121,7 +128,7 @@ impl Fabric {
         if was_full && !relay.is_full(side) {
             self.watch_relay(id, side, SOCKET_EVENTS);
         }
-        self.schedule_relay(id);
+        self.schedule(id);
     }
 
     /// The rest is over that a rule has asked for.
@@ -131,7 +138,7 @@ impl Fabric {
             .and_then(|circuit| circuit.relay.as_deref_mut());
         if let Some(relay) = relay {
             relay.resting = false;
-            self.schedule_relay(id);
+            self.schedule(id);
         }
     }
 
@@ -152,15 +159,20 @@ impl Fabric {
         }
     }
 
-    /// Passes what there is of a circuit, as far as its turn goes. Returns how many bytes have been taken.
+    /// Passes what there is of a circuit, as far as its turn goes. Returns what that counts, in bytes.
     fn pass(&mut self, id: CircuitId) -> usize {
+        let Some(circuit) = self.circuit(id) else {
+            return 0;
+        };
+        circuit.scheduled = false;
         // Taken out, so that the switch can be told in between.
-        let relay = self.circuit(id).and_then(|circuit| {
-            let relay = circuit.relay.as_deref_mut()?;
-            relay.scheduled = false;
-            circuit.relay.take()
-        });
-        let Some(mut relay) = relay else { return 0 };
+        match circuit.relay.take() {
+            Some(relay) => self.relay(id, relay),
+            None => LOOK_BYTES + self.send_kept(id),
+        }
+    }
+
+    fn relay(&mut self, id: CircuitId, mut relay: Box<Relay>) -> usize {
         let mut passed = 0;
         let mut room = std::mem::take(&mut self.message_room);
         let was_full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));
@@ -195,12 +207,12 @@ impl Fabric {
             }
         }
         if goes_on {
-            self.schedule_relay(id);
+            self.schedule(id);
         }
         passed
     }
 
-    /// Passes what one side has sent, as far as its turn goes. Returns how many bytes were taken, and whether there may be more.
+    /// Passes what one side has sent, as far as its turn goes. Returns what that counts, in bytes, and whether there may be more.
     fn pass_direction(
         &mut self,
         id: CircuitId,
@@ -213,6 +225,7 @@ impl Fabric {
             if relay.resting {
                 return (taken, Step::Waits);
             }
+            taken += LOOK_BYTES;
             match relay.step(from, room) {
                 Step::Took(len) => {
                     taken += len;

@@ -335,11 +335,11 @@ impl Fabric {
                 reason: Reason::MemoryFault,
             });
             self.fail_line(packet.line, &error);
-        } else if self
-            .circuit(id)
-            .is_some_and(|circuit| circuit.host.as_ref().is_some_and(|host| host.writable))
-        {
-            // A message has just become whole, or the socket takes data again.
+        } else if self.circuit(id).is_some_and(|circuit| {
+            let takes = circuit.host.as_ref().is_some_and(|host| host.writable);
+            takes && !circuit.scheduled
+        }) {
+            // A message has just become whole. What was kept before has a turn of its own.
             self.send_kept(id);
         }
     }

@@ -12,11 +12,7 @@ fn pair() -> (OwnedFd, UnixStream) {
 }
 
 fn join(caller: OwnedFd, socket: OwnedFd) -> Relay {
-    Relay::new(
-        switch::LineId(0),
-        HostSocket::new(caller, false),
-        Connected::new(socket, None),
-    )
+    Relay::new(HostSocket::new(caller, false), Connected::new(socket, None))
 }
 
 fn joined() -> (Relay, UnixStream, UnixStream) {

@@ -7,6 +7,7 @@ mod guest;
 mod linger;
 mod parked;
 mod turns;
+mod turns_of_sockets;
 mod unmapping;
 
 use std::path::Path;
