@@ -16,7 +16,10 @@ use std::time::{Duration, Instant};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::{tcp, udp};
-use smoltcp::wire::{HardwareAddress, IpCidr, IpVersion, Ipv4Packet, Ipv6Cidr, Ipv6Packet};
+use smoltcp::wire::{
+    HardwareAddress, IpAddress, IpCidr, IpProtocol, IpVersion, Ipv4Packet, Ipv6Cidr, Ipv6ExtHeader,
+    Ipv6Packet, TcpPacket,
+};
 use wire::ethernet::MacAddress;
 
 use crate::asker::Asker;
@@ -40,6 +43,9 @@ const SEND_BUFFER_LEN: usize = 4096;
 /// Room for the datagrams of one packet that arrived and its answer, and some to spare.
 const DATAGRAMS: usize = 4;
 const DATAGRAM_BUFFER_LEN: usize = 4096;
+
+/// The shortest segments that a guest can ask for, as of Linux (`TCP_MIN_MSS` in include/net/tcp.h). With ones of a byte an answer would take a packet for each.
+pub(crate) const MIN_SEGMENT_LEN: u16 = 88;
 
 /// How many packets leave the stack before they are fetched. It is asked for more when they are.
 const MAX_PACKETS: usize = 32;
@@ -131,8 +137,16 @@ impl Stack {
 
     /// Takes a packet that is for the station.
     pub fn receive(&mut self, now: Instant, sender: Sender, packet: &[u8], names: &mut Names<'_>) {
-        self.link.arrived = Some(packet.to_vec());
+        let mut packet = packet.to_vec();
+        // What is no such packet stays as it is.
+        let _ = raise_segment_len(&mut packet);
+        self.link.arrived = Some(packet);
         self.sender = Some(sender);
+        // What a port may know can have changed since a connection was opened from there.
+        let peers = self.slots.iter_mut().filter_map(|slot| slot.peer.as_mut());
+        for peer in peers.filter(|peer| peer.sender.asker.port == sender.asker.port) {
+            peer.sender.asker = sender.asker;
+        }
         self.poll(now, names);
         self.sender = None;
     }
@@ -337,6 +351,55 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
         IpVersion::Ipv4 => Some(Ipv4Packet::new_checked(packet).ok()?.dst_addr().into()),
         IpVersion::Ipv6 => Some(Ipv6Packet::new_checked(packet).ok()?.dst_addr().into()),
     }
+}
+
+/// Has the first packet of a TCP connection ask for segments of [`MIN_SEGMENT_LEN`] at least, since smoltcp sends as short ones as it is asked for.
+fn raise_segment_len(packet: &mut [u8]) -> Option<()> {
+    let (source, destination, start): (IpAddress, IpAddress, usize) =
+        match IpVersion::of_packet(packet).ok()? {
+            IpVersion::Ipv4 => {
+                let header = Ipv4Packet::new_checked(&packet).ok()?;
+                let is_tcp = header.next_header() == IpProtocol::Tcp;
+                let start = is_tcp.then_some(header.header_len().into())?;
+                (header.src_addr().into(), header.dst_addr().into(), start)
+            }
+            IpVersion::Ipv6 => {
+                let header = Ipv6Packet::new_checked(&packet).ok()?;
+                let (mut next, mut start) = (header.next_header(), header.header_len());
+                // The one extension header behind which smoltcp looks for TCP.
+                if next == IpProtocol::HopByHop {
+                    let extension = Ipv6ExtHeader::new_checked(header.payload()).ok()?;
+                    next = extension.next_header();
+                    start += 8 * (1 + usize::from(extension.header_len()));
+                }
+                let start = (next == IpProtocol::Tcp).then_some(start)?;
+                (header.src_addr().into(), header.dst_addr().into(), start)
+            }
+        };
+    let mut segment = TcpPacket::new_checked(packet.get_mut(start..)?).ok()?;
+    if !segment.syn() || !segment.verify_checksum(&source, &destination) {
+        return None;
+    }
+    let mut options = segment.options_mut();
+    while let [kind, rest @ ..] = options {
+        options = match (*kind, rest) {
+            (0, _) => break,
+            (1, rest) => rest,
+            (kind, [len, rest @ ..]) => {
+                let (value, behind) =
+                    rest.split_at_mut_checked(usize::from(*len).checked_sub(2)?)?;
+                if let (2, Ok(value)) = (kind, <&mut [u8; 2]>::try_from(value)) {
+                    *value = u16::from_be_bytes(*value)
+                        .max(MIN_SEGMENT_LEN)
+                        .to_be_bytes();
+                }
+                behind
+            }
+            _ => break,
+        };
+    }
+    segment.fill_checksum(&source, &destination);
+    Some(())
 }
 
 /// What smoltcp takes for a link: one packet that has arrived, and those that leave.

@@ -248,6 +248,62 @@ fn questions_over_tcp_are_answered_however_they_are_cut() {
     );
 }
 
+/// Asks over a connection, and returns the answer with its length before it.
+fn asked_over(
+    wire: &mut Wire,
+    guest: &mut Guest,
+    handle: SocketHandle,
+    question: &[u8],
+) -> Vec<u8> {
+    let sent = wire.until(guest, SECOND, |guest| {
+        let socket = guest.socket::<tcp::Socket>(handle);
+        socket
+            .may_send()
+            .then(|| socket.send_slice(question).unwrap())
+    });
+    assert_eq!(sent, Some(question.len()));
+    wire.settle(guest);
+    let socket = guest.socket::<tcp::Socket>(handle);
+    let mut answer = vec![0; socket.recv_queue()];
+    socket.recv_slice(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_guest_that_is_isolated_is_told_no_more_over_a_connection_from_before() {
+    let mut wire = Wire::new(config(), vec![host(2), host(3)]);
+    let mut guest = Guest::with_addresses(2);
+    let handle = guest.connect(OWN.into(), 2000);
+    let question = framed_question(1, "guest3.lan");
+    let answer = asked_over(&mut wire, &mut guest, handle, &question);
+    assert!(answer.ends_with(&[10, 0, 0, 3]), "{answer:?}");
+    wire.port = Some(Asker {
+        isolated: true,
+        ..asker(2)
+    });
+    let answer = asked_over(&mut wire, &mut guest, handle, &question);
+    assert!(!answer.is_empty());
+    assert!(!answer.ends_with(&[10, 0, 0, 3]), "{answer:?}");
+}
+
+/// As of a guest whose link takes no longer packets than the first of a connection.
+#[test]
+fn a_guest_that_asks_for_short_segments_gets_longer_ones() {
+    let mut wire = Wire::new(config(), vec![host(2), host(3)]);
+    let mut guest = Guest::with_link(guest_mac(2), 20 + 20 + 12);
+    guest.add(smoltcp::wire::IpCidr::new(
+        Ipv4Addr::new(10, 0, 0, 2).into(),
+        24,
+    ));
+    let handle = guest.connect(OWN.into(), 2000);
+    let question = framed_question(1, "guest3.lan");
+    let answer = asked_over(&mut wire, &mut guest, handle, &question);
+    assert!(answer.ends_with(&[10, 0, 0, 3]), "{answer:?}");
+    let payloads = wire.sent.iter().filter(|frame| frame[12..14] == [8, 0]);
+    let payloads = payloads.filter(|frame| frame.len() > 14 + 20 + 20 + 12);
+    assert_eq!(payloads.count(), 1);
+}
+
 #[test]
 fn connections_that_are_left_open_cost_nobody_else_anything() {
     let mut wire = Wire::new(config(), vec![host(2), host(3)]);

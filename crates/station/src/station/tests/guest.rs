@@ -107,7 +107,16 @@ impl Wire {
 impl Guest {
     /// A guest without any address.
     pub fn new(mac: MacAddress) -> Self {
-        let mut card = Card::default();
+        Self::with_link(mac, 9000)
+    }
+
+    /// One whose packets have so many bytes.
+    pub fn with_link(mac: MacAddress, mtu: usize) -> Self {
+        let mut card = Card {
+            mtu,
+            arriving: VecDeque::new(),
+            leaving: VecDeque::new(),
+        };
         let mut config = Config::new(EthernetAddress(mac.0).into());
         config.random_seed = mac.to_u64();
         let interface = Interface::new(config, &mut card, SmolInstant::ZERO);
@@ -229,8 +238,8 @@ impl Guest {
     }
 }
 
-#[derive(Default)]
 struct Card {
+    mtu: usize,
     arriving: VecDeque<Vec<u8>>,
     leaving: VecDeque<Vec<u8>>,
 }
@@ -253,7 +262,7 @@ impl Device for Card {
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit = 9014;
+        capabilities.max_transmission_unit = 14 + self.mtu;
         capabilities
     }
 }
