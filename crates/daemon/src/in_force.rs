@@ -105,7 +105,26 @@ impl Parts {
         change: &PlanChange,
         enforce_existing: bool,
     ) -> Result<(), Hindrance> {
-        self.remember(&current.book, &next.book)?;
+        // First, as nothing may be in force that a restart would not find again.
+        let remembered = self.remember(&current.book, &next.book);
+        let put = remembered
+            .map_err(Hindrance::from)
+            .and_then(|()| self.put(current, next, change, enforce_existing));
+        if put.is_err() {
+            if let Err(error) = self.remember(&next.book, &current.book) {
+                tracing::error!("{error}");
+            }
+        }
+        put
+    }
+
+    fn put(
+        &self,
+        current: &InForce,
+        next: &InForce,
+        change: &PlanChange,
+        enforce_existing: bool,
+    ) -> Result<(), Hindrance> {
         let mut offer = next.book.offer();
         offer.enforce_existing = enforce_existing;
         let services = offer.entries();

@@ -190,15 +190,11 @@ fn a_file_that_has_not_changed_changes_nothing() {
 #[test]
 fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
     let daemon = FakeDaemon::with_file(FIRST);
-    assert_eq!(
-        daemon
-            .request("POST", "/v1/vms", r#"{"name":"mine","cid":7}"#)
-            .0,
-        201
-    );
+    let (status, body) = daemon.request("POST", "/v1/vms", r#"{"name":"mine","cid":7}"#);
+    assert_eq!(status, 201, "{body}");
     daemon.offers().refuse("refused");
-    let before = in_force(&daemon);
-    let cids = std::fs::read(daemon.runtime_dir().join("cids.json")).unwrap();
+    let state = || (in_force(&daemon), remembered(&daemon));
+    let before = state();
     let with = |more: &str| format!("{SECOND}\n{more}");
     let vm = |more: &str| format!("[[vm]]\nname = \"new\"\n[[vm]]\nname = \"web\"\n{more}");
     let table = [
@@ -310,7 +306,7 @@ fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
             detail.contains(expected),
             "expected …{expected}…\nfound {detail}"
         );
-        assert_eq!(in_force(&daemon), before, "{text}");
+        assert_eq!(state(), before, "{text}");
     }
     std::fs::remove_file(daemon.runtime_dir().join("ringdown.toml")).unwrap();
     let (status, problem) = reload(&daemon);
@@ -324,10 +320,7 @@ fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
     // And the daemon can still be told something that holds.
     write(&daemon, SECOND);
     assert_eq!(reload(&daemon).0, 200);
-    assert_ne!(
-        std::fs::read(daemon.runtime_dir().join("cids.json")).unwrap(),
-        cids
-    );
+    assert_ne!(state().1, before.1);
     UnixStream::connect(daemon.runtime_dir().join("red.ci.sock")).unwrap();
 }
 
@@ -503,10 +496,16 @@ fn networks_and_ports_come_go_and_change() {
     assert_eq!(daemon.net().ports("lan"), before);
 }
 
+/// What a restart reads: which identifiers and which addresses belong to which names.
+fn remembered(daemon: &FakeDaemon) -> [Option<Vec<u8>>; 2] {
+    ["cids.json", "networks.json"].map(|name| std::fs::read(daemon.runtime_dir().join(name)).ok())
+}
+
 #[test]
 fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
     let daemon = FakeDaemon::with_file(NETWORKS);
-    let before = (daemon.net().ports("lan"), vmm_sockets(&daemon));
+    let state = || (daemon.net().ports("lan"), vmm_sockets(&daemon));
+    let before = (state(), remembered(&daemon));
     // Somebody else listens where the last of the new ports would.
     let taken = daemon.runtime_dir().join("new.net-dmz.vhost");
     let _listener = std::os::unix::net::UnixListener::bind(&taken).unwrap();
@@ -524,7 +523,7 @@ fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
         "{detail}"
     );
     std::fs::remove_file(&taken).unwrap();
-    assert_eq!((daemon.net().ports("lan"), vmm_sockets(&daemon)), before);
+    assert_eq!((state(), remembered(&daemon)), before);
     assert!(daemon.net().network("dmz").is_none());
     assert_eq!(
         daemon
