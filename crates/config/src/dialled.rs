@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::input::InputError;
 use crate::line::LineSpec;
-use crate::places::{Place, place, stem_and_port};
+use crate::places::{Place, called_place, place, stem_and_port};
 use crate::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 
 /// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go: the daemon would take one VMM or program for another. What
@@ -101,19 +101,23 @@ impl Taken {
             (crate::directories::control_socket(run), "the control API"),
             (crate::directories::circuit_socket(run), "the switchboard"),
         ] {
-            taken.add(&path, Owner::Other(owner.to_owned()));
+            taken.add(place(&path), Owner::Other(owner.to_owned()));
         }
         for publish in publishes {
             if let PublishListen::Unix { path, .. } = &publish.value.listen {
                 let owner = format!("the published port {:?}", publish.value.name);
-                taken.add(path, Owner::Other(owner));
+                taken.add(place(path), Owner::Other(owner));
             }
         }
         for line in plan.lines() {
             let vm = line.full_name();
             let beside = wire::connect::seqpacket_path(&line.host);
             for path in line.sockets().chain([beside.as_path()]) {
-                taken.add(path, Owner::Vm(vm.clone()));
+                let place = match dialled(line).any(|called| called == path) {
+                    true => called_place(path),
+                    false => place(path),
+                };
+                taken.add(place, Owner::Vm(vm.clone()));
             }
             let stem = line.hybrid.as_ref().unwrap_or(&line.host);
             taken.stems.insert(place(stem), vm);
@@ -121,13 +125,13 @@ impl Taken {
         taken
     }
 
-    fn add(&mut self, path: &Path, owner: Owner) {
-        self.sockets.entry(place(path)).or_default().push(owner);
+    fn add(&mut self, place: Place, owner: Owner) {
+        self.sockets.entry(place).or_default().push(owner);
     }
 
     /// In words, what a socket of this VM is also.
     fn other_owner(&self, path: &Path, vm: &str) -> Option<String> {
-        let owners = self.sockets.get(&place(path)).into_iter().flatten();
+        let owners = self.sockets.get(&called_place(path)).into_iter().flatten();
         let mut others = owners.filter(|owner| **owner != Owner::Vm(vm.to_owned()));
         let in_words = |owner: &Owner| match owner {
             Owner::Vm(name) => format!("VM {name:?}"),
@@ -135,7 +139,7 @@ impl Taken {
         };
         others.next().map(in_words).or_else(|| {
             let (stem, port) = stem_and_port(path)?;
-            let vm = self.stems.get(&place(&stem))?;
+            let vm = self.stems.get(&called_place(&stem))?;
             Some(format!(
                 "VM {vm:?} (its guest's calls to port {port} of the host)"
             ))

@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use sys::links::has_link_of_others;
+
 /// A name in a directory.
 pub(super) type Place = (Directory, OsString);
 
@@ -24,6 +26,18 @@ pub(super) fn place(path: &Path) -> Place {
         Err(_) => Directory::Path(parent.to_owned()),
     };
     (directory, path.file_name().unwrap_or_default().to_owned())
+}
+
+/// Where a socket is that is connected to, which leads through no link of another user ([`sys::links`]): such a link makes it no other socket.
+pub(super) fn called_place(path: &Path) -> Place {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    match has_link_of_others(parent) {
+        true => (
+            Directory::Path(parent.to_owned()),
+            path.file_name().unwrap_or_default().to_owned(),
+        ),
+        false => place(path),
+    }
 }
 
 /// What `STEM_PORT` is made of.

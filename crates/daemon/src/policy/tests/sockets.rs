@@ -146,6 +146,15 @@ fn a_link_of_another_user_makes_no_socket_anothers() {
     for path in ["shared/link", "shared/dir/web.sock", "service"] {
         read(path).expect(path);
     }
+    for kind in ["serial-connect", "windows = \"1x8M\"\nqmp"] {
+        let vm = format!(
+            "[[vm]]\nname = \"new\"\n{kind} = \"{}/dir/web.sock\"\n",
+            shared.display()
+        );
+        let plan = Plan::new(run.clone(), Cids::default());
+        let book = Rulebook::new(plan, &file(&format!("{house}{vm}")).unwrap());
+        book.map(drop).expect(kind);
+    }
     // Where the socket of a VMM belongs no service leads, whatever stands there now.
     for path in ["shared/qmp", "shared/v.sock", "shared/v.sock_80"] {
         read(path).expect_err(path);
