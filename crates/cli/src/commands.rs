@@ -45,6 +45,10 @@ use crate::json;
 /// [`Failure`] with the exit code and the message for the person.
 pub fn run(arguments: Arguments) -> Result<u8, Failure> {
     let client = Client::new(arguments.runtime_dir.as_deref());
+    if !starts_programs(&arguments.command) {
+        // A command that needs more than there are says so itself.
+        let _ = sys::descriptors::raise_limit();
+    }
     match arguments.command {
         Command::Exec(options) => return exec::run(&client, options),
         Command::Shell(options) => return shell::run(&client, options),
@@ -91,6 +95,15 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Args(options) => args::run(&client, &options)?,
     }
     Ok(0)
+}
+
+/// Whether programs inherit this process's limit of descriptors: many a program closes every number up to it, or has no room for more in a set of `select`.
+/// The daemon gives its programs the usual limit.
+fn starts_programs(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Run(_) | Command::Agent(_) | Command::StartPrograms
+    )
 }
 
 /// Writes to standard output. A reader that has gone away ends the command without a word.

@@ -17,7 +17,6 @@ use config::directories::{circuit_socket, control_socket};
 use config::input::check_socket_path;
 use config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, Settings, StateError};
 use rustix::fs::Mode;
-use rustix::process::{Resource, Rlimit};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -337,7 +336,10 @@ pub fn serve(
     start_worker: StartWorker,
     mut out: impl Write,
 ) -> Result<(), ServeError> {
-    raise_descriptor_limit();
+    // Each circuit to a program of the host needs one.
+    if let Err(error) = sys::descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
     device::keep_own_apart();
     let mut prepared = Prepared::new(read_config)?;
     let control_path = control_socket(&prepared.settings.runtime_dir);
@@ -504,18 +506,6 @@ impl Drop for PrivateSocket {
         if let Err(error) = std::fs::remove_file(path) {
             tracing::warn!(socket = %path.display(), %error, "cannot remove a socket");
         }
-    }
-}
-
-/// Lets this process open as many descriptors as it may: each circuit to a program of the host needs one.
-fn raise_descriptor_limit() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
 

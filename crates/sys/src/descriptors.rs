@@ -1,4 +1,4 @@
-//! Descriptors that go along with bytes on a UNIX socket (`SCM_RIGHTS`, unix(7)).
+//! Descriptors that go along with bytes on a UNIX socket (`SCM_RIGHTS`, unix(7)), and how many a process may have.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -9,6 +9,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The most descriptors that one message has here. (Linux would pass 253.)
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -23,6 +24,20 @@ pub struct Received {
     pub len: usize,
     /// There were more descriptors than were asked for, or than this process may have; they were closed.
     pub truncated: bool,
+}
+
+/// Lets this process open as many descriptors as it may, and returns how many that are; nothing for any number.
+///
+/// # Errors
+/// What the system says: the limit is as it was.
+pub fn raise_limit() -> Result<Option<u64>, Errno> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    setrlimit(Resource::Nofile, raised)?;
+    Ok(limit.maximum)
 }
 
 /// Sends bytes, and descriptors with the first of them, and says how many bytes the socket took. It never raises SIGPIPE.
@@ -93,6 +108,18 @@ mod tests {
     fn send_some(socket: &UnixStream, count: usize) -> Result<usize, Errno> {
         let descriptors = vec![socket.as_fd(); count];
         send(socket, b"line", &descriptors, SendFlags::empty())
+    }
+
+    #[test]
+    fn the_limit_is_raised_to_the_most_that_there_may_be() {
+        let before = getrlimit(Resource::Nofile);
+        let lowered = Rlimit {
+            current: Some(before.maximum.map_or(4096, |most| most / 2)),
+            maximum: before.maximum,
+        };
+        setrlimit(Resource::Nofile, lowered).unwrap();
+        assert_eq!(raise_limit(), Ok(before.maximum));
+        assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
     }
 
     #[test]

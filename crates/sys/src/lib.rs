@@ -1,6 +1,6 @@
 //! Small wrappers of system calls, most of which no safe library makes. No memory is shared here.
 //!
-//! - [`descriptors`] passes descriptors along with bytes.
+//! - [`descriptors`] passes descriptors along with bytes, and raises the limit of their number.
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{LineKind, VmState, VmStatus};
+use rustix::process::{Resource, getrlimit};
 use wire::agent::job::Power;
 
 use super::print;
@@ -232,27 +233,56 @@ impl Order {
     }
 }
 
+/// All VMs, or why the daemon does not say.
+type AllVms = Result<Vec<VmStatus>, String>;
+
 /// What the daemon says of all VMs, however many wait for it.
-struct Lines<'a> {
-    client: &'a Client,
-    seen: Mutex<Option<(Instant, Vec<VmStatus>)>>,
+struct Lines<L> {
+    look: L,
+    seen: Mutex<Option<(Instant, AllVms)>>,
 }
 
-impl Lines<'_> {
-    /// A VM as it was a moment ago.
-    fn find(&self, name: &str) -> Result<Option<VmStatus>, Failure> {
+impl<L: Fn() -> AllVms> Lines<L> {
+    fn new(look: L) -> Lines<L> {
+        let seen = Mutex::default();
+        Lines { look, seen }
+    }
+
+    /// A VM as it was a moment ago, asked for at this time. An answer, or that there is none, is for everyone who has waited for it: a daemon that hangs is
+    /// waited for once, and not by one VM after the other.
+    fn find(&self, name: &str, asked: Instant) -> Result<Option<VmStatus>, Failure> {
         // What is there is whole at every moment.
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.as_ref().is_none_or(|(at, _)| at.elapsed() >= LOOK) {
-            *seen = Some((Instant::now(), self.client.list()?.vms));
+        let fresh = |at: &Instant| *at >= asked || at.elapsed() < LOOK;
+        if !seen.as_ref().is_some_and(|(at, _)| fresh(at)) {
+            let vms = (self.look)();
+            *seen = Some((Instant::now(), vms));
         }
-        let all = seen.iter().flat_map(|(_, vms)| vms);
-        Ok(all.into_iter().find(|vm| vm.full_name() == name).cloned())
+        match seen.as_ref() {
+            Some((_, Err(words))) => Err(Failure::failed(words)),
+            Some((_, Ok(vms))) => Ok(vms.iter().find(|vm| vm.full_name() == name).cloned()),
+            None => Ok(None),
+        }
     }
 }
 
-/// Do this for all at once: a guest that takes its time holds up no other. Where the system has no more threads, those that there are take turns.
-fn at_once<T: Sync>(all: &[T], each: impl Fn(&T) + Sync) {
+/// Descriptors of one VM whose guest is asked: its connection, that which finds out whether it is awake, and one to spare.
+const DESCRIPTORS_OF_VM: u64 = 3;
+
+/// Descriptors of this process for all of them: standard streams, and those of a question to the daemon.
+const DESCRIPTORS_OF_ALL: u64 = 32;
+
+/// How many VMs this process has descriptors for at once.
+fn most_at_once(descriptors: Option<u64>) -> usize {
+    let most = descriptors
+        .unwrap_or(u64::MAX)
+        .saturating_sub(DESCRIPTORS_OF_ALL);
+    let vms = usize::try_from(most / DESCRIPTORS_OF_VM).unwrap_or(usize::MAX);
+    vms.clamp(1, config::MAX_VMS)
+}
+
+/// Do this for so many at once: a guest that takes its time holds up no other of them. Where the system has no more threads, those that there are take turns.
+fn at_once<T: Sync>(all: &[T], most: usize, each: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -260,7 +290,7 @@ fn at_once<T: Sync>(all: &[T], each: impl Fn(&T) + Sync) {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..all.len() {
+        for _ in 1..all.len().min(most) {
             let thread = std::thread::Builder::new().name("guest".into());
             if thread.spawn_scoped(scope, work).is_err() {
                 break;
@@ -270,14 +300,21 @@ fn at_once<T: Sync>(all: &[T], each: impl Fn(&T) + Sync) {
     });
 }
 
-/// Give the order to every VM at once, and say of each what became of it.
+/// Give the order to every VM, to all at once where there are descriptors for them, and say of each what became of it.
 fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let vms = client.list()?.vms;
-    let seen = Mutex::default();
-    let lines = Lines { client, seen };
+    let look = || {
+        client
+            .list()
+            .map(|list| list.vms)
+            .map_err(|error| error.to_string())
+    };
+    let lines = Lines::new(look);
+    let most = most_at_once(getrlimit(Resource::Nofile).current);
     let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
-    at_once(&vms, |vm| {
-        let words = match order.carry_out(&|name| lines.find(name), vm) {
+    at_once(&vms, most, |vm| {
+        let find = |name: &str| lines.find(name, Instant::now());
+        let words = match order.carry_out(&find, vm) {
             Outcome::Done(words) | Outcome::LeftAlone(words) => words,
             Outcome::Failed(words) => {
                 failures.fetch_add(1, Ordering::Relaxed);
@@ -308,9 +345,41 @@ mod tests {
     fn as_many_guests_as_there_may_be_are_asked_at_once() {
         let all = vec![(); config::MAX_VMS];
         let met = std::sync::Barrier::new(all.len());
-        at_once(&all, |()| {
+        at_once(&all, most_at_once(None), |()| {
             met.wait();
         });
+    }
+
+    #[test]
+    fn no_more_guests_are_asked_at_once_than_there_are_descriptors_for() {
+        assert_eq!(most_at_once(Some(4096)), config::MAX_VMS);
+        assert_eq!(most_at_once(Some(256)), 74);
+        assert_eq!(most_at_once(Some(16)), 1);
+        let (now, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let met = std::sync::Barrier::new(2);
+        at_once(&[(); 20], 2, |()| {
+            assert!(now.fetch_add(1, Ordering::Relaxed) < 2);
+            met.wait();
+            now.fetch_sub(1, Ordering::Relaxed);
+            done.fetch_add(1, Ordering::Relaxed);
+            met.wait();
+        });
+        assert_eq!(done.into_inner(), 20);
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_waited_for_once_by_all() {
+        let looks = AtomicUsize::new(0);
+        let lines = Lines::new(|| {
+            looks.fetch_add(1, Ordering::Relaxed);
+            Err("the daemon does not answer".to_owned())
+        });
+        let asked = Instant::now();
+        for _ in 0..config::MAX_VMS {
+            let failure = lines.find("web", asked).unwrap_err();
+            assert_eq!(failure.to_string(), "the daemon does not answer");
+        }
+        assert_eq!(looks.load(Ordering::Relaxed), 1);
     }
 
     fn vm(kind: &str, state: &str, boot: Option<&str>) -> VmStatus {
