@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// A bucket of tokens that is described by one moment: when it will be full again. Each use moves that moment by the time that
 /// its tokens take to come back.
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub struct Bucket {
     per_second: u64,
     /// How long an empty bucket takes to fill: what may happen at once, as a time.
     depth: Duration,
@@ -18,7 +18,7 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     /// A full bucket of the tokens that come in `depth`, at `per_second`.
-    pub(crate) fn new(per_second: u64, depth: Duration) -> Bucket {
+    pub fn new(per_second: u64, depth: Duration) -> Bucket {
         Bucket {
             per_second,
             depth,
@@ -28,7 +28,7 @@ impl Bucket {
 
     /// Takes a token, if there is one.
     #[must_use]
-    pub(crate) fn take(&mut self, now: Instant) -> bool {
+    pub fn take(&mut self, now: Instant) -> bool {
         let Some(cost) = self.cost(1) else {
             return false;
         };

@@ -4,7 +4,7 @@
 pub mod api;
 pub mod arrivals;
 pub mod audit;
-mod bucket;
+pub mod bucket;
 pub mod capture;
 mod channels;
 mod chardev;
