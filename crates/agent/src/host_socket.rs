@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::connect::{MAX_REQUEST_LEN, Request, accepted, refused, request};
 
@@ -169,7 +170,7 @@ fn answer(caller: &OwnedFd, line: &str) {
 /// There is no such agent, or the host has refused.
 pub(crate) fn dial(port: u32) -> io::Result<OwnedFd> {
     let path = path().ok_or(io::ErrorKind::NotFound)?;
-    dial_at(&path, port)
+    dial_at(&path, port, Instant::now() + ANSWER_TIMEOUT)
 }
 
 /// Dial a port of the host, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
@@ -198,16 +199,32 @@ fn is_of_system(error: &io::Error) -> bool {
     error.raw_os_error().is_some() || error.get_ref().is_none()
 }
 
-fn dial_at(path: &Path, port: u32) -> io::Result<OwnedFd> {
+/// Connects a socket that blocks. An agent that hangs has a full backlog, in which the system would wait without end.
+fn connect(socket: &OwnedFd, address: &SocketAddrUnix, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Rounded up: zero is without end.
+        let left = left.max(Duration::from_millis(1));
+        set_socket_timeout(socket, Timeout::Send, Some(left))?;
+        match rustix::net::connect(socket, address) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn dial_at(path: &Path, port: u32, deadline: Instant) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    connect(&socket, &SocketAddrUnix::new(path)?, deadline)?;
     rustix::io::ioctl_fionbio(&socket, true)?;
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
     send_all(&socket, request(port).as_bytes(), deadline)?;
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

@@ -44,27 +44,21 @@ pub(super) fn connect(place: &Place, host: &OwnedFd) -> io::Result<OwnedFd> {
     match place {
         Place::Unix { path } => attempt.unix(&SocketAddrUnix::new(path_of(path))?),
         Place::Tcp { host, port } => {
-            let mut last = io::Error::from(io::ErrorKind::NotFound);
-            for address in addresses(host)? {
-                match attempt.tcp(SocketAddr::new(address, *port)) {
-                    Ok(socket) => {
-                        // What comes was put together by the program that sent it: Nagle's wait would only add to the line's.
-                        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-                        return Ok(socket);
-                    }
-                    Err(error) if is_final(&error) => return Err(error),
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
+            let addresses = addresses(host)?.into_iter();
+            let addresses: Vec<_> = addresses
+                .map(|address| SocketAddr::new(address, *port))
+                .collect();
+            let socket = attempt.first_of(&addresses)?;
+            // What comes was put together by the program that sent it: Nagle's wait would only add to the line's.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            Ok(socket)
         }
     }
 }
 
-/// There is no time left for another address, or no use.
+/// The host has gone: another address is of no use.
 fn is_final(error: &io::Error) -> bool {
-    let is_of_system = error.raw_os_error().is_some();
-    !is_of_system && matches!(error.kind(), TimedOut | ConnectionAborted)
+    error.raw_os_error().is_none() && error.kind() == ConnectionAborted
 }
 
 /// Connecting for a host until a deadline.
@@ -92,7 +86,22 @@ impl Attempt<'_> {
         }
     }
 
-    fn tcp(&self, address: SocketAddr) -> io::Result<OwnedFd> {
+    /// The first that answers. One that does not answer leaves the others their share of the time.
+    fn first_of(&self, addresses: &[SocketAddr]) -> io::Result<OwnedFd> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for (index, address) in addresses.iter().enumerate() {
+            let to_come = u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+            let now = Instant::now();
+            let share = self.deadline.saturating_duration_since(now) / to_come;
+            match self.tcp(*address, now + share) {
+                Err(error) if !is_final(&error) => last = error,
+                result => return result,
+            }
+        }
+        Err(last)
+    }
+
+    fn tcp(&self, address: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
@@ -103,7 +112,7 @@ impl Attempt<'_> {
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        if !self.wait(Some(&socket), self.deadline)? {
+        if !self.wait(Some(&socket), deadline)? {
             return Err(timed_out());
         }
         rustix::net::sockopt::socket_error(&socket)??;
@@ -234,7 +243,27 @@ mod tests {
         let error = attempt
             .unix(&SocketAddrUnix::new(&path).unwrap())
             .unwrap_err();
-        assert!(is_final(&error), "{error}");
+        assert_eq!(error.kind(), TimedOut, "{error}");
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&silent, 0).unwrap();
+        let silent = silent.local_addr().unwrap();
+        let _waiting = std::net::TcpStream::connect(silent).unwrap();
+        let answering = TcpListener::bind("127.0.0.1:0").unwrap();
+        let answering = answering.local_addr().unwrap();
+        let (host, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let attempt = Attempt {
+            host: &host.into(),
+            deadline: Instant::now() + Duration::from_secs(1),
+        };
+        let socket = attempt.first_of(&[silent, answering]).unwrap();
+        let reached = rustix::net::getpeername(&socket).unwrap();
+        assert_eq!(SocketAddr::try_from(reached.unwrap()).unwrap(), answering);
+        let error = attempt.first_of(&[silent, silent]).unwrap_err();
+        assert_eq!(error.kind(), TimedOut, "{error}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn dialled(answer: &'static [u8]) -> (io::Result<OwnedFd>, String) {
         let _ = caller.write_all(answer);
         String::from_utf8_lossy(&request).into_owned()
     });
-    let result = dial_at(&path, 3128);
+    let result = dial_at(&path, 3128, Instant::now() + ANSWER_TIMEOUT);
     (result, agent.join().unwrap())
 }
 
@@ -44,6 +44,23 @@ fn an_agent_that_says_nothing_sensible_is_told_apart() {
     assert_eq!(kind(b""), io::ErrorKind::UnexpectedEof);
     assert_eq!(kind(b"OK 31"), io::ErrorKind::UnexpectedEof);
     assert_eq!(kind(&[b'x'; 2000]), io::ErrorKind::InvalidData);
-    let nobody = dial_at(Path::new("/nonexistent/host.sock"), 5).unwrap_err();
+    let nobody = dial_at(
+        Path::new("/nonexistent/host.sock"),
+        5,
+        Instant::now() + ANSWER_TIMEOUT,
+    )
+    .unwrap_err();
     assert_eq!(nobody.kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
+fn an_agent_that_takes_no_callers_is_given_up_at_the_deadline() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("host.sock");
+    let hung = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&hung, 0).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let soon = Instant::now() + Duration::from_millis(20);
+    let error = dial_at(&path, 5, soon).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
 }

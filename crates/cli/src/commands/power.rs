@@ -4,7 +4,8 @@
 //! guest's driver has let go of the line, or its VMM has. Of a VM with a serial port only its agent and its VMM can be seen, and of one whose
 //! VMM has a vsock device of its own its agent, and whether the VMM's socket is served: there an agent that stays away counts.
 
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::arguments::{Reboot, Shutdown, Suspend};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::jobs::power::{Underway, ask, is_awake};
+use crate::unix;
 
 /// How often the line is looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -227,9 +229,17 @@ impl Order {
             (_, VmState::Waiting) => true,
             // Of a guest with a serial port only, nothing but its agent answers there.
             (_, VmState::Attached) => now.kind != LineKind::Serial || is_long_away,
-            (_, VmState::Joined) => UnixStream::connect(now.vmm_socket()).is_err() || is_long_away,
+            (_, VmState::Joined) => !is_served(now.vmm_socket()) || is_long_away,
             (_, VmState::Booted | VmState::Ready) => false,
         }
+    }
+}
+
+/// Whether a VMM serves its socket: one that takes no callers just now does.
+fn is_served(socket: &Path) -> bool {
+    match unix::connect(socket, LOOK) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -9,7 +10,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::{Instant, timeout_at};
 use wire::agent::forward::Place;
 
 use crate::unix::{CONNECT_TIMEOUT, connect_later};
@@ -35,9 +37,12 @@ impl LocalStream {
     pub(super) async fn connect(to: &Place) -> io::Result<LocalStream> {
         let connected = async {
             match to {
-                Place::Tcp { host, port } => TcpStream::connect((host.as_str(), *port))
-                    .await
-                    .map(LocalStream::tcp),
+                Place::Tcp { host, port } => {
+                    let deadline = Instant::now() + CONNECT_TIMEOUT;
+                    let addresses = lookup_host((host.as_str(), *port)).await?;
+                    let stream = first_of(&addresses.collect::<Vec<_>>(), deadline).await;
+                    stream.map(LocalStream::tcp)
+                }
                 Place::Unix { path } => connect_later(&path_of(path), CONNECT_TIMEOUT)
                     .await
                     .map(LocalStream::Unix),
@@ -55,6 +60,22 @@ impl LocalStream {
             let _ = rustix::net::sockopt::set_socket_linger(stream, None);
         }
     }
+}
+
+/// The first that answers. One that does not answer leaves the others their share of the time.
+async fn first_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for (index, address) in addresses.iter().enumerate() {
+        let to_come = u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+        let now = Instant::now();
+        let share = deadline.saturating_duration_since(now) / to_come;
+        match timeout_at(now + share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
 }
 
 impl AsyncRead for LocalStream {
@@ -94,5 +115,26 @@ impl AsyncWrite for LocalStream {
             LocalStream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
             LocalStream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&silent, 0).unwrap();
+        let silent = silent.local_addr().unwrap();
+        let _waiting = std::net::TcpStream::connect(silent).unwrap();
+        let answering = TcpListener::bind("127.0.0.1:0").unwrap();
+        let answering = answering.local_addr().unwrap();
+        let deadline = || Instant::now() + Duration::from_secs(1);
+        let stream = first_of(&[silent, answering], deadline()).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), answering);
+        let error = first_of(&[silent, silent], deadline()).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 }
