@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use vhost::vhost_user::Error as ProtocolError;
+
 /// The longest text of a fault that is kept.
 pub const MAX_FAULT_CHARS: usize = 256;
 
@@ -11,6 +13,16 @@ pub(crate) const NO_SHARED_MEMORY: &str =
 
 /// The guest's driver notifies, and no ring of its device shows anything; see [`look`](crate::ring::look).
 pub(crate) const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
+
+/// Why a VMM's connection ended as it should not. Of what we refused, our own words say more than the protocol's. A VMM that quits may leave an answer unread,
+/// or be gone before it is sent: that is no fault.
+pub(crate) fn fault_of(end: &ProtocolError) -> Option<String> {
+    match end {
+        ProtocolError::Disconnected | ProtocolError::SocketBroken(_) => None,
+        ProtocolError::ReqHandlerError(reason) => Some(reason.to_string()),
+        other => Some(other.to_string()),
+    }
+}
 
 /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
 #[derive(Debug, Default)]

@@ -30,7 +30,7 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
-use crate::fault::NO_SHARED_MEMORY;
+use crate::fault::{NO_SHARED_MEMORY, fault_of};
 use crate::socket::{Listener, SocketFile};
 
 use request::Caller;
@@ -144,27 +144,18 @@ fn serve(
         drop(replace(connection, Some(copy)));
         tracing::info!(vm, "VMM connected");
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
-        let ending = match stop_requested(stop, Duration::ZERO) {
+        let fault = match stop_requested(stop, Duration::ZERO) {
             true => None,
-            false => Some(converse(stream, listener, caller, model)),
+            false => fault_of(&converse(stream, listener, caller, model)),
         };
         drop(replace(connection, None));
-        let error = ending.filter(|error| !matches!(error, ProtocolError::Disconnected));
-        let fault = error.as_ref().map(fault_of);
+        let words = fault.clone();
         let _ = caller.call(Request::Detach { fault });
         // Said when nothing of it is left.
-        match error {
+        match words {
             None => tracing::info!(vm, "VMM disconnected"),
             Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
         }
-    }
-}
-
-/// What ended a VMM's connection. Of what we refused, our own words say more than the protocol's.
-fn fault_of(error: &ProtocolError) -> String {
-    match error {
-        ProtocolError::ReqHandlerError(reason) => reason.to_string(),
-        other => other.to_string(),
     }
 }
 

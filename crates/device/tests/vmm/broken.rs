@@ -1,6 +1,6 @@
-//! A guest whose ring makes no sense, behind packets that do.
+//! A guest whose ring makes no sense, behind packets that do; and a VMM that quits.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use device::{CircuitFilter, Fabric};
@@ -8,7 +8,7 @@ use wire::vsock::{Header, Operation};
 
 use crate::guest::{Guest, TX};
 use crate::turns::{header, with_circuits};
-use crate::{fabric, turn_until};
+use crate::{config, fabric, turn_until};
 
 const CIRCUITS: u16 = 20;
 const BYTES: u32 = 5;
@@ -65,4 +65,26 @@ fn what_was_finished_before_a_ring_broke_arrives_and_ends() {
 #[test]
 fn what_was_sent_before_a_ring_broke_arrives_and_is_cut() {
     every_circuit_ends(false);
+}
+
+/// A question of vhost-user that has an answer: GET_FEATURES.
+const QUESTION: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn a_vmm_that_quits_before_it_reads_an_answer_is_no_fault() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let config = config(directory.path());
+    let socket = config.vhost_user.clone();
+    fabric.open_line(&config).unwrap();
+    let mut vmm = UnixStream::connect(socket).unwrap();
+    turn_until(&mut fabric, "the VMM is there", |fabric| {
+        fabric.lines()[0].attached
+    });
+    vmm.write_all(&QUESTION.repeat(100)).unwrap();
+    drop(vmm);
+    turn_until(&mut fabric, "the VMM is gone", |fabric| {
+        !fabric.lines()[0].attached
+    });
+    assert_eq!(fabric.lines()[0].last_fault, None);
 }
