@@ -3,6 +3,7 @@
 mod configuration;
 mod daemon_state;
 mod machine;
+mod published;
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
 //! The client of the control API: one request per connection, and the calling thread waits for the answer.
 
 mod error;
+mod lines;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -29,6 +30,7 @@ use crate::failure::Failure;
 use crate::unix;
 pub use error::ClientError;
 use error::has_hung_up;
+pub(crate) use lines::Lines;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

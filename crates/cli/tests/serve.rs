@@ -232,3 +232,59 @@ fn it_says_at_its_start_what_a_check_of_its_policy_finds_a_line_each() {
         assert_eq!(told, 1, "{finding}\n{log}");
     }
 }
+
+#[test]
+fn the_log_and_the_commands_name_the_published_port_whose_caller_is_refused() {
+    let parent = tempfile::tempdir().unwrap();
+    let file = parent.path().join("ringdown.toml");
+    let socket = parent.path().join("www.sock");
+    let text = format!(
+        "[[vm]]\nname = \"web\"\n[[publish]]\nname = \"www\"\nlisten = \"unix:{}\"\nto = \"web:80\"\n",
+        socket.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let directory = parent.path().join("ringdown");
+    let notify = notify_socket(parent.path());
+    let mut daemon = Daemon::start_with(
+        &directory,
+        &parent.path().join("notify"),
+        &["--config", file.to_str().unwrap()],
+    );
+    daemon.wait_until_ready();
+    assert_eq!(word(&notify), "READY=1");
+    let mut caller = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let _ = std::io::Read::read(&mut caller, &mut [0]);
+    let said = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringdown"))
+            .arg("--runtime-dir")
+            .arg(&directory)
+            .args(words)
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let why = said(&["why", "host", "web", "80"]);
+    assert!(
+        why.contains("published(www) -> web:80: the VM is not running"),
+        "{why}"
+    );
+    let check = said(&["check"]);
+    assert!(
+        check.contains("www: its last caller") && check.contains("did not reach web:80"),
+        "{check}"
+    );
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.wait();
+    let line = log
+        .lines()
+        .find(|line| line.contains("refused a caller of a published port"));
+    let line = line.unwrap_or_else(|| panic!("{log}"));
+    for part in [
+        "name=\"www\"",
+        "vm=\"web\"",
+        "to=80",
+        "the VM is not running",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+}

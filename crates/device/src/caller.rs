@@ -25,8 +25,10 @@ pub(crate) enum Who {
     Published {
         /// The published port's name.
         name: Arc<str>,
-        /// What is told what has become of the call, if the daemon calls the guest's agent for the caller.
-        agent: Option<CallAnswer>,
+        /// Whether the daemon calls the guest's agent for the caller.
+        to_agent: bool,
+        /// What is told what has become of the call.
+        answer: CallAnswer,
     },
     /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
     Vmm,
@@ -50,23 +52,16 @@ impl Who {
                 // The first reason is the one that counts.
                 let _ = refusal.set(reason);
             }
-            Who::Represented(Represented { answer, .. })
-            | Who::Published {
-                agent: Some(answer),
-                ..
-            } => answer.give(Err(reason)),
-            Who::Program(_) | Who::Published { agent: None, .. } | Who::Vmm => {}
+            Who::Represented(Represented { answer, .. }) | Who::Published { answer, .. } => {
+                answer.give(Err(reason));
+            }
+            Who::Program(_) | Who::Vmm => {}
         }
     }
 
     /// The call has been taken.
     pub(crate) fn accepted(&self, circuit: CircuitId) {
-        if let Who::Represented(Represented { answer, .. })
-        | Who::Published {
-            agent: Some(answer),
-            ..
-        } = self
-        {
+        if let Who::Represented(Represented { answer, .. }) | Who::Published { answer, .. } = self {
             answer.give(Ok(circuit));
         }
     }

@@ -8,7 +8,7 @@ use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use super::{Finding, vms as vms_of};
+use super::{Finding, published, vms as vms_of};
 use crate::client::{Client, ClientError};
 use crate::guest::access_remedy;
 
@@ -29,6 +29,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
                 .chain(list.vms.iter().flat_map(cards))
                 .chain(idle_cards(&list.vms, &networks(client, &list.vms)))
                 .chain(host_sockets(&list.vms))
+                .chain(published::look(client))
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {

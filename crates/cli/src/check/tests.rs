@@ -157,3 +157,40 @@ fn a_card_without_a_driver_is_named_once_its_guest_has_booted() {
     network.ports[0].driver_ready = true;
     assert_eq!(found("ready", &network), 0);
 }
+
+#[test]
+fn a_published_port_whose_last_caller_was_refused_is_found() {
+    let event = |kind, from: &str, reason: &str| api::Event {
+        id: 1,
+        time: "2026-11-23T12:00:00Z".to_owned(),
+        kind,
+        details: api::EventDetails {
+            from: Some(from.to_owned()),
+            to: Some("web:tcp:80".to_owned()),
+            reason: Some(reason.to_owned()),
+            ..api::EventDetails::default()
+        },
+    };
+    use api::EventKind::{CircuitOpened, Refused};
+    let mut events = vec![
+        event(Refused, "published(www)", "no rule allows it"),
+        event(CircuitOpened, "published(www)", ""),
+        event(Refused, "published(www)", "the VM is not running"),
+        event(Refused, "published(db)", "the VM is not running"),
+        event(CircuitOpened, "published(db)", ""),
+        event(Refused, "web:1024", "no rule allows it"),
+    ];
+    let found = published::findings(&events);
+    assert_eq!(found.len(), 1);
+    assert_eq!(
+        found[0].found,
+        "www: its last caller (2026-11-23T12:00:00Z) did not reach web:tcp:80: the VM is not running"
+    );
+    let remedy = found[0].remedy.as_deref().unwrap_or_default();
+    assert!(
+        remedy.contains("`ringdown why host web tcp:80`"),
+        "{remedy}"
+    );
+    events.push(event(CircuitOpened, "published(www)", ""));
+    assert!(published::findings(&events).is_empty());
+}

@@ -7,6 +7,7 @@
 mod agent;
 pub mod udp;
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -20,7 +21,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use config::{GuestPort, Publish, PublishListen};
-use device::{Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode};
+use device::{
+    CallAnswer, Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode,
+};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
@@ -483,9 +486,9 @@ impl Port {
     }
 
     /// Has the data plane carry it. Until it has a place, the next callers stay in the backlog.
-    async fn dial(&self, publish: &Standing, port: u32, socket: OwnedFd) {
-        let to = PublishedTo::Port(port);
-        dial_guest(&self.shared, publish, to, socket, SocketType::Stream, None).await;
+    async fn dial(&self, publish: &Arc<Standing>, port: u32, socket: OwnedFd) {
+        let outgoing = Outgoing::to_port(publish, port, socket, None);
+        dial_guest(&self.shared, publish, outgoing).await;
     }
 
     /// Carries it here.
@@ -515,8 +518,7 @@ impl Port {
         tokio::spawn(async move {
             match publish.to.port.clone() {
                 GuestPort::Vsock(port) => {
-                    let to = PublishedTo::Port(port);
-                    carry_to_port(&shared, &publish, to, &mut client, &before.header).await;
+                    carry_to_port(&shared, &publish, port, &mut client, &before.header).await;
                 }
                 GuestPort::Agent(place) => {
                     agent::carry(&shared, &publish, &place, &mut client, before).await;
@@ -545,8 +547,8 @@ fn direct(publish: &Publish) -> Option<u32> {
 
 async fn carry_to_port(
     shared: &Shared,
-    publish: &Standing,
-    to: PublishedTo,
+    publish: &Arc<Standing>,
+    port: u32,
     client: &mut impl Socket,
     header: &[u8],
 ) {
@@ -554,21 +556,48 @@ async fn carry_to_port(
         return;
     };
     if guest.stream.write_all(header).await.is_ok() {
-        let socket_type = SocketType::Stream;
-        dial_guest(shared, publish, to, theirs, socket_type, Some(cut)).await;
+        let outgoing = Outgoing::to_port(publish, port, theirs, Some(cut));
+        dial_guest(shared, publish, outgoing).await;
         relay(client, &mut guest, &Share::default()).await;
     }
 }
 
-/// Calls the guest of a published port, once there is a place.
-async fn dial_guest(
-    shared: &Shared,
-    publish: &Standing,
+/// Writes down why a caller of a published port is not connected.
+fn log_refusal(publish: &Publish, error: &dyn fmt::Display) {
+    let (vm, to) = (publish.to.full_name(), &publish.to.port);
+    tracing::warn!(name = publish.name, vm, %to, %error, "refused a caller of a published port");
+}
+
+/// A call of a guest for a caller; see [`PublishedCall`].
+struct Outgoing {
     to: PublishedTo,
+    answer: CallAnswer,
     socket: OwnedFd,
     socket_type: SocketType,
     cut: Option<Cut>,
-) {
+}
+
+impl Outgoing {
+    /// A stream to a port, of which it is written down why it is refused.
+    fn to_port(publish: &Arc<Standing>, port: u32, socket: OwnedFd, cut: Option<Cut>) -> Outgoing {
+        let publish = Arc::clone(publish);
+        let answer = CallAnswer::new(move |result| {
+            if let Err(reason) = result {
+                log_refusal(&publish, &reason);
+            }
+        });
+        Outgoing {
+            to: PublishedTo::Port(port),
+            answer,
+            socket,
+            socket_type: SocketType::Stream,
+            cut,
+        }
+    }
+}
+
+/// Calls the guest of a published port, once there is a place.
+async fn dial_guest(shared: &Shared, publish: &Standing, outgoing: Outgoing) {
     // Before there is a data plane the socket is closed, as when the guest refuses.
     if let Some(exchange) = shared.exchange.get() {
         let place = DialPlace::take(&publish.dials, &shared.dials).await;
@@ -576,10 +605,11 @@ async fn dial_guest(
         let call = PublishedCall {
             name: publish.name.as_str().into(),
             vm: publish.to.full_name(),
-            to,
-            socket,
-            socket_type,
-            cut,
+            to: outgoing.to,
+            answer: outgoing.answer,
+            socket: outgoing.socket,
+            socket_type: outgoing.socket_type,
+            cut: outgoing.cut,
             is_published: publish.is_published.clone(),
         };
         exchange.dial_guest(call, place);

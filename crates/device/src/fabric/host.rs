@@ -43,6 +43,8 @@ pub struct PublishedCall {
     pub vm: String,
     /// What is called there.
     pub to: PublishedTo,
+    /// What is told what has become of the call.
+    pub answer: CallAnswer,
     /// The connection: a stream, UNIX or TCP, or a UNIX socket of messages. It is connected and does not block.
     pub socket: OwnedFd,
     /// The type of socket to call the guest with.
@@ -54,12 +56,12 @@ pub struct PublishedCall {
 }
 
 /// What a published port calls in its guest.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishedTo {
     /// A port, by the caller itself.
     Port(u32),
-    /// The agent, by the daemon, which is told what has become of the call.
-    Agent(CallAnswer),
+    /// The agent, by the daemon.
+    Agent,
 }
 
 /// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
@@ -242,8 +244,10 @@ impl Fabric {
         let (line, socket_type) = (caller.line, caller.socket_type);
         let groups = std::mem::take(&mut caller.groups);
         let program = match caller.who {
-            Who::Published { agent: None, .. } => Some(HostCaller::Published),
-            Who::Published { agent: Some(_), .. } => Some(HostCaller::ForPublished),
+            Who::Published {
+                to_agent: false, ..
+            } => Some(HostCaller::Published),
+            Who::Published { to_agent: true, .. } => Some(HostCaller::ForPublished),
             Who::Vmm | Who::Channel { .. } => {
                 return self.tell(Event::HybridDial {
                     line,
@@ -275,27 +279,24 @@ impl Fabric {
     /// closed, with a reset if it is TCP.
     pub fn dial_guest(&mut self, call: PublishedCall) {
         reset_on_close(&call.socket);
-        let (port, agent) = match call.to {
-            PublishedTo::Port(port) => (port, None),
-            PublishedTo::Agent(answer) => (self.agent_port, Some(answer)),
+        let port = match call.to {
+            PublishedTo::Port(port) => port,
+            PublishedTo::Agent => self.agent_port,
         };
-        let refused = |reason| {
-            if let Some(answer) = &agent {
-                answer.give(Err(reason));
-            }
-        };
+        let answer = call.answer;
         if !call.is_published.load(Ordering::Acquire) {
             return mark(call.cut.as_ref());
         }
         let Some(line) = self.line_named(&call.vm) else {
-            refused(Reason::UnknownCid);
+            answer.give(Err(Reason::UnknownCid));
             return mark(call.cut.as_ref());
         };
         let caller = Caller {
             line,
             who: Who::Published {
                 name: call.name,
-                agent: agent.clone(),
+                to_agent: call.to == PublishedTo::Agent,
+                answer: answer.clone(),
             },
             groups: Vec::new(),
             socket: call.socket,
@@ -306,7 +307,7 @@ impl Fabric {
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, port),
-            None => refused(Reason::CircuitLimit),
+            None => answer.give(Err(Reason::CircuitLimit)),
         }
     }
 

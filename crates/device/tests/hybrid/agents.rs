@@ -181,12 +181,20 @@ fn nobody_but_a_program_that_calls_directly_reaches_an_agent() {
 
 /// The daemon calls a VM's agent for a caller of a published port: the caller's end, and what is told about the call.
 fn for_published(house: &House, vm: &str) -> (TcpStream, Receiver<Result<(), Reason>>) {
+    published(house, vm, PublishedTo::Agent)
+}
+
+fn published(
+    house: &House,
+    vm: &str,
+    to: PublishedTo,
+) -> (TcpStream, Receiver<Result<(), Reason>>) {
     let (tell, told) = channel();
     let answer = CallAnswer::new(move |result| {
         let _ = tell.send(result.map(|_| ()));
     });
-    let to = PublishedTo::Agent(answer);
-    (house.publish_while(vm, to, &Arc::new(true.into())), told)
+    let client = house.publish_answered(vm, to, answer, &Arc::new(true.into()));
+    (client, told)
 }
 
 #[test]
@@ -232,4 +240,19 @@ fn the_daemon_calls_an_agent_for_a_published_port_as_a_program_would() {
         let error = near.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
+}
+
+#[test]
+fn that_a_caller_of_a_published_port_is_refused_is_told() {
+    let house = House::new(HashMap::new());
+    house.add("fc", 3);
+    let told = |vm| {
+        let (_client, told) = published(&house, vm, PublishedTo::Port(80));
+        told.recv_timeout(PATIENCE).unwrap()
+    };
+    assert_eq!(told("fc"), Err(Reason::NotRunning));
+    assert_eq!(told("gone"), Err(Reason::UnknownCid));
+    let _vmm = Vmm::start(&house.path("fc"), Manner::Say(b""));
+    house.set_guest("fc", true);
+    assert_eq!(told("fc"), Err(Reason::GuestRefused));
 }

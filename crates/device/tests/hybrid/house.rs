@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::{
-    Arrival, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, HybridConfig,
-    PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
+    Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric,
+    HybridConfig, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
 use switch::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
@@ -208,6 +208,17 @@ impl House {
         to: PublishedTo,
         is_published: &Arc<AtomicBool>,
     ) -> TcpStream {
+        self.publish_answered(vm, to, CallAnswer::new(|_| ()), is_published)
+    }
+
+    /// The same, and this is told what has become of the call.
+    pub fn publish_answered(
+        &self,
+        vm: &str,
+        to: PublishedTo,
+        answer: CallAnswer,
+        is_published: &Arc<AtomicBool>,
+    ) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -217,6 +228,7 @@ impl House {
             name: "web".into(),
             vm: vm.to_owned(),
             to,
+            answer,
             socket: OwnedFd::from(socket),
             socket_type: SocketType::Stream,
             cut: None,

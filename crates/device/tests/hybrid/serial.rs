@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use device::{Cut, PublishedCall, PublishedTo, Reply};
+use device::{CallAnswer, Cut, PublishedCall, PublishedTo, Reply};
 use switch::{CalleePattern, Reason, ServiceId, Verdict};
 
 use wire::vsock::SocketType;
@@ -228,6 +228,7 @@ fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
         name: "web".into(),
         vm: "old".to_owned(),
         to: PublishedTo::Port(80),
+        answer: CallAnswer::new(|_| ()),
         socket: file(),
         socket_type: SocketType::Stream,
         cut: Some(cut.clone()),

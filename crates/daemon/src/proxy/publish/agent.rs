@@ -20,7 +20,7 @@ use wire::agent::{
 };
 use wire::vsock::SocketType;
 
-use super::{Before, Standing, dial_guest};
+use super::{Before, Outgoing, Standing, dial_guest, log_refusal};
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord};
 use crate::forwarded::{FrameReader, FrameWriter};
 use crate::hello::harmless;
@@ -96,8 +96,14 @@ async fn call(
         // The task may have ended.
         let _ = tell.send(result);
     });
-    let to = PublishedTo::Agent(answer);
-    dial_guest(shared, publish, to, socket, SocketType::Stream, Some(cut)).await;
+    let outgoing = Outgoing {
+        to: PublishedTo::Agent,
+        answer,
+        socket,
+        socket_type: SocketType::Stream,
+        cut: Some(cut),
+    };
+    dial_guest(shared, publish, outgoing).await;
     match told.await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(reason)) => Err(Refusal::Call(reason)),
@@ -107,7 +113,6 @@ async fn call(
 
 /// Writes down why a caller is not connected. What the agent says is the guest's word.
 fn report(shared: &Shared, publish: &Standing, peer: Option<String>, refusal: &Refusal) {
-    let (vm, to) = (publish.to.full_name(), &publish.to.port);
     match refusal {
         Refusal::Dropped => return,
         Refusal::Call(_) => {}
@@ -120,14 +125,14 @@ fn report(shared: &Shared, publish: &Standing, peer: Option<String>, refusal: &R
             to: AuditCallee::Place {
                 domain: publish.to.domain.clone(),
                 vm: publish.to.vm.clone(),
-                place: to.to_string(),
+                place: publish.to.port.to_string(),
             },
             redirected_to: None,
             rule: None,
             reason: Some(Cow::Owned(words.clone())),
         }),
     }
-    tracing::warn!(name = publish.name, vm, %to, error = %refusal, "refused a caller of a published port");
+    log_refusal(publish, refusal);
 }
 
 /// A program of the guest, behind its agent.

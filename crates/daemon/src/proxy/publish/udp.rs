@@ -7,18 +7,19 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use device::PublishedTo;
+use device::{CallAnswer, PublishedTo};
+use switch::Reason;
 use tokio::net::UdpSocket;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wire::vsock::SocketType;
 
-use super::{Standing, dial_guest};
+use super::{Outgoing, Standing, dial_guest, log_refusal};
 use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use crate::proxy::identity::{Transport, published_header};
 use crate::proxy::shared::{Shared, count};
@@ -96,6 +97,7 @@ pub(crate) async fn serve(
                 socket: socket.clone(),
                 peer,
                 prefers_stream: prefers_stream.clone(),
+                refusal: Arc::default(),
             };
             tasks.spawn(session.run(datagrams));
             sessions.insert(peer, sender);
@@ -115,6 +117,8 @@ struct Session {
     socket: Arc<UdpSocket>,
     peer: SocketAddr,
     prefers_stream: Arc<AtomicBool>,
+    /// Why the data plane has refused its last call, if it has.
+    refusal: Arc<Mutex<Option<Reason>>>,
 }
 
 /// How a circuit of a session ended.
@@ -145,7 +149,12 @@ impl Session {
             }
         }
         drop(kept);
-        tracing::debug!(name = self.publish.name, peer = %self.peer, "the guest takes no datagrams");
+        match *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(reason) => log_refusal(&self.publish, &reason),
+            None => {
+                tracing::debug!(name = self.publish.name, peer = %self.peer, "the guest takes no datagrams");
+            }
+        }
         let end = Instant::now() + REST;
         // Until then what comes is lost, and does not make the guest refuse again and again.
         while let Ok(Some(_)) = tokio::time::timeout_at(end, datagrams.recv()).await {
@@ -162,8 +171,19 @@ impl Session {
     ) -> io::Result<Ended> {
         let (ours, theirs) = datagram::pair(socket_type)?;
         let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
-        let to = PublishedTo::Port(self.publish.to.port.called());
-        dial_guest(&self.shared, &self.publish, to, theirs, socket_type, None).await;
+        let refusal = Arc::clone(&self.refusal);
+        let answer = CallAnswer::new(move |result| {
+            let mut last = refusal.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = result.err();
+        });
+        let outgoing = Outgoing {
+            to: PublishedTo::Port(self.publish.to.port.called()),
+            answer,
+            socket: theirs,
+            socket_type,
+            cut: None,
+        };
+        dial_guest(&self.shared, &self.publish, outgoing).await;
         let last = Last::default();
         let answered = AtomicBool::new(false);
         let mut kept = Vec::new();

@@ -9,7 +9,7 @@ use wire::pcapng::{BlockKind, blocks};
 use wire::vsock::SocketType;
 
 use super::*;
-use crate::{HybridConfig, NotTaken, PublishedCall, PublishedTo};
+use crate::{CallAnswer, HybridConfig, NotTaken, PublishedCall, PublishedTo};
 
 /// Where the bytes of a packet begin in its block.
 const PACKET_AT: usize = 28;
@@ -102,6 +102,7 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
         name: "door".into(),
         vm: vm.to_owned(),
         to: PublishedTo::Port(port),
+        answer: CallAnswer::new(|_| ()),
         socket: socket.into(),
         socket_type: SocketType::Stream,
         cut: None,
