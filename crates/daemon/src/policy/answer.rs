@@ -7,8 +7,8 @@ use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
 
 use config::input::{InputError, did_you_mean, parse_full_name};
 use config::{
-    GuestPort, LineSpec, Service, ServiceTarget, full_name, groups_of, parse_dns_name, parse_user,
-    parse_user_group,
+    GuestPort, LineSpec, Publish, Service, ServiceTarget, full_name, groups_of, parse_dns_name,
+    parse_user, parse_user_group,
 };
 use wire::destination::Host;
 
@@ -17,6 +17,16 @@ use super::meant::Stands;
 
 /// The most places in a guest that a note names.
 const MAX_PLACES: usize = 16;
+
+/// The first of some things, in words, and how many more there are; nothing of none.
+fn first_of(all: &[String]) -> Option<String> {
+    let shown = all.get(..all.len().min(MAX_PLACES))?.join(", ");
+    match all.len().saturating_sub(MAX_PLACES) {
+        _ if all.is_empty() => None,
+        0 => Some(shown),
+        more => Some(format!("{shown} and {more} more")),
+    }
+}
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -163,15 +173,17 @@ impl Rulebook {
         answer.from = from.to_owned();
         answer.to = to.to_owned();
         answer.port = port;
-        self.as_egress_does(&mut answer, &asked_from, &asked_to);
+        let is_for_rules = self.as_egress_does(&mut answer, &asked_from, &asked_to) && is_for_rules;
         if is_for_rules {
             answer.passed_over = self.passed_over(&answer, &decision, &asked_from, &asked_to);
         }
         if matches!(callee, To::Address(_) | To::Name(_)) {
             answer.notes.extend(self.egress_note(from, &asked_from));
         }
-        if let (From::Vm(line), To::Vm(_)) = (&caller, &callee) {
-            answer.notes.extend(host_only_note(line, to, port));
+        match (&caller, &callee) {
+            (From::Vm(line), To::Vm(_)) => answer.notes.extend(host_only_note(line, to, port)),
+            (From::Host, To::Vm(line)) => answer.notes.extend(self.published_as(line, port)),
+            _ => {}
         }
         Ok(answer)
     }
@@ -276,26 +288,35 @@ impl Rulebook {
         answer.redirect = None;
     }
 
+    /// Published ports of a VM.
+    fn published<'a>(&'a self, line: &'a LineSpec) -> impl Iterator<Item = &'a Publish> {
+        let publishes = self.publishes.iter().map(|publish| &publish.value);
+        publishes.filter(|publish| {
+            let found = self.plan.find(&publish.to.domain, &publish.to.vm);
+            found.is_some_and(|of| of.full_name() == line.full_name())
+        })
+    }
+
+    /// By which names a vsock port of a VM is published, in words.
+    fn published_as(&self, line: &LineSpec, port: u32) -> Option<String> {
+        let of_port = self.published(line);
+        let of_port = of_port.filter(|publish| publish.to.port == GuestPort::Vsock(port));
+        let names: Vec<String> = of_port
+            .map(|publish| format!("{:?}", publish.name))
+            .collect();
+        Some(format!("it is published by {}", first_of(&names)?))
+    }
+
     /// What of a VM is published by its agent, in words.
     fn published_by_agent(&self, line: &LineSpec) -> String {
-        let of_line = self
-            .publishes
-            .iter()
-            .map(|publish| &publish.value)
-            .filter(|publish| {
-                let found = self.plan.find(&publish.to.domain, &publish.to.vm);
-                found.is_some_and(|of| of.full_name() == line.full_name())
-            });
-        let places: Vec<String> = of_line
-            .filter(|publish| matches!(publish.to.port, GuestPort::Agent(_)))
+        let of_agent = self.published(line);
+        let of_agent = of_agent.filter(|publish| matches!(publish.to.port, GuestPort::Agent(_)));
+        let places: Vec<String> = of_agent
             .map(|publish| format!("{} as {:?}", publish.to.port, publish.name))
             .collect();
-        let shown = places.iter().take(MAX_PLACES).map(String::as_str);
-        let shown = shown.collect::<Vec<_>>().join(", ");
-        match places.len().saturating_sub(MAX_PLACES) {
-            _ if places.is_empty() => "nothing of it is published so".to_owned(),
-            0 => format!("published are {shown}"),
-            more => format!("published are {shown} and {more} more"),
+        match first_of(&places) {
+            None => "nothing of it is published so".to_owned(),
+            Some(places) => format!("published are {places}"),
         }
     }
 

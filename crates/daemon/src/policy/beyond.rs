@@ -21,23 +21,24 @@ use crate::proxy::own::OwnListeners;
 const MAX_NAMED: usize = 4;
 
 impl Rulebook {
-    /// Says what egress does where the rules alone allow a call. A name of `[hosts]` is asked about with its addresses, any other before it
-    /// is looked up.
+    /// Says what egress does where the rules alone allow a call, and returns whether other rules could change it. A name of `[hosts]` is asked about with its
+    /// addresses, any other before it is looked up.
     pub(super) fn as_egress_does(
         &self,
         answer: &mut PolicyAnswer,
         from: &Caller<'_>,
         to: &Callee<'_>,
-    ) {
+    ) -> bool {
         let Callee::Address { address, name } = *to else {
-            return;
+            return true;
         };
-        if answer.verdict == PolicyVerdict::Denied {
-            return;
-        }
         let port = u16::try_from(answer.port).ok().filter(|port| *port != 0);
+        if answer.verdict == PolicyVerdict::Denied {
+            return port.is_some();
+        }
         let Some(port) = port else {
-            return self.deny(answer, None, DestinationError::Port.to_string());
+            self.deny(answer, None, DestinationError::Port.to_string());
+            return false;
         };
         match self.reached(from, (address, name), port) {
             Ok((rule, addresses)) => {
@@ -45,17 +46,37 @@ impl Rulebook {
                 answer.why = format!("rule {} is the first that matches", rule.words());
                 answer.rule = Some(rule);
                 answer.notes.extend(name.map(|_| note(&addresses)));
+                true
             }
             Err(error) => {
                 self.deny(answer, error.rule(), error.to_string());
+                let is_for_rules = !matches!(
+                    error,
+                    EgressError::Published { .. } | EgressError::NotForPort(_)
+                );
                 if let (EgressError::Special { .. }, Some(name)) = (&error, name) {
                     let note = format!(
                         "[hosts] lists the name: a rule with to = \"name:{name}\", before rules about every name or all below a domain, opens its addresses"
                     );
                     answer.notes.push(note);
                 }
+                is_for_rules
             }
         }
+    }
+
+    /// Whether egress opens an address, or a name, by a rule that allows it: special ones have to be named.
+    pub(super) fn opens(&self, rule: &Rule, address: Option<IpAddr>, name: Option<&str>) -> bool {
+        let listed = name.and_then(|name| self.hosts.get(name));
+        let listed = listed.into_iter().flatten().map(|listed| listed.address);
+        let addresses = address.into_iter().chain(listed);
+        let addresses: Vec<IpAddr> = addresses.filter(|one| must_be_named(*one)).collect();
+        let named = Named {
+            name,
+            addresses,
+            words: String::new(),
+        };
+        named.is_named_by(rule)
     }
 
     /// Which rule lets a call pass, and to which addresses; none if they are not known yet.

@@ -1,7 +1,7 @@
 //! Rules that nearly decided otherwise about a call: what a person looks for who expected another answer.
 
 use api::{PassedOver, PolicyAnswer, PolicyVerdict};
-use switch::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule};
+use switch::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule, Verdict};
 
 use super::Rulebook;
 use super::listing::info;
@@ -29,7 +29,9 @@ impl Rulebook {
                 continue;
             };
             let helps = match answer.verdict {
-                PolicyVerdict::Denied => verdict != PolicyVerdict::Denied,
+                PolicyVerdict::Denied => {
+                    verdict != PolicyVerdict::Denied && self.would_open(rule, to, differs_in)
+                }
                 _ => verdict != answer.verdict && names_an_end(rule, from, to),
             };
             if helps {
@@ -58,6 +60,16 @@ impl Rulebook {
             })
         });
         in_words.collect()
+    }
+
+    /// Whether a rule that matched in this regard, too, would open the callee. Egress redirects nothing, and special addresses have to be named; one that would be
+    /// added to a rule's "to" is.
+    fn would_open(&self, rule: &Rule, to: &Callee<'_>, differs_in: &str) -> bool {
+        let Callee::Address { address, name } = *to else {
+            return true;
+        };
+        let is_allow = matches!(rule.verdict, Verdict::Allow);
+        is_allow && (differs_in == "to" || self.opens(rule, address, name))
     }
 }
 

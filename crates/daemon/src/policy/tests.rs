@@ -262,6 +262,64 @@ from = "web"
 }
 
 #[test]
+fn a_rule_that_would_not_open_a_special_address_is_no_hint() {
+    let book = book(
+        r#"
+        hosts = { "in.test" = "127.0.0.7", "one.test" = "192.0.2.1:8080" }
+        [[vm]]
+        name = "a"
+        [[vm]]
+        name = "b"
+        [[service]]
+        name = "out"
+        port = 1
+        egress = true
+        [[publish]]
+        listen = "tcp:127.0.0.1:8001"
+        to = "b:80"
+        [[rule]]
+        name = "wide"
+        from = "a"
+        to = ["address:0.0.0.0/0", "name:*"]
+        port = 443
+        action = "allow"
+        [[rule]]
+        name = "narrow"
+        from = "a"
+        to = ["address:127.0.0.0/8", "name:in.test"]
+        port = [444, 8001]
+        action = "allow"
+        [[rule]]
+        name = "moved"
+        from = "a"
+        to = "address:127.0.0.0/8"
+        port = 445
+        redirect = "b:80"
+        [[rule]]
+        name = "listed"
+        from = "a"
+        to = "name:one.test"
+        port = 81
+        action = "allow"
+        "#,
+    );
+    let hints = |to, port| {
+        let answer = book.ask("a", to, port).unwrap();
+        assert_eq!(answer.verdict, PolicyVerdict::Denied, "{to} {port}");
+        let passed = answer.passed_over.into_iter();
+        let names = passed.map(|passed| passed.rule.label);
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(hints("address:127.0.0.1", 80), ["narrow"]);
+    assert_eq!(hints("name:in.test", 80), ["narrow"]);
+    // Another rule does not open a published port, a port that is none, and one for which nothing is listed.
+    assert!(hints("address:127.0.0.1", 8001).is_empty());
+    assert!(hints("address:127.0.0.1", 70_000).is_empty());
+    assert!(hints("name:one.test", 81).is_empty());
+    assert_eq!(hints("address:8.8.8.8", 80), ["wide"]);
+}
+
+#[test]
 fn rules_that_nearly_decided_otherwise_are_named_with_what_they_lack() {
     let book = book(HOUSE);
     let passed = |from, to, port| -> Vec<String> {
@@ -525,6 +583,26 @@ fn what_a_line_does_not_carry_is_found() {
     for ((_, found), words) in found.iter().zip(words) {
         assert!(found.contains(words), "{found}");
     }
+}
+
+#[test]
+fn a_published_vsock_port_is_named_where_it_is_asked_about() {
+    let text = r#"
+        [[vm]]
+        name = "web"
+        aliases = ["www"]
+        [[publish]]
+        name = "front"
+        listen = "tcp:127.0.0.1:8080"
+        to = "www:80"
+        [[publish]]
+        name = "back"
+        listen = "tcp:127.0.0.1:8081"
+        to = "web:80"
+    "#;
+    let notes = |port| book(text).ask("host", "web", port).unwrap().notes;
+    assert_eq!(notes(80), ["it is published by \"front\", \"back\""]);
+    assert!(notes(81).is_empty());
 }
 
 #[test]
