@@ -10,6 +10,9 @@ use crate::guest::is_harmful;
 /// What is read at once, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 
+/// The most files that are read at once, each of which has come in the place of the one before.
+const MAX_FILES: usize = 4;
+
 /// The log: a file, and the one before it, `PATH.1`.
 #[derive(Debug)]
 pub struct LogFile {
@@ -40,9 +43,25 @@ impl LogFile {
     /// It cannot be read, or what `write` says.
     pub fn read(&mut self, write: &mut impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<bool> {
         let mut some = false;
+        for _ in 0..MAX_FILES {
+            let (more, is_last) = self.read_one(write)?;
+            some |= more;
+            if is_last {
+                break;
+            }
+        }
+        Ok(some)
+    }
+
+    /// The same of one file. Returns whether there was anything, and whether no other file has come meanwhile.
+    fn read_one(
+        &mut self,
+        write: &mut impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<(bool, bool)> {
+        let mut some = false;
         if self.open.is_none() {
             let Some((current, before)) = self.open_both()? else {
-                return Ok(false);
+                return Ok((false, true));
             };
             if let Some(mut before) = before {
                 some |= copy(&mut before, write)?;
@@ -50,17 +69,17 @@ impl LogFile {
             self.open = Some(current);
         }
         let Some(mut current) = self.open.take() else {
-            return Ok(some);
+            return Ok((some, true));
         };
         // Looked at before it is read: what it has when it is not the current one any more is all that it will have.
         let moved = is_elsewhere(&current, &self.path)?;
         some |= copy(&mut current, write)?;
         if !moved {
             self.open = Some(current);
-            return Ok(some);
+            return Ok((some, true));
         }
         let Some((next, before)) = self.open_both()? else {
-            return Ok(some);
+            return Ok((some, true));
         };
         let is_next = match before {
             Some(before) => is_same(&before.metadata()?, &current.metadata()?),
@@ -68,7 +87,7 @@ impl LogFile {
         };
         self.has_gap |= !is_next;
         self.open = Some(next);
-        Ok(self.read(write)? || some)
+        Ok((some, false))
     }
 
     /// The file, and the one before it if there is one; none if there is no file yet.
@@ -109,9 +128,11 @@ fn is_same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
+/// Copies what is there now, and not what comes while it is read: a guest that writes all the time must not hold this up.
 fn copy(file: &mut File, write: &mut impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<bool> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut some = false;
+    let mut file = file.take(file.metadata()?.len());
     loop {
         match file.read(&mut piece)? {
             0 => return Ok(some),
@@ -182,6 +203,36 @@ mod tests {
         })
         .unwrap();
         String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_while_it_is_read_does_not_hold_it_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        append(&path, "a");
+        let mut log = LogFile::new(path.clone());
+        let mut pieces = 0;
+        let read = log.read(&mut |_| {
+            pieces += 1;
+            assert!(pieces < 10, "it is read for ever");
+            append(&path, "b");
+            Ok(())
+        });
+        assert!(read.unwrap());
+        assert_eq!(next(&mut log), "b");
+        // Nor does one that begins anew all the time.
+        let mut files = 0;
+        let read = log.read(&mut |_| Ok(()));
+        assert!(!read.unwrap());
+        append(&path, "c");
+        let read = log.read(&mut |_| {
+            files += 1;
+            assert!(files < 10, "it is read for ever");
+            fs::rename(&path, directory.path().join("log.1")).unwrap();
+            append(&path, "d");
+            Ok(())
+        });
+        assert!(read.unwrap());
     }
 
     fn append(path: &Path, text: &str) {

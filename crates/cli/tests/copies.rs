@@ -6,6 +6,7 @@ mod program;
 mod ready_guest;
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use agent::session::Options;
 use daemon::fake::FakeDaemon;
@@ -48,4 +49,25 @@ fn a_tree_that_was_copied_is_synchronized_in_its_place() {
     assert_eq!(run("sync --quiet HERE/ web:/tmp/site"), "");
     assert_eq!(fs::read(there.join("index")).unwrap(), b"hello again");
     assert!(!there.join("stray").exists() && !there.join("site").exists());
+}
+
+#[test]
+fn what_is_not_done_within_its_timeout_is_given_up() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _guest = ready_guest::announce(&daemon, "web", Options::new());
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("endless");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
+    command.arg("--runtime-dir").arg(daemon.runtime_dir());
+    command.args(["cp", "--timeout", "1", "-"]);
+    command.arg(format!("web:{}", file.display()));
+    // Standard input stays open: it has no end.
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut copy = command.spawn().unwrap();
+    let _input = copy.stdin.take().unwrap();
+    let done = copy.wait_with_output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.contains("not done within 1 s"), "{said}");
+    assert!(!file.exists());
 }

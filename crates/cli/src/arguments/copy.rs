@@ -91,6 +91,9 @@ pub struct Common {
     /// When the connection breaks, try for so many seconds to go on, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub retry: u64,
+    /// Give up after so many seconds from when the guest is ready, 1 to 86400, whatever has come by then [default: go on as long as something comes]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub timeout: Option<u64>,
     /// How long to wait for the guest to be ready, in seconds, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub wait: u64,

@@ -7,7 +7,7 @@ use wire::agent::Frame;
 use wire::agent::bench::{Arrival, MAX_DURATION_MS, Message, Outcome, Peer, Received, Start};
 
 use super::link::Link;
-use super::run::Progress;
+use super::run::{Ending, Progress};
 use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
 
 /// How long to wait for words of the agents before looking whether it is enough.
@@ -95,7 +95,7 @@ impl GuestStream {
     pub(super) fn run(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         self.sender.say(Message::Go)?;
         let (mut sent, mut received) = (None, None);
-        let mut stopped = false;
+        let (mut stopped, mut ending) = (false, Ending::default());
         let mut last = Instant::now();
         loop {
             if progress.is_enough() && !stopped {
@@ -111,8 +111,10 @@ impl GuestStream {
             }
             if before != (progress.bytes(), sent.is_some(), received.is_some()) {
                 last = Instant::now();
-            } else if last.elapsed() > STALL_TIMEOUT + Duration::from_secs(10) {
-                // The agents notice it first, and say more.
+            }
+            // The agents notice it first, and say more.
+            let patience = STALL_TIMEOUT + Duration::from_secs(10);
+            if ending.is_overdue(progress, patience) || last.elapsed() > patience {
                 return Err(self.receiver.stalled(STALL_TIMEOUT));
             }
         }

@@ -10,7 +10,7 @@ use wire::agent::bench::{
 };
 
 use super::link::Link;
-use super::run::Progress;
+use super::run::{Ending, Progress};
 use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
 
 /// A stream that is connected and waits for its start.
@@ -57,6 +57,7 @@ impl HostStream {
 
     fn send(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         let mut messages = Messages::new(self.plan.message_len, self.seed)?;
+        let mut ending = Ending::default();
         // At least one segment: a busy machine may come to it only when the time is over.
         loop {
             loop {
@@ -64,6 +65,9 @@ impl HostStream {
                 let header_len = bytes.len() - self.plan.message_len as usize;
                 self.link.send(bytes)?;
                 progress.add(bytes.len() - header_len);
+                if ending.is_overdue(progress, STALL_TIMEOUT) {
+                    return Err(self.link.stalled(STALL_TIMEOUT));
+                }
                 if messages.is_between_segments() {
                     break;
                 }
@@ -93,7 +97,8 @@ impl HostStream {
                 }
                 Some(_) => return Err(self.link.protocol("expected what it has received")),
             }
-            if !self.link.receive()? && Instant::now() > until {
+            self.link.receive()?;
+            if Instant::now() > until {
                 return Err(self.link.stalled(STALL_TIMEOUT));
             }
         }
@@ -102,7 +107,7 @@ impl HostStream {
     fn receive(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         self.link.say(Message::Go)?;
         let mut received = Received::new(self.seed);
-        let mut stopped = false;
+        let (mut stopped, mut ending) = (false, Ending::default());
         let mut last = Instant::now();
         loop {
             match self.link.next(&mut received)? {
@@ -126,7 +131,9 @@ impl HostStream {
                     }
                     if self.link.receive()? {
                         last = Instant::now();
-                    } else if last.elapsed() > STALL_TIMEOUT {
+                    }
+                    let is_overdue = ending.is_overdue(progress, STALL_TIMEOUT);
+                    if is_overdue || last.elapsed() > STALL_TIMEOUT {
                         return Err(self.link.stalled(STALL_TIMEOUT));
                     }
                 }
@@ -145,6 +152,7 @@ impl HostStream {
 
     fn ping(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         let mut messages = Messages::new(self.plan.message_len, self.seed)?;
+        let mut ending = Ending::default();
         let mut received = Received::new(self.seed);
         let mut times = new_histogram()?;
         // At least one segment: a busy machine may come to it only when the time is over.
@@ -156,6 +164,9 @@ impl HostStream {
                 times
                     .saturating_record(sent.elapsed().as_nanos().min(MAX_LATENCY_NS.into()) as u64);
                 progress.add(messages.message().len());
+                if ending.is_overdue(progress, STALL_TIMEOUT) {
+                    return Err(self.link.stalled(STALL_TIMEOUT));
+                }
                 if messages.is_between_segments() {
                     break;
                 }
@@ -182,7 +193,8 @@ impl HostStream {
             received.count(bytes);
             // Only when nothing was left is there certainly room for more.
             let nothing_left = bytes.is_empty();
-            if nothing_left && !self.link.receive()? {
+            if nothing_left {
+                self.link.receive()?;
                 let since: &mut Instant = last.get_or_insert_with(Instant::now);
                 if since.elapsed() > STALL_TIMEOUT {
                     return Err(self.link.stalled(STALL_TIMEOUT));

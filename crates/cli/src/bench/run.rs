@@ -102,6 +102,22 @@ impl Progress {
     }
 }
 
+/// The end of a stream once it is enough: an agent that always makes a little progress holds up nothing for longer.
+#[derive(Debug, Default)]
+pub(super) struct Ending {
+    until: Option<Instant>,
+}
+
+impl Ending {
+    /// Whether the stream should have ended by now, which it has so long for once it was enough.
+    pub(super) fn is_overdue(&mut self, progress: &Progress, patience: Duration) -> bool {
+        progress.is_enough() && {
+            let now = Instant::now();
+            now > *self.until.get_or_insert(now + patience)
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Stream {
     Host(HostStream),
@@ -302,4 +318,26 @@ impl<'a> Watch<'a> {
 fn show_line(text: &str) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_has_an_end_once_it_is_enough_whatever_progress_it_makes() {
+        let progress = Progress {
+            bytes: AtomicU64::new(0),
+            enough: Arc::default(),
+        };
+        let mut ending = Ending::default();
+        assert!(!ending.is_overdue(&progress, Duration::ZERO));
+        progress.enough.store(true, Ordering::Release);
+        assert!(!ending.is_overdue(&progress, Duration::from_secs(3600)));
+        ending.until = Some(Instant::now());
+        progress.add(1);
+        while !ending.is_overdue(&progress, Duration::ZERO) {
+            std::hint::spin_loop();
+        }
+    }
 }

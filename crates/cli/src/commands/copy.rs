@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -206,6 +206,10 @@ fn run(
     }
     client.wait_ready(name, Duration::from_secs(common.wait))?;
     let cancelled = interruption()?;
+    let is_over = match common.timeout {
+        Some(seconds) => cancel_after(Duration::from_secs(seconds), &cancelled)?,
+        None => Arc::default(),
+    };
     let reach = |timeout: Duration| {
         let ready = client.await_ready(name, timeout);
         ready
@@ -225,9 +229,32 @@ fn run(
     match result {
         Ok(()) if report.failed_count() > 0 => Ok(FAILURE),
         Ok(()) => Ok(0),
+        Err(CopyError::Interrupted) if is_over.load(Ordering::Acquire) => {
+            Err(Failure::failed(format!(
+                "it was not done within {} s, so it was given up",
+                common.timeout.unwrap_or_default()
+            )))
+        }
         Err(CopyError::Interrupted) => Ok(INTERRUPTED),
         Err(error) => Err(Failure::failed(error)),
     }
+}
+
+/// Cancels after so long, and returns what becomes true then.
+fn cancel_after(
+    timeout: Duration,
+    cancelled: &Arc<AtomicBool>,
+) -> Result<Arc<AtomicBool>, Failure> {
+    let (is_over, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::clone(cancelled));
+    let over = Arc::clone(&is_over);
+    let wait = move || {
+        std::thread::sleep(timeout);
+        over.store(true, Ordering::Release);
+        cancelled.store(true, Ordering::Release);
+    };
+    let thread = std::thread::Builder::new().name("timeout".into());
+    thread.spawn(wait).map_err(Failure::failed)?;
+    Ok(is_over)
 }
 
 /// What becomes true when somebody interrupts. The second time ends the process at once.
