@@ -1,6 +1,7 @@
 //! Why a guest's device does not work, in words.
 
 use std::fmt::Display;
+use std::io::{self, ErrorKind};
 
 use vhost::vhost_user::Error as ProtocolError;
 
@@ -19,9 +20,17 @@ pub(crate) const NOT_SHARED: &str = "the guest's driver runs and nothing that it
 pub(crate) fn fault_of(end: &ProtocolError) -> Option<String> {
     match end {
         ProtocolError::Disconnected | ProtocolError::SocketBroken(_) => None,
+        ProtocolError::SocketError(error) if is_gone(error) => None,
         ProtocolError::ReqHandlerError(reason) => Some(reason.to_string()),
         other => Some(other.to_string()),
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+    )
 }
 
 /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
@@ -53,6 +62,18 @@ impl LastFault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_a_vmm_is_gone_is_no_fault() {
+        for kind in [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset] {
+            assert_eq!(fault_of(&ProtocolError::SocketBroken(kind.into())), None);
+            assert_eq!(fault_of(&ProtocolError::SocketError(kind.into())), None);
+        }
+        assert_eq!(fault_of(&ProtocolError::Disconnected), None);
+        let other = ProtocolError::SocketError(ErrorKind::OutOfMemory.into());
+        assert!(fault_of(&other).is_some());
+        assert!(fault_of(&ProtocolError::InvalidMessage).is_some());
+    }
 
     #[test]
     fn of_a_fault_is_kept_what_can_be_shown() {
