@@ -95,6 +95,7 @@ impl Worker {
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
         fabric.set_host_group(host_group);
+        fabric.set_own_user(Some(rustix::process::geteuid().as_raw()));
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);
         fabric.set_observer(observer);

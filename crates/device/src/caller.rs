@@ -11,7 +11,8 @@ use switch::{CircuitId, LineId, Reason, Time};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
-use crate::dialer::{Cut, mark};
+use crate::dialer::Cut;
+use crate::slow::Party;
 use crate::snapshot::Credentials;
 
 /// Who it is that calls.
@@ -111,6 +112,8 @@ pub(crate) struct Caller {
     /// The groups that it runs with, if it is a program of the host.
     pub(crate) groups: Vec<u32>,
     pub(crate) socket: OwnedFd,
+    /// Whose the other end is, if not ours.
+    pub(crate) party: Option<Party>,
     pub(crate) socket_type: SocketType,
     pub(crate) deadline: Time,
     /// How much of what is in the socket is the request, in bytes, once it is whole.
@@ -156,14 +159,6 @@ impl Caller {
                 port,
                 request_len: len,
             },
-        }
-    }
-
-    /// Sends an answer after which the socket is closed, if it can be told in words.
-    pub(crate) fn refuse(&self, line: &str) {
-        match self.who.speaks() {
-            true => refuse(&self.socket, line),
-            false => mark(self.cut.as_ref()),
         }
     }
 }

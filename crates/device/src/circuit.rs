@@ -12,6 +12,7 @@ use crate::dialer::Connected;
 use crate::host_socket::HostSocket;
 use crate::kept::Kept;
 use crate::relay::Relay;
+use crate::slow::Party;
 
 pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
@@ -27,6 +28,10 @@ pub(crate) struct CircuitIo {
     pub(crate) ringing: Option<OwnedFd>,
     /// What goes to the guest before anything else, once it has answered.
     pub(crate) proof: Option<Secret>,
+    /// Whose socket is called, if it is another's.
+    pub(crate) callee: Option<Party>,
+    /// It is to be cut, as calls on a socket of its are too slow.
+    pub(crate) is_to_be_cut: bool,
     /// What a reply to its call knows it by. Made when first needed.
     life: Option<Arc<()>>,
     /// Who has called, if it was not a guest.
@@ -46,6 +51,8 @@ impl CircuitIo {
             scheduled: false,
             ringing: None,
             proof: None,
+            callee: None,
+            is_to_be_cut: false,
             life: None,
             who: None,
             kept: [None, None],

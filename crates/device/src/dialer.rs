@@ -12,6 +12,8 @@ use std::sync::{Arc, Weak};
 use switch::{Address, CircuitId, Reason, ServiceId};
 use wire::vsock::SocketType;
 
+use crate::slow::Party;
+
 /// What a guest has called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Called {
@@ -68,6 +70,8 @@ pub struct Connected {
     pub unread: usize,
     /// Its close is a reset until it is known to have ended.
     pub(crate) resets: bool,
+    /// Whose the other end is, if not ours.
+    pub(crate) party: Option<Party>,
 }
 
 /// Whether a socket was closed before its time, which a UNIX socket has no way to say. Both of its sides have it, and set it before they
@@ -83,6 +87,7 @@ impl Connected {
             cut: None,
             unread: 0,
             resets: false,
+            party: None,
         }
     }
 

@@ -16,6 +16,7 @@ mod redial;
 mod relay;
 mod rx;
 mod serial;
+mod slow;
 mod tx;
 mod wait;
 
@@ -39,6 +40,7 @@ use wire::connect::seqpacket_path;
 use crate::Waker;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
+use crate::closer::Closer;
 use crate::decision::{DecisionSink, Observer};
 use crate::dialer::{Answer, Dialer};
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
@@ -46,6 +48,7 @@ use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
+use crate::slow::Slow;
 use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm};
 use crate::spin::Spin;
 use crate::vsock::{self, EVENT, TX};
@@ -181,6 +184,10 @@ pub struct Fabric {
     unarmed: Vec<LineId>,
     spin: Spin,
     nap: Nap,
+    slow: Slow,
+    closer: Closer,
+    /// Circuits of peers that are too slow, to be cut.
+    to_be_cut: VecDeque<CircuitId>,
     /// Lines whose guests are to be told by then that packets they sent have left, in order of time.
     owed_interrupts: VecDeque<(Time, LineId)>,
     /// Lines with circuits that are short of room for a message.
@@ -248,6 +255,9 @@ impl Fabric {
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
             nap: Nap::default(),
+            slow: Slow::default(),
+            closer: Closer::default(),
+            to_be_cut: VecDeque::new(),
             short_lines: VecDeque::new(),
             touched: Vec::new(),
             spare_chains: Vec::new(),
@@ -495,6 +505,7 @@ impl Fabric {
         self.wait(limit, &mut happened)?;
         self.now = self.start.elapsed();
         self.turn += 1;
+        self.slow.begin_turn();
         for (token, flags) in happened.drain(..) {
             self.dispatch(token, flags);
         }
@@ -511,6 +522,7 @@ impl Fabric {
             }
         }
         self.pass_relayed();
+        self.cut_overruns();
         self.end_shortage();
         self.publish();
         self.captures.offer();

@@ -8,10 +8,13 @@ use wire::connect::MAX_REQUEST_LEN;
 
 use crate::caller::take_request;
 use crate::dialer::{Cut, Hold, is_cut};
+use crate::slow::Party;
 
 /// A host program's socket.
 pub(crate) struct HostSocket {
     pub(crate) socket: OwnedFd,
+    /// Whose the other end is, if not ours.
+    pub(crate) party: Option<Party>,
     /// The socket takes data, as far as we know.
     pub(crate) writable: bool,
     /// It has been given a larger buffer than the system's usual one.
@@ -83,9 +86,10 @@ impl HostSocket {
         }
     }
 
-    pub(crate) fn new(socket: OwnedFd, unanswered: bool) -> HostSocket {
+    pub(crate) fn new(socket: OwnedFd, party: Option<Party>, unanswered: bool) -> HostSocket {
         HostSocket {
             socket,
+            party,
             writable: true,
             enlarged: false,
             ending: false,

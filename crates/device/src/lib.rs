@@ -23,6 +23,7 @@
 mod caller;
 mod capture;
 mod circuit;
+mod closer;
 mod connect;
 mod decision;
 mod dialer;
@@ -37,6 +38,7 @@ pub mod net;
 mod reactor;
 mod relay;
 mod ring;
+mod slow;
 mod snapshot;
 mod socket;
 mod spin;

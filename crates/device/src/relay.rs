@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
-use switch::Side;
+use switch::{CircuitId, Side};
 
 use crate::caller::{end_on_close, take_request};
 use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::reactor::EventFlags;
+use crate::slow::{Party, Slow};
 
 /// What is taken from a socket at once, and so the most that is in our keeping of one direction, in bytes. As much as a UNIX
 /// socket's buffer usually holds at least.
@@ -28,6 +29,8 @@ pub(crate) struct Relay {
 /// One of the sockets, and the direction in which its bytes go.
 struct Leg {
     socket: OwnedFd,
+    /// Whose the other end is, if not ours.
+    party: Option<Party>,
     /// There may be something to read.
     readable: bool,
     /// The socket takes bytes, as far as we know.
@@ -60,8 +63,9 @@ pub(crate) enum Step {
 
 impl Relay {
     pub(crate) fn new(caller: HostSocket, callee: Connected) -> Relay {
-        let leg = |socket, cut, unread, ending| Leg {
+        let leg = |socket, party, cut, unread, ending| Leg {
             socket,
+            party,
             readable: true,
             writable: true,
             kept: Vec::new(),
@@ -74,8 +78,20 @@ impl Relay {
         };
         Relay {
             legs: [
-                leg(caller.socket, caller.cut, caller.request_len, caller.ending),
-                leg(callee.socket, callee.cut, callee.unread, false),
+                leg(
+                    caller.socket,
+                    caller.party,
+                    caller.cut,
+                    caller.request_len,
+                    caller.ending,
+                ),
+                leg(
+                    callee.socket,
+                    callee.party,
+                    callee.cut,
+                    callee.unread,
+                    false,
+                ),
             ],
             _hold: callee.hold,
             resting: false,
@@ -93,14 +109,26 @@ impl Relay {
         }
     }
 
-    /// Closes both, of which everything has passed: no reset, which would overtake what a TCP peer has yet to receive.
-    pub(crate) fn close(self) {
+    /// Both are about to be closed, of which everything has passed: no reset, which would overtake what a TCP peer has yet to receive.
+    pub(crate) fn end(&self, id: CircuitId, slow: &mut Slow) {
         for leg in &self.legs {
             if leg.unread > 0 {
+                slow.before(leg.party);
                 take_request(&leg.socket, leg.unread);
+                slow.after(leg.party, 0, Some(id));
             }
             end_on_close(&leg.socket);
         }
+    }
+
+    /// Whose sockets they are.
+    pub(crate) fn parties(&self) -> [Option<Party>; 2] {
+        [self.legs[0].party, self.legs[1].party]
+    }
+
+    /// What is to be closed.
+    pub(crate) fn into_sockets(self) -> [(OwnedFd, Option<Party>); 2] {
+        self.legs.map(|leg| (leg.socket, leg.party))
     }
 
     /// Whether both directions are over.
@@ -119,7 +147,13 @@ impl Relay {
     }
 
     /// Takes note of what has happened to the socket at `side`.
-    pub(crate) fn happened(&mut self, side: Side, flags: EventFlags) {
+    pub(crate) fn happened(
+        &mut self,
+        id: CircuitId,
+        side: Side,
+        flags: EventFlags,
+        slow: &mut Slow,
+    ) {
         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         let leg = &mut self.legs[side.index()];
         leg.ending |= hung_up || flags.contains(EventFlags::RDHUP);
@@ -127,12 +161,18 @@ impl Relay {
         leg.writable |= hung_up || flags.contains(EventFlags::OUT);
         if flags.contains(EventFlags::HUP) {
             // It receives nothing any more. What it sent before is still to be read.
-            self.give_up(side.other());
+            self.give_up(id, side.other(), slow);
         }
     }
 
     /// Does the next thing that can be done for what `from` sends. `room` is for [`PIECE_BYTES`].
-    pub(crate) fn step(&mut self, from: Side, room: &mut [u8]) -> Step {
+    pub(crate) fn step(
+        &mut self,
+        id: CircuitId,
+        from: Side,
+        room: &mut [u8],
+        slow: &mut Slow,
+    ) -> Step {
         let [sender, receiver] = self.legs_from(from);
         if sender.over {
             return Step::Waits;
@@ -141,10 +181,12 @@ impl Relay {
             if !receiver.writable {
                 return Step::Waits;
             }
-            match offer(&receiver.socket, &sender.kept[sender.taken..]) {
+            let rest = &sender.kept[sender.taken..];
+            let rest = &rest[..rest.len().min(slow.piece(receiver.party))];
+            match receiver.offer(id, rest, slow) {
                 Ok(sent) => sender.taken += sent,
                 Err(failure) => {
-                    self.refused(from, failure);
+                    self.refused(id, from, failure, slow);
                     return Step::Waits;
                 }
             }
@@ -158,12 +200,19 @@ impl Relay {
         if !sender.readable {
             return Step::Waits;
         }
-        let len = match sender.receive(room) {
+        let piece = slow.piece(sender.party).min(slow.piece(receiver.party));
+        let room = match room.len() > piece {
+            true => &mut room[..piece],
+            false => room,
+        };
+        let len = match sender.receive(id, room, slow) {
             Ok(0) if sender.broken || is_cut(sender.cut.as_ref()) => return Step::Broken,
             Ok(0) => {
                 sender.over = true;
                 // It fails only when the receiver is gone, and then nobody waits for the end.
+                slow.before(receiver.party);
                 let _ = shutdown(&receiver.socket, Shutdown::Write);
+                slow.after(receiver.party, 0, Some(id));
                 return Step::Waits;
             }
             Ok(len) => len,
@@ -174,34 +223,36 @@ impl Relay {
             }
             Err(_) => return Step::Broken,
         };
-        match offer(&receiver.socket, &room[..len]) {
+        match receiver.offer(id, &room[..len], slow) {
             Ok(sent) if sent < len => {
                 sender.kept = room[sent..len].to_vec();
                 receiver.writable = false;
             }
             Ok(_) => {}
-            Err(failure) => self.refused(from, failure),
+            Err(failure) => self.refused(id, from, failure, slow),
         }
         Step::Took(len)
     }
 
     /// The receiver of what `from` sends takes no more. What it sent before is still to be read.
-    fn refused(&mut self, from: Side, failure: Failure) {
+    fn refused(&mut self, id: CircuitId, from: Side, failure: Failure, slow: &mut Slow) {
         let receiver = &mut self.legs[from.other().index()];
         receiver.broken |= failure == Failure::Broken;
         receiver.readable |= receiver.broken;
-        self.give_up(from);
+        self.give_up(id, from, slow);
     }
 
     /// Whoever receives what `from` sends is gone: the sender hears of it, and what was kept is dropped.
-    fn give_up(&mut self, from: Side) {
+    fn give_up(&mut self, id: CircuitId, from: Side, slow: &mut Slow) {
         let [sender, _] = self.legs_from(from);
         if !sender.over {
             sender.over = true;
             sender.kept = Vec::new();
             sender.taken = 0;
             // It fails only when the sender is gone too.
+            slow.before(sender.party);
             let _ = shutdown(&sender.socket, Shutdown::Read);
+            slow.after(sender.party, 0, Some(id));
         }
     }
 
@@ -216,7 +267,7 @@ impl Relay {
 
 impl Leg {
     /// What has come behind that which is not for the other.
-    fn receive(&mut self, room: &mut [u8]) -> Result<usize, Errno> {
+    fn receive(&mut self, id: CircuitId, room: &mut [u8], slow: &mut Slow) -> Result<usize, Errno> {
         if self.unread > 0 {
             match behind_request(&self.socket, self.unread, self.ending) {
                 BehindRequest::Data => take_request(&self.socket, std::mem::take(&mut self.unread)),
@@ -225,7 +276,19 @@ impl Leg {
                 BehindRequest::Nothing => return Err(Errno::AGAIN),
             }
         }
-        Ok(recv(&self.socket, room, RecvFlags::DONTWAIT)?.0)
+        slow.before(self.party);
+        let received = recv(&self.socket, room, RecvFlags::DONTWAIT);
+        let moved = received.map_or(0, |(len, _)| len);
+        slow.after(self.party, moved, Some(id));
+        Ok(received?.0)
+    }
+
+    /// Sends as much as the socket takes now.
+    fn offer(&self, id: CircuitId, bytes: &[u8], slow: &mut Slow) -> Result<usize, Failure> {
+        slow.before(self.party);
+        let sent = offer(&self.socket, bytes);
+        slow.after(self.party, *sent.as_ref().unwrap_or(&0), Some(id));
+        sent
     }
 }
 

@@ -116,6 +116,11 @@ pub enum Reason {
     /// A receiver does not take its messages, and so many wait that their number and not their bytes is the burden.
     #[error("too many small messages wait for a receiver that does not take them")]
     TooManyMessages,
+    /// Calls on a host program's socket take too long: too many wait for what happens to it.
+    #[error(
+        "calls on a socket of this program, service or VMM take too long, again and again: wait on each with one poll or epoll, and call again later"
+    )]
+    SlowPeer,
     /// The operator ended it.
     #[error("ended by the operator")]
     Operator,
@@ -123,7 +128,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 34] = [
+    pub const ALL: [Reason; 35] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -157,6 +162,7 @@ impl Reason {
         Reason::MemoryFault,
         Reason::MessageTooLong,
         Reason::TooManyMessages,
+        Reason::SlowPeer,
         Reason::Operator,
     ];
 
@@ -196,6 +202,7 @@ impl Reason {
             Reason::MemoryFault => "ended_memory_fault",
             Reason::MessageTooLong => "ended_message_too_long",
             Reason::TooManyMessages => "ended_too_many_messages",
+            Reason::SlowPeer => "ended_slow_peer",
             Reason::Operator => "ended_operator",
         }
     }

@@ -45,6 +45,14 @@ pub fn process(socket: BorrowedFd<'_>) -> io::Result<i32> {
     Ok(credentials(socket)?.pid)
 }
 
+/// The user that the program at the other end of a connected UNIX socket runs as.
+///
+/// # Errors
+/// What the system says.
+pub fn user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(credentials(socket)?.uid)
+}
+
 /// Makes sends of descriptors to this UNIX socket fail with `EPERM` (`SO_PASSRIGHTS`, since Linux 6.16). Sockets that a listener accepts inherit it. A descriptor that
 /// is received and not wanted is closed by the thread that reads or closes the socket, which can take seconds: of a TCP socket with `SO_LINGER`, or a large memfd.
 ///

@@ -7,7 +7,7 @@ use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::dial::HostCall;
-use crate::caller::{Who, answer, end_on_close};
+use crate::caller::{Who, end_on_close};
 use crate::circuit::CircuitIo;
 use crate::dialer::mark;
 
@@ -80,13 +80,10 @@ impl Fabric {
                 if let Some(who) = &circuit.who {
                     who.refused(reason);
                 }
-                match circuit.host.take() {
-                    Some(host) if !speaks => mark(host.cut.as_ref()),
-                    Some(mut host) => {
-                        host.take_request();
-                        answer(&host.socket, &connect::refused(reason));
-                    }
-                    None => {}
+                if let Some(host) = circuit.host.take() {
+                    mark(host.cut.as_ref().filter(|_| !speaks));
+                    let words = speaks.then(|| connect::refused(reason));
+                    self.close_socket(host.socket, host.party, words);
                 }
             }
             Action::HostShutdown { circuit, direction } => self.host_shutdown(circuit, direction),
@@ -132,11 +129,12 @@ impl Fabric {
         if let Some(who) = &circuit.who {
             who.accepted(id);
         }
-        let Some(host) = circuit.host.as_mut() else {
+        if let Some(host) = circuit.host.as_mut() {
+            host.unanswered = false;
+        } else {
             return;
-        };
-        host.unanswered = false;
-        if !speaks || answer(&host.socket, &connect::accepted(port)) {
+        }
+        if !speaks || self.say_to_host(id, &connect::accepted(port)) {
             // It may have sent data already, or be gone: find out.
             self.host_is_readable(id);
         } else {
@@ -148,13 +146,18 @@ impl Fabric {
     }
 
     fn host_shutdown(&mut self, id: CircuitId, direction: Direction) {
-        if let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_ref()) {
+        let (slow, circuits) = (&mut self.slow, &self.circuits);
+        let circuit = circuits.get(id.index as usize).and_then(Option::as_ref);
+        let circuit = circuit.filter(|circuit| circuit.id == id);
+        if let Some(host) = circuit.and_then(|circuit| circuit.host.as_ref()) {
             let how = match direction {
                 Direction::Read => Shutdown::Read,
                 Direction::Write => Shutdown::Write,
             };
+            slow.before(host.party);
             // It fails only when the program is gone, which its socket tells us too.
             let _ = rustix::net::shutdown(&host.socket, how);
+            slow.after(host.party, 0, Some(id));
         }
     }
 
@@ -162,27 +165,38 @@ impl Fabric {
     /// unread, so that the program sees an error and not the end of the data, as a TCP peer does that is reset.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.remove(id);
+        if !cut_short {
+            self.take_host_request(id);
+        }
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        circuit.ringing = None;
-        if let Some(answered_by) = circuit.answered_by.take() {
+        let callee = circuit.callee;
+        let (ringing, answered_by) = (circuit.ringing.take(), circuit.answered_by.take());
+        let (relay, host) = (circuit.relay.take(), circuit.host.take());
+        if let Some(socket) = ringing {
+            self.close_socket(socket, callee, None);
+        }
+        if let Some(answered_by) = answered_by {
             mark(answered_by.cut.as_ref());
+            self.close_socket(answered_by.socket, callee, None);
         }
-        match circuit.relay.take() {
-            Some(relay) if cut_short => relay.mark_cut(),
-            Some(relay) => relay.close(),
-            None => {}
-        }
-        match circuit.host.take() {
-            Some(host) if cut_short => mark(host.cut.as_ref()),
-            Some(mut host) => {
-                host.take_request();
-                if host.resets {
-                    end_on_close(&host.socket);
-                }
+        if let Some(relay) = relay {
+            match cut_short {
+                true => relay.mark_cut(),
+                false => relay.end(id, &mut self.slow),
             }
-            None => {}
+            for (socket, party) in relay.into_sockets() {
+                self.close_socket(socket, party, None);
+            }
+        }
+        if let Some(host) = host {
+            match cut_short {
+                true => mark(host.cut.as_ref()),
+                false if host.resets => end_on_close(&host.socket),
+                false => {}
+            }
+            self.close_socket(host.socket, host.party, None);
         }
     }
 }

@@ -120,13 +120,12 @@ impl Fabric {
         self.forget_guest(id);
         self.switch.remove_line(self.now, id, &mut self.actions);
         self.carry_out();
-        self.callers.retain(|_, caller| {
-            let stays = caller.line != id;
-            if !stays {
-                caller.refuse(&wire::connect::refused(switch::Reason::Operator));
-            }
-            stays
-        });
+        let callers = self.callers.iter();
+        let slots = callers.filter_map(|(slot, caller)| (caller.line == id).then_some(slot as u32));
+        for slot in slots.collect::<Vec<u32>>() {
+            self.dismiss(slot, &wire::connect::refused(switch::Reason::Operator));
+        }
+        self.slow.forget_line(id);
         self.redials.remove_line(id);
         self.captures.forget_line(id);
         self.lines[id.0 as usize] = None;

@@ -13,6 +13,7 @@ use crate::connect::{Dial, dial};
 use crate::dialer::{Called, Connected, Reply, ServiceCall};
 use crate::host_socket::HostSocket;
 use crate::reactor::Token;
+use crate::slow::Party;
 use crate::socket::port_path;
 
 /// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
@@ -126,6 +127,20 @@ impl Fabric {
 
     /// Has the dialer put a call through. Its answer comes later.
     fn dial_service(&mut self, call: HostCall, called: Called) {
+        let party = match called {
+            Called::Service(id) => Some(Party::Service(id)),
+            Called::Listener => Some(Party::Listener(call.line, call.port)),
+            Called::Directory | Called::Switchboard => None,
+        };
+        if self.slow.is_barred(party) {
+            return self.tell(Event::HostDialed {
+                circuit: call.circuit,
+                result: Err(Reason::SlowPeer),
+            });
+        }
+        if let Some(circuit) = self.circuit(call.circuit) {
+            circuit.callee = party;
+        }
         let vm = self
             .switch
             .address(call.line)
@@ -191,15 +206,33 @@ impl Fabric {
     /// Dials a listener. Returns whether that is settled: it is not when there was no room.
     fn attempt(&mut self, redial: Redial) -> bool {
         let call = redial.call;
+        let circuit = call.circuit;
+        let party = Some(match redial.vmm {
+            true => Party::Vmm(call.line),
+            false => Party::Listener(call.line, call.port),
+        });
+        if self.slow.is_barred(party) {
+            self.tell(Event::HostDialed {
+                circuit,
+                result: Err(Reason::SlowPeer),
+            });
+            return true;
+        }
         let Some(line) = self.line(call.line) else {
             return true;
         };
-        let circuit = call.circuit;
         let path = match redial.vmm {
             true => line.vmm.clone().unwrap_or_default(),
             false => port_path(&line.host_path, call.port),
         };
-        let reason = match dial(&path, call.socket_type, &line.name) {
+        let vm = line.name.clone();
+        if let Some(circuit) = self.circuit(circuit) {
+            circuit.callee = party;
+        }
+        self.slow.before(party);
+        let dialled = dial(&path, call.socket_type, &vm);
+        self.slow.after(party, 0, Some(circuit));
+        let reason = match dialled {
             Dial::Reached(socket) if redial.vmm => {
                 self.ask_vmm(circuit, socket, call.port);
                 return true;
@@ -242,6 +275,8 @@ impl Fabric {
     }
 
     pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
+        let mut connected = connected;
+        connected.party = self.circuit(id).and_then(|circuit| circuit.callee);
         if let Err(reason) = self.prove(id, &connected.socket) {
             return self.tell(Event::HostDialed {
                 circuit: id,
@@ -259,7 +294,7 @@ impl Fabric {
                 result: Ok(()),
             });
         }
-        let mut host = HostSocket::new(connected.socket, false);
+        let mut host = HostSocket::new(connected.socket, connected.party, false);
         host.hold = connected.hold;
         host.cut = connected.cut;
         host.request_len = connected.unread;

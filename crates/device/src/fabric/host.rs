@@ -20,6 +20,7 @@ use crate::dialer::{Cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
+use crate::slow::Party;
 use crate::snapshot::Credentials;
 
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
@@ -101,6 +102,10 @@ impl Fabric {
 
     pub(super) fn accept(&mut self, id: LineId, index: usize) {
         for _ in 0..ACCEPT_BATCH {
+            if self.closer.is_full() {
+                let index = index as u8;
+                return self.rest_listener(Token::Listener { line: id, index });
+            }
             let Some(line) = self.line(id) else { return };
             let Some(listener) = line.listeners.get(index) else {
                 return;
@@ -125,15 +130,21 @@ impl Fabric {
             let program = match sys::peer::peer(socket.as_fd()) {
                 Ok(program) => program,
                 Err(error) => {
-                    crate::caller::refuse(&socket, &connect::refused(error));
+                    self.close_socket(socket, None, Some(connect::refused(error)));
                     continue;
                 }
             };
+            let party = Some(Party::User(program.uid));
+            if self.slow.is_barred(party) {
+                self.refuse_user(id, socket, program.uid);
+                continue;
+            }
             let caller = Caller {
                 line: id,
                 who: Who::Program(Credentials::from(&program)),
                 groups: program.groups,
                 socket,
+                party,
                 socket_type,
                 deadline,
                 request_len: 0,
@@ -186,7 +197,7 @@ impl Fabric {
         let line = self.line(id)?;
         if line.callers >= MAX_CALLERS {
             let words = "too many programs are calling this VM at once";
-            caller.refuse(&connect::refused(words));
+            self.turn_away(caller, &connect::refused(words));
             return None;
         }
         line.callers += 1;
@@ -203,7 +214,7 @@ impl Fabric {
                     _ => None,
                 };
                 tracing::warn!(vm, name, %error, "cannot wait for a caller");
-                caller.refuse(&connect::refused(Reason::HostFailed));
+                self.turn_away(caller, &connect::refused(Reason::HostFailed));
             }
             return None;
         }
@@ -213,7 +224,7 @@ impl Fabric {
         Some(slot)
     }
 
-    fn remove_caller(&mut self, slot: u32) -> Option<Caller> {
+    pub(super) fn remove_caller(&mut self, slot: u32) -> Option<Caller> {
         let caller = self.callers.try_remove(slot as usize)?;
         if let Some(line) = self.line(caller.line) {
             line.callers = line.callers.saturating_sub(1);
@@ -227,11 +238,12 @@ impl Fabric {
         };
         match caller.progress() {
             Progress::Waiting => {}
-            Progress::Gone => drop(self.remove_caller(slot)),
-            Progress::Refused(answer) => {
-                caller.refuse(&answer);
-                self.remove_caller(slot);
+            Progress::Gone => {
+                if let Some(caller) = self.remove_caller(slot) {
+                    self.close_socket(caller.socket, caller.party, None);
+                }
             }
+            Progress::Refused(answer) => self.dismiss(slot, &answer),
             Progress::Wants { port, request_len } => {
                 caller.request_len = request_len;
                 self.put_caller_through(slot, port);
@@ -283,13 +295,21 @@ impl Fabric {
             PublishedTo::Port(port) => port,
             PublishedTo::Agent => self.agent_port,
         };
-        let answer = call.answer;
+        let answer = call.answer.clone();
+        let party = self.party_of_published(&call);
+        if self.is_barred_from(&call, party) {
+            answer.give(Err(Reason::SlowPeer));
+            mark(call.cut.as_ref());
+            return self.close_socket(call.socket, party, None);
+        }
         if !call.is_published.load(Ordering::Acquire) {
-            return mark(call.cut.as_ref());
+            mark(call.cut.as_ref());
+            return self.close_socket(call.socket, party, None);
         }
         let Some(line) = self.line_named(&call.vm) else {
             answer.give(Err(Reason::UnknownCid));
-            return mark(call.cut.as_ref());
+            mark(call.cut.as_ref());
+            return self.close_socket(call.socket, party, None);
         };
         let caller = Caller {
             line,
@@ -300,6 +320,7 @@ impl Fabric {
             },
             groups: Vec::new(),
             socket: call.socket,
+            party,
             socket_type: call.socket_type,
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,
@@ -317,6 +338,11 @@ impl Fabric {
         let Some(line) = self.line_named(&call.vm) else {
             return answer.give(Err(Reason::UnknownCid));
         };
+        let party = Some(Party::User(call.program.uid));
+        if self.slow.is_barred(party) {
+            answer.give(Err(Reason::SlowPeer));
+            return self.close_socket(call.socket, party, None);
+        }
         let represented = Represented {
             credentials: Credentials::from(&call.program),
             ticket: call.ticket,
@@ -327,6 +353,7 @@ impl Fabric {
             who: Who::Represented(represented),
             groups: call.program.groups,
             socket: call.socket,
+            party,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,
             request_len: call.said,
@@ -346,7 +373,7 @@ impl Fabric {
         let watched = self
             .reactor
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
-        let mut host = HostSocket::new(caller.socket, true);
+        let mut host = HostSocket::new(caller.socket, caller.party, true);
         host.request_len = caller.request_len;
         host.resets = matches!(caller.who, Who::Published { .. });
         host.cut = caller.cut;
@@ -363,9 +390,10 @@ impl Fabric {
     }
 
     pub(super) fn caller_refused(&mut self, token: u64, reason: Reason) {
-        if let Some(caller) = self.remove_caller(token as u32) {
+        let slot = token as u32;
+        if let Some(caller) = self.callers.get(slot as usize) {
             caller.who.refused(reason);
-            caller.refuse(&connect::refused(reason));
+            self.dismiss(slot, &connect::refused(reason));
         }
     }
 
@@ -380,9 +408,7 @@ impl Fabric {
             if caller.is_none_or(|caller| caller.deadline > self.now) {
                 continue;
             }
-            if let Some(caller) = self.remove_caller(slot) {
-                caller.refuse(&connect::refused("no request within 10 seconds"));
-            }
+            self.dismiss(slot, &connect::refused("no request within 10 seconds"));
         }
     }
 
@@ -482,7 +508,7 @@ impl Fabric {
                 Ok(sent) => {
                     delivered += sent;
                     self.drop_sent(id, from, sent);
-                    if sent < offered && !self.host_is_full(id) {
+                    if sent < offered && !self.host_is_full(id) || self.slow.has_overrun() {
                         break;
                     }
                 }
@@ -498,6 +524,7 @@ impl Fabric {
                 len: delivered as u32,
             });
         }
+        self.act_on_overruns();
         delivered
     }
 
@@ -513,6 +540,8 @@ impl Fabric {
         if !circuit.keeps_something(from) || !circuit.host.as_ref()?.writable {
             return None;
         }
+        let party = circuit.host.as_ref()?.party;
+        let piece = self.slow.piece(party);
         let kept = circuit.take_kept(from)?;
         let mut gather = Gather::new();
         let mut whole = is_stream;
@@ -526,7 +555,11 @@ impl Fabric {
             else {
                 break;
             };
-            if gather.push_bytes(&bytes[*offset..]).is_err() {
+            let mut rest = &bytes[*offset..];
+            if is_stream {
+                rest = &rest[..rest.len().min(piece - gather.len())];
+            }
+            if gather.push_bytes(rest).is_err() || is_stream && gather.len() >= piece {
                 break;
             }
             if !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0 {
@@ -536,10 +569,13 @@ impl Fabric {
         }
         let offered = gather.len();
         let socket = circuit.host.as_ref()?.socket.as_fd();
-        let result = match whole && offered > 0 {
-            true => Some(gather.send(socket, !is_stream)),
-            false => None,
-        };
+        let result = (whole && offered > 0).then(|| {
+            self.slow.before(party);
+            let sent = gather.send(socket, !is_stream);
+            let moved = *sent.as_ref().unwrap_or(&0);
+            self.slow.after(party, moved, Some(id));
+            sent
+        });
         drop(gather);
         circuit.put_kept(from, kept);
         match result? {

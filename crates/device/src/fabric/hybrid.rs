@@ -12,10 +12,11 @@ use wire::vsock::SocketType;
 
 use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
 use super::{Fabric, OpenLineError};
-use crate::caller::{Caller, Who, answer};
+use crate::caller::{Caller, Who};
 use crate::dialer::Connected;
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
+use crate::slow::Party;
 use crate::socket::{listen_for, port_path};
 
 /// What a hybrid line needs to be opened.
@@ -115,6 +116,9 @@ impl Fabric {
 
     pub(super) fn accept_hybrid(&mut self, id: LineId, port: u32) {
         for _ in 0..ACCEPT_BATCH {
+            if self.closer.is_full() {
+                return self.rest_listener(Token::HybridListener { line: id, port });
+            }
             // Looked for each time: what follows from a call may change the line.
             let Some(line) = self.line(id) else { return };
             let Some(listener) = line.hybrid_listeners.get(&port) else {
@@ -129,11 +133,17 @@ impl Fabric {
                     return self.rest_listener(Token::HybridListener { line: id, port });
                 }
             };
+            let party = Some(Party::Vmm(id));
+            if self.slow.is_barred(party) {
+                self.close_socket(socket, party, None);
+                continue;
+            }
             let caller = Caller {
                 line: id,
                 who: Who::Vmm,
                 groups: Vec::new(),
                 socket,
+                party,
                 socket_type: SocketType::Stream,
                 deadline: self.now + CALLER_PATIENCE,
                 request_len: 0,
@@ -149,15 +159,16 @@ impl Fabric {
 
     /// Asks a VMM that has been reached for a port of its guest. Its silence is bounded by the circuit's time for the handshake.
     pub(super) fn ask_vmm(&mut self, id: CircuitId, socket: OwnedFd, port: u32) {
-        if self.circuit(id).is_none() {
+        let Some(party) = self.circuit(id).map(|circuit| circuit.callee) else {
             return;
-        }
-        let asked = answer(&socket, &connect::request(port))
+        };
+        let asked = self.say(&socket, party, &connect::request(port), Some(id))
             && self
                 .reactor
                 .add(&socket, Token::Ringing(id), SOCKET_EVENTS)
                 .is_ok();
         if !asked {
+            self.close_socket(socket, party, None);
             return self.ring_failed(id, Reason::HostFailed);
         }
         if let Some(circuit) = self.circuit(id) {

@@ -1,9 +1,7 @@
 //! Messages of host programs, for guests with SEQPACKET sockets: each is read as a whole and kept until the guest has room for it.
 
 use std::io;
-use std::os::fd::AsFd;
 
-use guestmem::io::Scatter;
 use switch::{CircuitId, Event, Reason};
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
@@ -22,14 +20,10 @@ impl Fabric {
             });
         }
         let mut room = std::mem::take(&mut self.message_room);
-        let received = self
+        let has_host = self
             .circuit(turn.circuit)
-            .and_then(|circuit| circuit.host.as_ref())
-            .map(|host| {
-                let mut scatter = Scatter::new();
-                scatter.push_bytes(&mut room).map_err(io::Error::other)?;
-                scatter.receive_record(host.socket.as_fd())
-            });
+            .is_some_and(|circuit| circuit.host.is_some());
+        let received = has_host.then(|| self.receive_own(turn.circuit, &mut room));
         match received {
             Some(Ok(record)) if record.len == 0 && self.no_message_is_left(turn.circuit) => {
                 self.host_ended(turn.circuit);
@@ -74,6 +68,7 @@ impl Fabric {
             None => {}
         }
         self.message_room = room;
+        self.act_on_overruns();
     }
 
     /// Whether so much of host programs' messages waits for this guest that the next one is not to be read. The first one

@@ -9,7 +9,7 @@ use wire::connect;
 use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
 use super::{Fabric, TURN_BYTES};
-use crate::caller::{Who, answer};
+use crate::caller::Who;
 use crate::reactor::{EventFlags, Token};
 use crate::relay::{PIECE_BYTES, Relay, Step};
 
@@ -72,12 +72,15 @@ impl Fabric {
             return true;
         };
         let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
-        let (Some(caller), Some(_)) = (&circuit.host, &circuit.answered_by) else {
+        let (Some(_), Some(_)) = (&circuit.host, &circuit.answered_by) else {
             return false;
         };
-        if speaks && !answer(&caller.socket, &connect::accepted(port)) {
+        if speaks && !self.say_to_host(id, &connect::accepted(port)) {
             return false;
         }
+        let Some(circuit) = self.circuit(id) else {
+            return true;
+        };
         if let Some(who) = &circuit.who {
             who.accepted(id);
         }
@@ -119,12 +122,12 @@ impl Fabric {
     }
 
     pub(super) fn relay_ready(&mut self, id: CircuitId, side: Side, flags: EventFlags) {
-        let relay = self
-            .circuit(id)
-            .and_then(|circuit| circuit.relay.as_deref_mut());
+        let circuit = self.circuits.get_mut(id.index as usize);
+        let circuit = circuit.and_then(|circuit| circuit.as_mut().filter(|it| it.id == id));
+        let relay = circuit.and_then(|circuit| circuit.relay.as_deref_mut());
         let Some(relay) = relay else { return };
         let was_full = relay.is_full(side);
-        relay.happened(side, flags);
+        relay.happened(id, side, flags, &mut self.slow);
         if was_full && !relay.is_full(side) {
             self.watch_relay(id, side, SOCKET_EVENTS);
         }
@@ -189,7 +192,10 @@ impl Fabric {
         }
         self.message_room = room;
         if !broken && relay.is_over() {
-            relay.close();
+            relay.end(id, &mut self.slow);
+            for (socket, party) in relay.into_sockets() {
+                self.close_socket(socket, party, None);
+            }
             self.tell(Event::RelayEnded { circuit: id });
             return passed;
         }
@@ -209,6 +215,7 @@ impl Fabric {
         if goes_on {
             self.schedule(id);
         }
+        self.act_on_overruns();
         passed
     }
 
@@ -226,7 +233,7 @@ impl Fabric {
                 return (taken, Step::Waits);
             }
             taken += LOOK_BYTES;
-            match relay.step(from, room) {
+            match relay.step(id, from, room, &mut self.slow) {
                 Step::Took(len) => {
                     taken += len;
                     if len > 0 && self.captures.are_wanted() {

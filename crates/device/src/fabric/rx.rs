@@ -209,7 +209,16 @@ impl Fabric {
         let Some((buffers, room)) = self.gather_room(turn) else {
             return 0;
         };
-        match self.receive_into(turn, &memory, buffers, room) {
+        let host = self
+            .circuit(turn.circuit)
+            .and_then(|circuit| circuit.host.as_ref());
+        let party = host.and_then(|host| host.party);
+        let room = room.min(self.slow.piece(party));
+        let received = match self.slow.is_on_probation(party) {
+            true => self.receive_by_copy(turn, &memory, buffers, room),
+            false => self.receive_into(turn, &memory, buffers, room),
+        };
+        match received {
             Ok(received) if received.len == 0 => self.host_ended(turn.circuit),
             Ok(received) => {
                 let len = received.len;
@@ -233,6 +242,7 @@ impl Fabric {
                         circuit: turn.circuit,
                     });
                 }
+                self.act_on_overruns();
                 return packets;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -272,7 +282,7 @@ impl Fabric {
         }
         match host.behind_request() {
             BehindRequest::Data => {
-                host.take_request();
+                self.take_host_request(id);
                 true
             }
             BehindRequest::End if host.broken || is_broken(&host.socket) => {
@@ -311,6 +321,53 @@ impl Fabric {
         (buffers > 0).then_some((buffers, room.min(turn.budget)))
     }
 
+    /// The same by memory of our own, so that the call is not charged for pages of the guest's that have to be made first.
+    fn receive_by_copy(
+        &mut self,
+        turn: Turn,
+        memory: &GuestMemory,
+        buffers: usize,
+        room: usize,
+    ) -> io::Result<Received> {
+        let mut own = std::mem::take(&mut self.message_room);
+        let room = room.min(own.len());
+        let received = self.receive_own(turn.circuit, &mut own[..room]);
+        let copied = received.and_then(|received| {
+            let mut left = &own[..received.len];
+            let line = self.line(turn.line);
+            let ring = line.and_then(|line| line.rings[RX].as_ref());
+            for chain in ring.iter().flat_map(|ring| ring.held.iter().take(buffers)) {
+                let part = guest::total_len(&chain.writable) - HEADER_LEN;
+                let (now, later) = left.split_at(part.min(left.len()));
+                memory
+                    .write(&chain.writable, HEADER_LEN, now)
+                    .map_err(|_| io::Error::from(rustix::io::Errno::FAULT))?;
+                left = later;
+            }
+            Ok(received)
+        });
+        self.message_room = own;
+        copied
+    }
+
+    /// Receives what there is in a host program's socket into memory of our own.
+    pub(super) fn receive_own(&mut self, id: CircuitId, room: &mut [u8]) -> io::Result<Received> {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let circuit = self.circuits.get(id.index as usize);
+        let circuit = circuit.and_then(Option::as_ref);
+        let circuit = circuit.filter(|circuit| circuit.id == id);
+        let host = circuit
+            .and_then(|circuit| circuit.host.as_ref())
+            .ok_or_else(broken)?;
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(room).map_err(io::Error::other)?;
+        self.slow.before(host.party);
+        let received = scatter.receive_record(host.socket.as_fd());
+        let moved = received.as_ref().map_or(0, |received| received.len);
+        self.slow.after(host.party, moved, Some(id));
+        received
+    }
+
     fn receive_into(
         &mut self,
         turn: Turn,
@@ -321,9 +378,9 @@ impl Fabric {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
         let mut scatter = Scatter::new();
         let mut left = room;
-        let ring = self
-            .line(turn.line)
-            .and_then(|line| line.rings[RX].as_ref())
+        let line = self.lines.get(turn.line.0 as usize);
+        let ring = line
+            .and_then(|line| line.as_ref()?.rings[RX].as_ref())
             .ok_or_else(broken)?;
         for chain in ring.held.iter().take(buffers) {
             let len = (guest::total_len(&chain.writable) - HEADER_LEN).min(left);
@@ -335,11 +392,17 @@ impl Fabric {
             }
             left -= len;
         }
-        let host = self
-            .circuit(turn.circuit)
+        let circuit = self.circuits.get(turn.circuit.index as usize);
+        let circuit = circuit.and_then(Option::as_ref);
+        let host = circuit
+            .filter(|circuit| circuit.id == turn.circuit)
             .and_then(|circuit| circuit.host.as_ref())
             .ok_or_else(broken)?;
-        scatter.receive_record(host.socket.as_fd())
+        self.slow.before(host.party);
+        let received = scatter.receive_record(host.socket.as_fd());
+        let moved = received.as_ref().map_or(0, |received| received.len);
+        self.slow.after(host.party, moved, Some(turn.circuit));
+        received
     }
 
     /// Gives the buffers that `len` bytes have filled to the guest. Returns how many.

@@ -122,6 +122,7 @@ impl Fabric {
             },
             groups: Vec::new(),
             socket,
+            party: None,
             socket_type: SocketType::Stream,
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,

@@ -246,6 +246,12 @@ impl Fabric {
             return self.keep(id, from, packet);
         }
         let alone = !circuit.is_stream();
+        let party = circuit.host.as_ref().and_then(|host| host.party);
+        if self.slow.is_on_probation(party) {
+            // What has been gathered before goes first.
+            self.send_gathered(id);
+            return self.keep(id, from, packet);
+        }
         let position = self.gather(id, from, packet);
         if alone || self.outgoing[position].packets.len() >= OUTGOING_PACKETS {
             let outgoing = self.outgoing.swap_remove(position);
@@ -263,6 +269,17 @@ impl Fabric {
                 len: packet.header.len as usize,
             };
             self.show_passed(id, from, &payload);
+        }
+    }
+
+    fn send_gathered(&mut self, id: CircuitId) {
+        let position = self
+            .outgoing
+            .iter()
+            .rposition(|outgoing| outgoing.circuit == id);
+        if let Some(position) = position {
+            let outgoing = self.outgoing.swap_remove(position);
+            self.send_outgoing(outgoing);
         }
     }
 
@@ -423,6 +440,7 @@ impl Fabric {
         if let Some(error) = failed {
             self.host_write_failed(id, &error);
         }
+        self.act_on_overruns();
     }
 
     /// A host program's socket has taken this much from the guest's memory. To be said before anything that may find that socket gone: then all
@@ -446,10 +464,12 @@ impl Fabric {
         memory: &GuestMemory,
         packets: &[Packet],
     ) -> (usize, Option<io::Result<usize>>) {
-        let Some((host, is_stream)) = self.circuit(id).and_then(|circuit| {
-            let is_stream = circuit.is_stream();
-            Some((circuit.host.as_ref()?, is_stream))
-        }) else {
+        let circuit = self.circuits.get(id.index as usize);
+        let circuit = circuit.and_then(Option::as_ref);
+        let circuit = circuit.filter(|circuit| circuit.id == id);
+        let Some((host, is_stream)) =
+            circuit.and_then(|circuit| Some((circuit.host.as_ref()?, circuit.is_stream())))
+        else {
             return (packets.len(), Some(Err(io::ErrorKind::BrokenPipe.into())));
         };
         let mut gather = Gather::new();
@@ -467,7 +487,11 @@ impl Fabric {
         if count == 0 {
             return (0, None);
         }
-        match gather.send(host.socket.as_fd(), !is_stream) {
+        self.slow.before(host.party);
+        let sent = gather.send(host.socket.as_fd(), !is_stream);
+        let moved = *sent.as_ref().unwrap_or(&0);
+        self.slow.after(host.party, moved, Some(id));
+        match sent {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (count, Some(Ok(0))),
             other => (count, Some(other)),
         }

@@ -134,7 +134,11 @@ impl Fabric {
 
     /// How long this turn may wait.
     fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
-        if !self.woken.is_empty() || !self.draining.is_empty() || !self.relaying.is_empty() {
+        if !self.woken.is_empty()
+            || !self.draining.is_empty()
+            || !self.relaying.is_empty()
+            || !self.to_be_cut.is_empty()
+        {
             return Some(Duration::ZERO);
         }
         let timers = [

@@ -12,7 +12,10 @@ fn pair() -> (OwnedFd, UnixStream) {
 }
 
 fn join(caller: OwnedFd, socket: OwnedFd) -> Relay {
-    Relay::new(HostSocket::new(caller, false), Connected::new(socket, None))
+    Relay::new(
+        HostSocket::new(caller, None, false),
+        Connected::new(socket, None),
+    )
 }
 
 fn joined() -> (Relay, UnixStream, UnixStream) {
@@ -20,13 +23,26 @@ fn joined() -> (Relay, UnixStream, UnixStream) {
     (join(near, far), caller, callee)
 }
 
+const ID: CircuitId = CircuitId {
+    index: 0,
+    generation: 0,
+};
+
+fn step(relay: &mut Relay, from: Side, room: &mut [u8]) -> Step {
+    relay.step(ID, from, room, &mut Slow::default())
+}
+
+fn happened(relay: &mut Relay, side: Side, flags: EventFlags) {
+    relay.happened(ID, side, flags, &mut Slow::default());
+}
+
 /// Steps in both directions until both wait. Everything that may have changed is looked at.
 fn run(relay: &mut Relay) -> bool {
     let mut room = vec![0; PIECE_BYTES];
     for side in [Side::Caller, Side::Callee] {
-        relay.happened(side, EventFlags::IN | EventFlags::OUT);
+        happened(relay, side, EventFlags::IN | EventFlags::OUT);
         loop {
-            match relay.step(side, &mut room) {
+            match step(relay, side, &mut room) {
                 Step::Took(_) => {}
                 Step::Waits => break,
                 Step::Broken => return false,
@@ -109,7 +125,7 @@ fn what_was_sent_before_hanging_up_still_arrives() {
     let (mut relay, mut caller, mut callee) = joined();
     callee.write_all(b"last words").unwrap();
     drop(callee);
-    relay.happened(Side::Callee, EventFlags::HUP | EventFlags::IN);
+    happened(&mut relay, Side::Callee, EventFlags::HUP | EventFlags::IN);
     assert!(run(&mut relay));
     assert!(relay.is_over());
     let mut bytes = Vec::new();
@@ -164,8 +180,8 @@ fn an_early_answer(is_kept: bool, tcp: bool) {
     loop {
         // The buffers between them are filled, so that something is kept; or one piece goes unread.
         let is_full = caller.write(&bytes).is_err();
-        while matches!(relay.step(Side::Caller, &mut room), Step::Took(_)) {}
-        relay.happened(Side::Caller, EventFlags::IN);
+        while matches!(step(&mut relay, Side::Caller, &mut room), Step::Took(_)) {}
+        happened(&mut relay, Side::Caller, EventFlags::IN);
         if !is_kept || (is_full && relay.is_full(Side::Callee)) {
             break;
         }
@@ -178,13 +194,13 @@ fn an_early_answer(is_kept: bool, tcp: bool) {
     let _ = caller.write(b"more");
     let mut ended = Step::Took(0);
     while ended != Step::Waits {
-        ended = relay.step(Side::Caller, &mut room);
+        ended = step(&mut relay, Side::Caller, &mut room);
         assert_ne!(ended, Step::Broken);
     }
     let mut arrived = Vec::new();
-    while relay.step(Side::Callee, &mut room) != Step::Broken {
+    while step(&mut relay, Side::Callee, &mut room) != Step::Broken {
         arrived.extend(read(&mut caller));
-        relay.happened(Side::Caller, EventFlags::OUT);
+        happened(&mut relay, Side::Caller, EventFlags::OUT);
     }
     arrived.extend(read(&mut caller));
     assert!(arrived == answer, "{} bytes arrived", arrived.len());

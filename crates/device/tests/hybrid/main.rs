@@ -9,8 +9,11 @@ mod circuits;
 mod hostile;
 mod house;
 mod serial;
+mod slow;
 mod sockets;
 mod vmm;
+#[path = "../watchers/mod.rs"]
+mod watchers;
 
 /// How long anything may take. Nothing here waits that long unless it is broken.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);

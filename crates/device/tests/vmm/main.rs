@@ -6,9 +6,12 @@ mod broken;
 mod guest;
 mod linger;
 mod parked;
+mod slow;
 mod turns;
 mod turns_of_sockets;
 mod unmapping;
+#[path = "../watchers/mod.rs"]
+mod watchers;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,0 +1,121 @@
+//! Programs at whose sockets so many wait that our calls are slow, and guests with rings.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixListener;
+
+use device::Fabric;
+use switch::Reason;
+use wire::vsock::{HEADER_LEN, Header, Operation};
+
+use crate::guest::{Guest, RING, RX, TX};
+use crate::turns::{header, with_circuits};
+use crate::watchers::watch;
+use crate::{config, fabric, turn_until};
+
+fn ended(fabric: &Fabric) -> u64 {
+    fabric.lines()[0].report.counters.ended[Reason::SlowPeer.index()]
+}
+
+#[test]
+fn a_program_that_makes_sends_slow_is_cut_off_and_called_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), 2);
+    let _watchers = watch(&programs[0]);
+    let byte = guest.packet(&header(Operation::Data, 80, 1));
+    turn_until(&mut fabric, "both are cut", |fabric| {
+        guest.offer(TX, byte, 1);
+        guest.kick(TX);
+        ended(fabric) >= 2
+    });
+    let dial = guest.packet(&Header {
+        src_port: 2000,
+        ..header(Operation::Request, 80, 0)
+    });
+    guest.offer(TX, dial, 1);
+    guest.kick(TX);
+    turn_until(&mut fabric, "the next is refused", |fabric| {
+        ended(fabric) == 3
+    });
+}
+
+#[test]
+fn a_program_that_makes_reads_slow_is_cut_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (guest, mut programs) = with_circuits(&mut fabric, directory.path(), 1);
+    let _watchers = watch(&programs[0]);
+    turn_until(&mut fabric, "it is cut", |fabric| {
+        // Its pieces stay small, and none is put together with others.
+        let _ = programs[0].write(b"x");
+        guest.kick(RX);
+        ended(fabric) == 1
+    });
+}
+
+#[test]
+fn what_passes_on_probation_is_whole() {
+    const PACKETS: u16 = 100;
+    const LEN: u32 = 600;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let config = config(directory.path());
+    fabric.open_line(&config).unwrap();
+    let listener = UnixListener::bind(directory.path().join("web.sock_80")).unwrap();
+    let mut guest = Guest::attach(&mut fabric, &config.vhost_user);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, RING);
+    let dial = guest.packet(&header(Operation::Request, 80, 0));
+    guest.offer(TX, dial, 1);
+    guest.kick(TX);
+    turn_until(&mut fabric, "the guest is answered", |_| {
+        guest.given_back(RX) == 1
+    });
+    let (mut program, _) = listener.accept().unwrap();
+    program.set_nonblocking(true).unwrap();
+    let watchers = watch(&program);
+    let byte = guest.packet(&header(Operation::Data, 80, 1));
+    guest.offer(TX, byte, 1);
+    guest.kick(TX);
+    let mut received = Vec::new();
+    let mut receive = |fabric: &mut Fabric, what: &str, count: usize| {
+        turn_until(fabric, what, |_| {
+            let mut bytes = [0; 4096];
+            match (&program).read(&mut bytes) {
+                Ok(len) => received.extend_from_slice(&bytes[..len]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            received.len() >= count
+        });
+        std::mem::take(&mut received)
+    };
+    receive(&mut fabric, "the first byte", 1);
+    drop(watchers);
+
+    let mut sent = Vec::new();
+    for number in 0..PACKETS {
+        let packet = guest.packet(&header(Operation::Data, 80, LEN));
+        let place = packet.address as usize - (1 << 32) + HEADER_LEN;
+        let bytes = vec![number as u8; LEN as usize];
+        guest.arena.write(place, &bytes);
+        sent.extend(bytes);
+        guest.offer(TX, packet, 1);
+    }
+    guest.kick(TX);
+    assert!(receive(&mut fabric, "all that follows", sent.len()) == sent);
+
+    let given = |fabric: &Fabric| fabric.lines()[0].report.counters.bytes_to_guest;
+    program.write_all(&[7; 20_000]).unwrap();
+    turn_until(&mut fabric, "the guest has it", |fabric| {
+        given(fabric) == 20_000
+    });
+    program.write_all(b"last").unwrap();
+    turn_until(&mut fabric, "the guest has the rest", |fabric| {
+        given(fabric) == 20_004
+    });
+    let place = buffer.address as usize - (1 << 32) + HEADER_LEN;
+    let mut last = [0; 4];
+    guest.arena.read(place, &mut last);
+    assert_eq!(&last, b"last");
+    assert_eq!(ended(&fabric), 0);
+}
