@@ -1,14 +1,16 @@
 //! Programs of the host.
 
-use std::io::Write;
-use std::os::fd::AsFd;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use rustix::event::epoll;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType as UnixSocketType, connect,
     recv, send, socket,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wire::vsock::{Operation, SocketType};
 
 use crate::guest::{ConnectError, Connection, State, VirtualGuest, drive};
@@ -65,6 +67,13 @@ pub(super) const ATTACKS: &[Attack] = &[
         "programs that send descriptors along with their data",
         descriptors,
     ),
+    Attack {
+        group: Group::Host,
+        name: "watches-without-number",
+        what: "a program whose socket is watched 80,000 times, so that each call on it takes long",
+        outcome: Outcome::CircuitEnds("take too long, again and again"),
+        run: watched,
+    },
     nothing(
         "a-message-too-long",
         "a message of more bytes than the guest's whole buffer",
@@ -247,6 +256,48 @@ fn descriptors(scene: &mut Scene<'_>) {
     .expect("in time");
     send_descriptors(scene, &mut guest, circuit, program);
     scene.keep(guest);
+}
+
+/// The daemon's own user is cut off and not refused.
+fn watched(scene: &mut Scene<'_>) {
+    let mut guest = scene.attach();
+    guest.listen(90);
+    let path = scene.host_socket();
+    let caller = std::thread::spawn(move || host::call(&path, 90).expect("an answer"));
+    let circuit = guest.accept(90).expect("a call comes");
+    let (program, _) = drive(&mut [&mut guest], PATIENCE, |_| {
+        caller.is_finished().then_some(())
+    })
+    .map(|()| caller.join().expect("it is answered"))
+    .expect("in time");
+    let watches = watch(&program).expect("there are descriptors");
+    let cut = drive(&mut [&mut guest], PATIENCE, |guests| {
+        let _ = guests[0].try_send(circuit, b"x");
+        (guests[0].state(circuit) == State::Reset).then_some(())
+    });
+    cut.expect("the circuit is cut");
+    drop((watches, program));
+    assert_works(&mut guest);
+    scene.keep(guest);
+}
+
+/// Has 80 epoll instances wait for 1,000 duplicates of a socket each.
+fn watch(socket: &UnixStream) -> io::Result<(Vec<UnixStream>, Vec<OwnedFd>)> {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit })?;
+    let duplicates = (0..1000).map(|_| socket.try_clone());
+    let duplicates = duplicates.collect::<io::Result<Vec<UnixStream>>>()?;
+    let instances = (0..80).map(|_| {
+        let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for duplicate in &duplicates {
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&instance, duplicate, epoll::EventData::new_u64(0), flags)?;
+        }
+        Ok(instance)
+    });
+    let instances = instances.collect::<io::Result<Vec<OwnedFd>>>()?;
+    Ok((duplicates, instances))
 }
 
 /// Since Linux 6.16 they cannot be sent; before, the daemon closes them.
