@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use switch::Reason;
 
@@ -111,5 +112,36 @@ fn who_is_slow_once_loses_nothing() {
     assert_eq!(program.read(&mut [0]).unwrap(), 1);
     drop(watchers);
     converse(program, far, 1 << 20);
+    assert_eq!(ended(&house, "web"), 0);
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The worker is often without a processor in the middle of a call.
+#[test]
+fn on_a_busy_machine_large_transfers_are_not_cut() {
+    let house = House::new(HashMap::new());
+    house.add("web", 3);
+    let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
+    let (program, far) = connected(&house, "web", &vmm);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        // Also when this fails.
+        let _over = Over(&is_over);
+        converse(program, far, 8 << 20);
+    });
     assert_eq!(ended(&house, "web"), 0);
 }
