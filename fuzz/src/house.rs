@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, LineConfig, LineSnapshot};
-use switch::{Address, Limits, Policy, Rule};
+use policy::{Address, Policy, Rule};
+use switch::Limits;
 use tempfile::TempDir;
 
 /// How long anything may take, and in how many turns. Nothing takes that long unless it is broken; and a process that was stopped for a

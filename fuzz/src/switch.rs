@@ -11,10 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use switch::{
-    Action, Address, CircuitId, Event, Limits, LineId, Policy, Reason, Rule, Sent, Side, Switch,
-    Time, Transmit,
-};
+use policy::{Address, LineId, Policy, Rule, Time};
+use switch::{Action, CircuitId, Event, Limits, Reason, Sent, Side, Switch, Transmit};
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::Dice;

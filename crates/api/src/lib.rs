@@ -9,9 +9,9 @@ mod policy;
 mod problem;
 mod vms;
 
+pub use self::policy::*;
 pub use circuits::*;
 pub use events::*;
 pub use networks::*;
-pub use policy::*;
 pub use problem::*;
 pub use vms::*;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use policy::Verdict;
 use serde::{Deserialize, Serialize};
-use switch::Verdict;
 use utoipa::ToSchema;
 
 /// The body of `POST /v1/reload`. It may be left out.

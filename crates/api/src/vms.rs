@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use config::{NewPort, full_name, schema};
+use policy::DEFAULT_DOMAIN;
 use serde::{Deserialize, Serialize};
-use switch::DEFAULT_DOMAIN;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};

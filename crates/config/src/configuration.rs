@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use switch::Rule;
+use policy::Rule;
 
 use crate::control::ControlGroups;
 use crate::hosts::Hosts;

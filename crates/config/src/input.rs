@@ -7,7 +7,7 @@ mod error;
 
 use std::path::Path;
 
-pub use switch::DEFAULT_DOMAIN;
+pub use policy::DEFAULT_DOMAIN;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
 pub use error::InputError;
@@ -181,11 +181,11 @@ pub fn nearest_full_name(full_name: &str, existing: &[String]) -> Option<String>
     // A third of a name may be wrong, and one letter of a short one: people choose names that are alike.
     let may_be_wrong = |len: usize| (len / 3).max(1).min(len.saturating_sub(1));
     if let Some(near) = nearest_within(&name, &beside, may_be_wrong) {
-        return Some(switch::full_name(&domain, near));
+        return Some(policy::full_name(&domain, near));
     }
     let mut elsewhere = existing.iter().filter(|(_, other)| *other == name);
     let (domain, name) = elsewhere.next()?;
-    Some(switch::full_name(domain, name))
+    Some(policy::full_name(domain, name))
 }
 
 /// What a message says after a name that nobody has.

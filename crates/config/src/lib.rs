@@ -70,6 +70,7 @@ pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
 pub use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
+pub use policy::full_name;
 pub use port::{
     MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
 };
@@ -80,7 +81,6 @@ pub use services::{
     Publish, PublishListen, PublishedPort, Service, ServiceTarget,
 };
 pub use settings::Settings;
-pub use switch::full_name;
 
 pub use dialled::{check_dialled, check_dialled_with};
 pub use files::{check_sockets, check_targets};

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
+use policy::{DEFAULT_DOMAIN, full_name};
 use switch::bridge::PortConfig;
-use switch::{DEFAULT_DOMAIN, full_name};
 use toml::de::DeValue;
 
 use crate::ConfigError;

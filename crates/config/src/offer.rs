@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use switch::DEFAULT_DOMAIN;
+use policy::DEFAULT_DOMAIN;
 use toml::de::DeValue;
 use wire::vsock::CID_ANY;
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use switch::{DEFAULT_DOMAIN, Limits, Rule, RuleLimits, Verdict};
+use policy::{DEFAULT_DOMAIN, Rule, RuleLimits, Verdict};
+use switch::Limits;
 
 use crate::fields::fields;
 use crate::input::{

@@ -13,8 +13,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use switch::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect};
-
+use policy::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect};
 use wire::agent::forward::Place;
 
 use crate::input::{InputError, check_name, check_name_of};

@@ -6,7 +6,7 @@ mod ports;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use switch::DEFAULT_DOMAIN;
+use policy::DEFAULT_DOMAIN;
 
 pub use ports::MAX_PORTS;
 
@@ -186,7 +186,7 @@ impl Plan {
     pub fn nearest_vm(&self, full_name: &str) -> Option<String> {
         let names = self.lines.values().flat_map(|line| {
             let names = std::iter::once(&line.name).chain(&line.aliases);
-            names.map(|name| switch::full_name(&line.domain, name))
+            names.map(|name| policy::full_name(&line.domain, name))
         });
         nearest_full_name(full_name, &names.collect::<Vec<_>>())
     }

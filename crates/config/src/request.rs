@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use switch::{DEFAULT_DOMAIN, Limits, full_name};
+use policy::{DEFAULT_DOMAIN, full_name};
+use switch::Limits;
 
 use crate::channel::{Channel, ChardevRequest};
 use crate::input::InputError;

@@ -1,6 +1,6 @@
 //! `[[rule]]`, and `[[allow]]`, its shorthand for VMs.
 
-use switch::{DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
+use policy::{DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
 use toml::de::DeValue;
 
 use crate::ConfigError;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use switch::{Callee, full_name};
+use policy::{Callee, full_name};
 use wire::agent::forward::Place;
 
 /// The most services that one daemon offers.

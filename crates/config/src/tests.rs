@@ -11,9 +11,8 @@ mod windows;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use switch::{
-    CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, PortRange, Rule, RuleLimits, Verdict,
-};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
+use switch::Limits;
 
 use super::*;
 use crate::input::{InputError, MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};

@@ -1,6 +1,7 @@
 //! `[[vm]]` and `[[group]]`.
 
-use switch::{DEFAULT_DOMAIN, Limits};
+use policy::DEFAULT_DOMAIN;
+use switch::Limits;
 use toml::de::DeValue;
 
 use crate::input::{InputError, VM_KEYS, check_cid};

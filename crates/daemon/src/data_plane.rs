@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
-use switch::{Address, Policy, Reason};
+use policy::{Address, Policy};
+use switch::Reason;
 
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::events::{CallNotes, observer};
@@ -187,7 +188,7 @@ impl Offers for ProxyOffers {
             })?;
         let proxy = self.proxy.clone();
         Ok(Box::new(move || {
-            let numbered = |(id, service)| (switch::ServiceId(id), service);
+            let numbered = |(id, service)| (policy::ServiceId(id), service);
             proxy.set_services(services.into_iter().map(numbered).collect());
             proxy.set_policy(policy, hosts, groups, enforce_existing);
             proxy.set_publishes(publishes);

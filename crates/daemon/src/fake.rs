@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use config::{Chardev, LineSpec};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
-use switch::ServiceEntry;
+use policy::ServiceEntry;
 
 use crate::arrivals::ArrivalSender;
 use crate::capture::CaptureSender;

@@ -4,7 +4,6 @@
 pub mod api;
 pub mod arrivals;
 pub mod audit;
-pub mod bucket;
 pub mod capture;
 mod channels;
 mod chardev;
@@ -27,6 +26,7 @@ pub mod places;
 pub mod policy;
 pub mod proxy;
 mod questions;
+mod rate;
 pub mod readiness;
 pub mod reload;
 pub mod runtime;

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use config::LineSpec;
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
-use switch::{Policy, RuleReport, ServiceEntry, SetUpTimes};
+use policy::{Policy, ServiceEntry};
+use switch::{RuleReport, SetUpTimes};
 
 use crate::capture::CaptureSender;
 use crate::offers::Commit;

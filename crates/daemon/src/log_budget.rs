@@ -10,13 +10,14 @@ use std::fmt;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use policy::{Time, TokenBucket};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tracing::Event;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 
-use crate::bucket::Bucket;
+use crate::rate;
 
 /// Lines at once, and seconds until as many may be written again: one each second in the long run.
 const LINES: u64 = 100;
@@ -47,7 +48,7 @@ pub fn admits(event: &Event<'_>) -> bool {
     let mut about = About::default();
     event.record(&mut about);
     let key = (event.metadata().callsite(), about);
-    BUDGET.admits(key, Instant::now())
+    BUDGET.admits(key, rate::now())
 }
 
 /// Writes each second what was held back. With nothing held back it sleeps.
@@ -103,15 +104,15 @@ struct LogBudget<K = Identifier> {
 
 #[derive(Debug)]
 struct State<K> {
-    buckets: HashMap<(K, About), Bucket>,
+    buckets: HashMap<(K, About), TokenBucket>,
     /// Of those for which there is no room.
-    shared: Bucket,
+    shared: TokenBucket,
     /// Lines by VM; by no name those about none.
     held_back: HashMap<String, u64>,
 }
 
-fn full() -> Bucket {
-    Bucket::new(1, Duration::from_secs(LINES))
+fn full() -> TokenBucket {
+    TokenBucket::new(1, Duration::from_secs(LINES))
 }
 
 impl<K: Eq + std::hash::Hash> LogBudget<K> {
@@ -126,7 +127,7 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
         }
     }
 
-    fn admits(&self, key: (K, About), now: Instant) -> bool {
+    fn admits(&self, key: (K, About), now: Time) -> bool {
         let mut state = self.state();
         let State {
             buckets,
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn a_flood_is_written_in_part_and_then_again() {
         let budget = LogBudget::new();
-        let start = Instant::now() + WINDOW;
+        let start = WINDOW;
         let admits = |site: u32, vm, reason, after| {
             budget.admits((site, about(vm, reason)), start + WINDOW * after)
         };
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn its_tables_have_a_bound_and_what_is_full_again_is_forgotten() {
         let budget = LogBudget::new();
-        let now = Instant::now() + WINDOW;
+        let now = WINDOW;
         let sites = MAX_BUDGETS as u32;
         for site in 0..sites {
             assert!(budget.admits((site, About::default()), now));

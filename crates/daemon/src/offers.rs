@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use config::{Hosts, Publish, Service};
-use switch::{Policy, ServiceEntry, ServiceId};
+use policy::{Policy, ServiceEntry, ServiceId};
 
 /// Everything that is to be offered from some moment on.
 #[derive(Debug, Clone)]

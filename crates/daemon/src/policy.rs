@@ -18,7 +18,7 @@ use config::{
     VmRequest, Written, check_dialled, check_dialled_with, check_sockets, check_targets,
     check_whole,
 };
-use switch::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
+use policy::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
 use crate::offers::Offer;
 

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use config::{Hosts, Publish, Service};
 use device::Dialer;
-use switch::{Policy, ServiceId};
+use policy::{Policy, ServiceId};
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};

@@ -30,7 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use device::{Called, CircuitFilter, CircuitSnapshot, Dialer, Endpoint, ServiceCall};
-use switch::{CircuitId, CircuitState, Reason, full_name};
+use policy::full_name;
+use switch::{CircuitId, CircuitState, Reason};
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};

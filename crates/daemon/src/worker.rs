@@ -13,7 +13,8 @@ use device::{
     CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
     Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
-use switch::{AddLineError, Address, CircuitId, Limits, LineId, LineReport, Reason, Side};
+use policy::{Address, LineId};
+use switch::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 
 use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;

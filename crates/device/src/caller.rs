@@ -5,9 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use policy::{LineId, Time};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use switch::{CircuitId, LineId, Reason, Time};
+use switch::{CircuitId, Reason};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 

@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use switch::{Address, CircuitId, Reason, ServiceId};
+use policy::{Address, ServiceId};
+use switch::{CircuitId, Reason};
 use wire::vsock::SocketType;
 
 use crate::slow::Party;

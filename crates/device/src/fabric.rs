@@ -28,11 +28,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use guestmem::queue::Chain;
+use policy::{Address, LineId, Policy, ServiceEntry, Time};
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use switch::{
-    Action, AddLineError, Address, CircuitId, Event, Limits, LineId, LineReport, Policy,
-    RuleReport, ServiceEntry, Side, Switch, Time,
+    Action, AddLineError, CircuitId, Event, Limits, LineReport, RuleReport, Side, Switch,
 };
 use thiserror::Error;
 use wire::connect::seqpacket_path;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use guestmem::guest::GuestMemory;
 use guestmem::queue::Chain;
-use switch::LineId;
+use policy::LineId;
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
 use crate::tally::{Entry, Tally};

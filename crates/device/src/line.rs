@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use guestmem::queue::Queue;
-use switch::{CircuitId, Time};
+use policy::Time;
+use switch::CircuitId;
 use wire::agent::Secret;
 
 use crate::dialer::Carrier;

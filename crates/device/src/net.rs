@@ -41,8 +41,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use guestmem::queue::FIRST_SPLIT_BASE;
+use policy::Time;
 use slab::Slab;
-use switch::Time;
 use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
 use thiserror::Error;
 

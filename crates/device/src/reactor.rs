@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use policy::LineId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
-use switch::{CircuitId, LineId, Side};
+use switch::{CircuitId, Side};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 

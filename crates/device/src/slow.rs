@@ -15,8 +15,9 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use policy::{LineId, ServiceId};
 use rustix::time::{ClockId, clock_gettime};
-use switch::{CircuitId, LineId, ServiceId};
+use switch::CircuitId;
 
 /// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a tenth of this.
 const CALL: Duration = Duration::from_micros(500);

@@ -8,8 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use device::{Fabric, LineConfig};
+use policy::Address;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use switch::{Address, Limits};
+use switch::Limits;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -37,10 +37,10 @@ use std::fmt;
 use std::time::Duration;
 
 use foldhash::fast::FixedState;
+use policy::Time;
 use slab::Slab;
 use wire::ethernet::{HEADER_LEN, Head, Ipv4, MacAddress, TAG_LEN, TagControl};
 
-use crate::Time;
 use assignment::Assigned;
 use filter::Arrival;
 use owners::Owners;

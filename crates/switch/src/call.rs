@@ -1,8 +1,8 @@
 //! What is remembered of a call.
 
+use policy::{LineId, RuleId, ServiceId};
+
 use crate::event::{CalleeId, HostCaller};
-use crate::ids::{LineId, ServiceId};
-use crate::policy::RuleId;
 
 /// Whom a call is meant for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

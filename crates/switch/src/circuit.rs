@@ -1,12 +1,13 @@
 //! A circuit: two ends and the flows between them.
 
+use policy::{LineId, RuleId, Time};
 use wire::vsock::SocketType;
 
 use crate::call::{Call, callee_id};
 use crate::end::End;
 use crate::flow::Flow;
 use crate::share::Origin;
-use crate::{CalleeId, CircuitId, LineId, Reason, RuleId, Side, Time};
+use crate::{CalleeId, CircuitId, Reason, Side};
 
 /// How far a circuit has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

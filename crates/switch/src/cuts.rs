@@ -5,10 +5,12 @@
 //! which is due at once while there is something to cut. So a driver that starts anew meanwhile finds its line as after a cut of everything:
 //! a lost end is in no round and gets into none, and a packet that would meet one has it cut first.
 
+use policy::{LineId, Time};
+
 use crate::end::{End, Party};
 use crate::share::Origin;
 use crate::switch::{Actions, Cut, EndKey};
-use crate::{CircuitId, LineId, Reason, Side, Switch, Time};
+use crate::{CircuitId, Reason, Side, Switch};
 
 impl Switch {
     /// Whether circuits are left to be cut at the next tick.

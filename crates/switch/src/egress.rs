@@ -1,11 +1,12 @@
 //! What to send to a guest next: one round a line, in which every circuit with something to send has its turn.
 
+use policy::{LineId, Time};
 use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::circuit::{Deadline, DeadlineKind};
 use crate::event::{Action, Sent, Transmit};
 use crate::switch::Actions;
-use crate::{LineId, Reason, Side, Switch, Time};
+use crate::{Reason, Side, Switch};
 
 /// After this many unanswered questions, a silent receiver is asked no more often than every 2^7 poll intervals.
 const MAX_POLL_BACKOFF: u32 = 7;

@@ -1,6 +1,6 @@
 //! One end of a circuit, and what a guest there has yet to be told.
 
-use crate::LineId;
+use policy::LineId;
 
 /// Who is at an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

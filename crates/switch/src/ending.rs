@@ -1,5 +1,6 @@
 //! The end of circuits: resets, refusals, the last byte, and the timers that wait for them.
 
+use policy::Time;
 use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::call::Destination;
@@ -8,7 +9,7 @@ use crate::end::Party;
 use crate::event::{Action, Direction};
 use crate::flow::{Ending, Flow};
 use crate::switch::Actions;
-use crate::{Reason, Side, Switch, Time};
+use crate::{Reason, Side, Switch};
 
 /// Deadlines that are met in one tick. The next tick is due at once while there are more.
 const DEADLINES_AT_ONCE: usize = 256;

@@ -1,8 +1,9 @@
 //! What the switch is told, and what it answers.
 
+use policy::{LineId, RuleId, ServiceId};
 use wire::vsock::{Header, SocketType};
 
-use crate::{CircuitId, LineId, ProgramId, Reason, RuleId, ServiceId, Side};
+use crate::{CircuitId, ProgramId, Reason, Side};
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::{Reason, RuleId};
+use policy::RuleId;
+
+use crate::Reason;
 
 /// What has been counted of the calls about which a rule has decided. All only grow. When the policy is set again, they go on with the rule of the same
 /// name, whatever it says now; rules that share a name are counted together from then on, by the first of them. A rule without a name goes on

@@ -1,5 +1,6 @@
 //! What programs on the host do.
 
+use policy::{LineId, Time};
 use wire::vsock::SocketType;
 
 use crate::call::Call;
@@ -8,7 +9,7 @@ use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller};
 use crate::flow::Ending;
 use crate::operator::Refusal;
 use crate::switch::{Actions, EndKey};
-use crate::{CircuitId, LineId, ProgramId, Reason, Side, Switch, Time};
+use crate::{CircuitId, ProgramId, Reason, Side, Switch};
 
 impl Switch {
     #[allow(clippy::too_many_arguments)] // One event, taken apart once.

@@ -12,17 +12,14 @@
 
 use std::collections::BTreeSet;
 
+use policy::{Address, Callee, Caller, LineId, OWN_PORTS, Policy, Rule, Time, Verdict};
 use wire::vsock::{HOST_CID, SocketType};
 
 use crate::end::{End, Party};
 use crate::event::Action;
 use crate::operator::Route;
-use crate::own_ports::OWN_PORTS;
 use crate::switch::{Actions, EndKey};
-use crate::{
-    AddLineError, Address, Callee, Caller, CircuitId, Limits, LineId, Policy, Rule, Side, Switch,
-    Time, Verdict,
-};
+use crate::{AddLineError, CircuitId, Limits, Side, Switch};
 
 /// The most ports that one hybrid line offers: each is a socket that is listened on.
 pub const MAX_OFFERED_PORTS: usize = 1024;

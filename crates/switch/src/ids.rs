@@ -1,13 +1,4 @@
-//! What names lines, circuits and the other things here, and moments.
-
-use std::time::Duration;
-
-/// A moment, as the time since some start that the caller has chosen. It never goes backwards.
-pub type Time = Duration;
-
-/// The number of a line. Numbers are used again after a line is removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LineId(pub u32);
+//! What names circuits and the other things here.
 
 /// The number of a circuit. Numbers are used again; the generation distinguishes one use from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,10 +32,6 @@ impl Side {
         self as usize
     }
 }
-
-/// The number of a service, chosen by the daemon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ServiceId(pub u32);
 
 /// The number of a user of the host with certain groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

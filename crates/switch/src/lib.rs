@@ -2,7 +2,7 @@
 //!
 //! In the manual exchange an operator answered a light, plugged two lines together, and stayed out of the
 //! conversation. [`Switch`] does the same for virtual machines. It is told what happened ([`Event`]) and at what
-//! [`Time`], and answers with what to do ([`Action`]). It holds the directory of lines, the policy, the state and
+//! [`Time`](policy::Time), and answers with what to do ([`Action`]). It holds the directory of lines, the policy, the state and
 //! the credit of every circuit, and every limit; it never sees payload, a descriptor, a thread, a lock or a clock.
 //! The same events at the same times give the same actions, so that every corner of the protocol can be
 //! simulated in microseconds.
@@ -41,14 +41,12 @@
 //! `tests/model` plays both protocol sides and the device. Scenarios beside it are named for what they show;
 //! `tests/simulation` runs random schedules from seeds; `tests/results.txt` is a table of what named scenarios cost.
 
-mod address;
 pub mod bridge;
 mod call;
 mod circuit;
 mod config;
 mod counters;
 mod cuts;
-mod directory;
 mod egress;
 mod end;
 mod ending;
@@ -62,35 +60,24 @@ mod line;
 mod operator;
 mod own_ports;
 mod packet;
-mod policy;
 mod programs;
-mod rate;
 mod reason;
 mod rests;
 mod share;
 mod survey;
 mod switch;
 mod tuning;
-mod usage;
 
-pub use address::{Address, full_name};
 pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
-pub use directory::ServiceEntry;
 pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCaller, Sent, Transmit,
 };
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
-pub use ids::{CircuitId, LineId, ProgramId, ServiceId, Side, Time};
+pub use ids::{CircuitId, ProgramId, Side};
 pub use line::{AddLineError, LineReport};
-pub use own_ports::{OWN_PORTS, is_own_port};
-pub use policy::{
-    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, Explanation, MAX_NEAR,
-    NamePattern, Network, Policy, PortRange, Redirect, Rule, RuleId, RuleLimits, RuleMatch,
-    RuleSet, Unreachable, Verdict,
-};
 pub use reason::Reason;
 pub use switch::Switch;
 

@@ -3,15 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use policy::{
+    Address, CALLS_AT_ONCE, Callee, Caller, DomainId, LineId, Policy, RuleSet, Time, TokenBucket,
+};
 use thiserror::Error;
 use wire::vsock::Header;
 
-use crate::directory::DomainId;
-use crate::rate::Bucket;
 use crate::share::{Origin, PREPAID, Shares};
-use crate::{
-    Address, Callee, Caller, Counters, Limits, LineId, Policy, Reason, RuleSet, Side, Time,
-};
+use crate::{Counters, Limits, Reason, Side};
 
 /// Why a line cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -71,11 +70,11 @@ pub(crate) struct Line {
     /// The next port to give to a host program that dials this guest.
     pub(crate) next_port: u32,
     /// Dials of the guest. A driver that starts anew finds its line's budgets as they were.
-    pub(crate) connects: Bucket,
+    pub(crate) connects: TokenBucket,
     /// Dials of host programs to the guest.
-    pub(crate) host_connects: Bucket,
-    /// Packets without payload from the guest.
-    pub(crate) controls: Bucket,
+    pub(crate) host_connects: TokenBucket,
+    /// Packets without payload from the guest, if they have a limit.
+    pub(crate) controls: Option<TokenBucket>,
     /// Such packets that callers of the guest have paid for.
     pub(crate) prepaid: u32,
     /// The end of the last rest that was counted.
@@ -93,11 +92,8 @@ pub(crate) struct Waiting {
 /// the host's.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
-/// Who has been quiet for so long may dial as often at once as it may in this time.
-const CONNECT_DEPTH: Duration = Duration::from_secs(1);
-
-/// The same for packets without payload, which come in bursts, and of which so many cost the worker some milliseconds.
-const CONTROL_DEPTH: Duration = Duration::from_millis(100);
+/// Packets without payload that may come at once are those of this time. They come in bursts, and of which so many cost the worker some milliseconds.
+const CONTROLS_AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Line {
     pub(crate) fn new(address: Address, domain: DomainId, limits: Limits) -> Line {
@@ -123,9 +119,10 @@ impl Line {
             shares: Shares::default(),
             granted_bytes: 0,
             next_port: FIRST_HOST_PORT,
-            connects: Bucket::new(limits.connects_per_second, CONNECT_DEPTH),
-            host_connects: Bucket::new(limits.host_connects_per_second, CONNECT_DEPTH),
-            controls: Bucket::new(limits.controls_per_second, CONTROL_DEPTH),
+            connects: TokenBucket::new(limits.connects_per_second.into(), CALLS_AT_ONCE),
+            host_connects: TokenBucket::new(limits.host_connects_per_second.into(), CALLS_AT_ONCE),
+            controls: (limits.controls_per_second > 0)
+                .then(|| TokenBucket::new(limits.controls_per_second.into(), CONTROLS_AT_ONCE)),
             prepaid: 0,
             rests_until: Time::ZERO,
         }
@@ -204,7 +201,11 @@ impl Line {
     pub(crate) fn charge(&mut self, now: Time) {
         match self.prepaid.checked_sub(1) {
             Some(left) => self.prepaid = left,
-            None => self.controls.charge(now),
+            None => {
+                if let Some(controls) = &mut self.controls {
+                    controls.charge(now, 1);
+                }
+            }
         }
     }
 

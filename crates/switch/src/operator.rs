@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
+use policy::{
+    Address, Callee, Caller, LineId, OWN_PORTS, Policy, PortRange, Redirect, RuleId, RuleSet,
+    RuleUse, ServiceEntry, ServiceId, Time, Verdict,
+};
 use wire::vsock::{HOST_CID, SocketType};
 
 use crate::call::{Call, Destination, callee_id};
 use crate::end::{End, Party};
 use crate::event::{Action, CallerId, Decided, HostCaller};
 use crate::line::Line;
-use crate::own_ports::{self, OWN_PORTS};
+use crate::own_ports;
 use crate::share::Origin;
 use crate::switch::{Actions, Cut, EndKey};
-use crate::usage::RuleUse;
-use crate::{
-    Address, Callee, Caller, CircuitId, LineId, Policy, PortRange, Reason, Redirect, RuleId,
-    RuleSet, ServiceEntry, ServiceId, Side, Switch, Time, Verdict,
-};
+use crate::{CircuitId, Reason, Side, Switch};
 
 /// A call that may be made.
 #[derive(Debug)]
@@ -408,7 +408,7 @@ impl Switch {
     }
 
     fn admits_by_rule(&mut self, now: Time, rule: Option<RuleId>) -> Result<(), Reason> {
-        self.used(rule).map_or(Ok(()), |used| used.admits(now))
+        self.used(rule).map_or(Ok(()), |used| Ok(used.admits(now)?))
     }
 
     /// A call is put through: it counts for the rule that allows it. One that is refused, even by the caller's own limits, takes

@@ -1,5 +1,6 @@
 //! What guests send (virtio 1.2, section 5.10.6).
 
+use policy::{LineId, Time};
 use wire::vsock::{
     Header, Operation, SEQPACKET_END_OF_MESSAGE, SEQPACKET_END_OF_RECORD, SHUTDOWN_BOTH,
     SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType,
@@ -11,7 +12,7 @@ use crate::event::Action;
 use crate::flow::Ending;
 use crate::operator::Route;
 use crate::switch::{Actions, EndKey};
-use crate::{LineId, Reason, Side, Switch, Time};
+use crate::{Reason, Side, Switch};
 
 impl Switch {
     /// A packet from a guest: find its circuit, believe its numbers where they can be true, and act on its operation.
@@ -116,7 +117,7 @@ impl Switch {
     /// stays in its ring. To be asked before a batch is taken from the ring: the debt is no larger than the batch.
     pub fn rests_until(&mut self, now: Time, line: LineId) -> Option<Time> {
         let line = self.line_mut(line)?;
-        let until = line.controls.in_debt_until(now)?;
+        let until = line.controls.as_ref()?.in_debt_until(now)?;
         if line.rests_until < until {
             line.rests_until = until;
             line.counters.rests += 1;

@@ -1,9 +1,10 @@
 //! Users of the host whose programs call guests.
 
+use policy::{Caller, Policy, RuleSet};
 use slab::Slab;
 
+use crate::ProgramId;
 use crate::event::HostCaller;
-use crate::{Caller, Policy, ProgramId, RuleSet};
 
 /// Users of the host, each with certain groups, that the switch distinguishes at once.
 const MAX_PROGRAMS: usize = 4096;

@@ -1,5 +1,6 @@
 //! Why a dial was refused or a circuit cut short.
 
+use policy::RuleLimit;
 use thiserror::Error;
 
 /// A reason, in words that a person can act upon.
@@ -124,6 +125,15 @@ pub enum Reason {
     /// The operator ended it.
     #[error("ended by the operator")]
     Operator,
+}
+
+impl From<RuleLimit> for Reason {
+    fn from(limit: RuleLimit) -> Reason {
+        match limit {
+            RuleLimit::Circuits => Reason::RuleCircuits,
+            RuleLimit::ConnectsPerSecond => Reason::RuleRate,
+        }
+    }
 }
 
 impl Reason {

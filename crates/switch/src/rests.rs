@@ -1,7 +1,9 @@
 //! Circuits that rest, as more has passed than their rule lets pass.
 
+use policy::Time;
+
 use crate::event::Action;
-use crate::ids::{Side, Time};
+use crate::ids::Side;
 use crate::switch::{Actions, Switch};
 
 impl Switch {

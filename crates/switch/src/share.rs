@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 
+use policy::LineId;
+
 use crate::event::HostCaller;
-use crate::{Limits, LineId, Reason};
+use crate::{Limits, Reason};
 
 /// One VM may hold this part of a called VM's limit, and all others together leave as much free.
 const PART: u64 = 4;

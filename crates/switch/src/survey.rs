@@ -2,16 +2,17 @@
 
 use std::ops::Range;
 
+use policy::{LineId, RuleId, Time};
+
 use crate::figures::RuleReport;
-use crate::ids::{LineId, Side, Time};
-use crate::policy::RuleId;
+use crate::ids::Side;
 use crate::switch::Switch;
 
 impl Switch {
     /// The figures of every rule, in their order, before them those of what holds without one. What circuits have carried since the last
     /// [`survey`](Self::survey) is not in them.
     pub fn rule_reports(&self) -> Vec<RuleReport> {
-        let of_rules: u32 = self.rules.iter().map(|used| used.circuits).sum();
+        let of_rules: u32 = self.rules.iter().map(|used| used.circuits()).sum();
         let without_rule = RuleReport {
             label: None,
             circuits: (self.circuits.len() as u32).saturating_sub(of_rules),
@@ -21,7 +22,7 @@ impl Switch {
         let rules = self.policy.rules().iter().zip(figures);
         let rules = rules.map(|(rule, (counters, used))| RuleReport {
             label: Some(rule.label.clone()),
-            circuits: used.circuits,
+            circuits: used.circuits(),
             counters: counters.clone(),
         });
         [without_rule].into_iter().chain(rules).collect()

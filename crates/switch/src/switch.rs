@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use policy::{Address, DEFAULT_DOMAIN, Directory, LineId, Policy, RuleSet, RuleUse, Taken, Time};
 use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
 use crate::call::Call;
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
-use crate::directory::{Directory, Taken};
 use crate::end::End;
 use crate::event::{Action, Event};
 use crate::figures::RuleFigures;
@@ -17,11 +17,7 @@ use crate::flow::{Ending, Flow};
 use crate::line::{Line, Waiting};
 use crate::programs::Programs;
 use crate::share::Origin;
-use crate::usage::RuleUse;
-use crate::{
-    AddLineError, Address, CircuitId, CircuitReport, DEFAULT_DOMAIN, Limits, LineId, LineReport,
-    Policy, Reason, RuleSet, Side, Time,
-};
+use crate::{AddLineError, CircuitId, CircuitReport, Limits, LineReport, Reason, Side};
 
 /// So many stale entries a line's round may hold before it is worth looking at their share.
 const MAX_STALE: usize = 32;

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use policy::{
+    Address, Callee, CalleePattern, Caller, CallerPattern, LineId, NamePattern, Policy, Redirect,
+    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict,
+};
 use switch::{
-    Action, Address, Callee, CalleeId, CalleePattern, Caller, CallerId, CallerPattern, CircuitId,
-    CircuitReport, CircuitState, Decided, HostCaller, LineId, NamePattern, Policy, Reason,
-    Redirect, Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict,
+    Action, CalleeId, CallerId, CircuitId, CircuitReport, CircuitState, Decided, HostCaller, Reason,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 

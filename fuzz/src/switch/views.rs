@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use switch::{Action, LineId, Reason};
+use policy::LineId;
+use switch::{Action, Reason};
 use wire::vsock::{Header, Operation, SHUTDOWN_SEND};
 
 /// A guest's name for a connection.

@@ -9,11 +9,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-guestmem", &[]),
     ("ringdown-shmring", &["ringdown-guestmem"]),
     ("ringdown-sys", &[]),
-    ("ringdown-switch", &["ringdown-wire"]),
+    ("ringdown-policy", &["ringdown-wire"]),
+    ("ringdown-switch", &["ringdown-policy", "ringdown-wire"]),
     (
         "ringdown-device",
         &[
             "ringdown-guestmem",
+            "ringdown-policy",
             "ringdown-shmring",
             "ringdown-station",
             "ringdown-switch",
@@ -25,11 +27,16 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-station", &["ringdown-wire"]),
     (
         "ringdown-config",
-        &["ringdown-switch", "ringdown-sys", "ringdown-wire"],
+        &[
+            "ringdown-policy",
+            "ringdown-switch",
+            "ringdown-sys",
+            "ringdown-wire",
+        ],
     ),
     (
         "ringdown-api",
-        &["ringdown-config", "ringdown-switch", "ringdown-wire"],
+        &["ringdown-config", "ringdown-policy", "ringdown-wire"],
     ),
     (
         "ringdown-daemon",
@@ -37,6 +44,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-api",
             "ringdown-config",
             "ringdown-device",
+            "ringdown-policy",
             "ringdown-serial",
             "ringdown-station",
             "ringdown-switch",
@@ -65,6 +73,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-api",
             "ringdown-config",
             "ringdown-daemon",
+            "ringdown-policy",
             "ringdown-sys",
             "ringdown-transfer",
             "ringdown-wire",
@@ -78,6 +87,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-guestmem",
     "ringdown-shmring",
     "ringdown-sys",
+    "ringdown-policy",
     "ringdown-switch",
     "ringdown-device",
     "ringdown-serial",

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use daemon::bucket::Bucket;
+use policy::{Time, TokenBucket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -29,7 +29,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Words for a person, within a budget.
 struct Budgeted<W> {
     out: W,
-    bucket: Bucket,
+    bucket: TokenBucket,
     held_back: u64,
 }
 
@@ -37,12 +37,12 @@ impl<W: Write> Budgeted<W> {
     fn new(out: W) -> Budgeted<W> {
         Budgeted {
             out,
-            bucket: Bucket::new(1, Duration::from_secs(LINES)),
+            bucket: TokenBucket::new(1, Duration::from_secs(LINES)),
             held_back: 0,
         }
     }
 
-    fn say(&mut self, words: &str, now: Instant) {
+    fn say(&mut self, words: &str, now: Time) {
         if self.bucket.take(now) {
             // With standard error closed there is no place for the line.
             let _ = writeln!(self.out, "{words}");
@@ -104,13 +104,14 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
         let (tell, mut told) = mpsc::channel(MAX_WORDS);
         let forwarding = forward::run(vm, places, tell);
         tokio::pin!(forwarding);
+        let start = Instant::now();
         let mut lines = Budgeted::new(std::io::stderr());
         let mut window = interval(WINDOW);
         window.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let ended = loop {
             tokio::select! {
                 ended = &mut forwarding => break ended.map(|()| 0),
-                Some(words) = told.recv() => lines.say(&words, Instant::now()),
+                Some(words) = told.recv() => lines.say(&words, start.elapsed()),
                 _ = window.tick(), if lines.held_back > 0 => lines.count(),
                 _ = interrupt.recv() => break Ok(128 + 2),
                 _ = terminate.recv() => break Ok(128 + 15),
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn refused_callers_without_end_are_written_in_part_and_counted() {
         let mut lines = Budgeted::new(Vec::new());
-        let start = Instant::now() + WINDOW;
+        let start = WINDOW;
         for _ in 0..50_000 {
             lines.say("cannot connect to localhost:80", start);
         }

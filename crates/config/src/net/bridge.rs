@@ -164,7 +164,7 @@ mod tests {
             frame
         };
         let mut ask = |from: usize, frame: &[u8]| {
-            bridge.classify(switch::Time::ZERO, ids[from], frame, 60, 60)
+            bridge.classify(policy::Time::ZERO, ids[from], frame, 60, 60)
         };
         let to_b = frame(macs[1], macs[0]);
         assert!(matches!(ask(0, &to_b), Verdict::Port(id, _) if id == ids[1]));

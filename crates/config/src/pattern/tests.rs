@@ -1,4 +1,4 @@
-use switch::{Callee, Caller, Rule};
+use policy::{Callee, Caller, Rule};
 
 use super::*;
 

@@ -54,7 +54,7 @@ impl Plan {
         for network in &config.networks {
             let NetworkRequest { domain, name, .. } = &network.value;
             let in_use =
-                |domain: &str, name: &str| names.contains(&switch::full_name(domain, name));
+                |domain: &str, name: &str| names.contains(&policy::full_name(domain, name));
             self.addresses.remember_network(domain, name, in_use);
         }
         let mut planned: BTreeMap<String, PlannedNetwork> = BTreeMap::new();

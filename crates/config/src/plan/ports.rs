@@ -198,7 +198,7 @@ impl Plan {
                 vm: line.full_name(),
                 domain: line.domain.clone(),
                 name: line.name.clone(),
-                network: switch::full_name(&line.domain, &request.network),
+                network: policy::full_name(&line.domain, &request.network),
                 request: request.clone(),
                 ipv4: None,
                 number: None,
@@ -301,7 +301,7 @@ impl Plan {
         let Wanted { domain, name, .. } = port;
         let lines = &self.lines;
         let in_use = |domain: &str, network: &str, vm: &str| {
-            let line = lines.get(&switch::full_name(domain, vm));
+            let line = lines.get(&policy::full_name(domain, vm));
             line.is_some_and(|line| {
                 line.port_requests
                     .iter()
@@ -355,7 +355,7 @@ impl Plan {
         line.ports.iter().all(|port| {
             let mut wanted = request.ports.iter();
             let wanted = wanted
-                .find(|wanted| port.network == switch::full_name(&line.domain, &wanted.network));
+                .find(|wanted| port.network == policy::full_name(&line.domain, &wanted.network));
             wanted.is_none_or(|wanted| {
                 wanted.queue_pairs == port.queue_pairs
                     && self.port_socket(&vm, wanted) == port.socket

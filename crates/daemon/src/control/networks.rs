@@ -125,7 +125,7 @@ impl Control {
 
 fn known<'a>(plan: &'a Plan, name: &str) -> Result<&'a NetworkSpec, ControlError> {
     // The full name may be written with the domain that is meant when none is.
-    let default = format!("{}/", switch::DEFAULT_DOMAIN);
+    let default = format!("{}/", policy::DEFAULT_DOMAIN);
     let full_name = name.strip_prefix(&default).unwrap_or(name);
     plan.network(full_name)
         .ok_or_else(|| ControlError::UnknownNetwork {

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use api::{EventDetails, EventKind};
-use tokio::time::Instant;
-
-use crate::bucket::Bucket;
+use policy::{Time, TokenBucket};
 
 /// Events at once, and seconds until as many may be told again: one each second in the long run.
 pub(super) const EVENTS: u64 = 100;
@@ -19,7 +17,7 @@ pub(super) struct Allowances {
 
 #[derive(Debug)]
 struct Allowance {
-    bucket: Bucket,
+    bucket: TokenBucket,
     /// The last event that was left out, with the number of those before it that were.
     held: Option<(EventKind, EventDetails)>,
 }
@@ -30,7 +28,7 @@ impl Allowances {
         &mut self,
         kind: EventKind,
         mut details: EventDetails,
-        now: Instant,
+        now: Time,
     ) -> Option<(EventKind, EventDetails)> {
         let vm = details.vm.clone().unwrap_or_default();
         if !self.by_vm.contains_key(&vm) {
@@ -39,7 +37,7 @@ impl Allowances {
                 .retain(|_, one| one.held.is_some() || !one.bucket.is_full(now));
         }
         let one = self.by_vm.entry(vm).or_insert_with(|| Allowance {
-            bucket: Bucket::new(1, Duration::from_secs(EVENTS)),
+            bucket: TokenBucket::new(1, Duration::from_secs(EVENTS)),
             held: None,
         });
         if let Some((_, held)) = one.held.take() {
@@ -53,7 +51,7 @@ impl Allowances {
     }
 
     /// The held events that may be reported now: readers see the last state, and how many events were left out.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<(EventKind, EventDetails)> {
+    pub(super) fn due(&mut self, now: Time) -> Vec<(EventKind, EventDetails)> {
         let held = self.by_vm.values_mut().filter(|one| one.held.is_some());
         let due = held.filter_map(|one| match one.bucket.take(now) {
             true => one.held.take(),
@@ -77,7 +75,7 @@ mod tests {
     #[test]
     fn a_vm_has_its_events_and_no_more_and_takes_none_of_others() {
         let mut allowances = Allowances::default();
-        let now = Instant::now() + SECOND;
+        let now = SECOND;
         let mut tell = |vm: &str, now| {
             let details = EventDetails::of_vm(vm);
             allowances.admit(EventKind::LineUp, details, now)
@@ -94,7 +92,7 @@ mod tests {
     #[test]
     fn the_last_event_is_told_in_the_end_with_the_number_of_those_that_were_not() {
         let mut allowances = Allowances::default();
-        let now = Instant::now() + SECOND;
+        let now = SECOND;
         for _ in 0..EVENTS + 7 {
             allowances.admit(EventKind::LineUp, EventDetails::of_vm("web"), now);
         }
@@ -112,7 +110,7 @@ mod tests {
     #[test]
     fn vms_that_caused_nothing_lately_are_forgotten() {
         let mut allowances = Allowances::default();
-        let mut now = Instant::now() + SECOND;
+        let mut now = SECOND;
         for number in 0..50 {
             let details = EventDetails::of_vm(format!("vm{number}"));
             assert!(allowances.admit(EventKind::LineUp, details, now).is_some());

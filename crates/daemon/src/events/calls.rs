@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use api::{CircuitEnd, EventDetails, EventKind};
 use device::{CircuitSnapshot, Endpoint, Observation, Observer};
-use switch::{CircuitId, full_name};
+use policy::full_name;
+use switch::CircuitId;
 
 use super::{Call, Events};
 use crate::audit::{

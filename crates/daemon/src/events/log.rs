@@ -7,13 +7,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::{Event, EventDetails, EventKind, Refusal};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
 use crate::places::{NoPlace, Whose};
+use crate::rate;
 
 /// The most events that are kept. Of older ones only their number is known.
 pub const MAX_EVENTS: usize = 4096;
@@ -156,7 +157,7 @@ impl Events {
     pub fn tell_of_vm(&self, kind: EventKind, details: EventDetails) {
         let mut allowances = self.allowances();
         // Told while it is locked: of one VM nothing overtakes what was held.
-        match allowances.admit(kind, details, Instant::now()) {
+        match allowances.admit(kind, details, rate::now()) {
             Some((kind, details)) => self.tell(kind, details),
             None => self.shared.is_held.notify_one(),
         }
@@ -175,7 +176,7 @@ impl Events {
     /// Reports the held events that are due. Returns whether any are left.
     fn tell_due(&self) -> bool {
         let mut allowances = self.allowances();
-        for (kind, details) in allowances.due(Instant::now()) {
+        for (kind, details) in allowances.due(rate::now()) {
             self.tell(kind, details);
         }
         allowances.holds_any()

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
-use switch::{Callee, Caller, Decision, Reason, Redirect, Verdict, is_own_port};
+use policy::{Callee, Caller, Decision, Redirect, Verdict, is_own_port};
+use switch::Reason;
 
 use config::input::{InputError, did_you_mean, parse_full_name};
 use config::{

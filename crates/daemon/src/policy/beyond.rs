@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::ServiceTarget;
-use switch::{Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, Verdict};
+use policy::{Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, Verdict};
 use wire::destination::DestinationError;
 
 use super::Rulebook;

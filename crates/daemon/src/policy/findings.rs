@@ -5,7 +5,7 @@ use std::cell::Cell;
 use api::{Finding, FindingKind, PolicyReport};
 use config::input::did_you_mean;
 use config::{GuestPort, Publish, ServiceTarget, Written, full_name};
-use switch::{
+use policy::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
     Verdict, is_own_port,
 };

@@ -2,7 +2,7 @@
 
 use api::{MAX_LISTED_RULES, PolicyRules, PolicyVerdict, RuleInfo};
 use config::{Written, parse_callee, parse_caller};
-use switch::{
+use policy::{
     CalleePattern, CallerPattern, NamePattern, Network, PortRange, RuleLimits, Verdict, full_name,
 };
 
@@ -22,7 +22,7 @@ impl Rulebook {
     }
 }
 
-pub(super) fn info(index: u32, written: &Written<switch::Rule>) -> RuleInfo {
+pub(super) fn info(index: u32, written: &Written<policy::Rule>) -> RuleInfo {
     let rule = &written.value;
     let redirect = match &rule.verdict {
         Verdict::Redirect(to) => Some(redirect_words(to)),

@@ -1,7 +1,7 @@
 //! Rules that nearly decided otherwise about a call: what a person looks for who expected another answer.
 
 use api::{PassedOver, PolicyAnswer, PolicyVerdict};
-use switch::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule, Verdict};
+use policy::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule, Verdict};
 
 use super::Rulebook;
 use super::listing::info;

@@ -3,7 +3,7 @@
 
 use api::{Finding, FindingKind};
 use config::{LineSpec, full_name};
-use switch::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port};
+use policy::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port};
 
 use super::Rulebook;
 use super::findings::Found;

@@ -6,10 +6,8 @@ use std::path::PathBuf;
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
-use switch::{
-    Callee, CalleePattern, Caller, Decision, OfferedPorts, Reason, Redirect, Rule, Verdict,
-    is_own_port,
-};
+use policy::{Callee, CalleePattern, Caller, Decision, Redirect, Rule, Verdict, is_own_port};
+use switch::{OfferedPorts, Reason};
 
 use super::Rulebook;
 use super::answer::{From, To};

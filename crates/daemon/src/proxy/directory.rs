@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::Reply;
-use switch::{Address, Reason};
+use policy::Address;
+use switch::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::time::Instant;
 use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 
 use super::datagram;
 use super::shared::{Shared, count};
+use crate::rate;
 
 /// Connections of one VM to the directory at once.
 pub const MAX_CONNECTIONS_PER_VM: u32 = 32;
@@ -66,8 +67,8 @@ async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::
     loop {
         match Line::split(&buffer[..filled]) {
             Line::Complete { text, len } => {
-                if let Some(until) = shared.directory_rates.charge(&name, Instant::now(), 1) {
-                    tokio::time::sleep_until(until).await;
+                if let Some(until) = shared.directory_rates.charge(&name, rate::now()) {
+                    rate::wait_until(until).await;
                 }
                 let line = look_up(shared, vm, text).await.to_string();
                 // A guest that does not read its answers is waited for no longer than one that does not ask.
@@ -137,7 +138,8 @@ async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
 mod tests {
     use super::*;
     use crate::proxy::resolver::{Names, SystemResolver};
-    use switch::Policy;
+    use policy::Policy;
+    use tokio::time::Instant;
 
     #[test]
     fn a_vm_has_its_rate_in_all_its_conversations_together() {

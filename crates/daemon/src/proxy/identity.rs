@@ -6,8 +6,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use policy::Address;
 use ppp::v2::{Addresses, Builder, Command, IPv6, Protocol, Version};
-use switch::Address;
 
 use super::program::Purpose;
 

@@ -5,26 +5,18 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use policy::{
+    Address, BYTES_AT_ONCE, CALLS_AT_ONCE, Rule, RuleId, RuleLimit, RuleLimits, TokenBucket,
+};
 use slab::Slab;
-use switch::{Address, Rule, RuleId, RuleLimits};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
 
 use super::counter::{Counter, Permit};
 use super::shared::InForce;
-use crate::bucket::Bucket;
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::rate;
 
 /// The largest and the smallest piece that is moved at once, in bytes.
 const PIECE: (u64, u64) = (512, 32 * 1024);
-
-/// A limit of a rule that is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RuleLimit {
-    Circuits,
-    ConnectsPerSecond,
-}
 
 /// The circuits beyond the host, each counted for the rule that allows it by the policy in force, as the switch counts its own.
 #[derive(Debug)]
@@ -48,10 +40,7 @@ struct Usage {
 
 /// A limit for a time, and what is left of it.
 #[derive(Debug, Clone)]
-struct Budget {
-    per_second: u64,
-    bucket: Arc<Mutex<Bucket>>,
-}
+struct Budget(Arc<Mutex<TokenBucket>>);
 
 /// A circuit, and the rule that it counts for.
 #[derive(Debug)]
@@ -191,11 +180,10 @@ impl Usage {
         let connects = limits.connects_per_second;
         Usage {
             circuits: Counter::default(),
-            connects: connects.map(|limit| Budget::new(limit.into(), SECOND)),
-            // A tenth of a second at once, so that the rate is even.
+            connects: connects.map(|limit| Budget::new(limit.into(), CALLS_AT_ONCE)),
             bytes: limits
                 .bytes_per_second
-                .map(|limit| Budget::new(limit, SECOND / 10)),
+                .map(|limit| Budget::new(limit, BYTES_AT_ONCE)),
         }
     }
 
@@ -205,7 +193,7 @@ impl Usage {
             (&mut self.bytes, &old.bytes),
         ] {
             if let (Some(new), Some(old)) = (new, old) {
-                if new.per_second == old.per_second {
+                if new.bucket().is_like(&old.bucket()) {
                     *new = old.clone();
                 }
             }
@@ -216,18 +204,15 @@ impl Usage {
 
 impl Budget {
     fn new(per_second: u64, depth: Duration) -> Budget {
-        Budget {
-            per_second,
-            bucket: Arc::new(Mutex::new(Bucket::new(per_second, depth))),
-        }
+        Budget(Arc::new(Mutex::new(TokenBucket::new(per_second, depth))))
     }
 
-    fn bucket(&self) -> MutexGuard<'_, Bucket> {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+    fn bucket(&self) -> MutexGuard<'_, TokenBucket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self) -> bool {
-        self.bucket().take(Instant::now())
+        self.bucket().take(rate::now())
     }
 }
 
@@ -235,7 +220,7 @@ impl Share {
     /// How much is to be moved at once, in bytes: less where there is a limit, so that circuits take turns.
     pub(crate) fn piece(&self) -> usize {
         let bytes = self.0.as_ref().and_then(|seated| seated.seat.bytes());
-        let limit = bytes.map_or(u64::MAX, |bytes| bytes.per_second / 10);
+        let limit = bytes.map_or(u64::MAX, |bytes| bytes.bucket().per_second() / 10);
         limit.clamp(PIECE.0, PIECE.1) as usize
     }
 
@@ -246,12 +231,14 @@ impl Share {
         };
         // From before the limit is looked at, so that none is waited for that has been lifted.
         let moved = seat.moved.notified();
-        let until = seat
-            .bytes()
-            .and_then(|left| left.bucket().charge(Instant::now(), bytes as u64));
+        let until = seat.bytes().and_then(|left| {
+            let (mut left, now) = (left.bucket(), rate::now());
+            left.charge(now, bytes as u64);
+            left.in_debt_until(now)
+        });
         if let Some(until) = until {
             tokio::select! {
-                () = sleep_until(until) => {}
+                () = rate::wait_until(until) => {}
                 () = moved => {}
             }
         }
@@ -270,7 +257,10 @@ impl Drop for Seated {
 mod tests {
     use super::*;
     use crate::offers::Groups;
-    use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy};
+    use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy};
+    use tokio::time::Instant;
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     fn rule(label: &str, limits: RuleLimits) -> Rule {
         let everywhere = Network::new(IpAddr::from([0, 0, 0, 0]), 0).expect("a network");
@@ -412,6 +402,24 @@ mod tests {
             tokio::time::advance(SECOND / 2).await;
             assert!(admit(&rules).is_ok());
         });
+    }
+
+    #[test]
+    fn the_bytes_of_50_ms_pass_at_once_and_what_is_above_waits() {
+        for (sent, wait_ms) in [(49, 0), (50, 0), (51, 1), (150, 100)] {
+            let rules = rules(bytes(1000));
+            paused(async {
+                let share = admit(&rules).expect("no limit of circuits");
+                let start = Instant::now();
+                share.pay(sent).await;
+                let waited = start.elapsed().as_millis();
+                // The runtime's timers end with a millisecond.
+                assert!(
+                    (wait_ms..=wait_ms + 1).contains(&waited),
+                    "{sent}: {waited}"
+                );
+            });
+        }
     }
 
     #[test]

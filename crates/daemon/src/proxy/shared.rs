@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use config::{Hosts, Publish, Service};
 use device::{Called, ServiceCall};
-use switch::{Address, Policy, Reason, ServiceId};
+use policy::{Address, Policy, ServiceId};
+use switch::Reason;
 use tokio::sync::{Semaphore, watch};
 
 use super::MAX_CALLS;
@@ -20,8 +21,8 @@ use super::resolver::Names;
 use super::rules::Rules;
 use super::turns::Turns;
 use crate::audit::AuditRecord;
-use crate::bucket::Buckets;
 use crate::offers::Groups;
+use crate::rate::VmBuckets;
 
 /// Takes records for the audit. It must not wait.
 pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
@@ -45,7 +46,7 @@ pub(crate) struct Shared {
     /// Programs that run.
     pub(crate) programs: watch::Sender<usize>,
     pub(crate) directory_by_vm: Counters,
-    pub(crate) directory_rates: Buckets,
+    pub(crate) directory_rates: VmBuckets,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
     /// Capacity for calls of published ports that wait for the data plane.
@@ -153,7 +154,7 @@ impl Shared {
             program_grace,
             programs: watch::Sender::new(0),
             directory_by_vm: Counters::default(),
-            directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
+            directory_rates: VmBuckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),

@@ -272,7 +272,8 @@ mod tests {
     use crate::proxy::resolver::{Names, SystemResolver};
     use crate::proxy::turns::{MAX_FURTHER, MAX_TURNS_PER_VM};
     use config::Hosts;
-    use switch::{Address, CircuitId, Policy, ServiceId};
+    use policy::{Address, Policy, ServiceId};
+    use switch::CircuitId;
 
     /// Calls a service of which the program writes a line.
     async fn call(shared: &Arc<Shared>, vm: &str) -> Result<(), Reason> {

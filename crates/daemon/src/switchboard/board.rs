@@ -24,7 +24,8 @@ mod window;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use device::{CircuitSnapshot, Endpoint};
-use switch::{CircuitId, CircuitState, Side, full_name};
+use policy::full_name;
+use switch::{CircuitId, CircuitState, Side};
 use wire::switchboard::link::FromDaemon;
 use wire::switchboard::{Kind, Place, Side as Half};
 

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::ServiceCall;
+use policy::TokenBucket;
 use switch::{CircuitId, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::switchboard::Lines;
 use wire::switchboard::link::{FromAgent, FromDaemon, VERSION};
@@ -20,8 +21,8 @@ use wire::vsock::SocketType;
 
 use super::board::Accepted;
 use super::{Shared, ask, lines};
-use crate::bucket::Bucket;
 use crate::proxy::datagram;
+use crate::rate;
 
 /// Lines that wait for an agent to read them. With more its session ends.
 const MAX_WAITING_LINES: usize = 4096;
@@ -174,14 +175,15 @@ impl Session {
             None => return Ok(()),
             Some(line) => self.greet(&line).await?,
         }
-        let mut budget = Bucket::new(LINES_PER_SECOND, Duration::from_secs(1));
+        let mut budget = TokenBucket::new(LINES_PER_SECOND, Duration::from_secs(1));
         // No more than there are circuits that wait.
         let mut asked: VecDeque<(u64, CircuitId)> = VecDeque::new();
         loop {
             while let Some(line) = self.lines.next_line().map_err(lines::invalid)? {
                 let words = FromAgent::parse(line).map_err(lines::invalid)?;
-                if let Some(until) = budget.charge(Instant::now(), 1) {
-                    tokio::time::sleep_until(until).await;
+                budget.charge(rate::now(), 1);
+                if let Some(until) = budget.in_debt_until(rate::now()) {
+                    rate::wait_until(until).await;
                 }
                 self.hear(words).await?;
             }

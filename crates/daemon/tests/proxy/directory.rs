@@ -81,7 +81,7 @@ fn a_vm_has_so_many_conversations_and_no_more() {
     let mut streams: Vec<UnixStream> = (0..limit).map(|_| directory(&stand)).collect();
     let call = || stand.call(Called::Directory, SocketType::Stream);
     assert_eq!(call().err(), Some(Reason::ServiceShare));
-    let other = switch::Address::new("db", 4);
+    let other = policy::Address::new("db", 4);
     assert!(
         stand
             .call_as(&other, Called::Directory, SocketType::Stream, None)

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use config::ServiceTarget;
 use daemon::audit::{AuditCallee, AuditDecision};
 use device::Called;
-use switch::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
+use policy::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -563,7 +563,7 @@ fn a_connection_that_breaks_on_one_side_is_broken_on_the_other() {
 
 #[test]
 fn a_redirection_makes_no_sense_here_and_says_so() {
-    let redirect = switch::Redirect::Service {
+    let redirect = policy::Redirect::Service {
         domain: "default".to_owned(),
         name: "registry".to_owned(),
     };

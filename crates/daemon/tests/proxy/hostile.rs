@@ -105,7 +105,7 @@ fn a_guest_that_goes_away_at_any_moment_leaves_nothing_behind() {
     };
     assert_eq!(call().err(), Some(Reason::ServiceShare));
     // Another VM is not concerned.
-    let other = switch::Address::new("db", 4);
+    let other = policy::Address::new("db", 4);
     let called = Called::Service(egress.id);
     assert!(
         egress

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use config::{PublishListen, ServiceTarget};
 use device::Called;
-use switch::{CalleePattern, NamePattern, Network, Reason, Rule, Verdict};
+use policy::{CalleePattern, NamePattern, Network, Rule, Verdict};
+use switch::Reason;
 use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head, socks_request};

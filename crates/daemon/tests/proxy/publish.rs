@@ -11,9 +11,10 @@ use config::{GuestPort, Publish, PublishListen, PublishedPort, ServiceTarget};
 use daemon::proxy::identity::field;
 use daemon::proxy::{MAX_DIALS_OF_PORT, PublishError};
 use device::{Called, PublishedTo};
+use policy::Policy;
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{RecvFlags, SendFlags};
-use switch::{Policy, Reason};
+use switch::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;

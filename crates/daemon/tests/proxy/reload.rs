@@ -9,7 +9,7 @@ use config::{Hosts, ListedAddress, ServiceTarget};
 use daemon::offers::Groups;
 use daemon::proxy::{Lookup, Resolver};
 use device::{Called, Hold};
-use switch::{CallerPattern, Policy, Rule};
+use policy::{CallerPattern, Policy, Rule};
 use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head, socks_request};

@@ -14,12 +14,13 @@ use daemon::audit::AuditRecord;
 use daemon::offers::Groups;
 use daemon::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
+use policy::{
+    Address, CalleePattern, CallerPattern, NamePattern, Network, Policy, Rule, RuleLimits,
+    ServiceId, Verdict,
+};
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::set_socket_linger;
-use switch::{
-    Address, CalleePattern, CallerPattern, CircuitId, NamePattern, Network, Policy, Reason, Rule,
-    RuleLimits, ServiceId, Verdict,
-};
+use switch::{CircuitId, Reason};
 use wire::vsock::SocketType;
 
 /// How long anything is waited for that must come.

@@ -9,9 +9,10 @@ use daemon::offers::Groups;
 use daemon::proxy::identity::field;
 use daemon::proxy::{Lookup, MAX_CALLS, Resolver};
 use device::{Called, Hold, Reply};
+use policy::{Policy, ServiceId};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix};
-use switch::{Policy, Reason, ServiceId};
+use switch::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -145,7 +146,7 @@ fn a_service_has_as_many_connections_as_it_may_and_no_more() {
     let mut offer = service(tcp(address));
     offer.max_connections = 8;
     let id = stand.offer(offer.clone());
-    let vm = |number: u32| switch::Address::new(&format!("vm{number}"), 10 + number);
+    let vm = |number: u32| policy::Address::new(&format!("vm{number}"), 10 + number);
     let call = |of| stand.call_as(&vm(of), Called::Service(id), SocketType::Stream, None);
     let mut held = Vec::new();
     for of in [0, 0, 1, 1, 2, 2, 3] {
@@ -441,7 +442,7 @@ fn a_vm_whose_calls_are_never_answered_leaves_room_for_the_calls_of_others() {
         .collect();
     let own = stand.call(called[1], SocketType::Stream);
     assert_eq!(own.err(), Some(Reason::ServiceShare));
-    let db = switch::Address::new("db", 4);
+    let db = policy::Address::new("db", 4);
     let other = stand.call_as(&db, called[1], SocketType::Stream, None);
     assert!(other.is_ok(), "{:?}", other.err());
     let refused = stand.proxy.report().turned_away;

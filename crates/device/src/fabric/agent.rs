@@ -8,8 +8,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use policy::LineId;
 use rustix::net::{SendFlags, send};
-use switch::{CircuitId, Event, LineId, Reason};
+use switch::{CircuitId, Event, Reason};
 use wire::agent::{CONNECTION_CHANNEL, Frame};
 
 use super::Fabric;

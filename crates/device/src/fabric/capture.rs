@@ -12,7 +12,8 @@
 use std::collections::BTreeMap;
 
 use guestmem::guest::{GuestMemory, MemoryError, Range, total_len};
-use switch::{Action, CallerId, CircuitId, Decided, Event, HybridView, LineId, Side};
+use policy::LineId;
+use switch::{Action, CallerId, CircuitId, Decided, Event, HybridView, Side};
 use thiserror::Error;
 use wire::pcapng::{Direction, Link};
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation};

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use switch::{LineId, Policy, ServiceEntry};
+use policy::{LineId, Policy, ServiceEntry};
 
 use super::{Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
 use crate::dialer::Carrier;

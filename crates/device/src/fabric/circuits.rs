@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use switch::{
-    CalleeId, CircuitId, CircuitReport, CircuitState, Event, LineId, Reason, ServiceEntry, Side,
-};
+use policy::{LineId, ServiceEntry};
+use switch::{CalleeId, CircuitId, CircuitReport, CircuitState, Event, Reason, Side};
 
 use super::Fabric;
 use crate::caller::Who;

@@ -4,7 +4,8 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use guestmem::queue::{Chain, Queue};
-use switch::{Event, LineId};
+use policy::LineId;
+use switch::Event;
 
 use super::Fabric;
 use crate::fault::NOT_SHARED;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use switch::{Address, CircuitId, Event, LineId, Reason, RuleId, ServiceId};
+use policy::{Address, LineId, RuleId, ServiceId};
+use switch::{CircuitId, Event, Reason};
 use wire::vsock::SocketType;
 
 use super::Fabric;

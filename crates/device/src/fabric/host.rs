@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use guestmem::io::Gather;
+use policy::LineId;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
-use switch::{CircuitId, Event, HostCaller, LineId, Reason, Side};
+use switch::{CircuitId, Event, HostCaller, Reason, Side};
 use sys::peer::Peer;
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};

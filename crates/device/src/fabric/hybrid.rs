@@ -5,8 +5,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use policy::{Address, LineId};
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
-use switch::{Address, CircuitId, Event, Limits, LineId, Reason};
+use switch::{CircuitId, Event, Limits, Reason};
 use wire::connect::{self, Answer, MAX_REQUEST_LEN};
 use wire::vsock::SocketType;
 

@@ -1,6 +1,7 @@
 //! Packets for other guests that wait where they are, in their sender's descriptors.
 
-use switch::{CircuitId, Event, LineId, Reason, Side};
+use policy::LineId;
+use switch::{CircuitId, Event, Reason, Side};
 use wire::vsock::HEADER_LEN;
 
 use super::Fabric;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use switch::{CircuitId, LineId, Time};
+use policy::{LineId, Time};
+use switch::CircuitId;
 
 use super::dial::HostCall;
 

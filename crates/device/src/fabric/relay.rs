@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use switch::{CircuitId, Event, LineId, Reason, Side};
+use policy::LineId;
+use switch::{CircuitId, Event, Reason, Side};
 use wire::connect;
 
 use super::capture::Payload;

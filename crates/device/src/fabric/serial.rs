@@ -9,8 +9,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use policy::{Address, LineId};
 use rustix::net::SocketType as UnixSocketType;
-use switch::{Address, CircuitId, Event, Limits, LineId, Reason};
+use switch::{CircuitId, Event, Limits, Reason};
 use wire::vsock::SocketType;
 
 use super::host::CALLER_PATIENCE;

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
+use policy::LineId;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
-use switch::{CircuitId, Event, LineId, Reason};
+use switch::{CircuitId, Event, Reason};
 use wire::connect;
 
 use super::{Fabric, PublishedCall};

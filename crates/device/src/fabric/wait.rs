@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use policy::LineId;
 use rustix::time::{ClockId, clock_gettime};
-use switch::LineId;
 
 use super::Fabric;
 use crate::reactor::{EventFlags, Token};

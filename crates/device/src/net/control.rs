@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use guestmem::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Queue};
-use switch::LineId;
+use policy::LineId;
 
 use super::NetFabric;
 use super::port::{PortRing, is_transmit};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use switch::Time;
+use policy::Time;
 
 /// A frame or a segment that is given to a guest, beside its bytes.
 pub(super) const PIECE: usize = 1 << 10;

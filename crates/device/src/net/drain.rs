@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guestmem::guest::{GuestMemory, total_len};
 use guestmem::queue::{Chain, Queue, QueueError};
-use switch::Time;
+use policy::Time;
 use switch::bridge::{PortId, Tagging, Verdict};
 use wire::ethernet::{HEADER_LEN, TAG_LEN};
 use wire::net_header::{NET_HEADER_LEN, NetHeader, Offloads};

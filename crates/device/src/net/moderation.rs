@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use switch::Time;
+use policy::Time;
 
 /// The shortest window that adapts, below the round trip of the fastest guest.
 const MIN_WINDOW: Duration = Duration::from_micros(10);

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use device::{AgentSecret, CallAnswer, PublishedTo};
-use switch::{CalleePattern, CallerPattern, Reason, Redirect, Rule, Verdict};
+use policy::{CalleePattern, CallerPattern, Redirect, Rule, Verdict};
+use switch::Reason;
 use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
 
 use crate::PATIENCE;
@@ -57,7 +58,7 @@ fn all(mut far: UnixStream) -> Vec<u8> {
 
 fn db() -> CalleePattern {
     CalleePattern::Vm {
-        domain: switch::DEFAULT_DOMAIN.to_owned(),
+        domain: policy::DEFAULT_DOMAIN.to_owned(),
         name: "db".to_owned(),
     }
 }
@@ -134,7 +135,7 @@ fn nobody_but_a_program_that_calls_directly_reaches_an_agent() {
             "fc",
             db(),
             Verdict::Redirect(Redirect::Vm {
-                domain: switch::DEFAULT_DOMAIN.to_owned(),
+                domain: policy::DEFAULT_DOMAIN.to_owned(),
                 name: to,
                 port: Some(AGENT),
             }),
@@ -223,13 +224,13 @@ fn the_daemon_calls_an_agent_for_a_published_port_as_a_program_would() {
         ..rule(
             "fc",
             CalleePattern::AnyVm {
-                domain: switch::DEFAULT_DOMAIN.to_owned(),
+                domain: policy::DEFAULT_DOMAIN.to_owned(),
             },
             verdict,
         )
     };
     let to_db = Verdict::Redirect(Redirect::Vm {
-        domain: switch::DEFAULT_DOMAIN.to_owned(),
+        domain: policy::DEFAULT_DOMAIN.to_owned(),
         name: "db".to_owned(),
         port: Some(80),
     });

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use device::{Change, Fabric, HybridConfig, NewLine, PublishedTo};
-use switch::{
-    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Rule,
-    ServiceEntry, ServiceId, Verdict,
+use policy::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Rule, ServiceEntry,
+    ServiceId, Verdict,
 };
+use switch::Limits;
 
 use crate::PATIENCE;
 use crate::house::{House, calls_services};

@@ -5,7 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 
 use device::CircuitFilter;
-use switch::{Reason, Rule, RuleLimits, ServiceId};
+use policy::{Rule, RuleLimits, ServiceId};
+use switch::Reason;
 
 use crate::PATIENCE;
 use crate::house::{House, calls_services, converse, pattern, redirect};

@@ -8,7 +8,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use switch::{Limits, Reason, ServiceId};
+use policy::ServiceId;
+use switch::{Limits, Reason};
 
 use crate::house::{House, calls_services, converse, redirect};
 use crate::vmm::{Manner, Vmm};

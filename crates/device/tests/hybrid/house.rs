@@ -16,10 +16,11 @@ use device::{
     Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric,
     HybridConfig, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
-use switch::{
-    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, NamePattern, Policy, Reason,
-    Redirect, Rule, RuleLimits, ServiceEntry, ServiceId, Verdict,
+use policy::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
+    RuleLimits, ServiceEntry, ServiceId, Verdict,
 };
+use switch::{Limits, Reason};
 use tempfile::TempDir;
 use wire::vsock::SocketType;
 

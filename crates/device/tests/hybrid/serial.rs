@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use device::{CallAnswer, Cut, PublishedCall, PublishedTo, Reply};
-use switch::{CalleePattern, Reason, ServiceId, Verdict};
+use policy::{CalleePattern, ServiceId, Verdict};
+use switch::Reason;
 
 use wire::vsock::SocketType;
 
@@ -77,10 +78,10 @@ fn a_program_is_told_why_the_guest_cannot_be_had() {
     let mut near = program(&house, b"CONNECT 22\n");
     drop(dials.recv_timeout(PATIENCE).unwrap());
     assert_eq!(line(&mut near), format!("ERR {}", Reason::HostFailed));
-    let domain = switch::DEFAULT_DOMAIN.to_owned();
+    let domain = policy::DEFAULT_DOMAIN.to_owned();
     let denied = rule("old", CalleePattern::AnyVm { domain }, Verdict::Deny);
-    let denied = switch::Rule {
-        from: vec![switch::CallerPattern::Host],
+    let denied = policy::Rule {
+        from: vec![policy::CallerPattern::Host],
         ..denied
     };
     house.set_rules(vec![denied], false);

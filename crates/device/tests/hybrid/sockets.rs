@@ -7,7 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
 use device::{HybridConfig, OpenLineError};
-use switch::{Address, Limits};
+use policy::Address;
+use switch::Limits;
 
 use crate::house::{House, redirect};
 use crate::vmm::dial;

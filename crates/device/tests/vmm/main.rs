@@ -17,7 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use device::{Fabric, LineConfig};
-use switch::{Address, Limits};
+use policy::Address;
+use switch::Limits;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

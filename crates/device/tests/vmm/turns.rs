@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, LineSnapshot};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict};
 use rustix::io::write;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType as Kind, accept, bind, listen,
     socket_with,
 };
-use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict};
 use wire::vsock::{HEADER_LEN, Header, Operation, SocketType};
 
 use crate::guest::{Guest, RING, RX, TABLE, TX, quads, request, send};

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use device::{Fabric, HybridConfig, LineSnapshot};
-use switch::{Address, Limits};
+use policy::Address;
+use switch::Limits;
 use wire::vsock::{Header, Operation};
 
 use crate::guest::TX;

@@ -2,11 +2,11 @@
 
 use core::net::IpAddr;
 
+use policy::Time;
 use wire::ethernet::MacAddress;
 
 use super::filter::made_of;
 use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId};
-use crate::Time;
 
 /// Whose an IP address is.
 #[derive(Debug, Clone, Copy)]

@@ -9,6 +9,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use policy::Time;
 use wire::ethernet::{
     Arp, Fragment, Head, Ipv4, Ipv6, Layer3, MacAddress, Neighbour, NeighbourMessage, Transport,
     protocol,
@@ -16,7 +17,6 @@ use wire::ethernet::{
 
 use super::owners::Claim;
 use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId, learned_key};
-use crate::Time;
 
 pub(super) const DHCP_SERVER: u16 = 67;
 pub(super) const DHCP_CLIENT: u16 = 68;

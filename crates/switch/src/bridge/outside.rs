@@ -13,12 +13,12 @@
 use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use policy::Time;
 use wire::ethernet::{Fragment, Head, Ipv6, Layer3, Neighbour, NeighbourMessage, Transport};
 
 use super::filter::{Arrival, TENTATIVE};
 use super::owners::Owner;
 use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal};
-use crate::Time;
 
 impl Bridge {
     /// Whether a packet from behind an uplink uses no address of a port here; what it says about addresses is noted.

@@ -20,10 +20,10 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use foldhash::fast::FixedState;
+use policy::Time;
 use slab::Slab;
 
 use super::PortId;
-use crate::Time;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;

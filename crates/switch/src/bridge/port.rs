@@ -3,16 +3,15 @@
 use core::net::Ipv4Addr;
 use std::time::Duration;
 
+use policy::{Time, TokenBucket};
 use wire::ethernet::MacAddress;
 
 use super::{PortConfig, PortKind, Rates, Refusal, Vlan, VlanId};
-use crate::Time;
-use crate::rate::{Bucket, Meter};
 
-/// Who has been quiet for so long may send at once what passes in this time, beyond which it waits.
-const DEPTH: Duration = Duration::from_millis(50);
+/// Frames and bytes that may pass at once are those of this time. Beyond it the port waits.
+const SENT_AT_ONCE: Duration = Duration::from_millis(50);
 /// The same for what is thrown away beyond its rate: a burst of requests for neighbours comes at once.
-const STORM_DEPTH: Duration = Duration::from_secs(1);
+const STORM_AT_ONCE: Duration = Duration::from_secs(1);
 
 /// What a port has sent and was sent. Frames that became several or went to several count as often as the field says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,65 +162,50 @@ pub(super) struct Port {
     pub(super) flooded_frames: u64,
     /// Frames from it that went nowhere.
     pub(super) refused_frames: [u64; Refusal::COUNT],
-    frames: Option<Bucket>,
-    bytes: Option<Meter>,
-    storms: [Bucket; 3],
+    frames: Option<TokenBucket>,
+    bytes: Option<TokenBucket>,
+    /// In the order of [`Storm`].
+    storms: [TokenBucket; 3],
 }
 
 impl Port {
     pub(super) fn new(config: PortConfig) -> Port {
-        let mut port = Port {
+        let (frames, bytes, storms) = budgets(config.rates);
+        Port {
+            config,
             flooded_frames: 0,
             refused_frames: [0; Refusal::COUNT],
-            frames: None,
-            bytes: None,
-            storms: [0; 3].map(|none| Bucket::new(none, STORM_DEPTH)),
-            config,
-        };
-        port.set_rates();
-        port
-    }
-
-    pub(super) fn set_config(&mut self, config: PortConfig) {
-        let same_rates = self.config.rates == config.rates;
-        self.config = config;
-        // What was used up stays so, unless there is another rate.
-        if !same_rates {
-            self.set_rates();
+            frames,
+            bytes,
+            storms,
         }
     }
 
-    fn set_rates(&mut self) {
-        let Rates {
-            frames_per_second,
-            bytes_per_second,
-            broadcasts_per_second,
-            multicasts_per_second,
-            unknown_per_second,
-        } = self.config.rates;
-        self.frames = frames_per_second.map(|rate| Bucket::new(rate, DEPTH));
-        self.bytes = bytes_per_second.map(|rate| Meter::new(rate, DEPTH));
-        self.storms = [
-            broadcasts_per_second,
-            multicasts_per_second,
-            unknown_per_second,
-        ]
-        .map(|rate| Bucket::new(rate, STORM_DEPTH));
+    /// What was used of a rate stays used, unless it is another one now.
+    pub(super) fn set_config(&mut self, config: PortConfig) {
+        let (frames, bytes, storms) = budgets(config.rates);
+        self.config = config;
+        for (old, new) in [(&mut self.frames, frames), (&mut self.bytes, bytes)] {
+            *old = new.map(|new| new.replacing(old.take()));
+        }
+        for (old, new) in self.storms.iter_mut().zip(storms) {
+            *old = new.replacing(Some(old.clone()));
+        }
     }
 
     /// Charges a frame, whatever becomes of it.
     pub(super) fn charge(&mut self, now: Time, frame_len: usize) {
         if let Some(frames) = &mut self.frames {
-            frames.charge(now);
+            frames.charge(now, 1);
         }
         if let Some(bytes) = &mut self.bytes {
-            bytes.charge(now, u32::try_from(frame_len).unwrap_or(u32::MAX));
+            bytes.charge(now, frame_len as u64);
         }
     }
 
     /// Takes from the budget for what goes to many ports: a frame that is to be cut counts as often as there will be frames of it.
     pub(super) fn take(&mut self, now: Time, storm: Storm, frames: u32) -> Result<(), Refusal> {
-        match self.storms[storm as usize].take_many(now, frames) {
+        match self.storms[storm as usize].take_many(now, frames.into()) {
             true => Ok(()),
             false => Err(storm.refusal()),
         }
@@ -249,6 +233,21 @@ impl Port {
             refused_frames: self.refused_frames,
         }
     }
+}
+
+/// Full budgets for frames, bytes, and what goes to many ports.
+fn budgets(rates: Rates) -> (Option<TokenBucket>, Option<TokenBucket>, [TokenBucket; 3]) {
+    let sent = |rate| TokenBucket::new(rate, SENT_AT_ONCE);
+    let storms = [
+        rates.broadcasts_per_second,
+        rates.multicasts_per_second,
+        rates.unknown_per_second,
+    ];
+    (
+        rates.frames_per_second.map(u64::from).map(sent),
+        rates.bytes_per_second.map(sent),
+        storms.map(|rate| TokenBucket::new(rate.into(), STORM_AT_ONCE)),
+    )
 }
 
 /// What decides which ports a port reaches.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use super::model::{After, Call, Plan, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Reason};
+use crate::{Limits, Reason};
 
 /// Sends and closes at once, without waiting for anything.
 fn sends_and_closes(bytes: u64) -> Plan {

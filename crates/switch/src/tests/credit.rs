@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{Header, Operation, SocketType};
 
 use super::model::socket::Kernel;
 use super::model::{Plan, Socket, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Reason, Side};
+use crate::{Limits, Reason, Side};
 
 /// Two guests with buffers of these sizes, and a circuit between them.
 fn pair(buffers: [u32; 2], plans: [Plan; 2]) -> (World, Vec<LineId>, u32) {

@@ -1,10 +1,11 @@
 //! Many circuits that are cut: in slices, and yet as if it were at once.
 
+use policy::{Address, LineId};
 use wire::vsock::{Header, Operation, SocketType};
 
 use super::model::{Call, Socket, World, sleeps};
 use crate::switch::CUTS_AT_ONCE;
-use crate::{Address, Event, Limits, LineId, Reason, Side};
+use crate::{Event, Limits, Reason, Side};
 
 /// Circuits of guests to programs of the host.
 fn with_circuits(guests: u32, count: usize) -> (World, Vec<LineId>) {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{Header, Operation, SHUTDOWN_RECEIVE, SocketType};
 
 use super::model::{Call, World, reads, sleeps};
-use crate::{Event, Limits, LineId, Reason};
+use crate::{Event, Limits, Reason};
 
 fn request(line_cid: u32, port: u32) -> Header {
     Header {

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use policy::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, LineId, NamePattern, Policy, Redirect,
+    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Time, Verdict,
+};
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::{
-    Action, Address, CalleeId, CalleePattern, CallerId, CallerPattern, CircuitId, CircuitState,
-    DEFAULT_DOMAIN, Decided, Event, HostCaller, Limits, LineId, MAX_OFFERED_PORTS, NamePattern,
-    Policy, Reason, Redirect, Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Side, Switch,
-    Time, Transmit, Verdict,
+    Action, CalleeId, CallerId, CircuitId, CircuitState, Decided, Event, HostCaller, Limits,
+    MAX_OFFERED_PORTS, Reason, Side, Switch, Transmit,
 };
 
 /// A hybrid VM `fc` with CID 3, and a VM `web` with CID 4 and rings that run.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::model::{Answer, Call, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Reason};
+use crate::{Limits, Reason};
 
 fn world(limits: Limits) -> (World, Vec<LineId>) {
     let (mut world, lines) = World::of(2, limits);

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{Header, Operation, SocketType};
 
 use super::model::{After, Call, Plan, Socket, World, reads, sends, sleeps};
-use crate::{Event, Limits, LineId, Reason, Side};
+use crate::{Event, Limits, Reason, Side};
 
 fn sends_and_closes(bytes: u64) -> Plan {
     Plan {

@@ -12,13 +12,14 @@ mod services;
 
 use std::time::Duration;
 
+use policy::{
+    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, LineId, NamePattern, Redirect, Rule,
+    RuleLimits, Verdict,
+};
 use wire::vsock::SocketType;
 
 use super::model::{Call, Plan, World, sleeps};
-use crate::{
-    Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, Limits, LineId, NamePattern, Reason,
-    Redirect, Rule, RuleLimits, Verdict,
-};
+use crate::{Limits, Reason};
 
 /// A full name, in its parts.
 fn parts(name: &str) -> (String, String) {
@@ -108,13 +109,19 @@ pub(super) fn redirect(from: &str, to: &str, target: &str, port: Option<u32>) ->
     rule(from, to, Verdict::Redirect(redirect))
 }
 
-impl Rule {
-    pub(super) fn at(mut self, port: u32) -> Rule {
+/// What a rule says beside who calls whom.
+pub(super) trait Narrowed {
+    fn at(self, port: u32) -> Self;
+    fn within(self, limits: RuleLimits) -> Self;
+}
+
+impl Narrowed for Rule {
+    fn at(mut self, port: u32) -> Rule {
         self.ports.push(port..=port);
         self
     }
 
-    pub(super) fn within(mut self, limits: RuleLimits) -> Rule {
+    fn within(mut self, limits: RuleLimits) -> Rule {
         self.limits = limits;
         self
     }

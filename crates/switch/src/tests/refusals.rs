@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::model::socket::State;
 use super::model::{Answer, Call, Socket, World, reads, sleeps};
-use crate::{Limits, LineId, Reason, Side, Switch};
+use crate::{Limits, Reason, Side, Switch};
 
 /// A guest dials and is refused for this reason before any time passes.
 fn assert_refused(world: &mut World, line: LineId, cid: u32, port: u32, reason: Reason) {

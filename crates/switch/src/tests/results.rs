@@ -4,10 +4,11 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::SocketType;
 
 use super::model::{After, Plan, Socket, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Side};
+use crate::{Limits, Side};
 
 const MEBIBYTE: u64 = 1024 * 1024;
 

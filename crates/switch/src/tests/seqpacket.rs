@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{
     Header, Operation, SEQPACKET_END_OF_MESSAGE, SEQPACKET_END_OF_RECORD, SocketType,
 };
 
 use super::model::{After, Call, Plan, Socket, World, reads, sends, sleeps};
-use crate::{Limits, LineId, Reason, Side};
+use crate::{Limits, Reason, Side};
 
 fn messages(bytes: u64, len: u32) -> Plan {
     Plan {

@@ -1,9 +1,10 @@
 //! Limits of a called VM: one caller has a part of them, and its host and its own calls keep one.
 
+use policy::LineId;
 use wire::vsock::{HOST_CID, Operation, SocketType};
 
 use super::model::{Call, Socket, World, sleeps};
-use crate::{Limits, LineId, Reason, Side};
+use crate::{Limits, Reason, Side};
 
 /// The first is called.
 fn world(guests: usize, limits: Limits) -> (World, Vec<LineId>) {

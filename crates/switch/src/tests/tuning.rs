@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
-use crate::{Action, CircuitId, Event, Limits, LineId, Switch, Transmit};
+use crate::{Action, CircuitId, Event, Limits, Switch, Transmit};
 
 const CID: u32 = 3;
 const USUAL: u32 = 256 * 1024;

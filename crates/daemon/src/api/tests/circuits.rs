@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use device::{CircuitFilter, CircuitSnapshot, Credentials, Endpoint};
-use switch::{CircuitId, CircuitState, DEFAULT_DOMAIN};
+use policy::DEFAULT_DOMAIN;
+use switch::{CircuitId, CircuitState};
 use wire::vsock::SocketType;
 
 use super::*;

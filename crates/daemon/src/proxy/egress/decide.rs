@@ -15,10 +15,10 @@
 use std::net::IpAddr;
 
 use config::Hosts;
-use rustix::io::Errno;
-use switch::{
+use policy::{
     Address, Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, RuleSet, Verdict,
 };
+use rustix::io::Errno;
 
 use super::addresses::{is_special, translated};
 use super::routes;
@@ -247,8 +247,8 @@ pub(crate) fn means_name(rule: &Rule, name: &str) -> bool {
 mod tests {
     use super::*;
     use config::ListedAddress;
+    use policy::{CallerPattern, Network};
     use std::sync::LazyLock;
-    use switch::{CallerPattern, Network};
 
     /// What `web` may do on a host to which nothing is near but `9.9.9.9`, which has no way to `8.8.8.8`, and knows nothing of `7.7.7.7`.
     fn view_of(policy: &Policy) -> View<'_> {

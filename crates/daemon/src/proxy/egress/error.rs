@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use policy::RuleId;
 use rustix::io::Errno;
-use switch::{Reason, RuleId};
+use switch::Reason;
 use wire::http_connect;
 use wire::socks;
 

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use config::{DEFAULT_CONNECT_TIMEOUT, ServiceTarget};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -10,7 +11,6 @@ use tokio::time::Instant;
 use super::*;
 use crate::proxy::resolver::{LOOKUP_TIMEOUT, Lookup, Names, Resolver};
 use device::Hold;
-use switch::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule};
 
 /// A resolver whose servers never answer.
 struct Silent;

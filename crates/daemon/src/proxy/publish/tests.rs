@@ -1,7 +1,7 @@
 use config::PublishedPort;
+use policy::Policy;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use switch::Policy;
 
 use super::super::resolver::{Names, SystemResolver};
 use super::*;
@@ -25,7 +25,7 @@ fn www(listen: PublishListen) -> Publish {
         name: "www".to_owned(),
         listen,
         to: PublishedPort {
-            domain: switch::DEFAULT_DOMAIN.to_owned(),
+            domain: policy::DEFAULT_DOMAIN.to_owned(),
             vm: "web".to_owned(),
             port: GuestPort::Vsock(80),
         },

@@ -1,7 +1,8 @@
 //! The halves of a circuit, put together.
 
 use device::{CircuitSnapshot, Endpoint};
-use switch::{CircuitId, Side, full_name};
+use policy::full_name;
+use switch::{CircuitId, Side};
 use wire::switchboard::Place;
 use wire::switchboard::link::FromDaemon;
 

@@ -1,7 +1,7 @@
 //! Who is at the other side, as somebody may name it.
 
 use device::Endpoint;
-use switch::{DEFAULT_DOMAIN, full_name};
+use policy::{DEFAULT_DOMAIN, full_name};
 use wire::switchboard::Place;
 
 /// How somebody may name an end of its circuit: a VM of its own domain by its name alone. The host itself names VMs in full.
@@ -18,7 +18,7 @@ pub(super) fn place(end: &Endpoint, viewer_domain: Option<&str>, port: u32) -> P
 }
 
 /// How a VM that calls is named to a host's program.
-pub(crate) fn caller_name(vm: &switch::Address, port: u32) -> Place {
+pub(crate) fn caller_name(vm: &policy::Address, port: u32) -> Place {
     named(&vm.full_name(), port)
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use device::Credentials;
-use switch::DEFAULT_DOMAIN;
+use policy::DEFAULT_DOMAIN;
 use wire::switchboard::link;
 use wire::vsock::SocketType;
 

@@ -3,7 +3,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use switch::{Address, Limits, Policy, Rule};
+use policy::{Address, Policy, Rule};
+use switch::Limits;
 use tempfile::TempDir;
 use wire::pcapng::{BlockKind, blocks};
 use wire::vsock::SocketType;

@@ -196,6 +196,23 @@ fn a_change_of_other_things_does_not_pay_a_debt() {
         )
         .unwrap();
     assert_eq!(taken(&mut world, A, &frame, Refusal::BroadcastRate), 0);
+    // Each rate by itself.
+    let rates = Rates {
+        frames_per_second: Some(1000),
+        multicasts_per_second: 7,
+        ..rates
+    };
+    world
+        .bridge
+        .configure_port(
+            A,
+            PortConfig {
+                rates,
+                ..config.clone()
+            },
+        )
+        .unwrap();
+    assert_eq!(taken(&mut world, A, &frame, Refusal::BroadcastRate), 0);
     let rates = Rates {
         broadcasts_per_second: 6,
         ..rates

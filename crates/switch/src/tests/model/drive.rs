@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use policy::{Address, LineId, Rule, Time};
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::guest::{Guest, Packet};
@@ -11,7 +12,7 @@ use super::payload::{Chunk, NOWHERE};
 use super::program::{Answer, Call};
 use super::socket::{After, Plan, Socket, State};
 use super::world::World;
-use crate::{Address, Event, Limits, LineId, Reason, Rule, Side, Time};
+use crate::{Event, Limits, Reason, Side};
 
 /// A round of guests, device and programs takes about this long: a wake-up or two.
 const ROUND: Duration = Duration::from_micros(50);

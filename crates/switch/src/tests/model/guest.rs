@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use policy::{LineId, Time};
 use wire::vsock::{
     Header, MAX_PAYLOAD_LEN, Operation, SEQPACKET_END_OF_MESSAGE, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE,
     SHUTDOWN_SEND, SocketType,
@@ -11,7 +12,7 @@ use wire::vsock::{
 use super::audit::Audit;
 use super::payload::Chunk;
 use super::socket::{After, Kernel, Plan, Socket, State};
-use crate::{CircuitId, LineId, Side, Time};
+use crate::{CircuitId, Side};
 
 /// `VSOCK_CLOSE_TIMEOUT`.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(8);

@@ -1,5 +1,6 @@
 //! The device's way to guests: draining one ring and filling the other.
 
+use policy::LineId;
 use wire::vsock::{Header, Operation, SHUTDOWN_SEND, SocketType};
 
 use super::guest::Packet;
@@ -8,7 +9,7 @@ use super::pace::BATCH;
 use super::payload::Chunk;
 use super::world::World;
 use crate::switch::EndKey;
-use crate::{CircuitId, Event, LineId, Reason, Sent, Side, Transmit};
+use crate::{CircuitId, Event, Reason, Sent, Side, Transmit};
 
 impl World {
     pub(crate) fn circuit_at(&self, key: &EndKey) -> Option<(CircuitId, Side)> {

@@ -1,12 +1,13 @@
 //! The device's way to programs on the host: their sockets, and what is kept for them.
 
+use policy::LineId;
 use wire::vsock::SocketType;
 
 use super::payload::ChunkQueue;
 use super::program::{Call, Program};
 use super::socket::Plan;
 use super::world::World;
-use crate::{CircuitId, Event, LineId, Side};
+use crate::{CircuitId, Event, Side};
 
 impl World {
     pub(crate) fn program(&mut self, token: u64) -> &mut Program {

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use policy::{Callee, Caller, LineId, Policy, Rule, RuleId, ServiceEntry, ServiceId, Verdict};
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::log::{Input, Output};
 use super::program::Answer;
 use super::world::World;
 use crate::switch::EndKey;
-use crate::{
-    Callee, CalleeId, Caller, CallerId, CircuitId, Decided, HostCaller, LineId, Policy, Reason,
-    Rule, RuleId, ServiceEntry, ServiceId, Side, Verdict,
-};
+use crate::{CalleeId, CallerId, CircuitId, Decided, HostCaller, Reason, Side};
 
 /// The first of these rules that matches, found one by one.
 pub(crate) fn first_match<'a>(

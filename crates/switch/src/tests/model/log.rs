@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{
-    Action, Address, Event, Limits, LineId, Policy, Sent, ServiceEntry, Switch, Time, Transmit,
-};
+use policy::{Address, LineId, Policy, ServiceEntry, Time};
+
+use crate::{Action, Event, Limits, Sent, Switch, Transmit};
 
 #[derive(Debug, Clone)]
 pub(crate) enum Input {

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use policy::{LineId, Time};
 use wire::vsock::{Header, Operation};
 
 use super::log::{Input, Output};
 use super::world::World;
-use crate::{Limits, LineId, Time};
+use crate::Limits;
 
 /// A device takes so many packets before it looks again whether the guest is to be heard.
 pub(super) const BATCH: usize = 256;
@@ -123,6 +124,7 @@ impl World {
             !hindered && !guest.tx.is_empty()
         });
         let line = self.switch.lines.get(line.0 as usize)?;
-        line.controls.in_debt_until(self.now).filter(|_| waits)
+        let controls = line.controls.as_ref()?;
+        controls.in_debt_until(self.now).filter(|_| waits)
     }
 }

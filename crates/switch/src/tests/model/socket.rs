@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
+use policy::Time;
 use wire::vsock::{MAX_PAYLOAD_LEN, SEQPACKET_END_OF_MESSAGE, SHUTDOWN_SEND, SocketType};
 
 use super::payload::Chunk;
-use crate::{CircuitId, Side, Time};
+use crate::{CircuitId, Side};
 
 /// What `SKB_TRUESIZE(0)` is on x86-64, in bytes: the bookkeeping of one queued packet.
 const PACKET_OVERHEAD: u64 = 576;

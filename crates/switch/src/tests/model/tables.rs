@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use policy::LineId;
+
 use super::world::World;
 use crate::ProgramId;
 use crate::event::HostCaller;
 use crate::line::Line;
 use crate::share::Places;
-use crate::{Limits, LineId, Side};
+use crate::{Limits, Side};
 
 impl World {
     /// Every table tells the same story.
@@ -138,7 +140,7 @@ impl World {
                 used[rule.0 as usize] += 1;
             }
         }
-        let counted: Vec<u32> = switch.rules.iter().map(|used| used.circuits).collect();
+        let counted: Vec<u32> = switch.rules.iter().map(|used| used.circuits()).collect();
         assert_eq!(counted, used, "circuits of the rules");
         assert_eq!(switch.resting.len(), resting, "those that rest");
         let decided = self.decided.len() as u64;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use policy::{LineId, ServiceId, Time};
 use wire::vsock::{Operation, SocketType};
 
 use super::audit::Audit;
@@ -11,8 +12,7 @@ use super::pace::Pace;
 use super::payload::{Chunk, ChunkQueue};
 use super::program::{Answer, Call, Program, SOCKET_BUFFER};
 use crate::{
-    Action, CircuitId, Decided, Direction, Event, HostCaller, Limits, LineId, Reason, ServiceId,
-    Side, Switch, Time,
+    Action, CircuitId, Decided, Direction, Event, HostCaller, Limits, Reason, Side, Switch,
 };
 
 /// What has passed, for tables of results.

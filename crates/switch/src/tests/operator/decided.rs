@@ -1,11 +1,12 @@
 //! Each call is decided once, and it is said by whom it was made, for whom it was meant, who had it, and which rule it was.
 //! (That it is once, however it ends, [`World::check_tables`] looks after in every scenario and every simulation.)
 
+use policy::{RuleId, ServiceId};
 use wire::vsock::{HOST_CID, Header, Operation};
 
 use super::*;
 use crate::tests::model::{Answer, reads};
-use crate::{CalleeId, CallerId, Decided, Event, HostCaller, RuleId, ServiceId};
+use crate::{CalleeId, CallerId, Decided, Event, HostCaller};
 
 fn guest(line: LineId, port: u32) -> Option<CalleeId> {
     Some(CalleeId::Guest { line, port })

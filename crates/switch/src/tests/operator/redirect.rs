@@ -258,7 +258,7 @@ fn a_call_to_a_vm_reaches_a_service_and_the_other_way_round() {
             port,
         })
     };
-    let service = Some(CalleeId::Service(crate::ServiceId(0)));
+    let service = Some(CalleeId::Service(policy::ServiceId(0)));
     assert_eq!(reached, [service, cache(80), cache(81)]);
     world.finish();
 }

@@ -1,9 +1,9 @@
 //! Other rules, while circuits live.
 
+use policy::RuleId;
 use wire::vsock::HOST_CID;
 
 use super::*;
-use crate::RuleId;
 use crate::tests::model::{Answer, reads, sends};
 
 fn at_most(circuits: u32) -> RuleLimits {

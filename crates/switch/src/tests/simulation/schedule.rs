@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use policy::LineId;
 use wire::vsock::{HOST_CID, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use super::{hostile, rules};
@@ -9,7 +10,7 @@ use crate::tests::model::guest::Packet;
 use crate::tests::model::payload::Random;
 use crate::tests::model::socket::Kernel;
 use crate::tests::model::{After, Answer, Plan, Socket, World};
-use crate::{CircuitId, Event, Limits, LineId, Reason, Side};
+use crate::{CircuitId, Event, Limits, Reason, Side};
 
 /// More than this many programs do not run at once, or none would get anywhere.
 const PROGRAMS: usize = 40;

@@ -1,14 +1,14 @@
 //! Which rules are about a caller, and which about a callee.
 //!
 //! Patterns are looked up, not tried: names and numbers in hash tables, beginnings and ends of names and networks among keys
-//! that nest ([`super::nested`]). Every pattern costs at most 32 bytes for its rule ([`Members`]) and once, however many rules
+//! that nest ([`crate::nested`]). Every pattern costs at most 32 bytes for its rule ([`Members`]) and once, however many rules
 //! say the same, its own text and place in a table.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::nested::{self, Nested};
-use super::rule::{Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Rule};
-use super::set::{Members, RuleSet};
+use crate::nested::{self, Nested};
+use crate::rule::{Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Rule};
+use crate::set::{Members, RuleSet};
 
 /// Rules by their callers.
 #[derive(Debug, Clone, Default)]

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::index::{CalleeIndex, CallerIndex};
-use super::ports::PortIndex;
-use super::rule::{Callee, Caller, Rule, RuleId, Verdict};
-use super::set::{self, Chunk, RuleSet};
+use crate::index::{CalleeIndex, CallerIndex};
+use crate::ports::PortIndex;
+use crate::rule::{Callee, Caller, Rule, RuleId, Verdict};
+use crate::set::{self, Chunk, RuleSet};
 
 /// What a policy says to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

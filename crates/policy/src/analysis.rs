@@ -5,10 +5,10 @@
 //! index of the patterns tells; who the VMs are, and which groups they are in, does not matter, so that the answer holds for
 //! VMs that are yet to come.
 
-use super::compiled::Policy;
-use super::ports::{self, Span};
-use super::rule::{Rule, RuleId};
-use super::set::RuleSet;
+use crate::compiled::Policy;
+use crate::ports::{self, Span};
+use crate::rule::{Rule, RuleId};
+use crate::set::RuleSet;
 
 /// As many earlier rules that are about all callers and all callees of a rule, but only some of its ports, are looked at for
 /// whether they cover it together.

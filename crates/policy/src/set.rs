@@ -1,6 +1,6 @@
 //! Sets of rules: in bits where sets meet, in numbers where they are kept and small.
 
-use super::rule::RuleId;
+use crate::rule::RuleId;
 
 /// Words of a [`Chunk`].
 const CHUNK_WORDS: usize = 8;

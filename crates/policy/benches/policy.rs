@@ -1,4 +1,4 @@
-//! What a decision costs with 10,000 rules, whatever they say: `cargo bench --package ringdown-switch --bench policy`.
+//! What a decision costs with 10,000 rules, whatever they say: `cargo bench --package ringdown-policy --bench policy`.
 //!
 //! The goal is a decision in under a microsecond. For programs of the host and for addresses, callers or callees are
 //! looked up at each dial as well: a few microseconds. Every case says what it expects, so that no wrong answer is fast.
@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use switch::{
+use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, Policy,
     PortRange, Rule, RuleSet,
 };

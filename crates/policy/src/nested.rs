@@ -7,8 +7,8 @@
 
 use std::borrow::Borrow;
 
-use super::rule::Network;
-use super::set::{Members, RuleSet};
+use crate::rule::Network;
+use crate::set::{Members, RuleSet};
 use std::collections::BTreeMap;
 
 /// Something that other such things are within, or not. The order is one where what is around comes first, and where

@@ -1,9 +1,14 @@
-//! Who may call whom: ordered rules, of which the first that matches decides.
+//! Names, rules, and the one rate limiter: who may call whom, and how often. Times are arguments; there is no clock and no I/O.
+//!
+//! - [`Directory`]: the domains, each with the names, context identifiers and services of its own ([`Address`], [`ServiceEntry`]).
+//! - [`Policy`]: ordered rules, of which the first that matches decides.
+//! - [`RuleUse`]: what the circuits that one rule has allowed use together.
+//! - [`TokenBucket`]: every rate, of calls, packets, frames, bytes, events and lines of the log.
 //!
 //! A rule names callers, callees and ports. Everything is scoped: a VM, a group of VMs and a service belong to a *domain*, and a
 //! rule that says "any VM" says of which domain. So nothing crosses from one domain to another unless a rule names both.
 //!
-//! # Theory of operation
+//! # Theory of operation: decisions
 //!
 //! A decision has to cost less than the dial it is made for, however many rules there are, and whatever they say. So it
 //! never goes from rule to rule. Each of caller, callee and port alone tells which rules are about it, as one bit a rule,
@@ -19,24 +24,36 @@
 //! The same index answers what is about *all* that a pattern is about. So [`Policy::unreachable`] finds rules that can never
 //! match; [`Policy::explain`] tells a person why a call is decided as it is.
 
+mod address;
 mod analysis;
 mod compiled;
+mod directory;
 mod explain;
 mod identity;
+mod ids;
 mod index;
 mod nested;
+mod own_ports;
 mod ports;
 mod rule;
 mod set;
+mod token_bucket;
+mod usage;
 
+pub use address::{Address, full_name};
 pub use analysis::Unreachable;
 pub use compiled::{Decision, Policy};
+pub use directory::{Directory, DomainId, Service, ServiceEntry, Taken};
 pub use explain::{Explanation, MAX_NEAR, RuleMatch};
+pub use ids::{LineId, ServiceId, Time};
+pub use own_ports::{OWN_PORTS, is_own_port};
 pub use rule::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, PortRange,
     Redirect, Rule, RuleId, RuleLimits, Verdict,
 };
 pub use set::RuleSet;
+pub use token_bucket::TokenBucket;
+pub use usage::{BYTES_AT_ONCE, CALLS_AT_ONCE, RuleLimit, RuleUse};
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! What VMs are called.
 
-use crate::policy::DEFAULT_DOMAIN;
+use crate::rule::DEFAULT_DOMAIN;
 
 /// A VM as the directory knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

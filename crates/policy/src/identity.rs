@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{CalleePattern, CallerPattern, Policy, PortRange, Rule, RuleId, RuleLimits, Verdict};
+use crate::{CalleePattern, CallerPattern, Policy, PortRange, Rule, RuleId, RuleLimits, Verdict};
 
 /// What makes a rule the same one in another policy: its name, or without one everything that it says, wherever it stands.
 #[derive(PartialEq, Eq, Hash)]

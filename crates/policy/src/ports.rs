@@ -10,8 +10,8 @@
 //! range. A range has two ends: with `n` rules it costs at most `136 + 8 * ceil(n / 512)` bytes, 392 with 16,384 rules.
 //! 10,000 rules of one range each take no more than 3 MB.
 
-use super::rule::{PortRange, Rule};
-use super::set::{self, Chunk, RuleSet};
+use crate::rule::{PortRange, Rule};
+use crate::set::{self, Chunk, RuleSet};
 
 /// Ports from the first to the last, the first not behind the last.
 pub(super) type Span = (u32, u32);

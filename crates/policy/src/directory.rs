@@ -7,7 +7,11 @@ use std::collections::HashMap;
 
 use slab::Slab;
 
-use crate::{Address, LineId, Policy, RuleSet, ServiceId};
+use crate::address::Address;
+use crate::compiled::Policy;
+use crate::ids::{LineId, ServiceId};
+use crate::rule::Callee;
+use crate::set::RuleSet;
 
 /// Aliases are in this range: above what operators give out by hand, below the identifiers with a meaning of their own.
 const FIRST_ALIAS: u32 = 1 << 30;
@@ -25,11 +29,13 @@ pub struct ServiceEntry {
     pub port: u32,
 }
 
+/// A service, and the rules about it.
 #[derive(Debug)]
-pub(crate) struct Service {
-    pub(crate) entry: ServiceEntry,
+pub struct Service {
+    /// Its name and place.
+    pub entry: ServiceEntry,
     /// The rules that can match when it is called.
-    pub(crate) callees: RuleSet,
+    pub callees: RuleSet,
 }
 
 #[derive(Debug)]
@@ -48,21 +54,26 @@ struct Domain {
 
 /// The number of a domain, as long as it has a VM or a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DomainId(usize);
+pub struct DomainId(usize);
 
+/// Every domain that has a VM or a service.
 #[derive(Debug, Default)]
-pub(crate) struct Directory {
+pub struct Directory {
     domains: Slab<Domain>,
 }
 
 /// Why a VM cannot be entered.
-pub(crate) enum Taken {
+#[derive(Debug)]
+pub enum Taken {
+    /// A VM of the domain has its context identifier.
     Cid(LineId),
+    /// A VM of the domain has its name.
     Name,
 }
 
 impl Directory {
-    pub(crate) fn domain(&self, name: &str) -> Option<DomainId> {
+    /// The number of the domain of this name.
+    pub fn domain(&self, name: &str) -> Option<DomainId> {
         let mut domains = self.domains.iter();
         domains.find_map(|(id, domain)| (domain.name == name).then_some(DomainId(id)))
     }
@@ -81,7 +92,10 @@ impl Directory {
     }
 
     /// Whether a VM could be entered.
-    pub(crate) fn admits(&self, address: &Address) -> Result<(), Taken> {
+    ///
+    /// # Errors
+    /// What another VM of the domain has.
+    pub fn admits(&self, address: &Address) -> Result<(), Taken> {
         let Some(id) = self.domain(&address.domain) else {
             return Ok(());
         };
@@ -98,7 +112,7 @@ impl Directory {
     }
 
     /// Enters a VM that has been admitted.
-    pub(crate) fn enter(&mut self, address: &Address, line: LineId) -> DomainId {
+    pub fn enter(&mut self, address: &Address, line: LineId) -> DomainId {
         let id = self.domain_or_new(&address.domain);
         let domain = &mut self.domains[id.0];
         if let Some(stranger) = domain.by_cid.insert(address.cid, line) {
@@ -109,7 +123,7 @@ impl Directory {
     }
 
     /// Gives VMs of these domains these other names, and no others.
-    pub(crate) fn set_other_names(&mut self, of: Vec<(DomainId, LineId, Vec<String>)>) {
+    pub fn set_other_names(&mut self, of: Vec<(DomainId, LineId, Vec<String>)>) {
         for (_, domain) in &mut self.domains {
             domain
                 .by_other_name
@@ -122,7 +136,7 @@ impl Directory {
     }
 
     /// Strikes a VM out, and its aliases.
-    pub(crate) fn strike(&mut self, line: LineId) {
+    pub fn strike(&mut self, line: LineId) {
         for (_, domain) in &mut self.domains {
             domain.by_name.retain(|_, of| *of != line);
             domain.by_other_name.retain(|_, of| *of != line);
@@ -138,7 +152,7 @@ impl Directory {
     }
 
     /// Replaces all services. Of two at one port, or of one name, the later one holds.
-    pub(crate) fn set_services(&mut self, services: Vec<ServiceEntry>, policy: &Policy) {
+    pub fn set_services(&mut self, services: Vec<ServiceEntry>, policy: &Policy) {
         for (_, domain) in &mut self.domains {
             domain.services.clear();
         }
@@ -154,10 +168,10 @@ impl Directory {
     }
 
     /// Finds the rules of a policy that the services have to do with.
-    pub(crate) fn subject_to(&mut self, policy: &Policy) {
+    pub fn subject_to(&mut self, policy: &Policy) {
         for (_, domain) in &mut self.domains {
             for service in domain.services.values_mut() {
-                service.callees = policy.callees(&crate::Callee::Service {
+                service.callees = policy.callees(&Callee::Service {
                     domain: &service.entry.domain,
                     name: &service.entry.name,
                 });
@@ -165,33 +179,38 @@ impl Directory {
         }
     }
 
-    pub(crate) fn line_by_cid(&self, domain: DomainId, cid: u32) -> Option<LineId> {
+    /// The VM that guests of a domain know by this identifier, its own or an alias.
+    pub fn line_by_cid(&self, domain: DomainId, cid: u32) -> Option<LineId> {
         self.domains.get(domain.0)?.by_cid.get(&cid).copied()
     }
 
-    pub(crate) fn line_by_name(&self, domain: &str, name: &str) -> Option<LineId> {
+    /// The VM of this name in a domain.
+    pub fn line_by_name(&self, domain: &str, name: &str) -> Option<LineId> {
         let domain = &self.domains[self.domain(domain)?.0];
         let line = domain.by_name.get(name);
         line.or_else(|| domain.by_other_name.get(name)).copied()
     }
 
-    pub(crate) fn service_at(&self, domain: DomainId, port: u32) -> Option<&Service> {
+    /// The service at a port of a domain.
+    pub fn service_at(&self, domain: DomainId, port: u32) -> Option<&Service> {
         self.domains.get(domain.0)?.services.get(&port)
     }
 
     /// The ports of a domain's services.
-    pub(crate) fn service_ports(&self, domain: DomainId) -> impl Iterator<Item = u32> + '_ {
+    pub fn service_ports(&self, domain: DomainId) -> impl Iterator<Item = u32> + '_ {
         let domain = self.domains.get(domain.0).into_iter();
         domain.flat_map(|domain| domain.services.keys().copied())
     }
 
-    pub(crate) fn service_by_name(&self, domain: &str, name: &str) -> Option<&Service> {
+    /// The service of this name in a domain.
+    pub fn service_by_name(&self, domain: &str, name: &str) -> Option<&Service> {
         let domain = self.domain(domain)?;
         let mut services = self.domains[domain.0].services.values();
         services.find(|service| service.entry.name == name)
     }
 
-    pub(crate) fn service(&self, id: ServiceId) -> Option<&ServiceEntry> {
+    /// The service of this number.
+    pub fn service(&self, id: ServiceId) -> Option<&ServiceEntry> {
         self.domains.iter().find_map(|(_, domain)| {
             let mut services = domain.services.values();
             let service = services.find(|service| service.entry.id == id);
@@ -199,7 +218,8 @@ impl Directory {
         })
     }
 
-    pub(crate) fn service_callees(&self, id: ServiceId) -> Option<&RuleSet> {
+    /// The rules that can match when the service of this number is called.
+    pub fn service_callees(&self, id: ServiceId) -> Option<&RuleSet> {
         self.domains.iter().find_map(|(_, domain)| {
             let mut services = domain.services.values();
             let service = services.find(|service| service.entry.id == id);
@@ -208,7 +228,7 @@ impl Directory {
     }
 
     /// The identifier under which guests of a domain know a VM of another.
-    pub(crate) fn alias(&mut self, viewer: DomainId, line: LineId, address: &Address) -> u32 {
+    pub fn alias(&mut self, viewer: DomainId, line: LineId, address: &Address) -> u32 {
         let Some(domain) = self.domains.get_mut(viewer.0) else {
             return address.cid;
         };

@@ -1,7 +1,7 @@
 //! Why a call is decided as it is.
 
-use super::compiled::Policy;
-use super::rule::{Callee, CalleePattern, Caller, CallerPattern, PortRange, Rule, RuleId, Verdict};
+use crate::compiled::Policy;
+use crate::rule::{Callee, CalleePattern, Caller, CallerPattern, PortRange, Rule, RuleId, Verdict};
 
 /// As many rules that nearly match are named.
 pub const MAX_NEAR: usize = 5;
