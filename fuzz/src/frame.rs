@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use switch::bridge::{
+use l2::bridge::{
     Bridge, BridgeLimits, Ipv6Guard, PortConfig, PortId, Tagging, Verdict, Vlan, VlanId,
 };
 use wire::ethernet::{Head, Layer3, MacAddress, Neighbour, SNAPSHOT_LEN, Transport};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use device::net::{ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot};
 use guestmem::driver::RawDescriptor;
 use guestmem::guest::Range;
-use switch::bridge::{BridgeLimits, PortConfig, Vlan, VlanId, VlanSet};
+use l2::bridge::{BridgeLimits, PortConfig, Vlan, VlanId, VlanSet};
 use tempfile::TempDir;
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_NONE, GSO_TCP4, GSO_UDP, NetHeader};

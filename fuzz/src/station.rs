@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use ::station::{Asker, Host, Ipv4Settings, Station, StationConfig};
+use l2::{Asker, Host, Ipv4Settings, Station, StationConfig};
+
 use ::wire::ethernet::MacAddress;
 
 use crate::Dice;

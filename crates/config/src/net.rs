@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use switch::bridge::{Rates, Vlan, VlanId};
+use l2::bridge::{Rates, Vlan, VlanId};
 use wire::ethernet::MacAddress;
 
 use crate::full_name;

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
+use l2::bridge::PortConfig;
 use policy::{DEFAULT_DOMAIN, full_name};
-use switch::bridge::PortConfig;
 use toml::de::DeValue;
 
 use crate::ConfigError;

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use l2::bridge::{Rates, Vlan, VlanId};
 use serde::{Deserialize, Serialize};
-use switch::bridge::{Rates, Vlan, VlanId};
 use toml::de::DeValue;
 use utoipa::ToSchema;
 use wire::ethernet::MacAddress;

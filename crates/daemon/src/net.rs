@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use config::net::UplinkDevice;
 use device::CaptureOptions;
-use switch::bridge::VlanId;
+use l2::bridge::VlanId;
 use wire::ethernet::MacAddress;
 
 use crate::capture::CaptureSender;

@@ -41,9 +41,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use guestmem::queue::FIRST_SPLIT_BASE;
+use l2::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
 use policy::Time;
 use slab::Slab;
-use switch::bridge::{AddPortError, Bridge, BridgeLimits, MacEntry, PortConfig, PortId};
 use thiserror::Error;
 
 pub use self::model::MAX_QUEUE_PAIRS;
@@ -123,10 +123,10 @@ pub enum NetError {
     NoStation(String),
     /// What the network is to answer contradicts itself.
     #[error(transparent)]
-    Station(#[from] ::station::ConfigError),
+    Station(#[from] l2::StationConfigError),
     /// The hosts that the network is to know contradict each other.
     #[error(transparent)]
-    Hosts(#[from] ::station::HostError),
+    Hosts(#[from] l2::HostError),
     /// Nobody else can look.
     #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
     TooManyCaptures,
@@ -181,7 +181,7 @@ pub struct NetPortSnapshot {
     /// What passed.
     pub counters: PortCounters,
     /// What the bridge has counted.
-    pub bridge: switch::bridge::PortCounters,
+    pub bridge: l2::bridge::PortCounters,
 }
 
 /// A network as it stands.
@@ -205,9 +205,9 @@ pub struct StationSnapshot {
     /// Its number in the bridge.
     pub id: PortId,
     /// What the station has done.
-    pub counters: ::station::Counters,
+    pub counters: l2::StationCounters,
     /// What the bridge has counted.
-    pub bridge: switch::bridge::PortCounters,
+    pub bridge: l2::bridge::PortCounters,
 }
 
 /// A network's way out as it stands.
@@ -220,7 +220,7 @@ pub struct UplinkSnapshot {
     /// What passed.
     pub counters: UplinkCounters,
     /// What the bridge has counted.
-    pub bridge: switch::bridge::PortCounters,
+    pub bridge: l2::bridge::PortCounters,
 }
 
 /// The networks with everything they decide about. One thread owns and runs it.
@@ -637,7 +637,7 @@ impl NetFabric {
 mod tests;
 
 impl Network {
-    fn bridge_counters(&self, id: PortId) -> switch::bridge::PortCounters {
+    fn bridge_counters(&self, id: PortId) -> l2::bridge::PortCounters {
         self.bridge.counters(id).unwrap_or_default()
     }
 

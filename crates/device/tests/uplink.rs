@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use device::net::{
     ModerationSetting, NetError, NetFabric, NetPortConfig, UplinkDevice, UplinkSnapshot,
 };
+use l2::{
+    Ipv4Settings, StationConfig,
+    bridge::{AddPortError, BridgeLimits, PortConfig, Refusal, Vlan, VlanId, VlanSet},
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use station::{Ipv4Settings, StationConfig};
-use switch::bridge::{AddPortError, BridgeLimits, PortConfig, Refusal, Vlan, VlanId, VlanSet};
 use sys::ethernet::{Opened, open_packet_socket, open_tap};
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_UDP_FRAGMENTS, NetHeader};

@@ -41,7 +41,6 @@
 //! `tests/model` plays both protocol sides and the device. Scenarios beside it are named for what they show;
 //! `tests/simulation` runs random schedules from seeds; `tests/results.txt` is a table of what named scenarios cost.
 
-pub mod bridge;
 mod call;
 mod circuit;
 mod config;

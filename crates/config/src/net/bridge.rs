@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use switch::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Vlan};
+use l2::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Vlan};
 use wire::ethernet::MacAddress;
 
 use super::{NetworkSpec, PortSpec, hears_station};
@@ -91,7 +91,7 @@ fn link_local(mac: MacAddress) -> Ipv6Addr {
 
 #[cfg(test)]
 mod tests {
-    use switch::bridge::{Bridge, Verdict};
+    use l2::bridge::{Bridge, Verdict};
 
     use super::*;
     use crate::net::{UplinkDevice, UplinkSpec};

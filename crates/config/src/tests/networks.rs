@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use switch::bridge::{Rates, Vlan, VlanId};
+use l2::bridge::{Rates, Vlan, VlanId};
 
 use super::*;
 use crate::net::{Moderation, NetHost, PortSpec, UplinkDevice};

@@ -7,7 +7,7 @@ use api::{MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 use config::net::{NetworkSpec, PortSpec, vlan_in_words};
 use config::{LineSpec, Plan};
 use device::CaptureOptions;
-use switch::bridge::VlanId;
+use l2::bridge::VlanId;
 
 use super::{Control, known_vm, owned};
 use crate::capture::CaptureReader;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use config::net::{Moderation, NetHost, NetworkSpec, PortSpec, UplinkDevice};
 use device::net::{ModerationSetting, NetFabric, NetPortConfig};
-use station::{Host, Ipv4Settings, StationConfig};
-use switch::bridge::PortConfig;
+use l2::bridge::PortConfig;
+use l2::{Host, Ipv4Settings, StationConfig};
 
 use super::worker::net_error;
 use super::{NetChange, NetFault, PlacedPort};

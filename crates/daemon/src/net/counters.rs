@@ -1,6 +1,6 @@
 //! What the switch counts, by name.
 
-use switch::bridge::{PortCounters, Refusal};
+use l2::bridge::{PortCounters, Refusal};
 
 use crate::line::Counters;
 

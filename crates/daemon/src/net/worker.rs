@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use device::CaptureOptions;
 use device::net::{NetFabric, NetPortSnapshot, NetworkSnapshot, PortCounters};
-use switch::bridge::{self, PortId};
+use l2::bridge::{self, PortId};
 
 use super::{
     MacStatus, NetChange, NetError, NetFault, NetWorker, NetworkStatus, PortOwner, PortStatus,

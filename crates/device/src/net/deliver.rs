@@ -136,7 +136,7 @@ impl NetFabric {
             let mut retagged;
             let Batch { frames, chains, .. } = &mut self.batch;
             let mut frame = &mut frames[routed.frame];
-            if routed.tagging != switch::bridge::Tagging::Keep {
+            if routed.tagging != l2::bridge::Tagging::Keep {
                 retagged = frame.retagged(routed.tagging);
                 frame = &mut retagged;
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use guestmem::guest::{GuestMemory, total_len};
 use guestmem::queue::{Chain, Queue, QueueError};
+use l2::bridge::{PortId, Tagging, Verdict};
 use policy::Time;
-use switch::bridge::{PortId, Tagging, Verdict};
 use wire::ethernet::{HEADER_LEN, TAG_LEN};
 use wire::net_header::{NET_HEADER_LEN, NetHeader, Offloads};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use guestmem::queue::Queue;
-use switch::bridge::PortId;
+use l2::bridge::PortId;
 use wire::net_header::Offloads;
 
 use super::cost::Debt;

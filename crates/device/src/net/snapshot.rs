@@ -1,6 +1,6 @@
 //! A frame's beginning, copied out of the guest's memory.
 
-use switch::bridge::Tagging;
+use l2::bridge::Tagging;
 use wire::ethernet::{Head, Layer3, SNAPSHOT_LEN, TAG_LEN, TAG_OFFSET, Transport};
 use wire::net_header::{NET_HEADER_LEN, Offload};
 

@@ -1,7 +1,9 @@
 //! The port behind which the network itself answers.
 
-use station::{Asker, Host, Station, StationConfig};
-use switch::bridge::{Bridge, PortConfig, PortId, PortKind};
+use l2::{
+    Asker, Host, Station, StationConfig,
+    bridge::{Bridge, PortConfig, PortId, PortKind},
+};
 use wire::ethernet::MacAddress;
 use wire::net_header::Offloads;
 

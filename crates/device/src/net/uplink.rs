@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use guestmem::io::Gather;
+use l2::bridge::{PortConfig, PortId};
 use rustix::io::Errno;
-use switch::bridge::{PortConfig, PortId};
 use sys::ethernet::{Opened, mtu_of, open_packet_socket, open_tap};
 use wire::ethernet::{HEADER_LEN, TAG_LEN, TAG_OFFSET};
 use wire::net_header::{Finish, NET_HEADER_LEN, NetHeader, Offload, Offloads};

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use device::net::{ModerationSetting, NetFabric, NetPortConfig};
 use guestmem::driver::Arena;
+use l2::bridge::{BridgeLimits, PortConfig};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
-use switch::bridge::{BridgeLimits, PortConfig};
 use wire::ethernet::MacAddress;
 
 use crate::guest::{Guest, TX, quads, request, send};

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use l2::bridge::{BridgeLimits, PortConfig, Vlan, VlanId};
 use pcap_parser::pcapng::{Block, OptionCode, PcapNGOption};
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{PcapBlockOwned, PcapNGSlice};
-use switch::bridge::{BridgeLimits, PortConfig, Vlan, VlanId};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, House, LAN, frame, mac};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guestmem::driver::Arena;
-use switch::bridge::{BridgeLimits, PortConfig};
+use l2::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, Guest, House, LAN, TRANSMIT, frame, mac};

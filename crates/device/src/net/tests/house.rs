@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::{GuestMemory, Range, RegionSpec};
+use l2::bridge::{BridgeLimits, PortConfig};
 use rustix::event::{EventfdFlags, eventfd};
-use switch::bridge::{BridgeLimits, PortConfig};
 use wire::ethernet::MacAddress;
 use wire::net_header::{NET_HEADER_LEN, NetHeader};
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use guestmem::driver::Arena;
-use switch::bridge::{BridgeLimits, PortConfig};
+use l2::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};

@@ -1,6 +1,6 @@
 //! What senders leave to others: passed on to receivers that take it, done for those that do not. And tags, which move it.
 
-use switch::bridge::{PortConfig, Vlan, VlanId, VlanSet};
+use l2::bridge::{PortConfig, Vlan, VlanId, VlanSet};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, House, LINUX, PLAIN, frame, mac};

@@ -1,6 +1,6 @@
 //! The ways of frames from guest to guest: of every length, from buffers and into buffers of every form.
 
-use switch::bridge::PortConfig;
+use l2::bridge::PortConfig;
 use wire::ethernet::MacAddress;
 use wire::net_header::{NET_HEADER_LEN, NetHeader};
 

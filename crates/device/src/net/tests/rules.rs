@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use switch::bridge::{PortConfig, Rates};
+use l2::bridge::{PortConfig, Rates};
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, Guest, House, RECEIVE, TRANSMIT, frame, mac};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guestmem::driver::Arena;
-use switch::bridge::PortConfig;
+use l2::bridge::PortConfig;
 use wire::net_header::NetHeader;
 
 use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};

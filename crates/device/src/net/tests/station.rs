@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use station::{Host, Ipv4Settings, StationConfig};
-use switch::bridge::PortConfig;
+use l2::bridge::PortConfig;
+use l2::{Host, Ipv4Settings, StationConfig};
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
 

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
+use l2::bridge::{Ipv6Guard, PortConfig, Verdict};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use switch::bridge::{Ipv6Guard, PortConfig, Verdict};
 use sys::ethernet::Opened;
 use wire::ethernet::MacAddress;
 

@@ -1,4 +1,4 @@
-//! What a decision about a frame costs: `cargo bench --package ringdown-switch --bench bridge`.
+//! What a decision about a frame costs: `cargo bench --package ringdown-l2 --bench bridge`.
 //!
 //! The goal is some 15 ns from one guest to another by assigned addresses, among 1,000 ports. Every case says what it expects, so that no wrong answer is fast.
 
@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use switch::bridge::{
+use l2::bridge::{
     Bridge, BridgeLimits, Ipv6Guard, PortConfig, PortId, Refusal, Tagging, Verdict, Vlan, VlanId,
     VlanSet,
 };

@@ -4,8 +4,8 @@
 //! from a place that its MAC address names: so it mostly gets the same again also when the server has forgotten everything. Leases run out by
 //! themselves, when somebody else needs the slot; there is no timer.
 
+use core::net::Ipv4Addr;
 use std::collections::{BTreeSet, HashMap};
-use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 

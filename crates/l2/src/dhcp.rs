@@ -15,7 +15,7 @@
 mod message;
 mod pool;
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use smoltcp::wire::DhcpMessageType;

@@ -1,6 +1,6 @@
 //! A network of layer 2: to which ports a frame goes, and whether it may.
 //!
-//! A [`Bridge`] is one network with its ports. As everything in this room it only decides: it is shown a private copy of a frame's first
+//! A [`Bridge`] is one network with its ports. It only decides: it is shown a private copy of a frame's first
 //! [`SNAPSHOT_LEN`](wire::ethernet::SNAPSHOT_LEN) bytes and the time, and answers with a [`Verdict`]. It never sees payload, a ring or a clock.
 //!
 //! # Theory of operation

@@ -9,8 +9,8 @@
 //! A port has [`CONNECTIONS_EACH`] of the slots at most, whatever MAC addresses are used behind it, and a connection on which nothing is asked ends after [`IDLE_TIME`]. So a guest that
 //! opens connections and leaves them costs the others nothing. UDP, which is what resolvers use, has no state at all.
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};

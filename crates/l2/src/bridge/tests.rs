@@ -3,6 +3,7 @@
 mod addresses;
 mod filters;
 mod outside;
+mod random;
 mod rates;
 mod shortcut;
 mod simulation;

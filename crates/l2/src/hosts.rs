@@ -5,8 +5,8 @@
 //! guest itself what is so: before it uses an address it asks whether somebody has it (RFC 4862, 5.4), and that the station hears. Only a host without an
 //! IPv4 address is believed to have the likely one before it was heard.
 
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use wire::ethernet::MacAddress;
 

@@ -1,6 +1,6 @@
 //! Frames as the station writes them: the headers below what it has to say.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{

@@ -1,7 +1,40 @@
-//! The station itself: what arrives is sorted here, and handed to the one who knows the answer.
+//! What a network itself answers: addresses, names and pings, so that guests find each other without any configuration.
+//!
+//! A network has one [`Station`]. What arrives is sorted here, and goes to the module that knows the answer. To guests it looks like one more machine on the wire, with addresses of its own, that speaks
+//!
+//! | protocol | what the station does |
+//! | --- | --- |
+//! | ARP, neighbour discovery | answers for its own addresses, also when somebody probes whether they are free |
+//! | DHCPv4 | gives every guest the address that its operator wrote down, or one of a pool |
+//! | router advertisement | tells the prefix, the MTU, the resolver and the search domain to whoever asks |
+//! | DNS, over UDP and TCP | knows the names of the network's guests, and nothing else |
+//! | ping | answers |
+//!
+//! # Theory of operation
+//!
+//! The station is a state machine without I/O: frames and times go in ([`Station::receive`], [`Station::handle_timeout`]), frames and the
+//! time of the next timer come out ([`Station::transmit`], [`Station::poll_at`]). It has no thread, no socket and no clock, so that the
+//! switch's worker can call it between two batches, and a test can have a year go by.
+//!
+//! Three ideas keep it small and calm:
+//!
+//! - *It answers to where the question came from.* The Ethernet source of a question is the destination of its answer; no neighbour is ever
+//!   looked up, so no guest can make the station wait for another's silence, and there is no neighbour cache to fill. Only TCP, whose answers
+//!   may be repeated later, remembers where a peer is, in a small table.
+//! - *It keeps no state for what can be computed.* An address from the operator's list is a look-up; only addresses from the pool are leases.
+//! - *It never speaks first.* No periodic router advertisement, no gratuitous ARP: what it tells does not expire, and who joins later asks. With quiet
+//!   guests [`Station::poll_at`] is `None`. (The one exception is [`Station::link_up`], which the owner calls when what the station tells has changed.)
+//!
+//! The formats, and the IP stack behind DNS and ping, are `smoltcp`'s; the DNS messages are `domain`'s.
+//!
+//! # What is expected of the caller
+//!
+//! Frames are untagged and whole: one that a guest left to be segmented or its checksum to be filled in has to be finished first. Who may
+//! say what (source addresses, rates) is the switch's to decide, before a frame gets here; the station does not rely on it for its own
+//! safety. Every table in it is bounded, and whatever a frame says, it costs one answer at most, to its sender.
 
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
@@ -9,7 +42,7 @@ use wire::ethernet::MacAddress;
 
 use crate::advertise;
 use crate::asker::Asker;
-use crate::config::{ConfigError, Host, HostError, Ipv4Settings, StationConfig, is_unicast};
+use crate::config::{Host, HostError, Ipv4Settings, StationConfig, StationConfigError, is_unicast};
 use crate::dhcp::{self, Lease};
 use crate::dns::{Names, Resolver};
 use crate::frame::{self, MAX_FRAME_LEN, Path};
@@ -20,7 +53,7 @@ use crate::stack::{Sender, Stack};
 /// How many frames wait for [`Station::transmit`] at most. A frame costs one answer, so that only who calls `receive` and never `transmit` comes near.
 pub const MAX_QUEUED_FRAMES: usize = 256;
 
-/// The addresses at which a network itself answers. The crate's first page says how.
+/// The addresses at which a network itself answers.
 pub struct Station {
     config: StationConfig,
     link_local: Ipv6Addr,
@@ -29,12 +62,12 @@ pub struct Station {
     resolver: Option<Resolver>,
     stack: Stack,
     queue: VecDeque<Vec<u8>>,
-    counters: Counters,
+    counters: StationCounters,
 }
 
 /// What a station has done so far.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Counters {
+pub struct StationCounters {
     /// Frames that were given to the station.
     pub frames_received: u64,
     /// Frames that it has sent.
@@ -63,7 +96,7 @@ pub struct Counters {
 
 impl Station {
     /// A station that nobody has spoken to yet.
-    pub fn new(config: StationConfig) -> Result<Self, ConfigError> {
+    pub fn new(config: StationConfig) -> Result<Self, StationConfigError> {
         config.check()?;
         let dhcp = match (config.dhcp, config.ipv4) {
             (true, Some(ipv4)) => Some(dhcp::Server::new(&config, ipv4)),
@@ -76,7 +109,7 @@ impl Station {
             resolver: config.dns.then(|| Resolver::new(&config)),
             stack: Stack::new(&config),
             queue: VecDeque::new(),
-            counters: Counters::default(),
+            counters: StationCounters::default(),
             config,
         })
     }
@@ -132,7 +165,7 @@ impl Station {
     }
 
     /// What the station has done so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> StationCounters {
         self.counters
     }
 

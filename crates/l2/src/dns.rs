@@ -6,7 +6,7 @@
 //!
 //! Answers live for [`TTL_SECONDS`], so that a changed list is seen soon, and a "no" no longer.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use domain::base::iana::{Class, Opcode, OptRcode, Rtype};
 use domain::base::message_builder::PushError;

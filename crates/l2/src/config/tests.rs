@@ -43,7 +43,7 @@ pub(crate) fn host(number: u8) -> Host {
     }
 }
 
-fn refused(change: impl FnOnce(&mut StationConfig)) -> ConfigError {
+fn refused(change: impl FnOnce(&mut StationConfig)) -> StationConfigError {
     let mut config = config();
     change(&mut config);
     Station::new(config).err().expect("a refusal")
@@ -75,19 +75,19 @@ fn pool(first: [u8; 4], last: [u8; 4]) -> impl FnOnce(&mut StationConfig) {
 
 #[test]
 fn limits_hold_at_their_edges() {
-    assert_eq!(refused(prefix(7)), ConfigError::PrefixLen(7));
+    assert_eq!(refused(prefix(7)), StationConfigError::PrefixLen(7));
     accepted(prefix(8));
     accepted(prefix(30));
-    assert_eq!(refused(prefix(31)), ConfigError::PrefixLen(31));
+    assert_eq!(refused(prefix(31)), StationConfigError::PrefixLen(31));
 
     let lease =
         |seconds| move |config: &mut StationConfig| config.lease = Duration::from_secs(seconds);
-    assert!(matches!(refused(lease(59)), ConfigError::Lease(_)));
+    assert!(matches!(refused(lease(59)), StationConfigError::Lease(_)));
     accepted(lease(60));
     accepted(|config| config.lease = Duration::MAX);
 
     let mtu = |mtu| move |config: &mut StationConfig| config.mtu = mtu;
-    assert_eq!(refused(mtu(1279)), ConfigError::Mtu(1279, 1280));
+    assert_eq!(refused(mtu(1279)), StationConfigError::Mtu(1279, 1280));
     accepted(mtu(1280));
     accepted(mtu(65_535));
     let only_ipv4 = |mtu| {
@@ -95,18 +95,18 @@ fn limits_hold_at_their_edges() {
             (config.ipv6, config.advertise, config.mtu) = (None, false, mtu);
         }
     };
-    assert_eq!(refused(only_ipv4(575)), ConfigError::Mtu(575, 576));
+    assert_eq!(refused(only_ipv4(575)), StationConfigError::Mtu(575, 576));
     accepted(only_ipv4(576));
 
     accepted(pool([10, 0, 1, 0], [10, 0, 16, 255]));
     assert!(matches!(
         refused(pool([10, 0, 1, 0], [10, 0, 17, 0])),
-        ConfigError::Pool(..)
+        StationConfigError::Pool(..)
     ));
     accepted(pool([10, 0, 1, 0], [10, 0, 1, 0]));
     assert!(matches!(
         refused(pool([10, 0, 1, 1], [10, 0, 1, 0])),
-        ConfigError::Pool(..)
+        StationConfigError::Pool(..)
     ));
 
     let domain = |len: usize| {
@@ -115,7 +115,10 @@ fn limits_hold_at_their_edges() {
         }
     };
     accepted(domain(100));
-    assert!(matches!(refused(domain(101)), ConfigError::Domain(_)));
+    assert!(matches!(
+        refused(domain(101)),
+        StationConfigError::Domain(_)
+    ));
 }
 
 #[test]
@@ -140,22 +143,22 @@ fn addresses_that_no_host_can_have_are_refused() {
         let address: Ipv6Addr = address.parse().unwrap();
         assert_eq!(
             refused(|config| config.ipv6 = Some(address)),
-            ConfigError::Ipv6Address(address)
+            StationConfigError::Ipv6Address(address)
         );
     }
     let gateway: Ipv4Addr = [10, 0, 1, 1].into();
     assert_eq!(
         refused(|config| config.gateway = Some(gateway)),
-        ConfigError::NotInNetwork(gateway, "10.0.0.0/24".into())
+        StationConfigError::NotInNetwork(gateway, "10.0.0.0/24".into())
     );
     refused(|config| config.pool = Some([10, 0, 0, 0].into()..=[10, 0, 0, 9].into()));
     assert_eq!(
         refused(|config| config.mac = MacAddress::BROADCAST),
-        ConfigError::Mac
+        StationConfigError::Mac
     );
     assert_eq!(
         refused(|config| config.mac = MacAddress::ZERO),
-        ConfigError::Mac
+        StationConfigError::Mac
     );
 }
 
@@ -163,11 +166,11 @@ fn addresses_that_no_host_can_have_are_refused() {
 fn what_needs_an_address_is_refused_without_one() {
     assert_eq!(
         refused(|config| config.ipv4 = None),
-        ConfigError::DhcpWithoutAddress
+        StationConfigError::DhcpWithoutAddress
     );
     assert_eq!(
         refused(|config| config.ipv6 = None),
-        ConfigError::AdvertisesWithoutAddress
+        StationConfigError::AdvertisesWithoutAddress
     );
     accepted(|config| (config.ipv4, config.dhcp) = (None, false));
 }
@@ -180,7 +183,7 @@ fn domains_are_labels_with_dots_between_them() {
     for domain in ["", ".", "lan.", ".lan", "a..b", "ä", "a b", "a/b"] {
         assert_eq!(
             refused(|config| config.domain = domain.into()),
-            ConfigError::Domain(domain.into())
+            StationConfigError::Domain(domain.into())
         );
     }
     refused(|config| config.domain = "a".repeat(64));

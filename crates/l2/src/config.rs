@@ -1,6 +1,6 @@
 //! What the operator says about a network and its hosts, checked before it is used.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -77,51 +77,51 @@ pub struct StationConfig {
 }
 
 impl StationConfig {
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), StationConfigError> {
         if !self.mac.is_assignable() {
-            return Err(ConfigError::Mac);
+            return Err(StationConfigError::Mac);
         }
         if let Some(ipv4) = self.ipv4 {
             self.check_ipv4(ipv4)?;
         } else if self.dhcp || self.gateway.is_some() || self.pool.is_some() {
-            return Err(ConfigError::DhcpWithoutAddress);
+            return Err(StationConfigError::DhcpWithoutAddress);
         }
         if let Some(address) = self.ipv6 {
             if address.is_multicast() || address.is_unicast_link_local() || is_reserved(address) {
-                return Err(ConfigError::Ipv6Address(address));
+                return Err(StationConfigError::Ipv6Address(address));
             }
         } else if self.advertise {
-            return Err(ConfigError::AdvertisesWithoutAddress);
+            return Err(StationConfigError::AdvertisesWithoutAddress);
         }
         if !is_domain(&self.domain) {
-            return Err(ConfigError::Domain(self.domain.clone()));
+            return Err(StationConfigError::Domain(self.domain.clone()));
         }
         let min_mtu = match self.ipv6 {
             Some(_) => MIN_IPV6_MTU,
             None => MIN_MTU,
         };
         if self.mtu < min_mtu {
-            return Err(ConfigError::Mtu(self.mtu, min_mtu));
+            return Err(StationConfigError::Mtu(self.mtu, min_mtu));
         }
         if self.lease < MIN_LEASE {
-            return Err(ConfigError::Lease(self.lease));
+            return Err(StationConfigError::Lease(self.lease));
         }
         Ok(())
     }
 
-    fn check_ipv4(&self, ipv4: Ipv4Settings) -> Result<(), ConfigError> {
+    fn check_ipv4(&self, ipv4: Ipv4Settings) -> Result<(), StationConfigError> {
         if !(8..=30).contains(&ipv4.prefix_len) {
-            return Err(ConfigError::PrefixLen(ipv4.prefix_len));
+            return Err(StationConfigError::PrefixLen(ipv4.prefix_len));
         }
         let usable = |address: Ipv4Addr| match ipv4.has_host(address) {
             true => Ok(()),
-            false => Err(ConfigError::NotInNetwork(
+            false => Err(StationConfigError::NotInNetwork(
                 address,
                 ipv4.cidr().network().to_string(),
             )),
         };
         if !is_unicast(ipv4.address) {
-            return Err(ConfigError::Ipv4Address(ipv4.address));
+            return Err(StationConfigError::Ipv4Address(ipv4.address));
         }
         usable(ipv4.address)?;
         if let Some(gateway) = self.gateway {
@@ -132,7 +132,7 @@ impl StationConfig {
             usable(*pool.end())?;
             let (first, last) = (pool.start().to_bits(), pool.end().to_bits());
             if first > last || (last - first) as usize >= MAX_POOL_ADDRESSES {
-                return Err(ConfigError::Pool(*pool.start(), *pool.end()));
+                return Err(StationConfigError::Pool(*pool.start(), *pool.end()));
             }
         }
         Ok(())
@@ -171,7 +171,7 @@ pub fn slaac_address(prefix: Ipv6Addr, mac: MacAddress) -> Ipv6Addr {
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum StationConfigError {
     /// The station's MAC address is for a group.
     #[error(
         "the MAC address of a station must be that of one machine: not zero, and the first byte even"
@@ -234,10 +234,10 @@ pub enum HostError {
     MacTwice(String),
     /// Two hosts have one address, or it is the station's.
     #[error("{0:?} has an address that the station or another host has as well: {1}")]
-    AddressTwice(String, std::net::IpAddr),
+    AddressTwice(String, core::net::IpAddr),
     /// The address is none of the network's.
     #[error("{0:?} has the address {1}, which no host of this network can have")]
-    Address(String, std::net::IpAddr),
+    Address(String, core::net::IpAddr),
     /// The list is too long.
     #[error("a network has {MAX_HOSTS} hosts at most, found {0}")]
     TooMany(usize),

@@ -8,7 +8,7 @@
 //! The *router lifetime* is zero: the station leads nowhere, so no guest makes a default route of it (RFC 4861, 4.2), and takes the rest all the same. If
 //! there is an uplink with a router of IPv6, that one advertises itself.
 
-use std::net::Ipv6Addr;
+use core::net::Ipv6Addr;
 
 use smoltcp::time::Duration;
 use smoltcp::wire::{

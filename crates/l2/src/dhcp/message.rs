@@ -1,6 +1,6 @@
 //! The messages of DHCP: what is read of a client's, and what a server's says.
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 use std::time::Duration;
 
 use smoltcp::phy::ChecksumCapabilities;

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
+use super::random::Random;
 use super::*;
-use crate::tests::model::payload::Random;
 
 /// Frames and changes in one world.
 const STEPS: u32 = 10_000;

@@ -3,7 +3,7 @@
 //! Both are answered for the station's own addresses only, and also to guests that merely want to know whether such an address is still free
 //! (RFC 5227 for ARP, RFC 4862, 5.4 for IPv6), so that no guest takes one by mistake.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetProtocol, Icmpv6Message,
