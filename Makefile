@@ -113,7 +113,7 @@ interleavings:
 		$(CARGO) test --quiet --release --package ringdown-guestmem --package ringdown-shmring --lib interleavings
 
 sim: setup ## simulate the switch, and the serial link, for ten minutes each (SIM_SECONDS=60 for one); a failing seed is printed
-	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-switch --lib every_schedule -- --nocapture
+	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-vsock --lib every_schedule -- --nocapture
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-serial --lib every_schedule -- --nocapture
 
 soak: build ## 500 calls a second for an hour (SOAK_SECONDS=600 for ten minutes), the policy changing: nothing may leak or be dropped

@@ -9,7 +9,7 @@ use std::time::Duration;
 use device::Change;
 use guestmem::driver::RawDescriptor;
 use guestmem::queue::MAX_CHAIN_LEN;
-use switch::Limits;
+use vsock::Limits;
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 
 use crate::Dice;

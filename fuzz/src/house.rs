@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, LineConfig, LineSnapshot};
 use policy::{Address, Policy, Rule};
-use switch::Limits;
 use tempfile::TempDir;
+use vsock::Limits;
 
 /// How long anything may take, and in how many turns. Nothing takes that long unless it is broken; and a process that was stopped for a
 /// while, or gets the processor last of all, has had the time and not the turns.

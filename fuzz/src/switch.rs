@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use policy::{Address, LineId, Policy, Rule, Time};
-use switch::{Action, CircuitId, Event, Limits, Reason, Sent, Side, Switch, Transmit};
+use vsock::{Action, CircuitId, Event, Limits, Reason, Sent, Side, Switch, Transmit};
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::Dice;
@@ -486,7 +486,7 @@ impl World {
             }
             Action::HostShutdown {
                 circuit,
-                direction: switch::Direction::Write,
+                direction: vsock::Direction::Write,
             } => {
                 let host = self.hosts.get_mut(&circuit).expect("its socket is there");
                 assert!(!host.told_end, "the end is told once");

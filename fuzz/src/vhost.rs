@@ -11,7 +11,7 @@ use guestmem::queue::QueueSetup;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use switch::Limits;
+use vsock::Limits;
 
 use crate::Dice;
 use crate::guest::Guest;

@@ -178,7 +178,7 @@ fn check_machine_paths(root: &Path, files: &[PathBuf]) -> Vec<String> {
 }
 
 /// The crates that decide, and nothing else: they see no clock, thread, lock, file or socket.
-const PURE: &[&str] = &["crates/l2/src", "crates/policy/src", "crates/switch/src"];
+const PURE: &[&str] = &["crates/l2/src", "crates/policy/src", "crates/vsock/src"];
 
 fn check_purity(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     const FORBIDDEN: &[&str] = &[
@@ -370,11 +370,11 @@ mod tests {
     #[test]
     fn a_clock_in_the_switch_is_found_but_not_in_its_comments_or_tests() {
         let directory = e2e::spawn::scratch_directory().unwrap();
-        let source = directory.join("crates/switch/src");
+        let source = directory.join("crates/vsock/src");
         fs::create_dir_all(&source).unwrap();
         let text = "// Instant::now is not for us\nlet now = Instant::now();\n#[cfg(test)]\nuse std::thread;\n";
         fs::write(source.join("lib.rs"), text).unwrap();
-        let findings = check_purity(&directory, &["crates/switch/src/lib.rs".into()]).unwrap();
+        let findings = check_purity(&directory, &["crates/vsock/src/lib.rs".into()]).unwrap();
         assert_eq!(findings.len(), 1);
         assert!(findings[0].contains("lib.rs:2"), "{findings:?}");
     }

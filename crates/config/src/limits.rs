@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use switch::Limits;
+use vsock::Limits;
 
 use crate::input::InputError;
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use switch::Limits;
+use vsock::Limits;
 
 use crate::net::PortSpec;
 use crate::{Channel, Chardev, PortRequest, WindowsSpec, full_name};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use policy::{DEFAULT_DOMAIN, Rule, RuleLimits, Verdict};
-use switch::Limits;
+use vsock::Limits;
 
 use crate::fields::fields;
 use crate::input::{

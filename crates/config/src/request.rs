@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use policy::{DEFAULT_DOMAIN, full_name};
-use switch::Limits;
+use vsock::Limits;
 
 use crate::channel::{Channel, ChardevRequest};
 use crate::input::InputError;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
-use switch::Limits;
+use vsock::Limits;
 
 use super::*;
 use crate::input::{InputError, MAX_NAME_LEN, MAX_SOCKET_PATH_LEN};

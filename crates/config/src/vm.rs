@@ -1,8 +1,8 @@
 //! `[[vm]]` and `[[group]]`.
 
 use policy::DEFAULT_DOMAIN;
-use switch::Limits;
 use toml::de::DeValue;
+use vsock::Limits;
 
 use crate::input::{InputError, VM_KEYS, check_cid};
 use crate::limits::{LIMIT_KEYS, set, set_in_words};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
 use policy::{Address, Policy};
-use switch::Reason;
+use vsock::Reason;
 
 use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::events::{CallNotes, observer};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use config::LineSpec;
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
 use policy::{Policy, ServiceEntry};
-use switch::{RuleReport, SetUpTimes};
+use vsock::{RuleReport, SetUpTimes};
 
 use crate::capture::CaptureSender;
 use crate::offers::Commit;

@@ -76,7 +76,7 @@ struct About {
     vm: String,
     /// A service or a published port, as the configuration names it.
     name: String,
-    /// One of [`switch::Reason`].
+    /// One of [`vsock::Reason`].
     reason: String,
 }
 

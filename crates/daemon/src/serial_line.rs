@@ -14,7 +14,7 @@ use std::time::Instant;
 use config::Chardev;
 use device::{Carrier, Connected, Fabric, Reply};
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Status, Stream};
-use switch::Reason;
+use vsock::Reason;
 
 use crate::arrivals::Unreachable;
 use crate::chardev::Meeting;

@@ -31,10 +31,10 @@ use std::time::Duration;
 
 use device::{Called, CircuitFilter, CircuitSnapshot, Dialer, Endpoint, ServiceCall};
 use policy::full_name;
-use switch::{CircuitId, CircuitState, Reason};
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
+use vsock::{CircuitId, CircuitState, Reason};
 
 pub use self::board::BoardCounts;
 use self::board::{Board, Effect};

@@ -14,7 +14,7 @@ use device::{
     Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
 use policy::{Address, LineId};
-use switch::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
+use vsock::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 
 use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use policy::{LineId, Time};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use switch::{CircuitId, Reason};
+use vsock::{CircuitId, Reason};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use switch::{CircuitId, Side};
+use vsock::{CircuitId, Side};
 use wire::agent::Secret;
 use wire::vsock::SocketType;
 

@@ -9,8 +9,8 @@ use std::path::{Path, absolute};
 
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType, connect};
-use switch::Reason;
 use sys::links::find;
+use vsock::Reason;
 
 use crate::socket::{is_own, unix_socket};
 

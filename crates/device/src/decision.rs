@@ -1,7 +1,7 @@
 //! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
 
 use policy::{Address, RuleId, ServiceEntry};
-use switch::{CircuitId, Reason};
+use vsock::{CircuitId, Reason};
 
 use crate::snapshot::{CircuitSnapshot, Credentials};
 

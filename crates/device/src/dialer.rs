@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use policy::{Address, ServiceId};
-use switch::{CircuitId, Reason};
+use vsock::{CircuitId, Reason};
 use wire::vsock::SocketType;
 
 use crate::slow::Party;

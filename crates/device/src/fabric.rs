@@ -31,10 +31,8 @@ use guestmem::queue::Chain;
 use policy::{Address, LineId, Policy, ServiceEntry, Time};
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
-use switch::{
-    Action, AddLineError, CircuitId, Event, Limits, LineReport, RuleReport, Side, Switch,
-};
 use thiserror::Error;
+use vsock::{Action, AddLineError, CircuitId, Event, Limits, LineReport, RuleReport, Side, Switch};
 use wire::connect::seqpacket_path;
 
 use crate::Waker;
@@ -51,7 +49,7 @@ use crate::ring::{Ring, RingCounts};
 use crate::slow::Slow;
 use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm};
 use crate::spin::Spin;
-use crate::vsock::{self, EVENT, TX};
+use crate::vsock::{EVENT, TX, model};
 
 pub use self::agent::{Arrival, Attachment};
 use self::capture::Captures;
@@ -352,7 +350,7 @@ impl Fabric {
             generation,
             vm: config.address.full_name(),
         };
-        let model = vsock::model(config.address.cid);
+        let model = model(config.address.cid);
         let frontend = Frontend::spawn(vhost, identity, model, self.mailbox.clone());
         let frontend = frontend.map_err(|error| OpenLineError::Socket {
             path: config.vhost_user.clone(),

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Fabric`] owns a [`switch::Switch`] and everything the switch decides about: the rings of every guest, the sockets
+//! A [`Fabric`] owns a [`Switch`](::vsock::Switch) and everything the switch decides about: the rings of every guest, the sockets
 //! of programs on the host, and the bytes that have left one and not yet reached the other. One thread runs it. A breath of
 //! the data path is the same for every packet:
 //!

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use guestmem::queue::Queue;
 use policy::Time;
-use switch::CircuitId;
+use vsock::CircuitId;
 use wire::agent::Secret;
 
 use crate::dialer::Carrier;
@@ -74,7 +74,7 @@ pub(crate) struct LineIo {
     /// When the log was last told that the guest sends too many packets without payload.
     pub(crate) rest_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
-    /// [`Limits::kept_messages`](switch::Limits::kept_messages) at most.
+    /// [`Limits::kept_messages`](vsock::Limits::kept_messages) at most.
     pub(crate) messages: Tally,
     /// Bytes of messages that programs of the host have sent and that the guest has yet to take.
     pub(crate) host_message_bytes: Tally,

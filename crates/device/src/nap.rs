@@ -17,7 +17,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use rustix::thread::set_current_timer_slack;
-use switch::CircuitId;
+use vsock::CircuitId;
 
 use crate::reactor::Reactor;
 

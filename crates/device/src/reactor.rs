@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use policy::LineId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
-use switch::{CircuitId, Side};
+use vsock::{CircuitId, Side};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 

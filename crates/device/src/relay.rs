@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
-use switch::{CircuitId, Side};
+use vsock::{CircuitId, Side};
 
 use crate::caller::{end_on_close, take_request};
 use crate::dialer::{Connected, Cut, Hold, is_cut, mark};

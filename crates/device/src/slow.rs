@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use policy::{LineId, ServiceId};
 use rustix::time::{ClockId, clock_gettime};
-use switch::CircuitId;
+use vsock::CircuitId;
 
 /// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a tenth of this.
 const CALL: Duration = Duration::from_micros(500);

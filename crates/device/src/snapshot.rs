@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use switch::{CircuitId, CircuitState};
 use sys::peer::Peer;
+use vsock::{CircuitId, CircuitState};
 use wire::vsock::SocketType;
 
 /// Whose program it is that calls, as the kernel says (unix(7), `SO_PEERCRED`).

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use device::{Fabric, LineConfig};
 use policy::Address;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use switch::Limits;
+use vsock::Limits;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,7 @@ use policy::{
     Address, Callee, CalleePattern, Caller, CallerPattern, LineId, NamePattern, Policy, Redirect,
     Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict,
 };
-use switch::{
+use vsock::{
     Action, CalleeId, CallerId, CircuitId, CircuitReport, CircuitState, Decided, HostCaller, Reason,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
@@ -452,7 +452,7 @@ impl World {
             ended <= most,
             "{ended} ended, and at most {most} may not live"
         );
-        self.carry_out(&actions, switch::Event::Tick);
+        self.carry_out(&actions, vsock::Event::Tick);
         let again = self.switch.enforce_policy(self.now, &mut Vec::new());
         assert_eq!(
             (again, self.twin.enforce_policy(self.now, &mut Vec::new())),
@@ -550,7 +550,7 @@ impl World {
         self.switch.remove_line(self.now, line, &mut actions);
         self.twin.remove_line(self.now, line, &mut again);
         assert_eq!(actions, again);
-        self.carry_out(&actions, switch::Event::Tick);
+        self.carry_out(&actions, vsock::Event::Tick);
         for switch in [&mut self.switch, &mut self.twin] {
             let again = switch.add_line_at(address.clone(), self.limits);
             assert_eq!(again, Ok(line), "numbers are used again");

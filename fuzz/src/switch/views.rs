@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use policy::LineId;
-use switch::{Action, Reason};
+use vsock::{Action, Reason};
 use wire::vsock::{Header, Operation, SHUTDOWN_SEND};
 
 /// A guest's name for a connection.

@@ -10,7 +10,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-shmring", &["ringdown-guestmem"]),
     ("ringdown-sys", &[]),
     ("ringdown-policy", &["ringdown-wire"]),
-    ("ringdown-switch", &["ringdown-policy", "ringdown-wire"]),
+    ("ringdown-vsock", &["ringdown-policy", "ringdown-wire"]),
     ("ringdown-l2", &["ringdown-policy", "ringdown-wire"]),
     (
         "ringdown-device",
@@ -19,8 +19,8 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-l2",
             "ringdown-policy",
             "ringdown-shmring",
-            "ringdown-switch",
             "ringdown-sys",
+            "ringdown-vsock",
             "ringdown-wire",
         ],
     ),
@@ -30,8 +30,8 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "ringdown-l2",
             "ringdown-policy",
-            "ringdown-switch",
             "ringdown-sys",
+            "ringdown-vsock",
             "ringdown-wire",
         ],
     ),
@@ -48,8 +48,8 @@ const EDGES: &[(&str, &[&str])] = &[
             "ringdown-l2",
             "ringdown-policy",
             "ringdown-serial",
-            "ringdown-switch",
             "ringdown-sys",
+            "ringdown-vsock",
             "ringdown-wire",
         ],
     ),
@@ -89,7 +89,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-shmring",
     "ringdown-sys",
     "ringdown-policy",
-    "ringdown-switch",
+    "ringdown-vsock",
     "ringdown-device",
     "ringdown-serial",
     "ringdown-l2",
@@ -170,7 +170,7 @@ mod tests {
                 .is_empty()
         );
         assert_eq!(
-            check(&workspace("ringdown-switch", local("ringdown-guestmem")))
+            check(&workspace("ringdown-vsock", local("ringdown-guestmem")))
                 .unwrap()
                 .len(),
             1

@@ -18,11 +18,11 @@ use config::input::{InputError, check_cid, check_name, check_name_of, check_sock
 use config::limits::{LIMIT_MEMBERS, set};
 use config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows, schema};
 use serde::Deserialize;
-use switch::Limits;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use vsock::Limits;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::parameters::{self, MAX_PARTY_LEN};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::{CircuitInfo, CircuitKind, CircuitPhase, CircuitsInfo, WindowInfo, WindowsInfo};
 use device::CircuitFilter;
-use switch::CircuitState;
+use vsock::CircuitState;
 use wire::vsock::SocketType;
 
 use super::{Control, known_vm};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use api::{CircuitEnd, EventDetails, EventKind};
 use device::{CircuitSnapshot, Endpoint, Observation, Observer};
 use policy::full_name;
-use switch::CircuitId;
+use vsock::CircuitId;
 
 use super::{Call, Events};
 use crate::audit::{

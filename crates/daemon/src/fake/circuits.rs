@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use device::CircuitFilter;
-use switch::CircuitId;
+use vsock::CircuitId;
 
 use crate::switchboard::pool::WindowStatus;
 use crate::switchboard::{CircuitList, Circuits, SwitchboardReport};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::VmStatus;
-use switch::{Reason, RuleCounters, RuleReport, SetUpTimes};
+use vsock::{Reason, RuleCounters, RuleReport, SetUpTimes};
 
 use super::page::Page;
 use crate::capture::Captures;

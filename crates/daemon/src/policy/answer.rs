@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
 use policy::{Callee, Caller, Decision, Redirect, Verdict, is_own_port};
-use switch::Reason;
+use vsock::Reason;
 
 use config::input::{InputError, did_you_mean, parse_full_name};
 use config::{

@@ -7,7 +7,7 @@ use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
 use policy::{Callee, CalleePattern, Caller, Decision, Redirect, Rule, Verdict, is_own_port};
-use switch::{OfferedPorts, Reason};
+use vsock::{OfferedPorts, Reason};
 
 use super::Rulebook;
 use super::answer::{From, To};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use device::Reply;
 use policy::Address;
-use switch::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use vsock::Reason;
 use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 

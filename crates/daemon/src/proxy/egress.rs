@@ -20,10 +20,10 @@ use config::listeners::Spoken;
 use config::{Hosts, Service};
 use device::{Connected, Hold, Reply};
 use policy::{Address, Policy, RuleId, RuleLimit};
-use switch::Reason;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use vsock::Reason;
 use wire::destination::{Destination, Host};
 
 use self::decide::Said;

@@ -13,11 +13,11 @@ use rustix::event::epoll;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
-use switch::Reason;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use super::datagram::{kernel_type, watch_descriptor};

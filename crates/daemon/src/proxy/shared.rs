@@ -8,8 +8,8 @@ use std::time::Duration;
 use config::{Hosts, Publish, Service};
 use device::{Called, ServiceCall};
 use policy::{Address, Policy, ServiceId};
-use switch::Reason;
 use tokio::sync::{Semaphore, watch};
+use vsock::Reason;
 
 use super::MAX_CALLS;
 use super::counter::{Capacity, Counters, NoRoom, Room};

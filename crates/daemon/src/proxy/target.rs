@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use config::{Service, ServiceTarget};
 use device::{Called, Connected, Hold, Reply, ServiceCall};
-use switch::Reason;
 use tokio::time::Instant;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use super::counter::Room;
@@ -273,7 +273,7 @@ mod tests {
     use crate::proxy::turns::{MAX_FURTHER, MAX_TURNS_PER_VM};
     use config::Hosts;
     use policy::{Address, Policy, ServiceId};
-    use switch::CircuitId;
+    use vsock::CircuitId;
 
     /// Calls a service of which the program writes a line.
     async fn call(shared: &Arc<Shared>, vm: &str) -> Result<(), Reason> {

@@ -8,9 +8,9 @@ use config::listeners::Spoken;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
+use vsock::Reason;
 
 use config::MAX_ADDRESSES;
-use switch::Reason;
 
 use super::identity::About;
 use super::own::OwnListeners;

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use config::listeners::Spoken;
-use switch::Reason;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
+use vsock::Reason;
 
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;

@@ -8,8 +8,7 @@ use device::connect_to;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use tokio::time::{Instant, sleep};
-
-use switch::Reason;
+use vsock::Reason;
 
 use super::identity::About;
 

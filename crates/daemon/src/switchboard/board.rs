@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use device::{CircuitSnapshot, Endpoint};
 use policy::full_name;
-use switch::{CircuitId, CircuitState, Side};
+use vsock::{CircuitId, CircuitState, Side};
 use wire::switchboard::link::FromDaemon;
 use wire::switchboard::{Kind, Place, Side as Half};
 

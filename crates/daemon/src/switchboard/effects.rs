@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switch::{CircuitId, CircuitState};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use vsock::{CircuitId, CircuitState};
 use wire::switchboard::program::{Answer, Circuit};
 
 use super::board::{Board, Effect, Outcome};

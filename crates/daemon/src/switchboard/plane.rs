@@ -1,7 +1,7 @@
 //! What the switchboard asks of the data plane.
 
 use device::{CircuitFilter, CircuitSnapshot, ProgramCall};
-use switch::{CircuitId, Side};
+use vsock::{CircuitId, Side};
 
 /// The data plane, as far as the switchboard needs it. Its methods may be called from any thread, and wait for the end of the turn it is at.
 pub trait DataPlane: Send + Sync + 'static {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::{CallAnswer, ProgramCall, ServiceCall};
-use switch::Reason;
 use sys::peer::Peer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
+use vsock::Reason;
 use wire::switchboard::program::{Answer, ErrorCode, Request};
 use wire::switchboard::{Kind, Lines, Place};
 use wire::vsock::SocketType;

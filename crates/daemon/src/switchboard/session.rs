@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use device::ServiceCall;
 use policy::TokenBucket;
-use switch::{CircuitId, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use vsock::{CircuitId, Reason};
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::switchboard::Lines;
 use wire::switchboard::link::{FromAgent, FromDaemon, VERSION};

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 
 use device::Called;
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;

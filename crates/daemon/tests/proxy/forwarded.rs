@@ -11,7 +11,7 @@ use daemon::audit::{AuditCallee, AuditCaller, AuditDecision};
 use device::{PublishedCall, PublishedTo};
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustix::net::sockopt::set_socket_linger;
-use switch::{CircuitId, Reason};
+use vsock::{CircuitId, Reason};
 use wire::agent::forward::Place;
 use wire::agent::{
     CAPABILITY_FORWARD, CONNECTION_CHANNEL, ErrorKind as AgentError, ErrorReport, Frame, Hello,

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::net::Shutdown;
 
 use device::Called;
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head};

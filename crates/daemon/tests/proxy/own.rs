@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use config::{PublishListen, ServiceTarget};
 use device::Called;
 use policy::{CalleePattern, NamePattern, Network, Rule, Verdict};
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head, socks_request};

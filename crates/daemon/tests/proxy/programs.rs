@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use config::ServiceTarget;
 use device::Called;
 use rustix::net::{RecvFlags, SendFlags};
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;

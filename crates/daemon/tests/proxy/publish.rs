@@ -14,7 +14,7 @@ use device::{Called, PublishedTo};
 use policy::Policy;
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{RecvFlags, SendFlags};
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;

@@ -20,7 +20,7 @@ use policy::{
 };
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::set_socket_linger;
-use switch::{CircuitId, Reason};
+use vsock::{CircuitId, Reason};
 use wire::vsock::SocketType;
 
 /// How long anything is waited for that must come.

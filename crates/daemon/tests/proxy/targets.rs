@@ -12,7 +12,7 @@ use device::{Called, Hold, Reply};
 use policy::{Policy, ServiceId};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix};
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use crate::support::*;

@@ -1,7 +1,7 @@
 //! Carrying out what the switch has decided.
 
 use rustix::net::Shutdown;
-use switch::{Action, CircuitId, Direction, Event, Reason, Side};
+use vsock::{Action, CircuitId, Direction, Event, Reason, Side};
 use wire::connect;
 use wire::vsock::SocketType;
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use policy::LineId;
 use rustix::net::{SendFlags, send};
-use switch::{CircuitId, Event, Reason};
+use vsock::{CircuitId, Event, Reason};
 use wire::agent::{CONNECTION_CHANNEL, Frame};
 
 use super::Fabric;

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use guestmem::guest::{GuestMemory, MemoryError, Range, total_len};
 use policy::LineId;
-use switch::{Action, CallerId, CircuitId, Decided, Event, HybridView, Side};
 use thiserror::Error;
+use vsock::{Action, CallerId, CircuitId, Decided, Event, HybridView, Side};
 use wire::pcapng::{Direction, Link};
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation};
 use wire::vsockmon::{Place, Purpose, plain_header, virtio_headers};
@@ -418,7 +418,7 @@ impl Fabric {
             Action::Decided(decided) => self.show_refusal(decided),
             Action::HostShutdown {
                 circuit,
-                direction: switch::Direction::Write,
+                direction: vsock::Direction::Write,
             } => {
                 for side in [Side::Caller, Side::Callee] {
                     self.show_end(*circuit, side, Direction::Outbound, false);

@@ -123,7 +123,7 @@ impl Fabric {
         let callers = self.callers.iter();
         let slots = callers.filter_map(|(slot, caller)| (caller.line == id).then_some(slot as u32));
         for slot in slots.collect::<Vec<u32>>() {
-            self.dismiss(slot, &wire::connect::refused(switch::Reason::Operator));
+            self.dismiss(slot, &wire::connect::refused(vsock::Reason::Operator));
         }
         self.slow.forget_line(id);
         self.redials.remove_line(id);

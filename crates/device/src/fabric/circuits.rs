@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use policy::{LineId, ServiceEntry};
-use switch::{CalleeId, CircuitId, CircuitReport, CircuitState, Event, Reason, Side};
+use vsock::{CalleeId, CircuitId, CircuitReport, CircuitState, Event, Reason, Side};
 
 use super::Fabric;
 use crate::caller::Who;

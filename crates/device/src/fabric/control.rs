@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use guestmem::queue::{Chain, Queue};
 use policy::LineId;
-use switch::Event;
+use vsock::Event;
 
 use super::Fabric;
 use crate::fault::NOT_SHARED;

@@ -1,7 +1,7 @@
 //! Telling who keeps the audit what became of a call, with the names of everybody concerned.
 
 use policy::LineId;
-use switch::{CalleeId, CallerId, CircuitId, Decided, Event};
+use vsock::{CalleeId, CallerId, CircuitId, Decided, Event};
 
 use super::Fabric;
 use crate::caller::Who;

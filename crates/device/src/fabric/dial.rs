@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use policy::{Address, LineId, RuleId, ServiceId};
-use switch::{CircuitId, Event, Reason};
+use vsock::{CircuitId, Event, Reason};
 use wire::vsock::SocketType;
 
 use super::Fabric;

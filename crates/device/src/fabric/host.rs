@@ -10,8 +10,8 @@ use guestmem::io::Gather;
 use policy::LineId;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
-use switch::{CircuitId, Event, HostCaller, Reason, Side};
 use sys::peer::Peer;
+use vsock::{CircuitId, Event, HostCaller, Reason, Side};
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use policy::{Address, LineId};
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
-use switch::{CircuitId, Event, Limits, Reason};
+use vsock::{CircuitId, Event, Limits, Reason};
 use wire::connect::{self, Answer, MAX_REQUEST_LEN};
 use wire::vsock::SocketType;
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use switch::{CircuitId, Event, Reason};
+use vsock::{CircuitId, Event, Reason};
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
 use super::Fabric;

@@ -1,7 +1,7 @@
 //! Packets for other guests that wait where they are, in their sender's descriptors.
 
 use policy::LineId;
-use switch::{CircuitId, Event, Reason, Side};
+use vsock::{CircuitId, Event, Reason, Side};
 use wire::vsock::HEADER_LEN;
 
 use super::Fabric;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use policy::{LineId, Time};
-use switch::CircuitId;
+use vsock::CircuitId;
 
 use super::dial::HostCall;
 

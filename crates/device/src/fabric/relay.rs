@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use policy::LineId;
-use switch::{CircuitId, Event, Reason, Side};
+use vsock::{CircuitId, Event, Reason, Side};
 use wire::connect;
 
 use super::capture::Payload;

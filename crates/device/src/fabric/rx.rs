@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guestmem::guest::{self, GuestMemory};
 use guestmem::io::{Received, Scatter, is_memory_fault};
 use policy::LineId;
-use switch::{CircuitId, Event, Reason, Sent, Side, Transmit};
+use vsock::{CircuitId, Event, Reason, Sent, Side, Transmit};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use policy::{Address, LineId};
 use rustix::net::SocketType as UnixSocketType;
-use switch::{CircuitId, Event, Limits, Reason};
+use vsock::{CircuitId, Event, Limits, Reason};
 use wire::vsock::SocketType;
 
 use super::host::CALLER_PATIENCE;

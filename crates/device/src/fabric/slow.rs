@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use policy::LineId;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
-use switch::{CircuitId, Event, Reason};
+use vsock::{CircuitId, Event, Reason};
 use wire::connect;
 
 use super::{Fabric, PublishedCall};

@@ -10,7 +10,7 @@ use guestmem::io::{Gather, is_memory_fault};
 use guestmem::queue::Chain;
 use policy::LineId;
 use rustix::io::Errno;
-use switch::{CircuitId, Event, Reason, Side};
+use vsock::{CircuitId, Event, Reason, Side};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 

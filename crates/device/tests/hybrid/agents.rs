@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use device::{AgentSecret, CallAnswer, PublishedTo};
 use policy::{CalleePattern, CallerPattern, Redirect, Rule, Verdict};
-use switch::Reason;
+use vsock::Reason;
 use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
 
 use crate::PATIENCE;

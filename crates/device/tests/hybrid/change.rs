@@ -14,7 +14,7 @@ use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Rule, ServiceEntry,
     ServiceId, Verdict,
 };
-use switch::Limits;
+use vsock::Limits;
 
 use crate::PATIENCE;
 use crate::house::{House, calls_services};

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 
 use device::CircuitFilter;
 use policy::{Rule, RuleLimits, ServiceId};
-use switch::Reason;
+use vsock::Reason;
 
 use crate::PATIENCE;
 use crate::house::{House, calls_services, converse, pattern, redirect};

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use policy::ServiceId;
-use switch::{Limits, Reason};
+use vsock::{Limits, Reason};
 
 use crate::house::{House, calls_services, converse, redirect};
 use crate::vmm::{Manner, Vmm};

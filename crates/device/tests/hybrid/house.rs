@@ -20,8 +20,8 @@ use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
     RuleLimits, ServiceEntry, ServiceId, Verdict,
 };
-use switch::{Limits, Reason};
 use tempfile::TempDir;
+use vsock::{Limits, Reason};
 use wire::vsock::SocketType;
 
 use crate::PATIENCE;

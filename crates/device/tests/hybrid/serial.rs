@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use device::{CallAnswer, Cut, PublishedCall, PublishedTo, Reply};
 use policy::{CalleePattern, ServiceId, Verdict};
-use switch::Reason;
+use vsock::Reason;
 
 use wire::vsock::SocketType;
 

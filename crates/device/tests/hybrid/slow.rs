@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use switch::Reason;
+use vsock::Reason;
 
 use crate::house::{House, converse};
 use crate::vmm::{Manner, Vmm};

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 
 use device::{HybridConfig, OpenLineError};
 use policy::Address;
-use switch::Limits;
+use vsock::Limits;
 
 use crate::house::{House, redirect};
 use crate::vmm::dial;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use device::{Fabric, LineConfig};
 use policy::Address;
-use switch::Limits;
+use vsock::Limits;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use device::Fabric;
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::{Header, Operation, SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use crate::guest::{Guest, RX, TABLE, TX};

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixListener;
 
 use device::Fabric;
-use switch::Reason;
+use vsock::Reason;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
 use crate::guest::{Guest, RING, RX, TX};

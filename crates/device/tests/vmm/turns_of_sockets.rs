@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use device::{Fabric, HybridConfig, LineSnapshot};
 use policy::Address;
-use switch::Limits;
+use vsock::Limits;
 use wire::vsock::{Header, Operation};
 
 use crate::guest::TX;

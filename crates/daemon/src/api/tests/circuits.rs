@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use device::{CircuitFilter, CircuitSnapshot, Credentials, Endpoint};
 use policy::DEFAULT_DOMAIN;
-use switch::{CircuitId, CircuitState};
+use vsock::{CircuitId, CircuitState};
 use wire::vsock::SocketType;
 
 use super::*;

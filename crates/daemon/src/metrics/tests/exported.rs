@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::{WindowInfo, WindowsInfo};
 use prometheus_parse::{Scrape, Value};
-use switch::{Reason, RuleCounters, RuleReport};
+use vsock::{Reason, RuleCounters, RuleReport};
 
 use super::*;
 use crate::line::Figures;

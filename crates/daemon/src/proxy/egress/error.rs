@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use policy::RuleId;
 use rustix::io::Errno;
-use switch::Reason;
+use vsock::Reason;
 use wire::http_connect;
 use wire::socks;
 

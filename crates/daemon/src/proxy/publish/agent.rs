@@ -7,12 +7,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use device::{CallAnswer, Cut, PublishedTo};
-use switch::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use vsock::Reason;
 use wire::agent::forward::{MAX_CONNECTIONS, Message, Place};
 use wire::agent::{
     CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind, Frame, Hello, OPERATION_CHANNEL,

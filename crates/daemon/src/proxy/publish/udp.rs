@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use device::{CallAnswer, PublishedTo};
-use switch::Reason;
 use tokio::net::UdpSocket;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use vsock::Reason;
 use wire::vsock::SocketType;
 
 use super::{Outgoing, Standing, dial_guest, log_refusal};

@@ -2,7 +2,7 @@
 
 use device::{CircuitSnapshot, Endpoint};
 use policy::full_name;
-use switch::{CircuitId, Side};
+use vsock::{CircuitId, Side};
 use wire::switchboard::Place;
 use wire::switchboard::link::FromDaemon;
 

@@ -1,6 +1,7 @@
 //! Windows of circuits: given, taken back, and let go of.
 
 use policy::full_name;
+use vsock::CircuitId;
 use wire::switchboard::Side as Half;
 use wire::switchboard::link::{self, FromDaemon};
 
@@ -8,7 +9,6 @@ use super::halves::stream_for;
 use super::{Asker, Board, Effect, Effects, Holder, Outcome, Waiting, Windowed, Wish};
 use crate::switchboard::pool::{Lent, NoWindow, Party, WindowId};
 use device::{CircuitSnapshot, Endpoint};
-use switch::CircuitId;
 
 impl Board {
     /// An agent says that nobody in its guest has this window. Whether it is so, and of which window it may say so, is the pool's to know.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use policy::{Address, Policy, Rule};
-use switch::Limits;
 use tempfile::TempDir;
+use vsock::Limits;
 use wire::pcapng::{BlockKind, blocks};
 use wire::vsock::SocketType;
 

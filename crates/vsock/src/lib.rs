@@ -1,11 +1,9 @@
-//! The switch operator: decisions, and nothing else.
+//! The circuits of virtio-vsock: the protocol state and the credit of each, and the switch that joins them.
 //!
-//! In the manual exchange an operator answered a light, plugged two lines together, and stayed out of the
-//! conversation. [`Switch`] does the same for virtual machines. It is told what happened ([`Event`]) and at what
-//! [`Time`](policy::Time), and answers with what to do ([`Action`]). It holds the directory of lines, the policy, the state and
-//! the credit of every circuit, and every limit; it never sees payload, a descriptor, a thread, a lock or a clock.
-//! The same events at the same times give the same actions, so that every corner of the protocol can be
-//! simulated in microseconds.
+//! [`Switch`] takes what happened ([`Event`]) and at what [`Time`](policy::Time), and answers with what to do ([`Action`]). Who may call whom it
+//! asks the directory and the rules of the crate `policy`. It holds the state and the credit of every circuit, and every limit; it never sees
+//! payload, a descriptor, a thread, a lock or a clock. The same events at the same times give the same actions, so that every corner of the
+//! protocol can be simulated in microseconds.
 //!
 //! # Theory of operation
 //!

@@ -1,5 +1,5 @@
 //! Simulated results of a few named scenarios, kept in `results.txt`: a change of behaviour is a difference there.
-//! `RINGDOWN_UPDATE_RESULTS=1 cargo test -p ringdown-switch results` writes the file anew.
+//! `RINGDOWN_UPDATE_RESULTS=1 cargo test -p ringdown-vsock results` writes the file anew.
 
 use std::fmt::Write;
 use std::time::Duration;
