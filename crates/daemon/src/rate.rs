@@ -1,6 +1,7 @@
-//! Rates in real time: the moments for [`TokenBucket`]s, and a bucket for each VM.
+//! Rates in real time: the moments for [`TokenBucket`]s, and a bucket for each source.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,33 +22,45 @@ pub(crate) async fn wait_until(paid_at: Time) {
     sleep(paid_at.saturating_sub(now())).await;
 }
 
-/// A bucket for each VM, all alike.
+/// A bucket for each VM or another source, all alike.
 #[derive(Debug)]
-pub(crate) struct VmBuckets {
+pub(crate) struct Buckets<K> {
     full: TokenBucket,
-    by_vm: Mutex<HashMap<String, TokenBucket>>,
+    by_source: Mutex<HashMap<K, TokenBucket>>,
 }
 
-impl VmBuckets {
+impl<K: Eq + Hash> Buckets<K> {
     /// Full buckets, as by [`TokenBucket::new`].
-    pub(crate) fn new(per_second: u64, depth: Duration) -> VmBuckets {
-        VmBuckets {
+    pub(crate) fn new(per_second: u64, depth: Duration) -> Buckets<K> {
+        Buckets {
             full: TokenBucket::new(per_second, depth),
-            by_vm: Mutex::default(),
+            by_source: Mutex::default(),
         }
     }
 
-    /// Charges a VM, by its full name, one token. Returns until when it has to wait.
-    pub(crate) fn charge(&self, vm: &str, now: Time) -> Option<Time> {
-        let mut by_vm = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
-        if !by_vm.contains_key(vm) {
-            // A VM that is new pays for those that are full again, so that the table never outgrows the VMs that use it.
-            by_vm.retain(|_, bucket| !bucket.is_full(now));
+    /// Takes a token of this source, if there is one.
+    #[must_use]
+    pub(crate) fn take(&self, source: K, now: Time) -> bool {
+        self.with(source, now, |bucket| bucket.take(now))
+    }
+
+    /// Charges this source one token. Returns until when it has to wait.
+    pub(crate) fn charge(&self, source: K, now: Time) -> Option<Time> {
+        self.with(source, now, |bucket| {
+            bucket.charge(now, 1);
+            bucket.in_debt_until(now)
+        })
+    }
+
+    fn with<T>(&self, source: K, now: Time, act: impl FnOnce(&mut TokenBucket) -> T) -> T {
+        let by_source = self.by_source.lock();
+        let mut by_source = by_source.unwrap_or_else(PoisonError::into_inner);
+        if !by_source.contains_key(&source) {
+            // A new source makes room: the table never outgrows those that were active lately.
+            by_source.retain(|_, bucket| !bucket.is_full(now));
         }
-        let bucket = by_vm.entry(vm.to_owned());
-        let bucket = bucket.or_insert_with(|| self.full.clone());
-        bucket.charge(now, 1);
-        bucket.in_debt_until(now)
+        let bucket = by_source.entry(source);
+        act(bucket.or_insert_with(|| self.full.clone()))
     }
 }
 
@@ -58,16 +71,19 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn each_vm_has_its_own_below_at_and_above_the_limit() {
-        let buckets = VmBuckets::new(2, SECOND);
+    fn each_source_has_its_own_below_at_and_above_the_limit() {
+        let buckets = Buckets::new(2, SECOND);
         let charge = |vm, now| buckets.charge(vm, now);
         assert_eq!(charge("web", SECOND), None, "below");
         assert_eq!(charge("web", SECOND), None, "at the limit");
         assert_eq!(charge("web", SECOND), Some(SECOND * 3 / 2), "above");
         assert_eq!(charge("db", SECOND), None);
-        // Those that are full again are forgotten when another VM comes.
+        assert!(buckets.take("cache", SECOND) && buckets.take("cache", SECOND));
+        assert!(!buckets.take("cache", SECOND), "above, and not in debt");
+        assert!(buckets.take("cache", SECOND * 3 / 2));
+        // Those that are full again are forgotten when another one comes.
         assert_eq!(charge("mail", 4 * SECOND), None);
-        let known = buckets.by_vm.lock().expect("no panic").len();
+        let known = buckets.by_source.lock().expect("no panic").len();
         assert_eq!(known, 1);
     }
 

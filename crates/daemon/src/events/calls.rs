@@ -1,7 +1,6 @@
 //! What became of calls, for the audit and for whoever follows the events.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::{CircuitEnd, EventDetails, EventKind};
 use device::{CircuitSnapshot, Endpoint, Observation, Observer};
@@ -12,6 +11,7 @@ use super::{Call, Events};
 use crate::audit::{
     Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, RECORDS_PER_SECOND,
 };
+use crate::rate::{self, Buckets};
 use crate::switchboard::CircuitName;
 
 /// Takes note of decisions about calls.
@@ -75,7 +75,7 @@ impl CallNotes {
 
 /// Tells of lines and circuits that the worker observes.
 pub fn observer(events: Events) -> Observer {
-    let mut ends = Allowance::new();
+    let ends = allowances();
     Box::new(move |observation: &Observation<'_>| match observation {
         Observation::LineUp { vm } => {
             events.tell_of_vm(EventKind::LineUp, EventDetails::of_vm(*vm));
@@ -89,7 +89,7 @@ pub fn observer(events: Events) -> Observer {
                 return;
             }
             let mut details = of_circuit(circuit);
-            if !ends.admits(&circuit.caller, Instant::now()) {
+            if !ends.take(Source::of(&circuit.caller), rate::now()) {
                 return;
             }
             details.reason = Some(match reason {
@@ -109,14 +109,6 @@ fn is_own_call(caller: &AuditCaller) -> bool {
 
 fn is_us(pid: i32) -> bool {
     u32::try_from(pid).is_ok_and(|pid| pid == std::process::id())
-}
-
-/// How much is told of the circuits of one caller: as much as the audit writes, [`RECORDS_PER_SECOND`]. Whoever opens and closes all the
-/// time would have all else pushed out of the ring.
-#[derive(Debug)]
-struct Allowance {
-    second: Instant,
-    told: HashMap<Source, u32>,
 }
 
 /// Who has an allowance of its own, as in the audit. Programs of one user are one.
@@ -139,23 +131,10 @@ impl Source {
     }
 }
 
-impl Allowance {
-    fn new() -> Allowance {
-        Allowance {
-            second: Instant::now(),
-            told: HashMap::new(),
-        }
-    }
-
-    fn admits(&mut self, caller: &Endpoint, now: Instant) -> bool {
-        if now.duration_since(self.second) >= Duration::from_secs(1) {
-            self.second = now;
-            self.told.clear();
-        }
-        let told = self.told.entry(Source::of(caller)).or_default();
-        *told += 1;
-        *told <= RECORDS_PER_SECOND
-    }
+/// How many ends of circuits are reported of each caller: as many as the audit writes, [`RECORDS_PER_SECOND`]. One that opens and closes circuits
+/// without pause would push all other events out of the ring.
+fn allowances() -> Buckets<Source> {
+    Buckets::new(RECORDS_PER_SECOND.into(), Duration::from_secs(1))
 }
 
 fn of_circuit(circuit: &CircuitSnapshot) -> EventDetails {
@@ -368,23 +347,21 @@ mod tests {
         let published = |name: &str| Endpoint::Published {
             name: name.to_owned(),
         };
-        let mut allowance = Allowance::new();
-        let now = allowance.second;
+        let allowances = allowances();
+        let now = Duration::from_secs(1);
         let most = RECORDS_PER_SECOND as usize;
-        let told = |allowance: &mut Allowance, caller: &Endpoint, now| {
-            let tries = (0..3 * most).filter(|_| allowance.admits(caller, now));
-            tries.count()
-        };
+        let admits = |caller: &Endpoint, now| allowances.take(Source::of(caller), now);
+        let told = |caller: &Endpoint, now| (0..3 * most).filter(|_| admits(caller, now)).count();
         for (one, same, other) in [
             (vm("web"), vm("web"), vm("db")),
             (program(1000, 7), program(1000, 8), program(1001, 9)),
             (published("web"), published("web"), published("db")),
         ] {
-            assert_eq!(told(&mut allowance, &one, now), most);
-            assert!(!allowance.admits(&same, now));
-            assert!(allowance.admits(&other, now));
+            assert_eq!(told(&one, now), most);
+            assert!(!admits(&same, now));
+            assert!(admits(&other, now));
         }
         let later = now + Duration::from_secs(1);
-        assert_eq!(told(&mut allowance, &vm("web"), later), most);
+        assert_eq!(told(&vm("web"), later), most);
     }
 }

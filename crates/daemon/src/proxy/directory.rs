@@ -67,7 +67,7 @@ async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::
     loop {
         match Line::split(&buffer[..filled]) {
             Line::Complete { text, len } => {
-                if let Some(until) = shared.directory_rates.charge(&name, rate::now()) {
+                if let Some(until) = shared.directory_rates.charge(name.clone(), rate::now()) {
                     rate::wait_until(until).await;
                 }
                 let line = look_up(shared, vm, text).await.to_string();

@@ -22,7 +22,7 @@ use super::rules::Rules;
 use super::turns::Turns;
 use crate::audit::AuditRecord;
 use crate::offers::Groups;
-use crate::rate::VmBuckets;
+use crate::rate::Buckets;
 
 /// Takes records for the audit. It must not wait.
 pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     /// Programs that run.
     pub(crate) programs: watch::Sender<usize>,
     pub(crate) directory_by_vm: Counters,
-    pub(crate) directory_rates: VmBuckets,
+    pub(crate) directory_rates: Buckets<String>,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
     /// Capacity for calls of published ports that wait for the data plane.
@@ -154,7 +154,7 @@ impl Shared {
             program_grace,
             programs: watch::Sender::new(0),
             directory_by_vm: Counters::default(),
-            directory_rates: VmBuckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
+            directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
