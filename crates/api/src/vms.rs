@@ -280,6 +280,9 @@ pub struct VmStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,
+    /// Whether a second VMM has connected to its socket, and waits until the first leaves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub another_waits: bool,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -320,7 +323,16 @@ pub struct VmStatus {
     pub counters: BTreeMap<String, u64>,
 }
 
+/// What waits behind a VMM.
+const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leaves";
+
 impl VmStatus {
+    /// What is wrong with its line.
+    pub fn fault(&self) -> Option<&str> {
+        let another = self.another_waits.then_some(ANOTHER_WAITS);
+        another.or(self.last_fault.as_deref())
+    }
+
     /// How far it has come, in words, with what went wrong before that.
     pub fn state_in_words(&self) -> String {
         let is_unplugged = self.kind == LineKind::Serial && !self.attached;
@@ -332,6 +344,7 @@ impl VmStatus {
             state => state.meaning(),
         };
         match &self.last_fault {
+            _ if self.another_waits => format!("{meaning}; {ANOTHER_WAITS}"),
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
             None if self.state == VmState::Waiting && self.kind == LineKind::Vsock => format!(
                 "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)",

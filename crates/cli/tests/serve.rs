@@ -288,3 +288,35 @@ fn the_log_and_the_commands_name_the_published_port_whose_caller_is_refused() {
         assert!(line.contains(part), "{line}");
     }
 }
+
+/// The answer of a command to a daemon, once it holds a word, or does not any more.
+fn answer(directory: &Path, arguments: &[&str], word: &str, is_wanted: bool) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown"));
+        command.args(arguments).arg("--runtime-dir").arg(directory);
+        let out = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        if out.contains(word) == is_wanted {
+            return out;
+        }
+        assert!(Instant::now() < deadline, "{arguments:?}: {out}");
+    }
+}
+
+#[test]
+fn a_second_vmm_at_a_socket_is_shown_until_it_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, notify) = (directory.path(), directory.path().join("notify"));
+    let mut daemon = Daemon::start(directory, &notify);
+    daemon.wait_until_ready();
+    let connect = || UnixStream::connect(directory.join("web.vhost")).unwrap();
+    let _first = connect();
+    answer(directory, &["vm", "ls"], "attached", true);
+    let second = connect();
+    let word = "another VMM waits at its socket until this one leaves";
+    answer(directory, &["vm", "ls"], word, true);
+    let found = answer(directory, &["check"], word, true);
+    assert!(found.contains("remedy: end one of the two VMMs"), "{found}");
+    drop(second);
+    answer(directory, &["vm", "ls"], word, false);
+}

@@ -296,6 +296,7 @@ impl Control {
             state,
             attached: line.is_some_and(|line| line.attached),
             last_fault: line.and_then(|line| line.last_fault.clone()),
+            another_waits: line.is_some_and(|line| line.another_waits),
             vhost_user: spec.vhost_user.clone(),
             serial: spec.serial.as_ref().map(chardev),
             hybrid: spec.hybrid.clone(),

@@ -218,6 +218,7 @@ impl FakeWorker {
             cid: spec.cid,
             attached: false,
             last_fault: None,
+            another_waits: false,
             driver_ready: false,
             circuits: 0,
             half_open_circuits: 0,

@@ -66,6 +66,8 @@ pub struct LineStatus {
     pub attached: bool,
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
     pub last_fault: Option<String>,
+    /// A second VMM has connected, and waits until the first leaves.
+    pub another_waits: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
     /// Circuits, in any state.

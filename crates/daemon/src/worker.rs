@@ -300,6 +300,7 @@ impl LineWorker for Worker {
             let mut status = LineStatus {
                 attached: line.attached,
                 last_fault: line.last_fault.clone(),
+                another_waits: line.another_waits,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
                 half_open_circuits: line.report.half_open,

@@ -118,6 +118,8 @@ pub struct LineSnapshot {
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again: up to
     /// [`MAX_FAULT_CHARS`](crate::MAX_FAULT_CHARS), without control characters.
     pub last_fault: Option<String>,
+    /// A second VMM has connected, and waits until the first leaves.
+    pub another_waits: bool,
     /// Messages that the guest has sent and that are stored for their receivers.
     pub kept_messages: u64,
     /// Descriptors of the guest's that it gets back when what they hold has been taken.
@@ -480,6 +482,9 @@ impl Fabric {
             .map(|report| LineSnapshot {
                 attached: line_of(report.id).is_some_and(|line| line.attached),
                 last_fault: line_of(report.id).and_then(|line| line.last_fault.text()),
+                another_waits: line_of(report.id)
+                    .and_then(|line| line.frontend.as_ref())
+                    .is_some_and(Frontend::another_waits),
                 kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
                 parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
                 notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use vhost::vhost_user::{
 use crate::fault::{NO_SHARED_MEMORY, fault_of};
 use crate::socket::{Listener, SocketFile};
 
+use another::Another;
 use request::Caller;
 pub(crate) use request::{
     Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingStart,
@@ -60,6 +62,7 @@ const FEATURES: u64 =
 pub(crate) struct Frontend {
     stop: Arc<OwnedFd>,
     connection: Arc<Connection>,
+    another_waits: Arc<AtomicBool>,
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
     _file: SocketFile,
 }
@@ -77,18 +80,36 @@ impl Frontend {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
+        let another_waits = Arc::new(AtomicBool::new(false));
         let (thread_stop, thread_connection) = (Arc::clone(&stop), Arc::clone(&connection));
+        let is_another = Arc::clone(&another_waits);
         let name = format!("vhost-{}", identity.vm);
         let caller = Caller { identity, mailbox };
         std::thread::Builder::new()
             .name(name)
             .stack_size(256 * 1024)
-            .spawn(move || serve(&socket, &thread_stop, &thread_connection, &caller, &model))?;
+            .spawn(move || {
+                let another = Another::new(&socket, &is_another);
+                serve(
+                    another,
+                    &socket,
+                    &thread_stop,
+                    &thread_connection,
+                    &caller,
+                    &model,
+                );
+            })?;
         Ok(Frontend {
             stop,
             connection,
+            another_waits,
             _file: file,
         })
+    }
+
+    /// Whether a second VMM waits for the first to leave.
+    pub(crate) fn another_waits(&self) -> bool {
+        self.another_waits.load(Ordering::Relaxed)
     }
 }
 
@@ -110,6 +131,7 @@ fn replace(connection: &Connection, stream: Option<UnixStream>) -> Option<UnixSt
 }
 
 fn serve(
+    mut another: Another<'_>,
     listener: &OwnedFd,
     stop: &OwnedFd,
     connection: &Connection,
@@ -118,21 +140,18 @@ fn serve(
 ) {
     let vm = &caller.identity.vm;
     loop {
-        let mut wanted = [
-            PollFd::new(listener, PollFlags::IN),
-            PollFd::new(stop, PollFlags::IN),
-        ];
-        match poll(&mut wanted, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => {
-                tracing::error!(vm, %error, "cannot wait for a VMM any more");
-                return;
-            }
-        }
-        if !wanted[1].revents().is_empty() {
-            return;
-        }
-        let (stream, copy) = match accept(listener) {
+        let next = match another.take() {
+            Some(waited) => Ok(Some(waited)),
+            None => match wait_for_vmm(listener, stop) {
+                Ok(true) => accept(listener),
+                Ok(false) => return,
+                Err(error) => {
+                    tracing::error!(vm, %error, "cannot wait for a VMM any more");
+                    return;
+                }
+            },
+        };
+        let (stream, copy) = match next {
             Ok(Some(accepted)) => accepted,
             Ok(None) => continue,
             Err(error) => {
@@ -146,7 +165,7 @@ fn serve(
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let fault = match stop_requested(stop, Duration::ZERO) {
             true => None,
-            false => fault_of(&converse(stream, listener, caller, model)),
+            false => fault_of(&converse(stream, &mut another, caller, model)),
         };
         drop(replace(connection, None));
         let words = fault.clone();
@@ -156,6 +175,19 @@ fn serve(
             None => tracing::info!(vm, "VMM disconnected"),
             Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
         }
+    }
+}
+
+/// Whether a VMM has connected, and not the thread's end been asked for.
+fn wait_for_vmm(listener: &OwnedFd, stop: &OwnedFd) -> Result<bool, Errno> {
+    let mut wanted = [
+        PollFd::new(listener, PollFlags::IN),
+        PollFd::new(stop, PollFlags::IN),
+    ];
+    match poll(&mut wanted, None) {
+        Ok(_) => Ok(wanted[1].revents().is_empty()),
+        Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -185,7 +217,7 @@ fn stop_requested(stop: &OwnedFd, patience: Duration) -> bool {
 /// Speaks with one VMM until it goes away or breaks the protocol.
 fn converse(
     stream: UnixStream,
-    listener: &OwnedFd,
+    another: &mut Another<'_>,
     caller: &Caller,
     model: &Model,
 ) -> ProtocolError {
@@ -198,17 +230,8 @@ fn converse(
     };
     let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-    let mut has_said = false;
     loop {
-        // Once for each VMM: the other stays in the backlog, and would be seen again with every message.
-        if !has_said && another::waits(&early, listener) {
-            let vm = &caller.identity.vm;
-            tracing::warn!(
-                vm,
-                "another VMM connects to a socket that one VMM has, and waits until that one leaves"
-            );
-            has_said = true;
-        }
+        another.wait_beside(&early, &caller.identity.vm);
         let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
             true => Ok(()),
             false => handler.handle_request(),

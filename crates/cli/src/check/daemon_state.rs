@@ -95,6 +95,11 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
     let name = vm.full_name();
     let found = format!("{name}: {}", vm.state_in_words());
     match vm.state {
+        _ if vm.another_waits => Finding::warning(
+            about,
+            found,
+            "end one of the two VMMs, or give the second a VM of its own with `ringdown vm add`",
+        ),
         VmState::Ready => version(about, &name, vm),
         VmState::Waiting if vm.last_fault.is_some() => Finding::error(
             about,

@@ -148,7 +148,7 @@ fn table(vms: &[VmStatus]) -> String {
     if domains {
         header.insert(0, "DOMAIN");
     }
-    let faults = vms.iter().any(|vm| vm.last_fault.is_some());
+    let faults = vms.iter().any(|vm| vm.fault().is_some());
     if faults {
         header.push("FAULT");
     }
@@ -177,7 +177,7 @@ fn table(vms: &[VmStatus]) -> String {
             cells.insert(0, vm.domain.clone());
         }
         if faults {
-            cells.push(vm.last_fault.clone().unwrap_or_else(|| "-".to_owned()));
+            cells.push(vm.fault().unwrap_or("-").to_owned());
         }
         cells
     });
@@ -203,6 +203,7 @@ mod tests {
             state,
             attached: true,
             last_fault: None,
+            another_waits: false,
             vhost_user: Some("/r/v".into()),
             serial: None,
             hybrid: None,
@@ -256,6 +257,7 @@ mod tests {
         );
         let faulty = VmStatus {
             last_fault: Some("a word of it".to_owned()),
+            another_waits: false,
             ..vm("b", VmState::Attached, None)
         };
         assert_eq!(

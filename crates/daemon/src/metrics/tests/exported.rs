@@ -32,6 +32,7 @@ fn vm(name: &str) -> VmStatus {
         state: VmState::Ready,
         attached: true,
         last_fault: None,
+        another_waits: false,
         vhost_user: None,
         serial: None,
         hybrid: None,
