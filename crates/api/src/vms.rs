@@ -275,8 +275,8 @@ pub struct VmStatus {
     /// Whether its VMM is at the line now. An agent behind a serial port counts as being there for a minute longer, as the VMM may come back.
     #[serde(default)]
     pub attached: bool,
-    /// Why its last VMM's connection ended, or the guest's device failed or cannot be served, if that was no orderly end. Forgotten when a guest's driver runs
-    /// again.
+    /// Why its last VMM's connection ended, or the guest's device failed or cannot be served, if that was no orderly end. Forgotten when another VMM
+    /// connects, and when a guest's driver runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,

@@ -64,7 +64,7 @@ pub struct LineStatus {
     pub cid: u32,
     /// A VMM is connected to the vhost-user socket.
     pub attached: bool,
-    /// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
     pub last_fault: Option<String>,
     /// A second VMM has connected, and waits until the first leaves.
     pub another_waits: bool,

@@ -33,7 +33,7 @@ fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// Why the last VMM's connection, or the guest's device, ended as it should not, until a driver runs again.
+/// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
 #[derive(Debug, Default)]
 pub(crate) struct LastFault(Option<String>);
 
@@ -49,7 +49,7 @@ impl LastFault {
         self.0 = Some(shown.collect());
     }
 
-    /// A driver runs.
+    /// Another VMM is there, or a driver runs.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

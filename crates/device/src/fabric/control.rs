@@ -76,6 +76,7 @@ impl Fabric {
             Request::Attach => {
                 if let Some(line) = self.line(id) {
                     line.attached = true;
+                    line.last_fault.clear();
                 }
                 Ok(0)
             }

@@ -43,7 +43,10 @@ impl NetFabric {
     fn obey(&mut self, number: usize, request: Request) -> Answer {
         let port = &mut self.ports[number];
         match request {
-            Request::Attach => port.attached = true,
+            Request::Attach => {
+                port.attached = true;
+                port.last_fault.clear();
+            }
             Request::Detach { fault } => {
                 port.attached = false;
                 if let Some(fault) = fault {

@@ -88,3 +88,24 @@ fn a_vmm_that_quits_before_it_reads_an_answer_is_no_fault() {
     });
     assert_eq!(fabric.lines()[0].last_fault, None);
 }
+
+#[test]
+fn a_fault_is_of_the_vmm_that_had_it_and_not_of_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, _programs) = with_circuits(&mut fabric, directory.path(), 1);
+    send_and_fail(&mut guest, true);
+    turn_until(&mut fabric, "the device fails", |fabric| {
+        fabric.lines()[0].last_fault.is_some()
+    });
+    drop(guest);
+    turn_until(&mut fabric, "the VMM is gone", |fabric| {
+        !fabric.lines()[0].attached
+    });
+    assert!(fabric.lines()[0].last_fault.is_some());
+    let _next = UnixStream::connect(config(directory.path()).vhost_user).unwrap();
+    turn_until(&mut fabric, "another VMM is there", |fabric| {
+        fabric.lines()[0].attached
+    });
+    assert_eq!(fabric.lines()[0].last_fault, None);
+}

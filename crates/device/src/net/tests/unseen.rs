@@ -75,6 +75,9 @@ fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
             assert_eq!(house.seen(&web), unseen());
             house.ask(&web, Request::Detach { fault: None }).unwrap();
             assert_eq!(house.seen(&web), unseen());
+            // It is of that VMM, and not of the next one.
+            house.ask(&web, Request::Attach).unwrap();
+            assert_eq!(house.seen(&web).0, None);
             house.restart(&web, &web.memory());
             assert_eq!(house.seen(&web), SEEN);
             let sent = frame(db.mac, web.mac, 60);
