@@ -73,13 +73,13 @@ pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Find
     let mut findings = machine::look();
     let mut named = runtime_dir.map(Path::to_owned);
     if let Some(path) = config {
-        let (found, directory) = configuration::look(path);
+        let (found, directory) = configuration::look(path, runtime_dir);
         findings.extend(found);
         named = named.or(directory);
     }
     let runtime_dir: PathBuf = named.unwrap_or_else(found_runtime_dir);
     let client = Client::new(Some(&runtime_dir));
-    findings.extend(daemon_state::look(&client, &runtime_dir));
+    findings.extend(daemon_state::look(&client, &runtime_dir, config));
     findings
 }
 

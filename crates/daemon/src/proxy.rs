@@ -46,7 +46,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
 pub use self::program::PROGRAM_GRACE;
 use self::publish::Published;
-pub use self::publish::{PreparedPublishes, PublishError};
+pub use self::publish::{PreparedPublishes, PublishError, check_address};
 use self::resolver::Names;
 pub use self::resolver::{Lookup, LookupError, Resolver, SystemResolver};
 pub use self::shared::AuditSink;

@@ -38,7 +38,9 @@ pub struct PolicyTest {
 /// The options of `policy check`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration is invalid."
+    after_help = "With --config it is about the file alone. `ringdown check --config FILE` also looks at this machine: interfaces, addresses, directories, programs.
+
+Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration is invalid."
 )]
 pub struct PolicyCheck {
     /// Check this file instead of the running daemon

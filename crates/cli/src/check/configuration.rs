@@ -1,31 +1,37 @@
 //! A configuration file: whether it can be meant, and whether this machine has what it names.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use config::directories::default_runtime_dir;
-use config::net::NetworkSpec;
+use config::net::{NetworkSpec, UplinkDevice};
 use config::{Cids, Config, Plan, PublishListen, ServiceTarget, read_file};
 use daemon::policy::Rulebook;
+use daemon::proxy::check_address;
 use daemon::runtime::check_directory;
 use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use sys::ethernet::mtu_of;
 
 use super::{Finding, vms};
+use crate::client::{Client, ClientError, found_runtime_dir};
 
 const ABOUT: &str = "configuration";
 
-/// What is found, and the runtime directory that the file names.
-pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
+/// What is found, and the runtime directory that the file names. `runtime_dir` is that of the command line.
+pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Option<PathBuf>) {
     let remedy = "the message says what is expected; ringdown.toml(5), and docs/ringdown.toml, have every key with an example";
     let config = match read_file(path) {
         Ok(config) => config,
         Err(error) => return (vec![Finding::error(ABOUT, error.to_string(), remedy)], None),
     };
-    let runtime_dir = config.runtime_dir.clone();
+    let written = config.runtime_dir.clone();
     let plan = Plan::new(
-        runtime_dir.clone().unwrap_or_else(default_runtime_dir),
+        written.clone().unwrap_or_else(default_runtime_dir),
         Cids::default(),
     );
     let mut findings = vec![mode(path)];
@@ -48,9 +54,14 @@ pub(super) fn look(path: &Path) -> (Vec<Finding>, Option<PathBuf>) {
         }
         Err(error) => findings.push(Finding::error(ABOUT, error.to_string(), remedy)),
     }
+    let served = runtime_dir.or(written.as_deref()).map(Path::to_owned);
+    findings.extend(published(
+        &config,
+        &served.unwrap_or_else(found_runtime_dir),
+    ));
     findings.extend(services(&config));
     findings.extend(windows(&config));
-    (findings, runtime_dir)
+    (findings, written)
 }
 
 /// Whoever can write the file decides who may call whom, and which programs run.
@@ -91,8 +102,20 @@ fn directories(sockets: impl Iterator<Item = PathBuf>, config: &Config) -> Vec<F
         .runtime_dir
         .clone()
         .unwrap_or_else(default_runtime_dir);
-    // The daemon makes this one itself.
+    // The daemon makes these two itself.
     seen.remove(&runtime_dir);
+    for made in [Some(&runtime_dir), config.state_dir.as_ref()]
+        .into_iter()
+        .flatten()
+    {
+        let parent = made.parent().filter(|_| !made.exists());
+        seen.entry(parent.unwrap_or(made).to_owned())
+            .or_insert_with(|| made.clone());
+    }
+    // The state directory may be in the other.
+    if !runtime_dir.exists() {
+        seen.remove(&runtime_dir);
+    }
     let check = |(directory, file): (PathBuf, PathBuf)| {
         let error = check_directory(&directory, "the configuration").err()?;
         Some(Finding::error(
@@ -104,18 +127,33 @@ fn directories(sockets: impl Iterator<Item = PathBuf>, config: &Config) -> Vec<F
     seen.into_iter().filter_map(check).collect()
 }
 
-/// Networks whose longest packets do not fit through their uplink.
+/// Uplinks that are not there, and those through which the longest packets of their network do not fit.
 fn uplinks(plan: &Plan) -> Vec<Finding> {
+    let about = "networks";
     let check = |network: &NetworkSpec| {
         let device = &network.uplink.as_ref()?.device;
-        // One that is not there may be made at the start.
-        let mtu = mtu_of(device.name()).ok()?;
+        let name = network.full_name();
+        let mtu = match (mtu_of(device.name()), device) {
+            (Ok(mtu), _) => mtu,
+            (Err(error), UplinkDevice::Interface(interface))
+                if Errno::from_io_error(&error) == Some(Errno::NODEV) =>
+            {
+                return Some(Finding::error(
+                    about,
+                    format!("the uplink of the network {name:?}, {device}, is not there"),
+                    format!(
+                        "correct the name (`ip link` shows those that are there), or make {interface} before the daemon starts"
+                    ),
+                ));
+            }
+            // The daemon makes a tap device.
+            (Err(_), _) => return None,
+        };
         (mtu < network.mtu.into()).then(|| {
             Finding::warning(
-                "networks",
+                about,
                 format!(
-                    "the MTU of the network {:?} is {}, and that of its uplink, {device}, is {mtu}: longer packets are lost there",
-                    network.full_name(),
+                    "the MTU of the network {name:?} is {}, and that of its uplink, {device}, is {mtu}: longer packets are lost there",
                     network.mtu
                 ),
                 format!(
@@ -127,6 +165,22 @@ fn uplinks(plan: &Plan) -> Vec<Finding> {
         })
     };
     plan.networks().filter_map(check).collect()
+}
+
+/// Addresses of published ports that the daemon would not get. Of one that is in use a daemon that runs may be the user.
+fn published(config: &Config, runtime_dir: &Path) -> Vec<Finding> {
+    let listed = Client::new(Some(runtime_dir)).list();
+    let is_served = !matches!(listed, Err(ClientError::NoDaemon { .. }));
+    let publishes = config.publishes.iter();
+    let failed = publishes.filter_map(|publish| check_address(&publish.value).err());
+    failed
+        .filter(|error| !(is_served && error.is_in_use()))
+        .map(|error| Finding::error("ports", error.what(), error.remedy()))
+        .collect()
+}
+
+fn connect(address: &SocketAddr) -> io::Result<TcpStream> {
+    TcpStream::connect_timeout(address, Duration::from_secs(1))
 }
 
 fn services(config: &Config) -> Vec<Finding> {
@@ -151,6 +205,19 @@ fn services(config: &Config) -> Vec<Finding> {
                     path.display()
                 ),
                 "start the program behind it, and let the daemon's user connect",
+            ))
+        }
+        ServiceTarget::Tcp(address) => {
+            let at: SocketAddr = address.parse().ok()?;
+            // One of another host may be reached by the daemon alone.
+            let error = at.ip().is_loopback().then(|| connect(&at))?.err()?;
+            Some(Finding::warning(
+                about,
+                format!(
+                    "nothing answers for the service {:?}: {address}: {error}",
+                    service.name
+                ),
+                "start the program behind it",
             ))
         }
         _ => None,

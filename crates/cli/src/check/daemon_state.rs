@@ -11,10 +11,11 @@ use rustix::io::Errno;
 use super::{Finding, published, vms as vms_of};
 use crate::client::{Client, ClientError};
 use crate::guest::access_remedy;
+use crate::quote::quote;
 
 const ABOUT: &str = "daemon";
 
-pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
+pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -> Vec<Finding> {
     match client.list() {
         Ok(list) => {
             let count = list.vms.len();
@@ -33,10 +34,14 @@ pub(super) fn look(client: &Client, runtime_dir: &Path) -> Vec<Finding> {
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
+            let serve = match config {
+                Some(path) => format!("ringdown serve --config {}", quote(path)),
+                None => "ringdown serve".to_owned(),
+            };
             let mut findings = vec![Finding::warning(
                 ABOUT,
                 format!("none serves {}", runtime_dir.display()),
-                "`systemctl start ringdown`, or `ringdown serve`",
+                format!("`systemctl start ringdown`, or `{serve}`"),
             )];
             findings.extend(place(runtime_dir));
             findings

@@ -77,7 +77,7 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
         [[rule]]\nname = \"nobody\"\nfrom = \"wbe\"\nto = \"web\"\nport = 1\naction = \"allow\"\n";
     std::fs::write(&file, text).unwrap();
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let (findings, _) = configuration::look(&file);
+    let (findings, _) = configuration::look(&file, None);
     assert_eq!(
         gravities(&findings, "configuration"),
         [Severity::Error, Severity::Fine]
@@ -90,7 +90,7 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
     let text = "[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"tcp:127.0.0.1:80\"\nto = \"wee:80\"\n\
         [[service]]\nname = \"s\"\nport = 9\nto = \"tcp:a:1\"\n";
     std::fs::write(&file, text).unwrap();
-    let (findings, _) = configuration::look(&file);
+    let (findings, _) = configuration::look(&file, None);
     let policy = findings.iter().filter(|found| found.about == "policy");
     let remedies: Vec<&str> = policy.filter_map(|found| found.remedy.as_deref()).collect();
     assert_eq!(
@@ -102,12 +102,81 @@ fn a_configuration_is_judged_by_what_this_machine_has() {
     );
 
     std::fs::write(&file, "[[vm]]\nnam = \"web\"\n").unwrap();
-    let (findings, _) = configuration::look(&file);
+    let (findings, _) = configuration::look(&file, None);
     assert_eq!(gravities(&findings, "configuration"), [Severity::Error]);
     assert!(
         findings[0].found.contains("line 2"),
         "{}",
         findings[0].found
+    );
+}
+
+fn found_in(directory: &Path, text: &str) -> Vec<(Severity, String)> {
+    let file = directory.join("ringdown.toml");
+    std::fs::write(&file, text).unwrap();
+    let (findings, _) = configuration::look(&file, Some(&directory.join("run")));
+    let bad = findings.into_iter().filter(|found| {
+        found.severity != Severity::Fine && !["configuration", "policy"].contains(&found.about)
+    });
+    bad.map(|found| (found.severity, found.found)).collect()
+}
+
+#[test]
+fn what_the_daemon_would_not_start_with_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap();
+    let port = |listen: &str| {
+        format!("[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"{listen}\"\nto = \"web:80\"\n")
+    };
+    for (text, words) in [
+        (
+            "[[network]]\nname = \"lan\"\nuplink = { interface = \"nosuch0\" }\n".to_owned(),
+            "nosuch0, is not there",
+        ),
+        (
+            "state-dir = \"none/state\"\n".to_owned(),
+            "none does not exist",
+        ),
+        (
+            "runtime-dir = \"none/run\"\n".to_owned(),
+            "none does not exist",
+        ),
+        (port("tcp:192.0.2.9:80"), "cannot listen on 192.0.2.9:80"),
+        (port(&format!("tcp:{taken}")), "in use"),
+    ] {
+        let found = found_in(directory, &text);
+        let [(Severity::Error, found)] = &found[..] else {
+            panic!("{text}: {found:?}");
+        };
+        assert!(found.contains(words), "{found}");
+    }
+    for text in [
+        "state-dir = \"state\"\n",
+        "runtime-dir = \"run\"\nstate-dir = \"run/state\"\n",
+        "[[network]]\nname = \"lan\"\nuplink = { tap = \"nosuch0\" }\n",
+        &port("tcp:127.0.0.1:0"),
+    ] {
+        assert_eq!(found_in(directory, text), [], "{text}");
+    }
+}
+
+#[test]
+fn a_service_without_its_program_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let text = format!("[[service]]\nname = \"s\"\nport = 9\nto = \"tcp:{at}\"\n");
+    assert_eq!(found_in(directory.path(), &text), []);
+    drop(listener);
+    let found = found_in(directory.path(), &text);
+    let [(Severity::Warning, found)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert!(
+        found.starts_with(&format!("nothing answers for the service \"s\": {at}")),
+        "{found}"
     );
 }
 

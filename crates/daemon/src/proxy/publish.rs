@@ -5,6 +5,7 @@
 //! carried here: see [`udp`]. So is what the guest's agent is to connect to: see [`agent`].
 
 mod agent;
+mod listen;
 pub mod udp;
 
 use std::fmt;
@@ -14,16 +15,14 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use config::{GuestPort, Publish, PublishListen};
-use device::{
-    CallAnswer, Cut, PublishedCall, PublishedTo, listen_without_descriptors, set_socket_mode,
-};
+use device::{CallAnswer, Cut, PublishedCall, PublishedTo};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
@@ -33,13 +32,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
+use self::listen::{listen, set_mode};
 use super::counter::Counter;
 use super::exchange::{DialPlace, MAX_DIALS_OF_PORT};
 use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
 use super::shared::{Expected, Shared, count};
-use crate::runtime::{RuntimeError, remove_stale_socket};
+
+pub use self::listen::{PublishError, check_address};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
 pub const MAX_CARRIED: u32 = 1024;
@@ -49,31 +50,6 @@ const MAX_WAITING: usize = device::BACKLOG as usize + 1;
 
 /// How long a listener rests when the system has no descriptor for the next connection.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-
-/// Why a port cannot be published.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishError {
-    /// The address is none, or cannot be had.
-    #[error(
-        "cannot listen on {address} for the published port {name:?}: {error}; choose another address, or stop the program that uses it"
-    )]
-    Listen {
-        /// The published port.
-        name: String,
-        /// The address.
-        address: String,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The UNIX socket cannot be had.
-    #[error("the published port {name:?}: {error}")]
-    Socket {
-        /// The published port.
-        name: String,
-        /// What stands in the way.
-        error: RuntimeError,
-    },
-}
 
 /// The ports that are published.
 pub(crate) struct Published {
@@ -313,66 +289,6 @@ fn is_same_place(one: &PublishListen, other: &PublishListen) -> bool {
             one == other
         }
         (one, other) => one == other,
-    }
-}
-
-fn listen(publish: &Publish) -> Result<Bound, PublishError> {
-    let failed = |address: &str| {
-        let (name, address) = (publish.name.clone(), address.to_owned());
-        |error| PublishError::Listen {
-            name,
-            address,
-            error,
-        }
-    };
-    let parse = |text: &str| {
-        text.parse::<SocketAddr>()
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
-    };
-    match &publish.listen {
-        PublishListen::Tcp(address) => parse(address)
-            .and_then(TcpListener::bind)
-            .and_then(|listener| {
-                listener.set_nonblocking(true)?;
-                bound(Listener::Tcp(listener), None)
-            })
-            .map_err(failed(address)),
-        PublishListen::Udp(address) => parse(address)
-            .and_then(UdpSocket::bind)
-            .and_then(|socket| {
-                socket.set_nonblocking(true)?;
-                bound(Listener::Udp(socket), None)
-            })
-            .map_err(failed(address)),
-        PublishListen::Unix { path, mode } => {
-            let stale = remove_stale_socket(path).map_err(|error| PublishError::Socket {
-                name: publish.name.clone(),
-                error,
-            })?;
-            if stale {
-                tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
-            }
-            let address = path.display().to_string();
-            listen_without_descriptors(path)
-                .and_then(|listener| {
-                    let file = SocketFile(path.clone());
-                    listener.set_nonblocking(true)?;
-                    set_mode(path, *mode);
-                    bound(Listener::Unix(listener), Some(file))
-                })
-                .map_err(failed(&address))
-        }
-    }
-}
-
-fn bound(listener: Listener, file: Option<SocketFile>) -> io::Result<Bound> {
-    let second = listener.try_clone()?;
-    Ok((listener, second, file))
-}
-
-fn set_mode(path: &Path, mode: u32) {
-    if let Err(error) = set_socket_mode(path, mode) {
-        tracing::error!(socket = %path.display(), %error, "cannot set the mode of a published socket");
     }
 }
 

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use config::PublishedPort;
 use policy::Policy;
 use rustix::event::{PollFd, PollFlags, poll};
