@@ -2,8 +2,9 @@
 
 mod error;
 mod lines;
+mod ready;
 
-use std::io::{self, Write};
+use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,9 +35,6 @@ pub(crate) use lines::Lines;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long commands wait for a guest before they say so.
-const QUIET_WAIT: Duration = Duration::from_secs(2);
 
 /// How long figures of all guests may take.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -151,43 +149,6 @@ impl Client {
     pub fn metrics(&self) -> Result<String, ClientError> {
         let answer = self.exchange(Method::GET, "/v1/metrics", Vec::new(), METRICS_TIMEOUT)?;
         String::from_utf8(answer.into()).map_err(|error| self.broken(error))
-    }
-
-    /// One VM, once its agent is there. Waits for `timeout` at most, and after [`QUIET_WAIT`] says on standard error what for.
-    ///
-    /// # Errors
-    /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.
-    pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
-        if timeout <= QUIET_WAIT {
-            return self.await_ready(name, timeout);
-        }
-        match self.ask_ready(&resource(name)?, QUIET_WAIT) {
-            Err(ClientError::Problem(problem)) if problem.kind == Kind::NotReady.uri() => {}
-            result => return Ok(result?),
-        }
-        let vm = self.show(name)?;
-        let line = format!(
-            "waiting up to {} s more for VM {:?}: {}",
-            (timeout - QUIET_WAIT).as_secs(),
-            vm.full_name(),
-            vm.state_in_words()
-        );
-        // With standard error closed there is no place for the line.
-        let _ = writeln!(io::stderr(), "{line}");
-        self.await_ready(name, timeout - QUIET_WAIT)
-    }
-
-    /// The same without a word.
-    ///
-    /// # Errors
-    /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.
-    pub fn await_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
-        Ok(self.ask_ready(&resource(name)?, timeout)?)
-    }
-
-    fn ask_ready(&self, vm: &str, timeout: Duration) -> Result<VmStatus, ClientError> {
-        let target = format!("{vm}?wait=ready&timeout_ms={}", timeout.as_millis());
-        self.ask(Method::GET, &target, Vec::new(), timeout + ANSWER_TIMEOUT)
     }
 
     /// The networks.

@@ -306,6 +306,17 @@ fn who_may_not_connect_is_told_which_group_may() {
         );
         assert!(!refused.err.contains("forwarding"), "{}", refused.err);
     }
+    // At once, though the guest is not ready, and whoever waits is told what for.
+    let other = FakeDaemon::start(&["name=web"], &[]);
+    mode(other.runtime_dir(), 0o711);
+    mode(&other.runtime_dir().join("control.sock"), 0o666);
+    let refused = program.run_as(OPERATORS, other.runtime_dir(), &exec);
+    assert_refused(
+        &refused,
+        1,
+        "no permission to connect to the VM's host socket",
+    );
+    assert!(!refused.err.contains("waiting"), "{}", refused.err);
     // What a program connects to that `run` carries: here the program itself, which asks for a control socket.
     let inner = program.directory.path().join("ringdown");
     let carried = [

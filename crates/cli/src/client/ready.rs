@@ -1,0 +1,73 @@
+//! Waiting for a guest.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use api::{VmState, VmStatus};
+use hyper::Method;
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+
+use super::{ANSWER_TIMEOUT, Client, ClientError, resource};
+use crate::failure::Failure;
+use crate::guest::GuestError;
+
+/// How long commands wait for a guest before they say so.
+const QUIET_WAIT: Duration = Duration::from_secs(2);
+
+impl Client {
+    /// One VM, once its agent is there, for a command that connects to it. Waits for `timeout` at most, and after [`QUIET_WAIT`] says on standard error
+    /// what for.
+    ///
+    /// # Errors
+    /// A name that no VM can have, [`GuestError::Denied`] at once, or [`ClientError`]; its problem says how far the VM had come.
+    pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
+        let vm = self.show(name)?;
+        if vm.state == VmState::Ready {
+            return Ok(vm);
+        }
+        if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {
+            return Err(GuestError::Denied { path: vm.host }.into());
+        }
+        let (done, is_done) = channel::<()>();
+        std::thread::scope(|scope| {
+            if timeout > QUIET_WAIT {
+                scope.spawn(move || {
+                    // It ends when the other end is dropped.
+                    if is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
+                        self.tell_of_waiting(name, timeout - QUIET_WAIT);
+                    }
+                });
+            }
+            let ready = self.await_ready(name, timeout);
+            drop(done);
+            ready
+        })
+    }
+
+    /// Says what is waited for, and for how long. With standard error closed there is no place for the line.
+    fn tell_of_waiting(&self, name: &str, left: Duration) {
+        let Ok(vm) = self.show(name) else { return };
+        let line = format!(
+            "waiting up to {} s more for VM {:?}: {}",
+            left.as_secs(),
+            vm.full_name(),
+            vm.state_in_words()
+        );
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+
+    /// The same without a word.
+    ///
+    /// # Errors
+    /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.
+    pub fn await_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
+        Ok(self.ask_ready(&resource(name)?, timeout)?)
+    }
+
+    fn ask_ready(&self, vm: &str, timeout: Duration) -> Result<VmStatus, ClientError> {
+        let target = format!("{vm}?wait=ready&timeout_ms={}", timeout.as_millis());
+        self.ask(Method::GET, &target, Vec::new(), timeout + ANSWER_TIMEOUT)
+    }
+}
