@@ -67,6 +67,24 @@ pub enum ServiceTarget {
     Egress,
 }
 
+impl fmt::Display for ServiceTarget {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServiceTarget::Tcp(server) => write!(formatter, "tcp:{server}"),
+            ServiceTarget::Udp(server) => write!(formatter, "udp:{server}"),
+            ServiceTarget::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            ServiceTarget::UnixSeqpacket(path) => {
+                write!(formatter, "unix-seqpacket:{}", path.display())
+            }
+            ServiceTarget::Command(words) => {
+                let program = words.first().map(String::as_str);
+                write!(formatter, "the program {}", program.unwrap_or_default())
+            }
+            ServiceTarget::Egress => formatter.write_str("the egress proxy"),
+        }
+    }
+}
+
 /// A guest's port that others can reach by an address of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::{LineKind, PolicyVerdict, VmState, VmStatus, Why};
+use api::{LineKind, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
+use switch::Reason;
 
 use super::Control;
 use crate::control_error::ControlError;
@@ -25,13 +26,17 @@ impl Control {
         let asked = self.ask(move |control| {
             let book = &control.in_force().book;
             let policy = book.ask_at(&asked_from, &asked_to, port)?;
-            let service = book.service_called(&asked_from, &asked_to, policy.port);
-            let service = service.map(|service| format!("service:{}", service.full_name()));
+            let service = book.service_meant(&asked_from, &asked_to, policy.port);
+            let service = service.map(|service| {
+                let name = format!("service:{}", service.full_name());
+                (name, service.target.to_string())
+            });
             Ok::<_, ControlError>((policy, program_words(&asked_from), service))
         });
         let (policy, program, service) = asked.await??;
         let port = policy.port;
-        let dialled = service.unwrap_or_else(|| to.clone());
+        let (dialled, target) = service.unzip();
+        let dialled = dialled.unwrap_or_else(|| to.clone());
         // A name stands for a VM, an alias of it too; what has a colon, or is the host, for something else.
         let (caller, callee) = (self.get(&from).await.ok(), self.get(&dialled).await.ok());
         let named = |vm: &Option<VmStatus>, words: &str| match vm {
@@ -45,7 +50,10 @@ impl Control {
             to: Some(&to_name),
             port,
         };
-        let refusals = self.parts.events.refusals(call);
+        let mut refusals = self.parts.events.refusals(call);
+        if let Some(target) = target {
+            name_target(&mut refusals, &target);
+        }
         // Who is redirected has nothing to do with whom it dialled.
         let reached = match policy.redirect.as_deref() {
             Some(to) => {
@@ -82,6 +90,16 @@ impl Control {
             policy,
             refusals,
         })
+    }
+}
+
+/// Where nothing listens. A refusal itself tells every guest the same, and no more.
+fn name_target(refusals: &mut [Refusal], target: &str) {
+    let reason = Reason::NoListener.to_string();
+    for refusal in refusals {
+        if refusal.reason == reason {
+            refusal.reason = format!("{reason}, which leads to {target}");
+        }
     }
 }
 
@@ -152,6 +170,30 @@ mod tests {
         assert_eq!(silence(directory.path().join("x".repeat(300)), 80), None);
         // The daemon serves these itself.
         assert_eq!(silence(host, wire::agent::PORT), None);
+    }
+
+    #[test]
+    fn a_refusal_says_where_nothing_listens() {
+        let refusal = |reason: Reason| Refusal {
+            time: String::new(),
+            from: "web:1".to_owned(),
+            to: "service:files".to_owned(),
+            port: 8000,
+            reason: reason.to_string(),
+            rule: None,
+            count: 1,
+        };
+        let mut refusals = [refusal(Reason::NoListener), refusal(Reason::Denied)];
+        let target = config::ServiceTarget::Tcp("127.0.0.1:18000".to_owned());
+        name_target(&mut refusals, &target.to_string());
+        let reasons = refusals.map(|refusal| refusal.reason);
+        assert_eq!(
+            reasons,
+            [
+                "no listener on the host for this port, which leads to tcp:127.0.0.1:18000",
+                "no rule allows it"
+            ]
+        );
     }
 
     #[test]

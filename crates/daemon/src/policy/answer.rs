@@ -425,7 +425,7 @@ impl Rulebook {
             })
     }
 
-    fn service(&self, text: &str) -> Result<To<'_>, AskError> {
+    pub(super) fn service(&self, text: &str) -> Result<To<'_>, AskError> {
         let (domain, name) = parse_full_name("a service", text)?;
         let mut services = self.services.iter().map(|service| &service.value);
         match services.find(|service| service.domain == domain && service.name == name) {

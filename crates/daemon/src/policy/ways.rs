@@ -18,13 +18,22 @@ const MAX_NAMED_VMS: usize = 4;
 
 impl Rulebook {
     /// The service that a guest calls, if it calls the host at a port where one of its domain is.
-    pub fn service_called(&self, from: &str, to: &str, port: u32) -> Option<&Service> {
+    pub(super) fn service_called(&self, from: &str, to: &str, port: u32) -> Option<&Service> {
         if to != "host" || from == "host" || from.contains(':') {
             return None;
         }
         let (domain, _) = parse_full_name("a VM", from).ok()?;
         let mut services = self.services.iter().map(|service| &service.value);
         services.find(|service| service.domain == domain && service.port == port)
+    }
+
+    /// The service that is named, or that a guest calls.
+    pub fn service_meant(&self, from: &str, to: &str, port: u32) -> Option<&Service> {
+        match to.strip_prefix("service:").map(|name| self.service(name)) {
+            Some(Ok(To::Service(service))) => Some(service),
+            Some(_) => None,
+            None => self.service_called(from, to, port),
+        }
     }
 
     /// Corrects what the rules alone would say.
