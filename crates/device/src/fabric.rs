@@ -351,6 +351,7 @@ impl Fabric {
             device: id.0,
             generation,
             vm: config.address.full_name(),
+            network: None,
         };
         let model = model(config.address.cid);
         let frontend = Frontend::spawn(vhost, identity, model, self.mailbox.clone());

@@ -138,7 +138,7 @@ fn serve(
     caller: &Caller,
     model: &Model,
 ) {
-    let vm = &caller.identity.vm;
+    let (vm, network) = (&caller.identity.vm, caller.identity.network.as_deref());
     loop {
         let next = match another.take() {
             Some(waited) => Ok(Some(waited)),
@@ -161,7 +161,7 @@ fn serve(
             }
         };
         drop(replace(connection, Some(copy)));
-        tracing::info!(vm, "VMM connected");
+        tracing::info!(vm, network, "VMM connected");
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let fault = match stop_requested(stop, Duration::ZERO) {
             true => None,
@@ -172,8 +172,10 @@ fn serve(
         let _ = caller.call(Request::Detach { fault });
         // Said when nothing of it is left.
         match words {
-            None => tracing::info!(vm, "VMM disconnected"),
-            Some(error) => tracing::warn!(vm, %error, "the VMM's connection ended with an error"),
+            None => tracing::info!(vm, network, "VMM disconnected"),
+            Some(error) => {
+                tracing::warn!(vm, network, %error, "the VMM's connection ended with an error")
+            }
         }
     }
 }

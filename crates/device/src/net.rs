@@ -599,6 +599,7 @@ impl NetFabric {
             device: number as u32,
             generation,
             vm: port.vm.clone(),
+            network: Some(self.networks[port.network].name.clone()),
         };
         let model = model::model(port.queue_pairs);
         let rings = model.rings;

@@ -205,6 +205,8 @@ fn ports_in_words(details: &NetworkDetails) -> String {
             if port.link_up { "up" } else { "down" }.to_owned(),
             match (port.kind, port.attached, port.driver_ready) {
                 (PortKind::Station, ..) => "-",
+                // Whether there still is one cannot be seen.
+                (_, false, _) if !port.link_up => "cut off",
                 (_, false, _) => "waiting",
                 (_, true, false) => "attached",
                 (_, true, true) => "running",
@@ -308,6 +310,15 @@ mod tests {
             text.ends_with("\nthe last fault of web: a word of it\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_port_whose_link_is_down_says_that_its_vmm_is_cut_off() {
+        let mut details = details();
+        let port = &mut details.ports[0];
+        (port.attached, port.driver_ready, port.link_up) = (false, false, false);
+        let text = network_in_words(&details);
+        assert!(text.contains("down  cut off"), "{text}");
     }
 
     #[test]

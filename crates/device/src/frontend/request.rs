@@ -37,6 +37,8 @@ pub(crate) struct Identity {
     pub(crate) generation: u64,
     /// The VM, for the log.
     pub(crate) vm: String,
+    /// The network of a card, for the log; none of a line.
+    pub(crate) network: Option<String>,
 }
 
 /// What a VMM asks of the fabric.
