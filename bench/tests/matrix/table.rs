@@ -210,7 +210,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/policy.md",
-        "Two may call them: a program of the host that calls that VM and port directly, if the rules about programs allow it, and the daemon itself for a published port such as `web:tcp:80`. No rule allows guests to call them, no redirection to them works, and they cannot be published.",
+        "Two kinds of callers may call them. One is a program of the host that calls that VM and port directly, if the rules about programs allow it. The other is the daemon itself, for a published port such as `web:tcp:80`. No rule allows guests to call them, no redirection to them works, and they cannot be published.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },
