@@ -11,12 +11,16 @@ use clap_complete::engine::{
 };
 
 use api::EventKind;
+use config::limits::LIMIT_KEYS;
 
 use crate::arguments::{Arguments, Complete};
 use crate::client::Client;
 
 /// How long the daemon may take to list names. A person waits with a finger on a key.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How the name of a service begins.
+const SERVICE: &str = "service:";
 
 /// The script that has a shell ask, if it can.
 pub fn script(shell: Shell) -> Option<&'static str> {
@@ -31,9 +35,18 @@ pub fn script(shell: Shell) -> Option<&'static str> {
 /// What may be in the place of the last word, a line for each: the word, a tab and what it means.
 pub fn candidates(options: Complete) -> String {
     let mut words = options.words;
-    // Bash takes `web:/srv` for three words, of which only the guest can complete the last, and `--vm=web` too.
-    if matches!(words.as_slice(), [.., before, _] if before == ":") {
-        return String::new();
+    // Bash takes `web:/srv` for three words, of which only the guest can complete the last, and `--vm=web` too. It replaces the last one alone.
+    let mut before_last = "";
+    match words.as_slice() {
+        [.., kind, colon, last] if kind == SERVICE.trim_end_matches(':') && colon == ":" => {
+            let mut whole = OsString::from(SERVICE);
+            whole.push(last);
+            words.truncate(words.len() - 3);
+            words.push(whole);
+            before_last = SERVICE;
+        }
+        [.., colon, _] if colon == ":" => return String::new(),
+        _ => {}
     }
     words.retain(|word| word != "=");
     let mut command = with_names(Arguments::command(), &mut Vec::new(), runtime_dir(&words));
@@ -46,7 +59,9 @@ pub fn candidates(options: Complete) -> String {
     if found.iter().any(|one| !is_option(one)) {
         found.retain(|one| !is_option(one));
     }
-    found.iter().map(line).collect()
+    let lines = found.iter().map(line);
+    let lines = lines.filter_map(|line| line.strip_prefix(before_last).map(str::to_owned));
+    lines.collect()
 }
 
 fn line(candidate: &CompletionCandidate) -> String {
@@ -96,6 +111,8 @@ enum Names {
     Circuits,
     /// Kinds of events.
     Kinds,
+    /// Limits of a VM, with the sign behind them.
+    Limits,
     /// `NAME:PATH`, and paths of this host.
     Places,
     /// Who calls: a VM or the host.
@@ -109,6 +126,7 @@ fn names(path: &[String], argument: &str) -> Option<Names> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     match (path.as_slice(), argument) {
         (["vm", "add"], "name") => None,
+        (["vm", "add"], "limit") => Some(Names::Limits),
         (["vm", "add"], "net") => Some(Names::Networks),
         (["circuit", "end"], "id") => Some(Names::Circuits),
         (["bench"], "to") => Some(Names::Vms),
@@ -150,6 +168,10 @@ impl Names {
             Names::Kinds => EventKind::ALL
                 .iter()
                 .map(|kind| CompletionCandidate::new(kind.word()))
+                .collect(),
+            Names::Limits => LIMIT_KEYS
+                .iter()
+                .map(|key| CompletionCandidate::new(format!("{key}=")))
                 .collect(),
             Names::Places => vms(&client).iter().map(place).collect(),
             Names::Callers => vms(&client).into_iter().chain([host()]).collect(),
@@ -211,7 +233,7 @@ fn services(client: &Client) -> Vec<CompletionCandidate> {
     let rules = client.rules().map(|list| list.rules).unwrap_or_default();
     let called = rules.into_iter().flat_map(|rule| rule.to);
     let mut names: Vec<String> = called
-        .filter(|name| name.starts_with("service:") && !name.contains('*'))
+        .filter(|name| name.starts_with(SERVICE) && !name.contains('*'))
         .collect();
     names.sort();
     names.dedup();

@@ -115,6 +115,21 @@ fn bash_offers_commands_options_and_names() {
             &["ringdown", "policy", "test", "web", "s"],
             &["service:registry"],
         ),
+        (
+            &["ringdown", "policy", "test", "web", "service", ":"],
+            &["registry"],
+        ),
+        (
+            &["ringdown", "policy", "test", "web", "service", ":", "r"],
+            &["registry"],
+        ),
+        (&["ringdown", "vm", "l"], &["ls"]),
+        (&["ringdown", "vm", "r"], &["rm"]),
+        (&["ringdown", "net", "li"], &["link"]),
+        (
+            &["ringdown", "vm", "add", "new", "--limit", "circ"],
+            &["circuits="],
+        ),
         (&["ringdown", "why", "h"], &["host"]),
         (&["ringdown", "cp", "webs"], &["webshop:"]),
         (&["ringdown", "cp", "a"], &["a\\ file"]),

@@ -8,7 +8,7 @@ use super::CaptureOutput;
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
     /// List the networks with their addresses, and what has passed through them
-    #[command(visible_alias = "list")]
+    #[command(alias = "list")]
     Ls(NetList),
     /// Show a network and its ports: addresses, links, frames, and why frames were refused
     Show(NetShow),
