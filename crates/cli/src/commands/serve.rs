@@ -15,7 +15,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::arguments::{Sandbox, Serve};
+use crate::client::found_runtime_dir;
 use crate::failure::Failure;
+use crate::quote::quote;
 
 /// Runs until a signal ends it.
 ///
@@ -25,9 +27,11 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     start_log(options.log.as_deref())?;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
-    let spin = configuration(runtime_dir.clone(), &options, &directory)?
-        .spin
-        .unwrap_or(DEFAULT_SPIN);
+    let config = configuration(runtime_dir.clone(), &options, &directory)?;
+    let spin = config.spin.unwrap_or(DEFAULT_SPIN);
+    if let (None, Some(written)) = (&runtime_dir, &config.runtime_dir) {
+        note_runtime_dir(written);
+    }
     let net_batch = options.net_batch;
     let sandbox = sandbox_of(&options);
     Ok(daemon::serve::serve(
@@ -36,6 +40,16 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
     )?)
+}
+
+/// Commands do not read the file.
+fn note_runtime_dir(written: &Path) {
+    if *written != found_runtime_dir() {
+        let option = format!("--runtime-dir {}", quote(written));
+        tracing::info!(
+            "commands find this daemon with `{option}`, or with RINGDOWN_RUNTIME_DIR: runtime-dir is set in the file, which they do not read"
+        );
+    }
 }
 
 /// Starts programs for a daemon, with which it was started: see [`daemon::sandbox::starter`].

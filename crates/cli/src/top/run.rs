@@ -149,7 +149,13 @@ pub(crate) fn once(
         app.take(Sample::take(client, start)?);
     }
     let buffer = frame(&mut app, width, height).map_err(Failure::failed)?;
-    Ok(plain(&buffer))
+    Ok(without_keys(&plain(&buffer)))
+}
+
+/// What is worth printing of a frame: no keys, and no empty lines before them.
+fn without_keys(text: &str) -> String {
+    let (above, _keys) = text.trim_end().rsplit_once('\n').unwrap_or((text, ""));
+    above.trim_end().to_owned() + "\n"
 }
 
 /// What would be seen in a terminal of this size.
