@@ -212,10 +212,10 @@ pub enum Vm {
     /// Add a VM to the running daemon
     Add(Box<VmAdd>),
     /// List the VMs and how far each has come
-    #[command(visible_alias = "list")]
+    #[command(alias = "list")]
     Ls(VmList),
     /// Remove a VM: its circuits are reset, its sockets removed
-    #[command(visible_alias = "remove", alias = "del", alias = "delete")]
+    #[command(aliases = ["remove", "del", "delete"])]
     Rm(VmRemove),
 }
 
@@ -351,7 +351,11 @@ pub struct VmmArguments {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
     /// The VMM to print arguments for
-    #[arg(long, value_enum)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "qemu|libvirt|cloud-hypervisor|firecracker"
+    )]
     pub vmm: Vmm,
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
     #[arg(long, value_name = "SIZE", default_value = "256M")]

@@ -25,6 +25,7 @@ mod install_log;
 pub mod jobs;
 mod json;
 mod libvirt;
+mod mistake;
 mod qemu;
 mod quote;
 mod separator;
@@ -53,6 +54,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and the version are such errors too. Where they cannot be written, nothing can be said.
+            let error = mistake::clearer(error, &command());
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(failure::USAGE));
         }

@@ -275,6 +275,12 @@ fn a_name_that_nothing_has_is_answered_with_the_one_that_may_be_meant() {
             &["policy", "test", "web", "service:registri", "5000"],
             "there is no service named \"registri\" (did you mean \"registry\"?)",
         ),
+        (
+            &["policy", "test", "web", "registry"],
+            "there is no VM named \"registry\" (did you mean \"service:registry\"?)",
+        ),
+        (&["policy", "test", "web", "red/db"], "the port is missing"),
+        (&["why", "web", "red/db"], "the port is missing"),
         (&["net", "show", "lann"], network),
         (&["net", "capture", "lann", "--count", "1"], network),
         (&["net", "link", "wbe", "lan", "up"], vm),

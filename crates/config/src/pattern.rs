@@ -155,7 +155,13 @@ pub fn parse_published(text: &str, domain: &str) -> Result<PublishedPort, InputE
                 "the guest's agent connects to TCP ports and UNIX sockets alone: write a vsock port that takes datagrams, as in \"web:53\"",
             ));
         }
-        Some(_) => GuestPort::Agent(Place::parse(port).ok_or_else(|| wrong(forms))?),
+        Some((kind, place)) => GuestPort::Agent(Place::parse(port).ok_or_else(|| {
+            let number = place.rsplit(':').next().and_then(|text| text.parse().ok());
+            match number {
+                Some(65_536..=u64::MAX) if kind == "tcp" => wrong("a TCP port is 65535 at most"),
+                _ => wrong(forms),
+            }
+        })?),
     };
     let vm = name.to_owned();
     Ok(PublishedPort { domain, vm, port })

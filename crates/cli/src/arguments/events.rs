@@ -8,6 +8,9 @@ use clap::Args;
 Kinds of events: vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed, reload,
 window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
 
+Each exec, cp or other command for a guest is a circuit to port 1007 of that guest, and agents call port 1007 of the host. To leave these out:
+ringdown events | grep -v ':1007, '
+
 With --follow, it goes on behind the last event when the daemon was restarted, or has dropped a reader that was too slow.
 
 Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when there is no daemon to begin with.")]

@@ -99,6 +99,8 @@ pub struct TimeArguments {
 
 /// The options of `shutdown`.
 #[derive(Debug, Args)]
+#[command(override_usage = "ringdown shutdown [OPTIONS] <NAME>
+       ringdown shutdown [OPTIONS] --all")]
 #[command(after_help = "\
 The guest shuts down its own way: by systemd, or by the command poweroff of its init system. Its agent being gone does not count; its driver, or
 its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its agent and its VMM are seen: without its agent for ten seconds, it

@@ -216,7 +216,11 @@ fn run(
             .map(|vm| vm.host)
             .map_err(|failure| failure.to_string())
     };
-    let mut report = Report::new(common.quiet, !common.json);
+    let what = match direction {
+        Direction::ToGuest { .. } => format!("copying to {name}"),
+        Direction::FromGuest { .. } => format!("copying from {name}"),
+    };
+    let mut report = Report::new(common.quiet, (!common.json).then_some(what));
     let retry = Duration::from_secs(common.retry);
     let result = copy::run(&reach, &direction, how, retry, &cancelled, &mut report);
     report.end(result.is_ok());

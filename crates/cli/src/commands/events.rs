@@ -91,7 +91,7 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
-    let port = port_or_own(&options.from, &options.to, options.port.as_deref())?;
+    let port = port_or_own(&options.from, options.port.as_deref())?;
     let why = client.why(&options.from, &options.to, port)?;
     match options.json {
         true => print_named("why", &why)?,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::arguments::LogsArguments;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::guest::GuestError;
 use crate::jobs::logs::{LogError, LogOptions, Style, write};
 
 /// How many lines following begins with when nobody says.
@@ -43,6 +44,10 @@ pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
     match write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes) {
         // Whoever reads has had enough, as `head` does.
         Err(LogError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(LogError::Guest(error @ GuestError::Agent(_))) => Err(Failure::failed(format!(
+            "in the guest {}: {error}",
+            vm.full_name()
+        ))),
         result => result.map_err(Failure::failed),
     }
 }

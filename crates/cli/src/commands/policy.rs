@@ -23,7 +23,7 @@ const DENIED: u8 = 3;
 /// # Errors
 /// [`Failure`] when there is no answer.
 pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
-    let port = port_or_own(&options.from, &options.to, options.port.as_deref())?;
+    let port = port_or_own(&options.from, options.port.as_deref())?;
     let answer = match &options.config {
         Some(path) => rulebook(path)?.ask_at(&options.from, &options.to, port)?,
         None => client.test_policy(&options.from, &options.to, port)?,
@@ -58,20 +58,12 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     })
 }
 
-/// The port that is called, or none for that of a service.
+/// The port that is called; none where none is given, which is that of a service.
 ///
 /// # Errors
-/// As [`asked_port`], and when it is missing and no service is called.
-pub(super) fn port_or_own(
-    from: &str,
-    to: &str,
-    port: Option<&str>,
-) -> Result<Option<u32>, Failure> {
-    match port {
-        Some(port) => Ok(Some(asked_port(from, port)?)),
-        None if to.starts_with("service:") => Ok(None),
-        None => Err(AskError::NoPort.into()),
-    }
+/// As [`asked_port`].
+pub(super) fn port_or_own(from: &str, port: Option<&str>) -> Result<Option<u32>, InputError> {
+    port.map(|port| asked_port(from, port)).transpose()
 }
 
 /// The port that is called. Where a published port leads to `tcp:PORT` or `unix:PATH`, it is the agent's.

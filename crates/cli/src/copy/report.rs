@@ -18,8 +18,8 @@ const MAX_LISTED: usize = 10_000;
 pub struct Report {
     summary: Summary,
     bar: ProgressBar,
-    /// Whether each entry that fails is told at once, to standard error.
-    tells: bool,
+    /// Each entry that fails is told at once, to standard error, behind these words.
+    tells: Option<String>,
     started: Instant,
     /// The last entry in place.
     pub(super) position: Option<Position>,
@@ -55,7 +55,7 @@ struct Failed {
 
 impl Report {
     /// Nothing yet. The bar is shown on a terminal, unless it must be quiet.
-    pub fn new(quiet: bool, tells: bool) -> Report {
+    pub fn new(quiet: bool, tells: Option<String>) -> Report {
         let target = if quiet || !io::stderr().is_terminal() {
             ProgressDrawTarget::hidden()
         } else {
@@ -201,8 +201,9 @@ impl Observer for Report {
         let path = printable(&String::from_utf8_lossy(path));
         let reason = printable(reason);
         self.summary.failed_count += 1;
-        if self.tells {
-            self.bar.suspend(|| eprintln!("{path}: {reason}"));
+        if let Some(what) = &self.tells {
+            self.bar
+                .suspend(|| eprintln!("error: {what}: {path}: {reason}"));
         }
         if self.summary.failed.len() < MAX_LISTED {
             self.summary.failed.push(Failed { path, reason });
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn the_bar_can_be_drawn_and_words_of_the_guest_are_harmless() {
         ProgressStyle::with_template(TEMPLATE).unwrap();
-        let mut report = Report::new(true, false);
+        let mut report = Report::new(true, None);
         report.failed(b"a\x1b[2J", "reason\x07");
         report.end(true);
         let json = serde_json::to_value(report.json()).unwrap();

@@ -72,7 +72,7 @@ impl Guest {
         options: Options,
         cancelled: &Arc<AtomicBool>,
     ) -> (Result<(), CopyError>, Report) {
-        let mut report = Report::new(true, false);
+        let mut report = Report::new(true, None);
         let socket = self.directory.path().join("web.sock");
         let reach = move |_| Ok(socket.clone());
         let retry = Duration::from_secs(60);
@@ -536,7 +536,7 @@ fn a_hostile_guest_writes_nowhere_else() {
         let announced = raw(&Message::Announce(wire::agent::transfer::Totals::default()));
         let socket = hostile(directory.path(), [announced, words].concat());
         let direction = from_guest(&[Path::new("asked")], &at("here"), options());
-        let mut report = Report::new(true, false);
+        let mut report = Report::new(true, None);
         let reach = move |_| Ok(socket.clone());
         let cancelled = Arc::new(AtomicBool::new(false));
         let result = super::run(

@@ -12,7 +12,8 @@ pub enum InputError {
     /// The name breaks the rules for names.
     #[error(
         "{name:?} cannot be the name of {what}: use 1 to {MAX_NAME_LEN} of the characters a-z, 0-9, '.', '_' and '-', \
-         starting with a letter or a digit"
+         starting with a letter or a digit{}",
+        in_small_letters(name)
     )]
     Name {
         /// What was to have the name, in words.
@@ -430,6 +431,15 @@ pub enum InputError {
         /// What the parser said.
         message: String,
     },
+}
+
+/// The name that may be meant, if it has no other fault than capital letters.
+fn in_small_letters(name: &str) -> String {
+    let small = name.to_ascii_lowercase();
+    match crate::input::check_name_of("", &small) {
+        Ok(()) => format!(" (did you mean {small:?}?)"),
+        Err(_) => String::new(),
+    }
 }
 
 fn reserved_cid(cid: &str) -> &'static str {

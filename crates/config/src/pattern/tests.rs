@@ -319,6 +319,10 @@ fn redirects_and_ports_say_what_they_mean() {
         let published = PublishedPort { domain, vm, port };
         assert_eq!(parse_published(text, "red"), Ok(published), "{text}");
     }
+    for large in ["web:tcp:70000", "web:tcp:127.0.0.1:65536"] {
+        let error = parse_published(large, "red").unwrap_err().to_string();
+        assert!(error.ends_with("a TCP port is 65535 at most"), "{error}");
+    }
     let words = local(80);
     assert_eq!(GuestPort::Agent(words).to_string(), "tcp:127.0.0.1:80");
 }

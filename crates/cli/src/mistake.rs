@@ -1,0 +1,97 @@
+//! What is said of a wrong command line, where the parser's own words lead astray.
+
+use std::error::Error as _;
+use std::num::ParseIntError;
+
+use clap::Command;
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+
+/// The same mistake in words that lead to what is meant.
+pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => name_no_hidden_command(&mut error, command),
+        ErrorKind::UnknownArgument if word(&error, ContextKind::InvalidArg) == "--json" => {
+            // The parser names some command that has the option.
+            let tip = "write --json behind the command, as in `ringdown vm ls --json`";
+            let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
+            error.insert(ContextKind::Suggested, tip);
+        }
+        ErrorKind::ValueValidation => {
+            let source = error.source().and_then(|source| source.downcast_ref());
+            let Some(ParseIntError { .. }) = source else {
+                return error;
+            };
+            let text = format!(
+                "invalid value '{}' for '{}': expected a whole number, such as 30\n\nFor more information, try '--help'.\n",
+                word(&error, ContextKind::InvalidValue),
+                word(&error, ContextKind::InvalidArg),
+            );
+            return Error::raw(ErrorKind::ValueValidation, text);
+        }
+        _ => {}
+    }
+    error
+}
+
+fn word(error: &Error, kind: ContextKind) -> &str {
+    match error.get(kind) {
+        Some(ContextValue::String(word)) => word,
+        _ => "",
+    }
+}
+
+fn name_no_hidden_command(error: &mut Error, command: &Command) {
+    let kind = ContextKind::SuggestedSubcommand;
+    let names = match error.remove(kind) {
+        Some(ContextValue::String(name)) => vec![name],
+        Some(ContextValue::Strings(names)) => names,
+        _ => return,
+    };
+    let is_hidden = |name: &String| {
+        let known = command.find_subcommand(name);
+        known.is_some_and(Command::is_hide_set)
+    };
+    let shown: Vec<String> = names.into_iter().filter(|name| !is_hidden(name)).collect();
+    if !shown.is_empty() {
+        error.insert(kind, ContextValue::Strings(shown));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(words: &[&str]) -> String {
+        let words = std::iter::once(&"ringdown").chain(words);
+        let error = crate::command().try_get_matches_from(words).unwrap_err();
+        clearer(error, &crate::command()).to_string()
+    }
+
+    #[test]
+    fn what_is_said_leads_to_what_is_meant() {
+        for (words, expected) in [
+            (
+                &["--json", "vm", "ls"][..],
+                "write --json behind the command",
+            ),
+            (&["stat"], "'stats'"),
+            (
+                &["exec", "--wait", "x", "web", "ls"],
+                "expected a whole number",
+            ),
+            (&["shutdown"], "ringdown shutdown [OPTIONS] --all"),
+            (
+                &["args", "web"],
+                "qemu|libvirt|cloud-hypervisor|firecracker",
+            ),
+        ] {
+            let text = told(words);
+            assert!(text.contains(expected), "{text}");
+            for wrong in ["start-programs", "check --json", "invalid digit"] {
+                assert!(!text.contains(wrong), "{text}");
+            }
+        }
+        assert!(told(&["exec", "--wait", "99999", "web", "ls"]).contains("99999"));
+    }
+}
