@@ -77,7 +77,7 @@ fn listen(connector: &Connector, port: &str) -> Outcome<Listener> {
     Ok(listener)
 }
 
-/// Whoever reads it may wait for it.
+/// A program that reads the output through a pipe waits for this line.
 fn say(line: &str) -> Outcome<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{line}")?;

@@ -19,8 +19,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Each end registers a descriptor of its own for the wake channel, which both then hear of, whoever takes the byte: the runtime reports that something has come, not that
-//! something is there.
+//! Each end registers a descriptor of its own for the wake channel. Both get its readiness, whichever of them takes the byte: the runtime reports
+//! that a byte came, not that one is there.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -2,14 +2,13 @@
 //!
 //! # Theory of operation
 //!
-//! A byte means "look again". It says neither which ring nor why: a byte that could not be sent because the socket is full is one that the peer has to come
-//! for anyway, and whatever it then looks at, it sees everything. A socket is used, and not an eventfd, because each side has a file description of its own: a hostile
-//! peer could make a write to a shared eventfd block, by filling it up and taking its non-blocking flag away. Besides, the end of the socket tells
-//! that the peer is gone.
+//! A byte means "check the rings". It carries no ring and no reason: if the socket is full and a byte cannot be sent, the peer has bytes to take
+//! anyway, and then sees the state of both rings. It is a socket, not an eventfd, because each side has a file description of its own: a hostile peer
+//! could fill a shared eventfd and clear its non-blocking flag, so that a write blocks. The end of the socket also shows that the peer is gone.
 //!
-//! Reader and writer of one side may sleep in two threads, on one socket. One of them, the *leader*, waits for the socket; the other for the leader. Each batch of bytes
-//! that was taken from the socket advances the *epoch*, and wakes both. Whoever is going to sleep takes a ticket, the epoch, before it says that it wants
-//! to be woken; if the epoch has moved since, its byte may have been taken by the other one, and it looks again.
+//! Reader and writer of one side may sleep in two threads, on one socket. One of them, the *leader*, waits for the socket; the other waits for the
+//! leader. Each batch of bytes taken from the socket advances the *epoch* and wakes both. An end takes a ticket, the epoch, before it asks to be
+//! woken. If the epoch has moved since, the other end may have taken its byte, and it checks the ring once more.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +33,7 @@ const TAKEN_AT_ONCE: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: OwnedFd,
-    /// Tells whoever gave the window, by its end, that the window is not used any more.
+    /// Its end informs the switchboard or daemon that gave the window that it is out of use.
     _lease: Option<OwnedFd>,
     sleepers: Mutex<Sleepers>,
     epoch_moved: Condvar,
@@ -125,7 +124,7 @@ impl Channel {
         if self.take(Some(Duration::ZERO))? {
             let mut sleepers = self.lock();
             sleepers.epoch += 1;
-            // Which is a system call, whether anybody is there or not.
+            // A system call, also without a sleeping peer.
             if sleepers.followers > 0 {
                 self.epoch_moved.notify_all();
             }
@@ -138,7 +137,7 @@ impl Channel {
     /// Whole seconds are waited for in the call that takes the bytes, and only what is left in a call before it: each call shows in a round trip.
     fn take(&self, patience: Option<Duration>) -> Result<bool> {
         let mut bytes = [0; TAKEN_AT_ONCE];
-        // Whoever is going to sleep has just looked: to try at once would be a call in vain.
+        // The caller has just checked the socket: an attempt before poll would be in vain.
         let (flags, mut polls) = match patience.map(|patience| patience.as_secs()) {
             None => (RecvFlags::empty(), false),
             Some(0) => (RecvFlags::DONTWAIT, patience != Some(Duration::ZERO)),

@@ -24,7 +24,7 @@ pub fn connect(to: &str) -> Result<Circuit> {
     Connector::new().connect(to)
 }
 
-/// Takes the circuits of whoever calls this port, with the default options: see [`Connector::listen`].
+/// Accepts the circuits of callers of this port, with the default options: see [`Connector::listen`].
 ///
 /// # Errors
 /// As [`Connector::listen`].
@@ -102,10 +102,10 @@ impl Connector {
         circuit(&mut conversation, answer, &self.options)
     }
 
-    /// Takes the circuits of whoever calls this port, and may.
+    /// Accepts the circuits of callers of this port that the policy allows.
     ///
     /// # Errors
-    /// [`Error::NoSwitchboard`], or [`Error::NotGiven`] with the reason: somebody else has the port, for example.
+    /// [`Error::NoSwitchboard`], or [`Error::NotGiven`] with the reason, for example that the port is taken.
     pub fn listen(&self, port: u32) -> Result<Listener> {
         self.listen_to(port, None)
     }
@@ -154,7 +154,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next circuit; waits for it. [`Circuit::peer`] tells whose it is.
+    /// The next circuit; waits for it. [`Circuit::peer`] names the caller.
     ///
     /// # Errors
     /// The switchboard has gone, or the time is over. Or one circuit cannot be used: the next one can be waited for then.
@@ -163,7 +163,7 @@ impl Listener {
         circuit(&mut self.conversation, answer, &self.options)
     }
 
-    /// The same without waiting. For event loops: the descriptor becomes readable when somebody calls.
+    /// The same without waiting. For event loops: the descriptor becomes readable when there is a caller.
     ///
     /// # Errors
     /// As [`accept`](Self::accept), and [`Error::WouldBlock`].

@@ -1,7 +1,7 @@
-//! A switchboard for tests: it connects whoever calls a port with whoever listens there, all on one host, whatever name is called.
+//! A switchboard for tests: it connects callers of a port with its listener, all on one host, and ignores the name that is called.
 //!
-//! What a window is on a real host it is here: part of a file, at an offset, with pages of 2 MiB. And it can be taken away. Nothing is decided, and whoever says what is no
-//! request is told so; it is for programs that are tested, and not for anything that has to be protected.
+//! A window is part of a file, at an offset, with pages of 2 MiB, as on a real host, and can be revoked. There is no policy, and a malformed request
+//! gets its error as the answer: this is for tests, not for protection.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -159,7 +159,7 @@ impl Shared {
             return program.shutdown(std::net::Shutdown::Both);
         }
         let socket = program.try_clone()?;
-        // Before anybody can call it.
+        // Before the first call can arrive.
         say(program, &Answer::Listening { port }, &[])?;
         state
             .listeners
@@ -176,7 +176,10 @@ impl Shared {
     ) -> io::Result<()> {
         let mut state = self.lock();
         let Some(listening) = state.listeners.get(&to.port()) else {
-            let refusal = Answer::error(ErrorCode::Refused, format_args!("nobody listens at {to}"));
+            let refusal = Answer::error(
+                ErrorCode::Refused,
+                format_args!("no program listens at {to}"),
+            );
             return say(program, &refusal, &[]);
         };
         let callee = listening.socket.try_clone()?;

@@ -54,7 +54,7 @@ pub enum Error {
         /// In words.
         found: String,
     },
-    /// What was to be called is nobody's name.
+    /// There is nothing of the name that was called.
     #[error("{found:?} is no place to call: expected {}", Place::EXPECTED)]
     Target {
         /// What was asked for.

@@ -24,9 +24,9 @@
 //!
 //! # Programs in guests and on their host
 //!
-//! [`connect`] and [`listen`] ask the *switchboard* of this machine: in a guest its agent, on the host the daemon. It applies the operator's policy, as to any call, and gives both sides a
-//! window if there is one for the two machines. If there is none the circuit goes through a stream: the same functions do the same, with copies, and [`Circuit::is_zero_copy`]
-//! tells.
+//! [`connect`] and [`listen`] ask the *switchboard* of this machine: in a guest its agent, on the host the daemon. It applies the operator's policy,
+//! as to any call, and gives both sides a window if there is one for the two machines. Without one the circuit goes through a stream: the same
+//! functions do the same, with copies; see [`Circuit::is_zero_copy`].
 //!
 //! ```no_run
 //! use std::io::{Read, Write};
@@ -45,8 +45,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Three things are different without a window. An end cannot be told from a peer that died, unless it was in the middle of a record. A reset may look like an
-//! end. And `commit` waits until the system has taken the bytes, if it may wait.
+//! Three things are different without a window. An end looks the same as the death of the peer, unless that was in the middle of a record. A reset
+//! may look like an end. And `commit` waits until the system has taken the bytes, if it may wait.
 //!
 //! # How much is copied
 //!
@@ -60,14 +60,14 @@
 //!
 //! # Waiting
 //!
-//! Who has nothing to do looks again for a while, as long as that has paid lately, and then sleeps on the *wake channel*: a stream socket that both sides
-//! hold. One byte there means "look again", and nothing else; its end means that the peer is gone. [`Options::spin`] says how long to look.
-//! A program with an event loop of its own uses the `try_` functions, `arm`, and the descriptor ([`AsFd`](std::os::fd::AsFd)).
+//! An idle end busy-polls for a while, as long as that has paid lately, and then sleeps on the *wake channel*: a stream socket that both sides hold.
+//! One byte there means "check the rings", and nothing else; its end means that the peer is gone. [`Options::spin`] limits the busy polling. A
+//! program with an event loop of its own uses the `try_` functions, `arm`, and the descriptor ([`AsFd`](std::os::fd::AsFd)).
 //!
 //! # Ends
 //!
-//! [`Writer::finish`], or dropping it, is a half-close: the peer reads what is there and then the end. A reader that is dropped tells the writer, whose next
-//! write fails with "broken pipe". A process that dies says neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent. So
+//! [`Writer::finish`], or dropping it, is a half-close: the peer reads what is there and then the end. After a reader is dropped, the peer's next
+//! write fails with "broken pipe". A process that dies does neither, and so its peer gets [`Error::PeerGone`], never an end that was not sent. So
 //! does the peer of a writer that is dropped once its circuit is over.
 //!
 //! The peer is not trusted: see [`shmring`] for what is checked, and docs/circuit-abi.md for what each boundary protects.

@@ -42,12 +42,12 @@ impl Line {
     pub(crate) fn ended(&self) {
         match self {
             Line::Window(channel) => channel.wake(),
-            // What cannot be sent any more nobody waits for.
+            // No caller waits for what cannot be sent any more.
             Line::Stream(stream) => drop(stream.push()),
         }
     }
 
-    /// The reader wants the peer to look again, if it has a ring to look at.
+    /// Wakes the peer after the reader released bytes. A stream needs no wake-up.
     #[inline]
     pub(crate) fn wake(&self) {
         if let Line::Window(channel) = self {
@@ -63,7 +63,7 @@ impl Line {
         }
     }
 
-    /// Whether the peer has gone without a word, as far as is known. Of a stream the ring tells it.
+    /// Whether the peer is known to have gone without finishing. For a stream the ring's state has it.
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {
         match self {

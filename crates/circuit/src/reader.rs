@@ -13,7 +13,7 @@ use crate::line::Line;
 use crate::spin::Spin;
 use crate::{Error, RECORD_HEADER_LEN, Result, record_room};
 
-/// Reads from the ring that the peer writes. Dropped, it tells the peer that nobody reads any more.
+/// Reads from the ring that the peer writes. Dropping it closes the reading side for the peer.
 #[derive(Debug)]
 pub struct Reader {
     consumer: Consumer,
@@ -211,7 +211,7 @@ impl Reader {
                     None => Ok(false),
                 };
             }
-            // A header tells how much there is to wait for; then that is there.
+            // A header has the length to wait for; then the whole record is there.
             if self.is_zero_copy() || self.record_beyond()? <= beyond {
                 return Ok(true);
             }
@@ -319,7 +319,7 @@ impl Reader {
         }
     }
 
-    /// Sleeps until the peer says something, unless it has just done so: false then. Whoever never sleeps takes a look at the wake channel instead.
+    /// Sleeps until the peer wakes this end. False if the ring changed before. With endless busy polling it checks the wake channel instead.
     #[cold]
     fn sleep(&mut self, beyond: usize, patience: Patience) -> Result<bool> {
         let line = Arc::clone(&self.line);
@@ -332,7 +332,7 @@ impl Reader {
                 return Ok(true);
             }
             if beyond > 0 {
-                // With bytes there nobody else looks whether these are the last.
+                // With bytes in the ring no other check finds out whether these are the last.
                 self.consumer.arm(beyond)?;
             }
             patience.check()?;

@@ -31,8 +31,8 @@ pub struct Options {
     pub ring_len: u64,
     /// Bytes or records. When a circuit is accepted, it must be of this kind.
     pub kind: Kind,
-    /// How long to look again before sleeping, while that pays: 50 µs unless said otherwise. [`Duration::ZERO`] for never, [`Duration::MAX`] for
-    /// always and without end, which takes a processor for it.
+    /// How long to busy-poll before sleeping, while that pays: 50 µs by default. [`Duration::ZERO`] for never, [`Duration::MAX`] for always, which
+    /// occupies a processor.
     pub spin: Duration,
 }
 
@@ -55,7 +55,8 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// Makes a circuit and hands its other side to whoever holds the other end of this socket. From then on the socket is the circuit's, and wakes its sides.
+    /// Makes a circuit and hands its other side to the process at the other end of this socket. From then on the socket is the circuit's wake
+    /// channel.
     ///
     /// The other side can be late: what is written before it comes waits for it.
     ///
@@ -89,7 +90,7 @@ impl Circuit {
                 spec.ring_len, options.ring_len
             )));
         }
-        // Whoever offers it could truncate it under us otherwise. That would be noticed; this is noticed sooner.
+        // Otherwise the sender could truncate it later. That would be caught as well, but late.
         let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
             return Err(offer_error(
@@ -137,8 +138,8 @@ impl Circuit {
         }
     }
 
-    /// One side of a circuit without a window: whatever is written goes through this stream socket. To the program it is like any other, with copies; what else is different
-    /// stands at the door of this library. The socket may be of vsock, UNIX or TCP, and its other end may be any program.
+    /// One side of a circuit without a window: all bytes go through this stream socket. The API is the same, with copies; the crate's documentation
+    /// has the other differences. The socket may be of vsock, UNIX or TCP, and its other end may be any program.
     ///
     /// # Errors
     /// The options are impossible, or what the system reports.

@@ -88,8 +88,8 @@ impl Spin {
     }
 }
 
-/// Whether the machine has one processor only: then whoever looks keeps its peer from going on. That this process may use only one is of no account: its
-/// peer may use another.
+/// Whether the machine has one processor only: then busy polling keeps the peer from running. The affinity of this process does not matter: its peer
+/// may use another processor.
 fn has_one_processor() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {

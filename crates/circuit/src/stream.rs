@@ -53,7 +53,7 @@ pub(crate) struct Stream {
     incoming: Mutex<Incoming>,
 }
 
-/// What the readiness is asked to tell.
+/// What the readiness descriptor waits for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Interest {
     bytes: bool,
@@ -75,9 +75,9 @@ struct Outgoing {
 #[derive(Debug)]
 struct Incoming {
     producer: Producer,
-    /// The end has come, or nobody wants more.
+    /// The end has come, or the reader is closed.
     is_over: bool,
-    /// The reader waits for the socket itself: whoever else took its bytes would let it sleep over them.
+    /// The reader waits for the socket itself: if another thread took its bytes, it would not wake.
     has_reader_waiting: bool,
 }
 
@@ -91,7 +91,7 @@ impl Stream {
     /// A circuit over this socket, with rings of so many bytes.
     pub(crate) fn new(socket: OwnedFd, kind: Kind, ring_len: u64) -> Result<(Stream, Ends)> {
         let spec = WindowSpec {
-            // Nobody else ever sees it.
+            // It never leaves this process.
             identity: Identity {
                 generation: 1,
                 nonce: [0; 16],
@@ -141,7 +141,7 @@ impl Stream {
         lock(&self.incoming).pull(self.socket.as_fd())
     }
 
-    /// Nobody reads any more: tells the peer.
+    /// The reader is closed: shuts down the receiving side for the peer.
     pub(crate) fn stop_reading(&self) {
         lock(&self.incoming).is_over = true;
         // It may be gone already.
@@ -157,7 +157,7 @@ impl Stream {
         if lock(&self.incoming).wants_bytes_for_others() {
             events |= PollFlags::IN;
         }
-        // That the peer reads no more is told by the next try to send, and by some sockets in no other way.
+        // Only the next send shows that the peer's reader is closed, and with some sockets nothing else does.
         let next_try = Instant::now() + RETRY;
         let until = deadline.map_or(next_try, |deadline| deadline.min(next_try));
         let found = self.poll(events, Some(until))?;
@@ -219,7 +219,7 @@ impl Stream {
         let failed = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
         let mut has_leftovers = lock(&self.outgoing).has_leftovers;
         if has_leftovers {
-            // What cannot be sent is told to whoever writes.
+            // A failure is kept for the next write.
             has_leftovers = !self.push().unwrap_or(true);
         }
         self.ask(|interest| Interest {
@@ -239,7 +239,7 @@ impl Stream {
         flags.set(epoll::EventFlags::IN, new.bytes);
         flags.set(epoll::EventFlags::OUT, new.room);
         let data = epoll::EventData::new_u64(0);
-        // With no interest it is taken out: errors and hang-ups would be told all the same.
+        // Without interest it is removed: epoll reports errors and hang-ups in any case.
         let none = Interest::default();
         match (old == none, new == none) {
             (true, _) => epoll::add(&self.readiness, &self.socket, data, flags)?,
@@ -262,7 +262,7 @@ impl Stream {
             match poll(&mut waiting, timeout.as_ref()) {
                 Ok(_) => {
                     let found = waiting[0].revents();
-                    // Whoever tries hears what is wrong.
+                    // The caller's next operation returns the error.
                     let failed = found.intersects(PollFlags::ERR | PollFlags::HUP);
                     return Ok(if failed { events } else { found });
                 }
@@ -273,7 +273,7 @@ impl Stream {
     }
 }
 
-/// While it lives, nobody but the reader receives.
+/// While it lives, only the reader receives.
 pub(crate) struct ReaderWaits<'a> {
     stream: &'a Stream,
 }
@@ -287,7 +287,7 @@ impl ReaderWaits<'_> {
         }
         let found = self.stream.poll(events, deadline)?;
         if found.contains(PollFlags::OUT) {
-            // What cannot be sent is told to whoever writes.
+            // A failure is kept for the next write.
             let _ = self.stream.push();
         }
         Ok(!found.is_empty())
@@ -340,7 +340,7 @@ impl Outgoing {
         }
     }
 
-    /// As the peer would have told it.
+    /// Sets the ring to the state that a peer with a window would have set.
     fn fail(&mut self, error: &std::io::Error) -> CircuitError {
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => {

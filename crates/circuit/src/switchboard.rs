@@ -42,7 +42,7 @@ pub(crate) fn places() -> Vec<PathBuf> {
 }
 
 impl Conversation {
-    /// Begins one, at the first of these places where somebody answers.
+    /// Opens one, at the first of these sockets that answers.
     pub(crate) fn begin(places: &[PathBuf], request: &Request) -> Result<Conversation> {
         let mut failure = std::io::Error::from(std::io::ErrorKind::NotFound);
         for path in places {

@@ -33,7 +33,7 @@ pub struct Room<'a> {
 
 impl Room<'_> {
     /// In bytes.
-    #[allow(clippy::len_without_is_empty)] // Whoever reserves knows.
+    #[allow(clippy::len_without_is_empty)] // The caller of reserve knows.
     pub fn len(&self) -> usize {
         self.reservation.len()
     }
@@ -338,7 +338,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What was left over because nobody could wait is sent all the same.
+    /// Sends the leftovers of calls that could not wait.
     fn linger(&self) {
         let Line::Stream(stream) = &*self.line else {
             return;

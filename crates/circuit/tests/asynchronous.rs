@@ -122,7 +122,7 @@ fn records_are_sent_and_received() {
     }
 }
 
-/// Far more than the system takes, to somebody who reads only once it was all written; then an answer.
+/// Far more than the system buffers, to a peer that reads only once it was all written; then an answer.
 #[test]
 fn what_is_flushed_has_left() {
     let (socket, mut peer) = UnixStream::pair().unwrap();

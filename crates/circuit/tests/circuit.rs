@@ -14,7 +14,7 @@ use circuit::{
 };
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Rings so small that everybody waits for everybody.
+/// Rings so small that all ends wait for each other.
 fn small() -> Options {
     Options {
         ring_len: MIN_RING_LEN,
@@ -349,7 +349,7 @@ fn a_peer_that_is_gone_without_a_word_is_an_error() {
             assert!(matches!(writer.try_reserve(1, 1), Err(Error::PeerGone)));
         });
         drop(peer);
-        // It is gone, and not late, also for whoever has little time.
+        // The peer is gone, not late, also with a short timeout.
         reader.set_timeout(timeout);
         let error = reader.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
@@ -358,7 +358,7 @@ fn a_peer_that_is_gone_without_a_word_is_an_error() {
     }
 }
 
-/// Whoever carries the wake channel can end it for both sides, which live on for a moment and have the window still.
+/// A party that carries the wake channel can end it for both sides, which live on for a moment and have the window still.
 #[test]
 fn a_circuit_that_is_ended_from_outside_shows_nobody_an_end() {
     let spec = WindowSpec {
@@ -393,7 +393,7 @@ fn a_writer_learns_that_nobody_reads() {
     for case in cases(&small()) {
         let ((mut writer, _reader), (_far_writer, far_reader)) = case.ends();
         let waiting = thread::spawn(move || {
-            // A stream takes some before it tells.
+            // A stream takes some bytes before it reports the error.
             loop {
                 if let Err(error) = writer.write_all(&[0; 10_000]) {
                     return error.kind();

@@ -95,7 +95,7 @@ fn the_example_says_how_a_circuit_ends() {
     let callee = listener.accept().unwrap();
     assert!(line(&mut held).starts_with("holding kind=zero-copy"));
     switchboard.revoke_all().unwrap();
-    // A byte on the wake channel: the other side looks again.
+    // A byte on the wake channel: the other side checks its rings.
     drop(callee);
     let ended = line(&mut held);
     assert!(ended.contains("revoked"), "{ended}");

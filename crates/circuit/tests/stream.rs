@@ -61,7 +61,7 @@ fn rings_have_a_most() {
     assert!(Circuit::from_stream(socket.into(), &impossible).is_err());
 }
 
-/// More than any socket keeps, and nobody reads before having written: with windows of that length it works, and so it does here.
+/// Both sides write more than any socket buffers before they read: with windows of that length it works, and so it does here.
 #[test]
 fn two_that_write_at_once_do_not_wait_for_each_other() {
     let (first, second) = UnixStream::pair().unwrap();
@@ -157,7 +157,7 @@ fn what_is_no_record_ends_the_circuit() {
 #[test]
 fn a_peer_that_went_away_is_an_error_for_who_writes() {
     let (mut writer, mut reader, mut peer) = one(&Options::default());
-    writer.write_all(b"nobody reads this").unwrap();
+    writer.write_all(b"without a reader").unwrap();
     peer.write_all(b"last").unwrap();
     // With something unread: what a UNIX socket has for a reset.
     drop(peer);
@@ -226,7 +226,7 @@ fn what_was_left_over_is_sent_by_whatever_is_done_next() {
     }
 }
 
-/// Nobody is there any more to send it, except what was left behind for that.
+/// No writer is left to send it, except the thread that was left behind for that.
 #[test]
 fn what_was_left_over_arrives_also_when_the_circuit_is_dropped() {
     let (mut writer, reader, mut peer) = one(&options(Kind::Bytes, 65_536));
@@ -237,7 +237,7 @@ fn what_was_left_over_arrives_also_when_the_circuit_is_dropped() {
     assert!(all == content(sent), "{} of {sent}", all.len());
 }
 
-/// The descriptor tells once for each time one has armed, and nothing without.
+/// The descriptor becomes ready once for each time it was armed, and not otherwise.
 #[test]
 fn the_descriptor_is_quiet_when_nothing_was_asked_for() {
     let (mut writer, mut reader, mut peer) = one(&Options::default());
@@ -261,7 +261,7 @@ fn the_descriptor_is_quiet_when_nothing_was_asked_for() {
     assert!(!is_readable(&reader));
     assert_eq!(reader.try_read(&mut [0; 9]).unwrap(), 1);
     assert!(!writer.arm(1).unwrap(), "there is room");
-    // The end is told, too, and then no more.
+    // The end makes it ready, too, and then nothing more does.
     assert!(reader.arm(0).unwrap());
     drop(peer);
     assert!(is_readable(&reader));

@@ -181,7 +181,7 @@ fn what_is_refused_says_why() {
     let (directory, switchboard) = start(Form::Window);
     let (code, text) = refusal(connector(&switchboard).connect("db:5").unwrap_err());
     assert_eq!(code, ErrorCode::Refused);
-    assert_eq!(text, "nobody listens at db:5");
+    assert_eq!(text, "no program listens at db:5");
     let error = std::io::Error::from(connector(&switchboard).connect("db:5").unwrap_err());
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 
@@ -222,14 +222,14 @@ fn what_is_refused_says_why() {
     );
     assert_eq!(code, ErrorCode::Invalid);
 
-    let nobody = directory.path().join("nobody");
+    let absent = directory.path().join("absent");
     let error = Connector::new()
-        .socket(&nobody)
+        .socket(&absent)
         .connect("db:5")
         .unwrap_err();
     let words = error.to_string();
     assert!(
-        words.contains(nobody.to_str().unwrap()) && words.contains("RINGDOWN_CIRCUIT_SOCKET"),
+        words.contains(absent.to_str().unwrap()) && words.contains("RINGDOWN_CIRCUIT_SOCKET"),
         "{words}"
     );
     assert_eq!(std::io::Error::from(error).kind(), ErrorKind::NotFound);
@@ -347,7 +347,7 @@ fn a_window_that_is_not_the_promised_one_is_refused() {
     }
 }
 
-/// What listens is told so, and what it has goes on.
+/// The listener gets the error, and its circuits go on.
 #[test]
 fn a_switchboard_may_end() {
     let directory = tempfile::tempdir().unwrap();

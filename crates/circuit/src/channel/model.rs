@@ -1,10 +1,10 @@
 //! A model of the channel, and every order of its steps.
 //!
-//! Two halves of one side, a reader and a writer in two threads, wait for what the peer's two halves publish, and share one socket. The model has each step of the
-//! code that another thread can come in between, and the search visits every state that any order leads to. (What processors may show of each other's
-//! memory is looked at where the ring is, under loom; here everybody sees everything at once.)
+//! Two halves of one side, a reader and a writer in two threads, wait for what the peer's two halves publish, and share one socket. The model has
+//! each step of the code that another thread can come in between, and the search visits every state that any order leads to. (Memory ordering between
+//! processors is checked under loom, in the crate of the ring; here memory is sequentially consistent.)
 //!
-//! The promise: when nothing can happen any more, nobody sleeps. Faults that are put in on purpose show that the search would find them.
+//! The property: in a state without further steps, no half sleeps. Deliberate faults show that the search would find a violation.
 
 use std::collections::HashSet;
 
@@ -65,11 +65,11 @@ enum Fault {
     None,
     /// The ticket is taken once one has armed and looked.
     LateTicket,
-    /// Nobody looks again behind arming.
+    /// No second check behind arming.
     NoSecondLook,
     /// A leader that has bytes does not move the epoch.
     SameEpoch,
-    /// A leader that gives up tells nobody.
+    /// A leader that gives up does not wake the other half.
     SilentLeader,
 }
 
@@ -222,7 +222,7 @@ impl Model {
         all.push(next);
     }
 
-    /// How many states there are, and one in which somebody sleeps for ever, if there is one.
+    /// How many states there are, and one in which a half sleeps for ever, if there is one.
     fn search(self) -> (usize, Option<State>) {
         let start = self.start();
         let mut known = HashSet::from([start]);

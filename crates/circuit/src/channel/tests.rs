@@ -18,7 +18,7 @@ fn a_byte_that_came_before_one_sleeps_is_not_slept_over() {
     let ticket = here.ticket();
     there.wake();
     assert!(here.wait(ticket, None).unwrap());
-    // Taken by somebody else in between.
+    // Taken by the other half in between.
     let ticket = here.ticket();
     there.wake();
     here.clear().unwrap();
@@ -27,7 +27,7 @@ fn a_byte_that_came_before_one_sleeps_is_not_slept_over() {
     assert!(!here.wait(here.ticket(), deadline).unwrap());
 }
 
-/// Many more wake-ups than a socket holds, and nobody who comes for them.
+/// Many more wake-ups than a socket holds, none of which is taken.
 #[test]
 fn to_wake_a_peer_that_never_looks_does_not_block() {
     let (here, there) = pair();
