@@ -12,9 +12,9 @@
  *
  * and when a circuit is set up by name:
  *
- *   ECONNREFUSED   nobody listens there, or somebody else has the port to listen at
+ *   ECONNREFUSED   there is no listener, or the port to listen at is taken
  *   EACCES         the operator's policy does not allow it
- *   EADDRNOTAVAIL  there is nobody of that name
+ *   EADDRNOTAVAIL  there is nothing of that name
  *   EHOSTUNREACH   the other machine is not there now
  *   EBUSY          as many as there may be are there already
  *   ENOENT         there is no switchboard: no ringdown-agent in this guest, or no daemon on this host
@@ -36,7 +36,7 @@ extern "C" {
 /* Both ends of one side of a circuit. */
 typedef struct ringdown_circuit ringdown_circuit;
 
-/* Takes the circuits of whoever calls a port. */
+/* Accepts the circuits of callers of a port. */
 typedef struct ringdown_listener ringdown_listener;
 
 /* How long to look again before sleeping. */
@@ -61,7 +61,7 @@ struct ringdown_circuit_options {
 /* Rings of 2 MiB with bytes in them, and 50 us. */
 void ringdown_circuit_default_options(struct ringdown_circuit_options *options);
 
-/* Makes a circuit and hands its other side to whoever holds the other end of a connected UNIX stream socket, or takes the one that is handed over. `options` may be
+/* Makes a circuit and hands its other side to the process at the other end of a connected UNIX stream socket, or takes the one that is handed over. `options` may be
  * NULL. The socket is the circuit's from then on, whether this succeeds or not. */
 ringdown_circuit *ringdown_circuit_offer(int socket, const struct ringdown_circuit_options *options);
 ringdown_circuit *ringdown_circuit_accept(int socket, const struct ringdown_circuit_options *options);
@@ -70,8 +70,8 @@ ringdown_circuit *ringdown_circuit_accept(int socket, const struct ringdown_circ
  * is the guest's agent or the host's daemon, at the socket that RINGDOWN_CIRCUIT_SOCKET names, or where it usually is. Both sides have to ask for the same kind. */
 ringdown_circuit *ringdown_connect(const char *to, const struct ringdown_circuit_options *options);
 
-/* Takes the circuits of whoever calls this port, and may; on the host, with a name, of one VM only. Circuits go on when their listener is closed. `try` does not wait; the
- * descriptor becomes readable when somebody calls. The timeout is as that of circuits. */
+/* Accepts the circuits of callers of this port that the policy allows; on the host, with a name, of one VM only. Circuits go on when their listener is closed. `try` does not wait; the
+ * descriptor becomes readable when there is a caller. The timeout is as that of circuits. */
 ringdown_listener *ringdown_listen(uint32_t port, const struct ringdown_circuit_options *options);
 ringdown_listener *ringdown_listen_to_vm(uint32_t port, const char *vm, const struct ringdown_circuit_options *options);
 ringdown_circuit *ringdown_accept(ringdown_listener *listener);
@@ -81,13 +81,13 @@ void ringdown_listener_set_timeout(ringdown_listener *listener, int64_t timeout_
 void ringdown_listener_close(ringdown_listener *listener);
 
 /* 1 if what is written is written where the peer reads it. 0 if there was no window for the two machines, and the circuit goes through a stream: everything here works as well, with
- * copies, and only an end cannot be told from a peer that died. */
+ * copies, and only an end looks the same as the death of the peer. */
 int ringdown_circuit_is_zero_copy(const ringdown_circuit *circuit);
 
 /* Who is at the other side, such as "web:40001", if the circuit was set up by name; else NULL. As long-lived as the circuit. */
 const char *ringdown_circuit_peer(const ringdown_circuit *circuit);
 
-/* Finishes, and says that nobody reads any more; then gives everything back. NULL is nothing. */
+/* Finishes, and closes the reading side; then gives everything back. NULL is nothing. */
 void ringdown_circuit_close(ringdown_circuit *circuit);
 
 /* Ends both directions at once: the peer gets ECONNRESET. */

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn ringdown_connect(
     hand_out(connector.and_then(|connector| Ok(connector.connect(to?)?)))
 }
 
-/// Takes the circuits of whoever calls this port.
+/// Accepts the circuits of callers of this port.
 ///
 /// # Safety
 /// The options are, or there are none.
@@ -93,7 +93,7 @@ fn hand_out_listener(made: io::Result<Listener>) -> *mut ringdown_listener {
 /// The next circuit; waits for it.
 ///
 /// # Safety
-/// The listener is one, and nobody else uses it meanwhile.
+/// The listener is valid, and no other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_accept(
     listener: *mut ringdown_listener,
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ringdown_try_accept(
     hand_out(listener.try_accept().map_err(io::Error::from))
 }
 
-/// What becomes readable when somebody calls.
+/// The descriptor becomes readable when there is a caller.
 ///
 /// # Safety
 /// The listener is one.
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn ringdown_listener_set_timeout(
 /// Takes no more circuits.
 ///
 /// # Safety
-/// The listener is one that was not closed yet, and that nobody uses any more; or there is none.
+/// The listener is valid, not closed yet and no longer in use; or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_listener_close(listener: *mut ringdown_listener) {
     if !listener.is_null() {

@@ -26,7 +26,7 @@ pub struct ringdown_circuit {
     /// Never changes.
     peer: Option<CString>,
     is_zero_copy: bool,
-    /// Belongs to whoever reads.
+    /// Belongs to the reading thread.
     record: Vec<u8>,
 }
 
@@ -113,7 +113,7 @@ fn answer(outcome: circuit::Result<bool>) -> c_int {
 /// What to read or write, of C's. Nothing, where there is none.
 ///
 /// # Safety
-/// The bytes are valid for reading, and nobody writes to them meanwhile.
+/// The bytes are valid for reading, and not written to meanwhile.
 unsafe fn bytes<'a>(place: *const c_void, len: usize) -> &'a [u8] {
     match place.is_null() || len == 0 {
         true => &[],
@@ -123,7 +123,7 @@ unsafe fn bytes<'a>(place: *const c_void, len: usize) -> &'a [u8] {
 }
 
 /// # Safety
-/// The bytes are valid for writing, and nobody else uses them meanwhile.
+/// The bytes are valid for writing, and not used by others meanwhile.
 unsafe fn bytes_mut<'a>(place: *mut c_void, len: usize) -> &'a mut [u8] {
     match place.is_null() || len == 0 {
         true => &mut [],
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn ringdown_circuit_accept(
 /// Closes both ends and gives everything back.
 ///
 /// # Safety
-/// The circuit is one that was not closed yet, and that nobody uses any more; or there is none.
+/// The circuit is valid, not closed yet and no longer in use; or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_close(circuit: *mut ringdown_circuit) {
     if !circuit.is_null() {
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn ringdown_circuit_close(circuit: *mut ringdown_circuit) 
 /// Ends both directions at once.
 ///
 /// # Safety
-/// The circuit is one, and nobody else uses it meanwhile.
+/// The circuit is valid, and no other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_reset(circuit: *mut ringdown_circuit) {
     // SAFETY: the caller's promise.
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn ringdown_circuit_set_timeout(
 /// Writes, and waits for room.
 ///
 /// # Safety
-/// The circuit is one, whose writing end nobody else uses meanwhile, and so many bytes can be read.
+/// The circuit is valid, no other thread uses its writing end meanwhile, and so many bytes can be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_write(
     circuit: *mut ringdown_circuit,
@@ -331,7 +331,7 @@ pub unsafe extern "C" fn ringdown_circuit_try_write(
 /// Reads, and waits for bytes.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile, and so many bytes can be written.
+/// The circuit is valid, no other thread uses its reading end meanwhile, and so many bytes can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_read(
     circuit: *mut ringdown_circuit,
@@ -367,7 +367,7 @@ fn in_two_pieces() -> io::Error {
 /// Room in the ring.
 ///
 /// # Safety
-/// The circuit is one, whose writing end nobody else uses meanwhile, and the length can be written to.
+/// The circuit is valid, no other thread uses its writing end meanwhile, and the length can be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_reserve(
     circuit: *mut ringdown_circuit,
@@ -396,7 +396,7 @@ pub unsafe extern "C" fn ringdown_circuit_reserve(
 /// Gives the next bytes to the peer.
 ///
 /// # Safety
-/// The circuit is one, whose writing end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its writing end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_commit(
     circuit: *mut ringdown_circuit,
@@ -409,7 +409,7 @@ pub unsafe extern "C" fn ringdown_circuit_commit(
 /// What is in the ring.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile, and the length can be written to.
+/// The circuit is valid, no other thread uses its reading end meanwhile, and the length can be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_peek(
     circuit: *mut ringdown_circuit,
@@ -437,7 +437,7 @@ pub unsafe extern "C" fn ringdown_circuit_peek(
 /// Waits for bytes.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its reading end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_wait(
     circuit: *mut ringdown_circuit,
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn ringdown_circuit_wait(
 /// Gives what was peeked at back.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its reading end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_release(
     circuit: *mut ringdown_circuit,
@@ -509,7 +509,7 @@ pub unsafe extern "C" fn ringdown_circuit_receive(
 /// Says that no more will come.
 ///
 /// # Safety
-/// The circuit is one, whose writing end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its writing end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_finish(circuit: *mut ringdown_circuit) -> c_int {
     // SAFETY: the caller's promise.
@@ -533,7 +533,7 @@ pub unsafe extern "C" fn ringdown_circuit_descriptor(circuit: *const ringdown_ci
 /// The circuit is one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_is_zero_copy(circuit: *const ringdown_circuit) -> c_int {
-    // SAFETY: the caller's promise. Nobody ever writes to it.
+    // SAFETY: the caller's promise. It is never written to.
     c_int::from(unsafe { *addr_of!((*circuit).is_zero_copy) })
 }
 
@@ -543,7 +543,7 @@ pub unsafe extern "C" fn ringdown_circuit_is_zero_copy(circuit: *const ringdown_
 /// The circuit is one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_peer(circuit: *const ringdown_circuit) -> *const c_char {
-    // SAFETY: the caller's promise. Nobody ever writes to it.
+    // SAFETY: the caller's promise. It is never written to.
     let peer = unsafe { &*addr_of!((*circuit).peer) };
     peer.as_ref().map_or(ptr::null(), |peer| peer.as_ptr())
 }
@@ -551,7 +551,7 @@ pub unsafe extern "C" fn ringdown_circuit_peer(circuit: *const ringdown_circuit)
 /// Asks to be woken when there is something to read.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its reading end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_arm_read(circuit: *mut ringdown_circuit) -> c_int {
     // SAFETY: the caller's promise.
@@ -561,7 +561,7 @@ pub unsafe extern "C" fn ringdown_circuit_arm_read(circuit: *mut ringdown_circui
 /// Asks to be woken when there is room.
 ///
 /// # Safety
-/// The circuit is one, whose writing end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its writing end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_arm_write(
     circuit: *mut ringdown_circuit,
@@ -574,7 +574,7 @@ pub unsafe extern "C" fn ringdown_circuit_arm_write(
 /// Takes what made the descriptor readable.
 ///
 /// # Safety
-/// The circuit is one, whose reading end nobody else uses meanwhile.
+/// The circuit is valid, and no other thread uses its reading end meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringdown_circuit_clear(circuit: *mut ringdown_circuit) -> c_int {
     // SAFETY: the caller's promise.

@@ -71,7 +71,7 @@ fn check_by_name(program: impl Fn() -> Command, expected: &str) {
         assert!(!refused.status.success());
         let words = String::from_utf8_lossy(&refused.stderr);
         assert!(
-            words.contains("no circuit: nobody listens at db:5 (refused)"),
+            words.contains("no circuit: no program listens at db:5 (refused)"),
             "{words}"
         );
     }
