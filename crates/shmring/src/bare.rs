@@ -1,4 +1,4 @@
-//! The least that a ring in shared memory can be, to compare with: nothing is checked, nobody ever sleeps, nothing ends. For benches.
+//! The least that a ring in shared memory can be, as a baseline for benches: no checks, no sleeping, no end.
 //!
 //! It uses the two counts and the bytes of a window's rings, and nothing else. Both sides have to be honest, so it is worth nothing for anything
 //! but measuring: whole messages are made, summed and copied in here, where raw memory may be touched.
@@ -20,7 +20,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// In this window, which nobody else uses in another way.
+    /// In this window, which has no other user.
     pub fn new(window: Window, side: Side) -> Bare {
         Bare {
             window,

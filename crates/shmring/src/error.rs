@@ -84,7 +84,7 @@ pub enum CircuitError {
     #[error("the peer has reset the circuit")]
     Reset,
     /// The peer reads no more.
-    #[error("the peer has closed its reading side: what is written now would reach nobody")]
+    #[error("the peer has closed its reading side: what is written now would be lost")]
     ReaderGone,
     /// This end was closed here.
     #[error("this end of the circuit was closed here before")]

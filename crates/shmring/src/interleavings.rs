@@ -1,8 +1,8 @@
 //! The two ends of a ring on two threads, in every order that loom can think of and with every value that a processor may show them.
 //!
-//! - No wake-up is lost. Whoever has nothing to do sleeps; were it not woken, loom finds everybody asleep and says so.
+//! - No wake-up is lost. An end with nothing to do sleeps; if it is not woken, loom reports that all threads are blocked.
 //! - Nothing is read before it was published, nor written before it was released: each byte is a cell that loom watches.
-//! - Whoever is told that no more comes has got everything.
+//! - A reader that gets the end has got all bytes before it.
 
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
@@ -162,7 +162,7 @@ fn three_bytes_go_around_a_ring_of_two() {
     });
 }
 
-/// Whether it has all bytes or none, a reader that is told of a reset is not left asleep.
+/// A reset wakes the reader, whether it has all bytes or none.
 #[test]
 fn a_reset_wakes_the_reader() {
     explore(1, 1, 1, End::Reset, u8::MAX, |produced, consumed| {
@@ -170,7 +170,7 @@ fn a_reset_wakes_the_reader() {
     });
 }
 
-/// A writer that waits for room hears that there will be none.
+/// The end of the reader wakes a writer that waits for room.
 #[test]
 fn a_reader_that_has_enough_wakes_the_writer() {
     explore(1, 3, 1, End::Finish, 1, |produced, consumed| {

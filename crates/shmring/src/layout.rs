@@ -33,8 +33,8 @@ pub(super) struct RingFields {
     pub(super) tail: usize,
     /// Written by the consumer, on the same line.
     pub(super) consumer_state: usize,
-    /// Written by the producer: the tail at which it wants to be woken. A line of its own, so that as long as nobody sleeps the
-    /// other side reads it from its cache.
+    /// Written by the producer: the tail at which it wants to be woken. A cache line of its own: as long as no end sleeps, the other side reads it
+    /// from its cache.
     pub(super) producer_event: usize,
     /// Written by the consumer: the head at which it wants to be woken.
     pub(super) consumer_event: usize,
@@ -59,11 +59,11 @@ impl RingFields {
     }
 }
 
-/// What one end of a ring says about itself. In the window it stands beside the generation, so that what an earlier life left behind
-/// is told apart from what is said now.
+/// The state of one end of a ring. In the window it stands beside the generation, so that the state of an earlier life is not taken for the current
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nobody has come yet: the word is zero.
+    /// Not attached yet: the word is zero.
     Absent,
     /// In use.
     Open,

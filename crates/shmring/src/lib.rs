@@ -2,30 +2,29 @@
 //!
 //! # Theory of operation
 //!
-//! Whoever makes a window writes its header and hands the file to two parties. Each maps it with [`Window::attach`] and takes its two ends by
+//! The maker of a window writes its header and hands the file to two parties. Each maps it with [`Window::attach`] and takes its two ends by
 //! [`Window::split`]: a [`Producer`] of one ring, a [`Consumer`] of the other.
 //!
-//! A ring has two running counts of bytes, *head* (produced) and *tail* (released), each written by one end only. The bytes between them belong
-//! to the consumer, the others to the producer. A count is published with release and read with acquire, so whoever sees the count
-//! sees the bytes.
+//! A ring has two running counts of bytes, *head* (produced) and *tail* (released), each written by one end only. The bytes between them belong to
+//! the consumer, the others to the producer. A count is published with release and read with acquire, so an end that sees the count sees the bytes.
 //!
-//! **Sleeping.** An end that finds nothing to do may look again, or sleep. Before it sleeps it says at which count of the other end it wants to be woken
-//! (its *event*, as in virtio's event index), and looks once more behind a full fence. The other end publishes its count and reads the event, with a full
-//! fence in between. So one of the two sees the other: either the sleeper finds the new count, or the publisher finds the event and answers
-//! `true`, which means "wake the other side now". How it is woken is no business of this module. While nobody sleeps, the event's cache line does not
-//! change, and reading it costs nothing.
+//! **Sleeping.** An idle end may busy-poll or sleep. Before it sleeps it writes at which count of the other end it wants to be woken (its *event*, as
+//! in virtio's event index), and checks once more behind a full fence. The other end publishes its count and reads the event, with a full fence in
+//! between. So one of the two sees the other: either the sleeper finds the new count, or the publisher finds the event and answers `true`, which
+//! means "wake the other side now". The caller does the waking. While no end sleeps, the event's cache line does not change, and reading it costs
+//! nothing.
 //!
 //! **Ends.** Beside its count each end has a state: open, finished (no more bytes come, or no more are wanted: a half-close), or reset. Finished is
-//! written after the last count, and looked at before it: whoever sees it, and then finds no byte, has seen all. Who changes its state wakes
-//! the other side, whatever that has asked for.
+//! written after the last count and read before it: an end that sees it, and then finds no byte, has seen all. A change of state always wakes the
+//! other side, whatever its event is.
 //!
 //! # Who trusts what
 //!
-//! The other party can write anywhere in the window at any time. So an end keeps its own count privately and never reads it back; it reads the other's
-//! once, and checks it: it may not go back, nor be further on than there were bytes or is room. Anything else is an error that ends the connection.
-//! Nothing that the peer writes is used as an address or a length without that check. The bytes themselves can change even after they were
-//! published: they are copied out before they are judged, and no reference to them is ever made; [`Span`] says what there is instead.
-//! A peer can lie about its event and cause wake-ups that nobody needs, one for each publication, and on its own circuit only.
+//! The other party can write anywhere in the window at any time. So an end keeps its own count privately and never reads it back; it reads the
+//! other's once, and checks it: it may not go back, nor be further on than there were bytes or is room. Anything else is an error that ends the
+//! connection. Nothing that the peer writes is used as an address or a length without that check. The bytes themselves can change even after they
+//! were published: they are copied out before they are judged, and no reference to them is ever made, see [`Span`]. With a false event a peer can
+//! cause needless wake-ups, one for each publication, and on its own circuit only.
 //!
 //! When the pages of a window are taken away (its device was unbound, its file truncated), [`guestmem::fault`] puts empty memory in their place, and
 //! what is published or released after fails with [`CircuitError::Revoked`].

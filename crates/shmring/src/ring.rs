@@ -157,7 +157,7 @@ impl Producer {
         }))
     }
 
-    /// Room in bytes, after a look at the peer's tail. It is told after `finish`, too.
+    /// Room in bytes, from the peer's current tail. It is valid after `finish`, too.
     ///
     /// # Errors
     /// The connection is over.
@@ -198,8 +198,8 @@ impl Producer {
         self.window.check_revoked()?;
         let (old, new) = (self.head, self.head.wrapping_add(len as u64));
         self.head = new;
-        // Everything written before is visible to whoever sees the new head. Publish first, look for the peer's wish second: the peer does it the
-        // other way round.
+        // Everything written before is visible to the peer with the new head. Publish first, read the peer's event second: the peer does it the other
+        // way round.
         self.window.publish(self.fields.head, new);
         let event = self
             .window
@@ -207,7 +207,7 @@ impl Producer {
         Ok(passes(event, old, new))
     }
 
-    /// Asks to be woken when there is room for `least` bytes. `true`: there is not, so sleep. `false`: look again, nobody may wake us.
+    /// Asks to be woken when there is room for `least` bytes. `true`: there is not, so sleep. `false`: try again, there may be no wake-up.
     ///
     /// # Errors
     /// The connection is over, or `least` is more than the ring has.
@@ -249,7 +249,7 @@ impl Producer {
         let word = state.word(self.window.generation());
         self.window
             .store(self.fields.producer_state, word, Ordering::Release);
-        // Whoever is about to sleep sees it, or will be woken by what follows.
+        // A peer about to sleep sees it, or is woken by what follows.
         full_fence();
     }
 
@@ -286,7 +286,7 @@ impl Producer {
 
 impl Reservation<'_> {
     /// In bytes: what was asked for, or more.
-    #[allow(clippy::len_without_is_empty)] // Whoever reserves knows.
+    #[allow(clippy::len_without_is_empty)] // The caller of reserve knows.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -440,7 +440,7 @@ impl Consumer {
         self.window.check_revoked()?;
         let (old, new) = (self.tail, self.tail.wrapping_add(len as u64));
         self.tail = new;
-        // Everything was read before whoever sees the new tail writes there.
+        // All reads are done before the peer sees the new tail and writes there.
         self.window.publish(self.fields.tail, new);
         let event = self
             .window
@@ -448,7 +448,7 @@ impl Consumer {
         Ok(passes(event, old, new))
     }
 
-    /// Asks to be woken when there are more than `beyond` bytes. `true`: there are not, so sleep. `false`: look again, nobody may wake us.
+    /// Asks to be woken when there are more than `beyond` bytes. `true`: there are not, so sleep. `false`: try again, there may be no wake-up.
     ///
     /// # Errors
     /// As [`available`](Self::available); or `beyond` is all that the ring has.
@@ -467,7 +467,7 @@ impl Consumer {
         if self.available()? > beyond {
             return Ok(false);
         }
-        // With bytes there nobody has looked at the state yet.
+        // With bytes in the ring the state has not been read yet.
         Ok(self.peer.look(&self.window)? != State::Finished)
     }
 

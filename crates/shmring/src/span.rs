@@ -187,7 +187,7 @@ impl Span<'_> {
 #[repr(align(64))]
 struct Chunk([u8; CHUNK_LEN]);
 
-/// Copies bytes of which one side is shared; see "Racing bytes" at the door of the crate for the fences.
+/// Copies bytes of which one side is shared; see "Racing bytes" in the documentation of the crate for the fences.
 ///
 /// # Safety
 /// Both places are valid for `len` bytes, `from` for reads and `to` for writes, and they lie apart.

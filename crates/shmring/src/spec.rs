@@ -54,8 +54,8 @@ impl Kind {
     }
 }
 
-/// Which life of which window this is. Whoever hands out a window tells both parties, on another way than through the window: so neither takes an
-/// old window, or another's, for its own.
+/// Which life of which window this is. The maker of the window gives it to both parties outside of the window, so that neither takes an old or
+/// another window for its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Counts the lives of a window, from 1. Below 2^56.

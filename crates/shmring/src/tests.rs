@@ -195,14 +195,14 @@ fn more_than_was_there_cannot_be_released() {
     assert!(world.consumer.release(3).is_ok());
 }
 
-/// Only the publication that comes to the wanted count wakes, and nobody is woken who has not asked.
+/// Only the publication that reaches the wanted count wakes, and only an end that has asked.
 #[test]
 fn a_sleeper_is_woken_once_and_at_its_count() {
     let mut world = world();
     let World {
         producer, consumer, ..
     } = &mut world;
-    assert!(!send(producer, b"a"), "nobody sleeps");
+    assert!(!send(producer, b"a"), "the reader does not sleep");
     assert_eq!(consumer.arm(0), Ok(false), "there is a byte");
     assert_eq!(consumer.arm(2), Ok(true));
     assert!(
@@ -251,7 +251,11 @@ fn what_was_sent_before_the_end_arrives_before_it() {
     assert_eq!(receive(&mut world.consumer, 3), b"t");
     assert!(matches!(world.consumer.peek(1).unwrap(), Peeked::Finished));
     assert!(world.consumer.is_at_end());
-    assert_eq!(world.consumer.arm(0), Ok(false), "nobody would wake it");
+    assert_eq!(
+        world.consumer.arm(0),
+        Ok(false),
+        "there would be no wake-up"
+    );
     // It is a half-close: the other way is open.
     send(&mut world.back_producer, b"answer");
     assert_eq!(receive(&mut world.back_consumer, 9), b"answer");

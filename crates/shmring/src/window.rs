@@ -31,8 +31,8 @@ impl Window {
         mapping::create(spec)
     }
 
-    /// Writes the header of a window: what whoever owns the file does before each of its lives. Everything else in the header and the fields
-    /// of the rings is set to zero; zeroing the rings themselves, where they hold somebody's bytes, is the caller's duty.
+    /// Writes the header of a window: the owner of the file does it before each of its lives. Everything else in the header and the fields of the
+    /// rings is set to zero. The caller zeroes the rings themselves if they hold bytes of earlier users.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).

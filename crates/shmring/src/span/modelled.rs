@@ -24,7 +24,7 @@ impl Span<'_> {
     /// Writes `from` at an offset.
     pub fn write(&mut self, offset: usize, from: &[u8]) {
         for (index, byte) in from.iter().enumerate() {
-            // SAFETY: loom has just found that nobody else accesses the cell.
+            // SAFETY: loom has just checked that no other thread accesses the cell.
             self.cell(offset + index)
                 .with_mut(|place| unsafe { *place = *byte });
         }

@@ -105,7 +105,7 @@ impl Model {
                 span.read(0, &mut bytes);
             }
             Peeked::Empty => assert!(self.bytes.is_empty()),
-            Peeked::Finished => panic!("nobody said so"),
+            Peeked::Finished => panic!("not finished in the model"),
         }
         assert!(bytes.iter().eq(self.bytes.iter().take(bytes.len())));
         let len = bytes.len() * share / 99;
