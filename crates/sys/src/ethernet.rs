@@ -111,8 +111,8 @@ fn tag(auxiliary: &libc::tpacket_auxdata) -> Option<Tag> {
 /// Opens the tap device of this name, which is made if it is not there and then lives as long as the descriptor.
 ///
 /// # Errors
-/// `InvalidInput` for a name that no device can have; otherwise what the system reports, such as that the process may not
-/// (CAP_NET_ADMIN, unless the device belongs to its user) or that somebody else has the device open.
+/// `InvalidInput` for a name that no device can have; otherwise the system's error: no permission (CAP_NET_ADMIN, unless the device belongs to the
+/// user), or the device is already open.
 pub fn open_tap(name: &str) -> io::Result<Opened> {
     let mut request = interface_request(name)?;
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -170,7 +170,7 @@ pub fn open_packet_socket(interface: &str) -> io::Result<Opened> {
             0,
         )
     })?;
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     // SAFETY: the name ends with a zero, as `interface_request` sees to.
     let index = unsafe { libc::if_nametoindex(request.ifr_name.as_ptr()) };
@@ -227,7 +227,7 @@ pub fn mtu_of(interface: &str) -> io::Result<u32> {
     // SAFETY: no pointers are involved. Any socket will do.
     let socket =
         checked(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: SIOCGIFMTU takes an `ifreq` with a name, and fills in the number; it outlives the call.
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })?;

@@ -100,7 +100,7 @@ impl Place {
         let stays = self.stat.st_mode & Mode::SVTX.bits() != 0
             && is_ours(entry)
             && (is_directory || entry.st_nlink == 1);
-        // Of a file with an access control list, the group's bits are the most that the list gives anyone.
+        // In a file with an access control list, the group's bits are the upper bound of what the list grants.
         let is_closed = self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0;
         self.is_firm && is_ours(&self.stat) && (is_closed || stays)
     }

@@ -1,8 +1,8 @@
 //! Programs of which some system calls are answered by this process: seccomp with a user notification (`seccomp_unotify(2)`).
 //!
 //! [`spawn`] starts a program with a filter. Each call that the filter names stops there, in the program, its threads and its children, and becomes a
-//! [`PendingCall`] of the [`Listener`]. Whoever holds that looks at its arguments, and then answers it, perhaps with a descriptor, or lets it
-//! through to the kernel.
+//! [`PendingCall`] of the [`Listener`]. The supervisor reads its arguments, and then answers it, perhaps with a descriptor, or lets it through to the
+//! kernel.
 //!
 //! This is compatibility and no security: the program can change what its pointers point at after it was looked at and before the
 //! kernel looks, there are ways past the filter (`io_uring`, system calls of another architecture, which are let through), and it may end at any
@@ -70,7 +70,7 @@ pub struct Watched {
 /// Why a program was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// It cannot be supervised: the system's reason. `EBUSY` means that somebody supervises this process itself.
+    /// It cannot be supervised: the system's reason. `EBUSY`: this process is itself supervised.
     #[error("the program cannot be supervised: {0}")]
     Supervision(#[source] io::Error),
     /// There is no such program, or it cannot be executed.
@@ -101,7 +101,7 @@ pub fn spawn(mut command: Command, watched: &[Watched]) -> Result<(Child, Listen
         (Err(error), Ok(_)) => Err(SpawnError::Program(error)),
         (Err(error), Err(_)) => Err(SpawnError::Supervision(error)),
         (Ok(mut child), Err(error)) => {
-            // Nobody would answer its calls. That it has ended already is no matter.
+            // Its calls would get no answer. It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
             Err(SpawnError::Supervision(error))
@@ -189,7 +189,7 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
         Some(libc::EINVAL) => install(listen),
         _ => Err(error),
     })?;
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
 }
 
@@ -206,11 +206,11 @@ fn take_over(from: &UnixStream) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// A call that waits for its answer. It waits no longer when its thread is killed, or hears a signal (before Linux 5.19: any that it handles).
+/// A call that waits for its answer. It stops waiting when its thread is killed, or gets a signal (before Linux 5.19: any that it handles).
 #[derive(Debug)]
 pub struct PendingCall {
     id: u64,
-    /// The thread that makes it, as `/proc` has it. It is somebody else's number when the call has ended: see [`Listener::is_pending`].
+    /// The thread that makes it, by its number in `/proc`. The number may be reused once the call has ended: see [`Listener::is_pending`].
     pub thread: u32,
     /// The call.
     pub call: SystemCall,
@@ -218,7 +218,7 @@ pub struct PendingCall {
     pub arguments: [u64; 6],
 }
 
-/// Where the calls that stop arrive. It can be polled: readable means that one waits, hung up that nobody is left who could make one.
+/// Where the calls that stop arrive. It can be polled: readable means that one waits, hung up that no supervised process is left.
 #[derive(Debug)]
 pub struct Listener {
     descriptor: OwnedFd,
@@ -282,7 +282,7 @@ impl Listener {
         })
     }
 
-    /// Has the kernel do what the call asks for, as if nobody had watched.
+    /// Has the kernel do what the call asks for, as without supervision.
     ///
     /// # Errors
     /// As [`Listener::answer`].
