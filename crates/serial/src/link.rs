@@ -18,10 +18,10 @@
 //! - *Probe*, by a sender whose frames are not acknowledged for a while. As nothing overtakes, what was sent before the probe and is not acknowledged by
 //!   its answer was lost: so a peer that is only slow, or paused, is never sent anything twice.
 //!
-//! **One slow channel stalls nobody.** What may be on its way on a channel is bounded by credit, and the receiver always has room for that. So
-//! frames are acknowledged when they arrive, not when somebody reads them, and what is kept to be sent again is bounded for all
-//! channels together. The driver takes bytes from sockets only as the port takes frames ([`Link::wants_data`]), so that channels share
-//! the port evenly, and the link's own words never wait for more than [`MAX_UNSENT_LEN`].
+//! **A slow channel does not stall the others.** What may be on its way on a channel is bounded by credit, and the receiver always has room for that.
+//! So frames are acknowledged when they arrive, not when they are read, and what is kept to be sent again is bounded for all channels together. The
+//! driver takes bytes from sockets only as the port takes frames ([`Link::wants_data`]), so that channels share the port evenly, and the link's
+//! control frames never wait for more than [`MAX_UNSENT_LEN`].
 //!
 //! **A hostile peer.** Damage is the port's doing, and skipped. A whole frame of our session that breaks the protocol is the peer's: it ends the session
 //! ([`Event::Ended`]), our epoch with it, and there is no other for a while.
@@ -90,7 +90,7 @@ pub enum Event {
     Speaks,
     /// The session is over; there are no channels any more.
     Ended(String),
-    /// Somebody at the other end speaks another version of the protocol, so that there will be no session with him. Told once.
+    /// The other end has another version of the protocol, so that there is no session. Reported once.
     OtherVersion(u16),
     /// The peer opens a channel: to be answered with [`Link::accept`] or [`Link::refuse`].
     Incoming {
@@ -179,7 +179,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link that is connected to nothing. `epoch` is a random number, which nobody may guess.
+    /// A link that is connected to nothing. `epoch` is an unpredictable random number.
     pub fn new(epoch: u64, options: Options) -> Link {
         let options = Options {
             window: options.window.clamp(MIN_WINDOW, MAX_WINDOW),

@@ -1,4 +1,4 @@
-//! What a driver is told by whoever runs it: where its port is, and what is behind channels.
+//! What a driver needs from its owner: the port, and the targets of channels.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wire::serial::Refusal;
 
-/// Whoever runs a driver. All methods are called from the driver's thread, which does nothing else meanwhile: they must not wait.
+/// The owner of a driver. All methods are called from the driver's thread, which does nothing else meanwhile: they must not wait.
 pub trait Port: Send {
     /// A descriptor for the port: a character device, a terminal in raw mode, or a connected stream socket. The driver makes it non-blocking.
     ///
@@ -27,7 +27,7 @@ pub trait Port: Send {
     /// What is behind this port, for a channel that the peer opens.
     ///
     /// # Errors
-    /// The reason that the peer is told.
+    /// The reason that the peer gets.
     fn accept(&mut self, port: u32) -> Result<Stream, Refusal>;
 
     /// Something happened to the other side of the link.
@@ -73,8 +73,8 @@ pub enum PeerEvent {
     Speaks,
     /// The session is over, and all channels were reset; why, in words. [`PeerEvent::Came`] follows if there is another.
     Ended(String),
-    /// The port is of no use, for another reason than that nobody is there yet: it cannot be opened, or who is there speaks another version. Told
-    /// once until it changes.
+    /// The port cannot be used, for another reason than that its other end is absent: it cannot be opened, or the other end has another version.
+    /// Reported once until it changes.
     NoPort(String),
 }
 

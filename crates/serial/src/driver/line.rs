@@ -31,7 +31,7 @@ pub(super) struct Line {
     survives: bool,
     /// There is another end.
     is_connected: bool,
-    /// When to look again.
+    /// When to try again.
     retry_at: Option<Instant>,
     backoff: Duration,
     is_readable: bool,
@@ -75,7 +75,7 @@ impl Line {
                 flags.set(PollFlags::OUT, has_output && !self.is_writable);
                 Some(PollFd::from_borrowed_fd(descriptor.as_fd(), flags))
             }
-            // Its other end is away, of which poll would tell without pause: only time helps.
+            // Its other end is away, and poll would return at once each time: wait for the timer.
             Some(_) => None,
             None => {
                 let awaited: BorrowedFd<'_> = port.awaited()?;
@@ -95,7 +95,7 @@ impl Line {
         }
     }
 
-    /// When to look again although poll says nothing.
+    /// When to try again without an event of poll.
     pub(super) fn poll_at(&self) -> Option<Instant> {
         self.retry_at
     }
@@ -207,7 +207,7 @@ impl Line {
     }
 }
 
-/// Writes to a socket without a signal if nobody is there; to anything else, which knows no such signal, as it is.
+/// Writes to a socket without SIGPIPE if its peer is gone; to anything else with write(2).
 fn write_quietly(descriptor: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<usize> {
     match rustix::net::send(descriptor, bytes, rustix::net::SendFlags::NOSIGNAL) {
         Err(Errno::NOTSOCK) => rustix::io::write(descriptor, bytes),

@@ -89,7 +89,7 @@ impl Runner {
             self.publish();
             if let Some(until) = last_words {
                 if self.link.is_flushed() || !self.line.is_connected() || now >= until {
-                    // Dials that came too late are told.
+                    // Dials that came too late are refused.
                     self.part();
                     return;
                 }

@@ -17,7 +17,7 @@ pub(super) struct Socket {
     cut: Cut,
     /// What the socket did not take yet: at most a channel's window.
     pending: VecDeque<u8>,
-    /// Whom to tell when the channel is open. Nothing is read or written before.
+    /// The caller to notify when the channel is open. Nothing is read or written before.
     pub(super) answered: Option<Answered>,
     /// The peer's end has arrived; it is passed on behind what is pending.
     pub(super) has_ended: bool,
@@ -145,7 +145,7 @@ impl Socket {
         self.pending = VecDeque::new();
     }
 
-    /// The peer takes nothing any more: the program is told when it writes.
+    /// The peer takes nothing any more: the program's next write fails.
     pub(super) fn stop_source(&mut self) {
         self.is_source_over = true;
         // An error says that the program is gone.

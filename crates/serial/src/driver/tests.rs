@@ -1,4 +1,4 @@
-//! Two drivers with sockets between them, and somebody in the middle who loses what he carries.
+//! Two drivers with sockets between them, and a lossy proxy in the middle.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -123,7 +123,7 @@ fn connected() -> (End, End) {
     (host, guest)
 }
 
-/// Bytes that tell where they are from.
+/// Bytes that show where they are from.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -165,12 +165,12 @@ fn bytes_go_there_and_back_and_each_end_is_passed_on_by_itself() {
 #[test]
 fn a_refusal_says_why() {
     let (host, guest) = connected();
-    let refusal = host.try_dial(70).expect_err("nobody there");
+    let refusal = host.try_dial(70).expect_err("no peer");
     assert_eq!(refusal.kind, RefusalKind::NobodyListens);
     assert_eq!(refusal.message, "nothing at port 70");
     drop(guest);
     let alone = End::new();
-    let refusal = alone.try_dial(7).expect_err("nobody there");
+    let refusal = alone.try_dial(7).expect_err("no peer");
     assert_eq!(refusal.kind, RefusalKind::NotConnected);
 }
 
@@ -307,7 +307,7 @@ fn turns(end: &End) -> u64 {
     end.handle.shared.turns.load(Ordering::Relaxed)
 }
 
-/// Carries bytes between two sockets in pieces, until told to stop; what it holds then is lost, and so may be any piece in the middle.
+/// Carries bytes between two sockets in pieces, until it is stopped; what it holds then is lost, and so may be any piece in the middle.
 struct Middle {
     random: u64,
 }

@@ -10,7 +10,7 @@ pub const MAX_REPLAY_LEN: usize = 1024 * 1024;
 /// How many bytes are fetched from channels before the port takes them, at most; one frame may go beyond it.
 pub const MAX_UNSENT_LEN: usize = 64 * 1024;
 
-/// How many frames are kept at most. A peer that is owed more answers than that does not acknowledge what it asks for.
+/// How many frames are kept at most. A peer that waits for more answers than that does not acknowledge what it asks for.
 pub const MAX_FRAMES: usize = 8192;
 
 /// How many frames of data may be among them: the others are for what channels need beside data.

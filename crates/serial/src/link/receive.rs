@@ -115,8 +115,8 @@ impl Link {
         Outcome::Done
     }
 
-    /// Somebody speaks who is not the peer of our session. It may be what is left of an earlier one; or both sides have a session with somebody
-    /// who is no more, because the hellos that would have told were lost. So the peer is asked who it is, now and then.
+    /// A frame from another epoch than the session's peer. It may be left over from an earlier session; or both sides have a session with a peer that
+    /// is gone, because the hellos were lost. So a hello is sent now and then.
     fn meet_stranger(&mut self, now: Instant) {
         if self.peer.is_some() && !self.awaits_hello && self.timers.may_greet_stranger(now) {
             self.connection = self.connection.wrapping_add(1);
@@ -185,7 +185,7 @@ impl Link {
         }
         let is_known = self.peer.is_some_and(|peer| peer.epoch == hello.epoch);
         if hello.peer_epoch != self.epoch {
-            // It does not know us, or somebody else says so in its name: it is told who we are, and nothing is believed before it has heard.
+            // The peer does not know our epoch, or the frame is forged: send our hello, and believe nothing before the peer has it.
             self.greeted = hello.epoch;
             self.due.hello |= hello.wants_answer || !is_known;
             return;

@@ -98,7 +98,7 @@ impl Timers {
         may
     }
 
-    /// Say and hear nothing for a while, which is longer each time.
+    /// Send nothing and ignore hellos for a while, which is longer each time.
     pub(super) fn mute(&mut self, now: Instant) {
         if self
             .last_mute

@@ -324,7 +324,7 @@ fn a_hello_that_does_not_know_us_changes_nothing() {
         let hello = hand.hello(epoch, peer_epoch);
         hand.say(&Message::Hello(hello), 0, 0, false, &[]);
         assert!(hand.events().is_empty());
-        // Whoever it is, he is told who we are.
+        // The answer is our hello in any case.
         assert_eq!(hand.heard(), [Kind::Hello]);
     }
     assert!(hand.link.has_peer() && hand.link.channels.len() == 1);
@@ -410,7 +410,7 @@ fn a_peer_that_answers_no_probe_is_silent_until_it_speaks() {
     }
     assert_eq!(events, ["Silent"]);
     assert!(hand.now - begun < Duration::from_secs(5));
-    // Told once.
+    // Reported once.
     for _ in 0..10 {
         hand.heard();
         hand.now = hand.link.poll_at().unwrap();

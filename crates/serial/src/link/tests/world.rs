@@ -314,7 +314,7 @@ impl World {
         let is_refused = self.random.one_in(8);
         let life = self.ends[who].life;
         let conversation = self.book.get_mut(&port).expect("it was opened");
-        assert_eq!(conversation.lives[who], life, "for somebody else");
+        assert_eq!(conversation.lives[who], life, "for another epoch");
         assert!(conversation.halves[who].id.is_none(), "opened twice");
         if is_refused {
             conversation.refused = true;
@@ -391,7 +391,7 @@ impl World {
         }
     }
 
-    /// The next time at which somebody wants to look, but no further than that.
+    /// The next timer of either link, but no further than that.
     pub(super) fn pass_time(&mut self, at_most: Duration) {
         let limit = self.now + at_most;
         let next = self.ends.iter().filter_map(|end| end.link.poll_at()).min();
@@ -435,7 +435,7 @@ impl World {
         }
     }
 
-    /// Everything that was sent to whoever is still there has arrived, and nobody waits for anything.
+    /// Everything that was sent to a live peer has arrived, and nothing is pending.
     pub(super) fn check_rest(&mut self) {
         for who in 0..2 {
             let end = &self.ends[who];
