@@ -23,9 +23,9 @@
 //! The end of the byte stream never means "finished". Only [`Frame::Exit`] and [`Frame::Error`] do; a stream that
 //! ends before them is a broken connection, and the other side says so.
 //!
-//! Each of the three streams has credit of its own ([`credit`]): a sender sends no byte that the receiver has not
-//! made room for. So a standard output that nobody reads holds up neither standard error nor signals, and each side
-//! can always read the next frame without blocking: that is what rules out deadlock.
+//! Each of the three streams has credit of its own ([`credit`]): a sender sends no byte that the receiver has not made room for. So a standard output
+//! without a reader holds up neither standard error nor signals, and each side can always read the next frame without blocking. That rules out
+//! deadlock.
 //!
 //! A benchmark is asked for in the same way; what passes then is said in [`bench`]. So is a connection that is carried ([`forward`]),
 //! and so are files ([`transfer`]).

@@ -127,7 +127,7 @@ fn parse_port(bytes: &[u8]) -> Option<u32> {
         return None;
     }
     let port = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    // The highest number is VMADDR_PORT_ANY, which nobody can be reached at.
+    // The highest number is VMADDR_PORT_ANY, which cannot be called.
     (port != u32::MAX).then_some(port)
 }
 

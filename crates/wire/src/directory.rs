@@ -11,7 +11,7 @@
 //! | `WHOAMI` | `OK web default 3` | the guest's name, domain and CID |
 //! | anything else, or what this guest may not know | `ERR words` | why there is no answer |
 //!
-//! A name is told only to a guest that may call it, so `ERR` says nothing about whether the name exists.
+//! Only a guest that may call a name gets its address, so `ERR` does not show whether the name exists.
 
 use std::fmt;
 
@@ -83,7 +83,7 @@ pub enum RequestError {
     /// Another word at its start, or too few or too many words.
     #[error("expected RESOLVE name, SERVICE name or WHOAMI")]
     Words,
-    /// A name that nobody can have.
+    /// A name that is not valid.
     #[error(
         "a name has 1 to 63 of the characters a-z, 0-9, '.', '_' and '-', after a domain and '/' if it is of another"
     )]

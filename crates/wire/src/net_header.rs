@@ -1,9 +1,9 @@
 //! The header before each frame of a virtio network device (virtio 1.2, section 5.1.6), and what may be believed of it.
 //!
-//! A driver that leaves checksums and segmentation to the device describes here what has yet to be done. Every field is the guest's and may be
-//! a lie; worse, whoever completes a checksum *writes* two bytes at a place that the guest has chosen, after filters have looked at
-//! the frame. So [`NetHeader::check`] holds the description against the frame itself and makes an [`Offload`] of it, in which the places are
-//! those of the frame's own headers. A receiver is given a header that is written anew from that, never the sender's bytes.
+//! A driver that leaves checksums and segmentation to the device describes here what has yet to be done. Every field is the guest's and may be wrong;
+//! worse, completing a checksum *writes* two bytes at a place that the guest has chosen, after filters have checked the frame. So
+//! [`NetHeader::check`] holds the description against the frame itself and makes an [`Offload`] of it, in which the places are those of the frame's
+//! own headers. The receiver's header is written anew from that, never copied from the sender.
 
 use thiserror::Error;
 
@@ -35,7 +35,7 @@ pub const FLAG_DATA_VALID: u8 = 2;
 pub const GSO_NONE: u8 = 0;
 /// Segmentation of TCP over IPv4.
 pub const GSO_TCP4: u8 = 1;
-/// Fragmentation of UDP, which nobody is offered.
+/// Fragmentation of UDP, which is not offered.
 pub const GSO_UDP_FRAGMENTS: u8 = 3;
 /// Segmentation of TCP over IPv6.
 pub const GSO_TCP6: u8 = 4;
@@ -295,7 +295,7 @@ pub struct Offloads {
 }
 
 impl Offloads {
-    /// Nothing is left to anybody.
+    /// Nothing is offloaded.
     pub const NONE: Offloads = Offloads {
         checksum: false,
         tso4: false,

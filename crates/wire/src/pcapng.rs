@@ -102,7 +102,7 @@ pub fn statistics(out: &mut Vec<u8>, interface: u32, time_ns: u64, lost: u64) {
 }
 
 impl Packet<'_> {
-    /// Writes the packet, of which `fill` copies the first `captured_len` bytes to where it is told.
+    /// Writes the packet; `fill` copies its first `captured_len` bytes into the slice that it gets.
     ///
     /// # Errors
     /// Those of `fill`; then nothing is written.
@@ -187,7 +187,7 @@ pub struct WrongBlock {
     pub len: u32,
 }
 
-/// What a block is about, as far as somebody who distributes blocks over files must know.
+/// What a block is about, as far as is needed to distribute blocks over files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
     /// It begins a section or describes an interface: what comes later refers to it.

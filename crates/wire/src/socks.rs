@@ -72,11 +72,11 @@ pub enum Reply {
     NotAllowed = 2,
     /// There is no route to the network.
     NetworkUnreachable = 3,
-    /// There is no route to the host, or nobody knows its name.
+    /// There is no route to the host, or its name does not resolve.
     HostUnreachable = 4,
-    /// Nobody listens there.
+    /// There is no listener.
     ConnectionRefused = 5,
-    /// Nobody answered: "TTL expired", the only answer of RFC 1928 that speaks of time.
+    /// No answer in time: "TTL expired", the only answer of RFC 1928 about time.
     TimedOut = 6,
     /// Only CONNECT is offered.
     CommandNotSupported = 7,
@@ -122,7 +122,7 @@ impl Request {
             (ADDRESS_IPV6, _) => 16,
             (ADDRESS_NAME, Some(len)) => 1 + usize::from(*len),
             (ADDRESS_NAME, None) => return Request::Partial,
-            // How long such an address is nobody knows.
+            // The length of such an address is unknown.
             _ => return Request::Refused(Reply::AddressTypeNotSupported),
         };
         let (Some(host), Some(port)) = (rest.get(..host_len), rest.get(host_len..host_len + 2))

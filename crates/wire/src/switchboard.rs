@@ -1,7 +1,7 @@
-//! Setting up zero-copy circuits: what is said between programs and whoever gives them circuits.
+//! Setting up zero-copy circuits: the protocol between programs and their switchboard.
 //!
-//! A *switchboard* gives circuits to programs: in a guest its agent, on the host the daemon. Both say the same to a program, at a UNIX socket ([`program`]). The agent
-//! and the daemon have a connection of their own, over which the daemon, who decides, tells which window is whose ([`link`]).
+//! A *switchboard* gives circuits to programs: in a guest its agent, on the host the daemon. Both have the same protocol for programs, at a UNIX
+//! socket ([`program`]). The agent and the daemon have a connection of their own, over which the daemon, who decides, assigns the windows ([`link`]).
 //!
 //! Both protocols are lines of printable ASCII: a verb, and then fields in any order, each `key=value` and each once, all with one space between them and with a line feed
 //! at their end. A line has at most [`MAX_LINE_LEN`] bytes. What is not known is refused and never passed over: who does not understand
@@ -107,7 +107,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Which of the two sides of a window somebody is. The caller is the first.
+/// One of the two sides of a window. The caller is the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Writes into the first ring.
@@ -190,7 +190,7 @@ impl fmt::Debug for Hex16 {
     }
 }
 
-/// Somebody and a port there: `db:5432`, `blue/db:5432`, `4:5432`, `host:5432`.
+/// A party and a port there: `db:5432`, `blue/db:5432`, `4:5432`, `host:5432`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     name: String,
@@ -201,7 +201,7 @@ impl Place {
     /// What is expected where a place stands.
     pub const EXPECTED: &'static str = "NAME:PORT, as in db:5432, blue/db:5432, 4:5432 (a CID) or host:5432, with a port from 0 to 4294967294";
 
-    /// A name and a port; `None` if it is no name of anybody, or no port.
+    /// A name and a port; `None` if the name or the port is not valid.
     pub fn new(name: impl Into<String>, port: u32) -> Option<Place> {
         let name = name.into();
         match directory::is_full_name(&name) && port != u32::MAX {

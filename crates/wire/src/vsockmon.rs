@@ -15,7 +15,7 @@ pub const HEADERS_LEN: usize = MONITOR_HEADER_LEN + HEADER_LEN;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Purpose {
-    /// Nobody knows.
+    /// Unknown.
     Unknown = 0,
     /// To open a connection, or to accept one.
     Connect = 1,

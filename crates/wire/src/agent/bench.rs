@@ -92,7 +92,7 @@ pub enum Message {
         /// How many of them were not what they should be.
         wrong_bytes: u64,
     },
-    /// The last word about the stream, of whoever received it to whoever sent it, and of an agent to the host.
+    /// The final result of the stream, from its receiver to its sender, and from an agent to the host.
     Outcome(Outcome),
     /// Agent to the agent that listens: it is the one that was promised.
     Join {
@@ -112,7 +112,7 @@ pub struct Start {
     pub message_len: u32,
     /// If the content is to be checked: what it is made from.
     pub seed: Option<u64>,
-    /// When a sender ends although nobody tells it to, in milliseconds, 1 to [`MAX_DURATION_MS`].
+    /// When a sender ends although it gets no `Stop`, in milliseconds, 1 to [`MAX_DURATION_MS`].
     pub limit_ms: u32,
 }
 
@@ -130,7 +130,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it begins, and is told to go and to stop.
+    /// Whether it begins, and waits for messages to go and to stop.
     pub fn sends(self) -> bool {
         matches!(self, Role::Source | Role::Ping)
     }
@@ -168,7 +168,7 @@ pub struct Outcome {
     pub bytes: u64,
     /// From the first byte to the last, by the clock of who says it, in microseconds.
     pub duration_us: u64,
-    /// How many bytes were not what they should be; 0 if nobody looked.
+    /// How many bytes were not what they should be; 0 if that was not checked.
     pub wrong_bytes: u64,
     /// Where the first of them was.
     pub first_wrong: Option<u64>,
@@ -197,7 +197,7 @@ pub struct Latency {
     pub max_ns: u64,
 }
 
-/// The longest round trip that is told from longer ones, in nanoseconds: two minutes, longer than anything may stall.
+/// The upper bound of measured round trips, in nanoseconds: two minutes, longer than anything may stall.
 pub const MAX_LATENCY_NS: u64 = 120_000_000_000;
 
 /// How exactly the durations of round trips are kept, in significant figures.

@@ -23,8 +23,8 @@ pub struct Hello {
     pub hostname: String,
     /// What it can do beyond the protocol's core. Unknown names are to be ignored.
     pub capabilities: Vec<String>,
-    /// Of a guest, a random identifier that changes when the guest was seen to go on from an earlier or another state than the one it
-    /// was in: restored, resumed, moved. Of the host, and of an agent that cannot tell, nothing.
+    /// Of a guest, a random identifier that changes when the guest was seen to go on from an earlier or another state than the one it was in:
+    /// restored, resumed, moved. Of the host, and of an agent that has no means to find out, nothing.
     pub generation: String,
     /// What the side's clock said when it said hello, in nanoseconds since 1970; 0 if it does not say.
     pub unix_ns: u64,

@@ -52,7 +52,7 @@ impl SendCredit {
     }
 }
 
-/// How much room the receiver of a stream has promised, and what it owes.
+/// How much room the receiver of a stream has granted, and the credit that it has yet to announce.
 #[derive(Debug, Clone)]
 pub struct ReceiveWindow {
     /// The buffer's size in bytes.

@@ -18,7 +18,7 @@
 //!   Listen(where) ────────────────►   listens
 //!         ◄────────────────────────── Listening(where, key)
 //!         ◄────────────────────────── Caller(number)          for each that comes
-//!   Leave(number) ────────────────►                           if nobody can be reached for it
+//!   Leave(number) ────────────────►                           if its peer cannot be reached
 //!
 //!   Take(key, number) ────────────►                           on another connection
 //!         ◄────────────────────────── Connected
@@ -51,7 +51,7 @@ pub const MAX_CONNECTIONS: usize = 256;
 /// The most callers of one place that wait to be taken.
 pub const MAX_WAITING: usize = 64;
 
-/// What listens, for as long as the agent keeps it: nobody else can guess it.
+/// Names the listener for as long as the agent keeps it: unpredictable.
 pub type Key = [u8; 16];
 
 /// A message of forwarding.
@@ -68,12 +68,12 @@ pub enum Message {
         /// What [`Message::Take`] is to say.
         key: Key,
     },
-    /// Agent to host: somebody has connected, and waits.
+    /// Agent to host: a caller has connected, and waits.
     Caller {
         /// Which one: counted from 0.
         number: u32,
     },
-    /// Host to agent: nobody takes this caller, who is to be reset.
+    /// Host to agent: this caller is not taken, and is to be reset.
     Leave {
         /// Which one.
         number: u32,

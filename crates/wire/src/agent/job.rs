@@ -89,7 +89,7 @@ pub enum Ask {
     Power {
         /// Which of them.
         action: Power,
-        /// Tell the kernel, after writing everything to disk, where the guest has no way of its own, where that fails, and after so many
+        /// Have the kernel do it, after writing everything to disk, where the guest has no way of its own, where that fails, and after so many
         /// milliseconds; never if absent.
         force_after_ms: Option<u32>,
     },
@@ -130,14 +130,14 @@ pub enum Power {
 /// What the agent says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It is done, or everything was told.
+    /// It is done, or everything was sent.
     Done,
     /// Figures.
     Stats(Box<Stats>),
     /// Entries of a log, in their order; at least one.
     Log(Vec<LogEntry>),
-    /// Where the files of a log begin for this reader, each in turn, before the first of its entries: whoever has seen none of them yet goes
-    /// on from here.
+    /// Where the files of a log begin for this reader, each in turn, before the first of its entries: a reader that has seen none of them yet
+    /// continues here.
     Begin(Vec<FileCursor>),
     /// Something about a log that is not in it: that a file was truncated, or a gap.
     Note(String),
@@ -162,7 +162,7 @@ pub enum Answer {
 pub struct Clock {
     /// Nanoseconds since 1970-01-01 00:00 UTC.
     pub unix_ns: i64,
-    /// Who keeps it right in the guest, if somebody does: `systemd-timesyncd`, `chronyd`; else nothing.
+    /// The service in the guest that keeps the clock right: `systemd-timesyncd`, `chronyd`; else nothing.
     pub kept_by: String,
 }
 

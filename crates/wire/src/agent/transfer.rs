@@ -177,7 +177,7 @@ pub enum Message {
     Finished,
     /// Either: it is busy and has nothing else to say.
     Alive,
-    /// Host to agent: nobody wants this any more; what has arrived of a file is to be removed.
+    /// Host to agent: the transfer is cancelled; what has arrived of a file is to be removed.
     Cancel,
 }
 
@@ -293,7 +293,7 @@ pub struct File {
     pub size: Option<u64>,
     /// Whether it may have holes.
     pub sparse: bool,
-    /// What tells this content from what the file had before and will have later.
+    /// Distinguishes this content from earlier and later content of the file.
     pub identity: u64,
     /// Whether the sender waits for a [`Message::Have`].
     pub asks: bool,

@@ -12,22 +12,22 @@ use thiserror::Error;
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// Everybody.
+    /// Broadcast.
     pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
-    /// Nobody: no frame may be from here or to here.
+    /// All zero: no frame may be from here or to here.
     pub const ZERO: MacAddress = MacAddress([0; 6]);
 
-    /// Whether this names a group, of which everybody is one.
+    /// Whether this is a group address; broadcast is one, too.
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether this is everybody.
+    /// Whether this is the broadcast address.
     pub fn is_broadcast(self) -> bool {
         self == MacAddress::BROADCAST
     }
 
-    /// Whether somebody made it up, rather than bought it with a card.
+    /// Whether it is locally administered, not assigned by a vendor.
     pub fn is_local(self) -> bool {
         self.0[0] & 2 != 0
     }

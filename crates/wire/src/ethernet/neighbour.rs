@@ -16,7 +16,7 @@ pub enum NeighbourMessage {
         /// For how long, in seconds; 0 if it no longer is.
         lifetime: u16,
     },
-    /// Somebody asks who has the target, or whether anybody has.
+    /// A request for the owner of the target, or a probe whether it has one.
     Solicitation,
     /// The sender says that it has the target.
     Advertisement,

@@ -393,7 +393,7 @@ proptest! {
         prop_assert_eq!(header.encode(), bytes);
     }
 
-    /// What a receiver is told passes the same check again, and says the same.
+    /// The header that a receiver gets passes the same check again, with the same result.
     #[test]
     fn what_is_told_is_what_was_checked(
         flags in 0..4_u8, gso in 0..8_usize, header_len in 0..200_u16, gso_size in 0..200_u16, start in 30..60_u16, offset in 0..20_u16, which in 0..3_usize,

@@ -211,7 +211,7 @@ fn messages_arrive_as_they_were() {
 fn payloads_that_make_no_sense_are_errors() {
     for (kind, payload) in [
         (Kind::Hello, &[0; 31][..]),
-        // An epoch of 0 is nobody.
+        // An epoch of 0 is no peer.
         (Kind::Hello, &[0; 32]),
         (Kind::Probe, b"x"),
         (Kind::Open, b"abc"),

@@ -6,13 +6,13 @@
 //! | agent | meaning |
 //! | --- | --- |
 //! | `HELLO version=1` | the first line |
-//! | `WINDOW uuid=HEX len=BYTES` | this window's device is there, and nobody has it mapped. For each, and again for each that comes later |
+//! | `WINDOW uuid=HEX len=BYTES` | this window's device is there and not mapped. For each, and again for each that comes later |
 //! | `LISTEN port=N`, `UNLISTEN port=N` | a program of this guest takes circuits there, or does no more |
-//! | `DIAL id=N port=N kind=bytes ring=N` | somebody is about to be called from this port of the guest, and a window is wanted |
+//! | `DIAL id=N port=N kind=bytes ring=N` | a call from this port of the guest is about to be made, and a window is wanted |
 //! | `DIALLED id=N cid=N port=N` | the call was taken. `cid` and `port` are whom the guest has called |
 //! | `GIVEUP id=N` | the call came to nothing, or the program has gone |
 //! | `ACCEPTED id=N cid=N port=N local=N kind=bytes ring=N` | a call from there was taken at the port `local` for a program that listens |
-//! | `RELEASED uuid=HEX generation=N` | nobody in this guest has that window mapped any more: its device was unbound and bound again |
+//! | `RELEASED uuid=HEX generation=N` | this guest has that window mapped no more: its device was unbound and bound again |
 //!
 //! | daemon | meaning |
 //! | --- | --- |
@@ -40,13 +40,13 @@ pub const VERSION: u32 = 1;
 pub enum FromAgent {
     /// The first line.
     Hello { version: u32 },
-    /// A device that nobody has mapped.
+    /// A device that is not mapped.
     Window { uuid: Hex16, len: u64 },
     /// A program takes circuits at this port.
     Listen { port: u32 },
     /// It does no more.
     Unlisten { port: u32 },
-    /// Somebody is about to be called.
+    /// A call is about to be made.
     Dial {
         id: u64,
         port: u32,
@@ -66,7 +66,7 @@ pub enum FromAgent {
         kind: Kind,
         ring: u64,
     },
-    /// Nobody in the guest has the window mapped.
+    /// No process in the guest has the window mapped.
     Released { uuid: Hex16, generation: u64 },
 }
 

@@ -1,4 +1,4 @@
-//! What a program says to its switchboard, and what it is told.
+//! The messages between a program and its switchboard.
 //!
 //! A program connects to the UNIX stream socket [`SOCKET`] of its switchboard and sends one [`Request`].
 //!
@@ -41,7 +41,7 @@ pub const STREAM_DESCRIPTORS: usize = 1;
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// A circuit to somebody.
+    /// A circuit to this party.
     Connect {
         /// To whom.
         to: Place,
@@ -50,7 +50,7 @@ pub enum Request {
         /// The largest rings that are wanted, in bytes: a power of two.
         ring: u64,
     },
-    /// Circuits from whoever calls this port.
+    /// Circuits from callers of this port.
     Listen {
         /// The vsock port.
         port: u32,
@@ -139,7 +139,7 @@ pub struct Circuit {
     pub from: Place,
 }
 
-/// What a program is told.
+/// An answer to a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// Callers to this port come here from now on.
@@ -166,11 +166,11 @@ pub enum Answer {
 /// Why there is no circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// Nobody listens there, or the port is taken already.
+    /// There is no listener, or the port is taken already.
     Refused,
     /// A policy does not allow it.
     Denied,
-    /// There is nobody of that name, or nobody whom the program may know.
+    /// There is nothing of that name, or the program may not know of it.
     Unknown,
     /// As many as there may be are there already. It may work later.
     Busy,

@@ -1,7 +1,7 @@
 //! The names of windows.
 //!
-//! A window's name is the UUID in its info block. The guest's agent takes windows away from whoever has them mapped, so it must never take
-//! somebody's ordinary persistent memory for a window: names of windows are UUIDs of version 8 (RFC 9562, whose meaning is up to whoever makes them) that begin with [`MARK`].
+//! A window's name is the UUID in its info block. The guest's agent unmaps windows from every process, so it must never take ordinary persistent
+//! memory for a window: names of windows are UUIDs of version 8 (RFC 9562: their content is up to the implementation) that begin with [`MARK`].
 
 use super::Hex16;
 

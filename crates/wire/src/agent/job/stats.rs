@@ -81,7 +81,7 @@ pub struct FileSystem {
     pub size: u64,
     /// What is free in bytes.
     pub free: u64,
-    /// What is free for everybody in bytes.
+    /// What is free for unprivileged users, in bytes.
     pub available: u64,
     /// How many files it can have; 0 if it does not say.
     pub files: u64,
