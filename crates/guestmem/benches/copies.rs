@@ -40,7 +40,7 @@ impl Mapped {
         };
         // SAFETY: the range lies in the mapping just made.
         unsafe { libc::madvise(start.cast(), len, advice) };
-        // SAFETY: as above; it is writable, and nobody else knows it.
+        // SAFETY: as above; it is writable, and not shared.
         unsafe { ptr::write_bytes(start, 7, len) };
         Mapped { start, len }
     }

@@ -1,9 +1,9 @@
 //! What happens when a page of guest memory is gone.
 //!
-//! A region is backed by a file of the VMM's. Whoever holds that file can truncate it, and the next access to a lost page
-//! raises SIGBUS, which ends the process and with it every other virtual machine's lines. (A memory error of the
-//! machine raises the same signal.) So a handler puts empty private memory where the region was, marks the region as
-//! poisoned, and lets the access go on; the owner of the line sees `GuestMemory::is_poisoned` and drops the line.
+//! A region is backed by a file of the VMM's. The holder of that file can truncate it, and the next access to a lost page raises SIGBUS, which ends
+//! the process and with it every other virtual machine's lines. (A memory error of the machine raises the same signal.) So a handler puts empty
+//! private memory where the region was, marks the region as poisoned, and lets the access go on; the owner of the line sees
+//! `GuestMemory::is_poisoned` and drops the line.
 //!
 //! # How it works
 //!
@@ -71,7 +71,7 @@ pub(crate) fn register(start: usize, len: usize, page_len: usize) -> Option<Regi
     Registration::enter(&SLOTS, start, len, page_len)
 }
 
-/// How many faults in registered spans there have been so far, in the whole process. While it is zero nobody is poisoned.
+/// How many faults in registered spans there have been so far, in the whole process. While it is zero no region is poisoned.
 pub(crate) fn count() -> usize {
     FAULTS.load(Ordering::Acquire)
 }
@@ -103,8 +103,8 @@ fn replace(span: &Span, address: usize) -> bool {
 fn map_empty(start: usize, len: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the span is a mapping of our own, and it stays one: the access that faulted holds a reference to it. Nobody
-    // may rely on its content, since a guest can change it at any time.
+    // SAFETY: the span is a mapping of our own, and it stays one: the access that faulted holds a reference to it. No code may rely on its content,
+    // since a guest can change it at any time.
     let mapped = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),
@@ -159,7 +159,7 @@ extern "C" fn on_bus_error(
     unsafe { *error_number = saved };
 }
 
-/// To whoever was there before. Nobody, or nobody any more, means the default action.
+/// To the previous handler. Without one, or when it is removed, the default action.
 ///
 /// # Safety
 /// What the kernel has passed to a handler of SIGBUS.
@@ -179,13 +179,13 @@ unsafe fn pass_on(
             let _ = set_action(Action::Default);
         }
         (handler, Some(previous)) if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: whoever installed it said by the flag that it is such a function.
+            // SAFETY: its installer declared by the flag that it is such a function.
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { mem::transmute(handler) };
             handler(signal, info, context);
         }
         (handler, Some(_)) => {
-            // SAFETY: whoever installed it said by not setting the flag that it is such a function.
+            // SAFETY: its installer declared by not setting the flag that it is such a function.
             let handler: extern "C" fn(libc::c_int) = unsafe { mem::transmute(handler) };
             handler(signal);
         }

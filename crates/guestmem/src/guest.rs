@@ -286,7 +286,7 @@ pub fn copy(
     to.check_poison()
 }
 
-/// A position in a list of ranges. Whoever makes one knows that the list is long enough.
+/// A position in a list of ranges. Its maker has checked that the list is long enough.
 #[derive(Debug)]
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,

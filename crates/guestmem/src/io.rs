@@ -233,8 +233,8 @@ impl<'m> Scatter<'m> {
             ));
         }
         let mut message = self.segments.message();
-        // SAFETY: the message points at a list of pieces, each of which is mapped, or exclusively borrowed, for the life of
-        // `self`; guest memory may be written to by anybody at any time.
+        // SAFETY: the message points at a list of pieces, each of which is mapped, or exclusively borrowed, for the life of `self`; guest memory may
+        // be written to by others at any time.
         let len = uninterrupted(|| unsafe {
             libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT)
         })?;

@@ -25,8 +25,8 @@
 //! outside the program; within it, an unsynchronised read beside a write is a data race. What is done about it, as in
 //! `vm-memory`:
 //!
-//! - No slice and no reference to guest memory is ever made, so that the compiler is never told that such bytes stay
-//!   as they are. There are raw pointers, and for the fields of the rings an atomic that lives for a single access.
+//! - No slice and no reference to guest memory is ever made, so that the compiler never assumes that such bytes stay as they are. There are raw
+//!   pointers, and for the fields of the rings an atomic that lives for a single access.
 //! - Every field of a ring is read once, atomically, into a private variable; what was checked is what is used.
 //! - Payload moves with the primitives behind `memcpy` and `memmove`, or in the kernel. Either may see a mixture of old and
 //!   new bytes; nothing is concluded from them, since what arrives in private memory is plain bytes, for which every

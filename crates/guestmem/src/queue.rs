@@ -193,8 +193,8 @@ impl Queue {
     /// Asks the processor for the beginnings of chains that are not taken yet: of `chains` of them, of which the first is the one behind the next
     /// `ahead`. It has no other effect, and fails at nothing.
     ///
-    /// [`pop`](Self::pop) asks for the beginning of what it takes, which is in time for whoever takes many chains and then looks at them. This is
-    /// for who uses each chain at once: call it for eight chains ahead, now and then.
+    /// [`pop`](Self::pop) prefetches the beginning of what it takes, which is in time for a caller that takes many chains and then reads them. This
+    /// is for a caller that uses each chain at once: call it for eight chains ahead, now and then.
     #[inline]
     pub fn prefetch(&self, ahead: u16, chains: u16) {
         either!(self, ring => ring.prefetch(&self.memory, ahead, chains));
@@ -222,13 +222,13 @@ impl Queue {
         either!(mut self, ring => ring.publish())
     }
 
-    /// Tells the driver that it need not notify. It may do so anyway.
+    /// Notification suppression: the driver need not notify. It may do so anyway.
     pub fn disable_notifications(&mut self) {
         either!(mut self, ring => ring.disable_notifications());
     }
 
-    /// Asks the driver to notify when it makes the next chain available. `true`: something is available already, or the
-    /// driver broke a rule, which [`pop`](Self::pop) will report; look again, there may be no notification for it.
+    /// Asks the driver to notify when it makes the next chain available. `true`: something is available already, or the driver broke a rule, which
+    /// [`pop`](Self::pop) will report; call it, there may be no notification.
     pub fn enable_notifications(&mut self) -> bool {
         either!(mut self, ring => ring.enable_notifications())
     }
@@ -270,9 +270,9 @@ impl Queue {
         either!(self, ring => ring.is_blank())
     }
 
-    /// A digest of what the driver writes and, while this queue is not used, nobody else: the descriptors and, if split, the available
-    /// ring, of a large queue at places all over it. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it, sooner or
-    /// later uses the memory for something else.
+    /// A digest of what only the driver writes while this queue is not used: the descriptors and, if split, the available ring, of a large queue at
+    /// places all over it. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it,
+    /// sooner or later uses the memory for something else.
     pub fn driver_digest(&self) -> u64 {
         either!(self, ring => ring.driver_digest())
     }

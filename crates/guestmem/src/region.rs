@@ -99,7 +99,7 @@ impl Region {
     }
 }
 
-/// Where a region is: what a look-up needs of it, in one piece. It is valid for as long as somebody refers to the region.
+/// Where a region is: what a look-up needs of it, in one piece. It is valid for as long as there is a reference to the region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     guest_address: u64,

@@ -138,11 +138,11 @@ impl AddressSpan {
             return Err(MemoryError::Map(io::Error::last_os_error()));
         }
         let base =
-            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
+            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless asked to");
         Ok(AddressSpan { base, len })
     }
 
-    /// Addresses that nobody else gets, at a multiple of `page_len`, with nothing to be read or written there yet.
+    /// Reserved addresses, at a multiple of `page_len`, with nothing to be read or written there yet.
     fn reserve(len: usize, page_len: usize) -> io::Result<AddressSpan> {
         assert!(
             page_len > 0 && len % page_len == 0,
@@ -161,7 +161,7 @@ impl AddressSpan {
         // SAFETY: less than a page further, inside what was mapped.
         let base = unsafe { found.byte_add(before) };
         if before > 0 {
-            // SAFETY: the mapping was made above and nobody has seen it; so below.
+            // SAFETY: the mapping was made above and has no user yet; so below.
             unsafe { libc::munmap(found, before) };
         }
         if after > 0 {
@@ -171,7 +171,7 @@ impl AddressSpan {
             unsafe { libc::munmap(end, after) };
         }
         let base =
-            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
+            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless asked to");
         Ok(AddressSpan { base, len })
     }
 

@@ -10,7 +10,7 @@ use loom::sync::atomic::fence;
 #[cfg(not(any(loom, all(target_arch = "x86_64", not(miri)))))]
 use std::sync::atomic::fence;
 
-/// The full fence: what was stored before it is visible to everybody before anything behind it is loaded.
+/// The full fence: stores before it are visible to all threads before any load behind it.
 ///
 /// On x86-64 a locked instruction, and not the `MFENCE` of [`std::sync::atomic::fence`]: either orders all that these rings are made of (Intel SDM, volume 3,
 /// "Memory Ordering"), and the latter takes longer, as it orders more: a circuit's round trip

@@ -85,7 +85,7 @@ impl Area {
         [offset, offset + 8].map(|offset| self.load_u64(offset, ordering))
     }
 
-    /// Changes nothing that anybody sees.
+    /// Has no visible effect.
     pub(crate) fn prefetch(&self, _offset: usize) {}
 
     accessors!(load_u16, store_u16, u16, AtomicU16, U16);

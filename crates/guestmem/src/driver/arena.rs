@@ -54,8 +54,8 @@ impl Arena {
         Arena::from_file(file, frontend_address, size)
     }
 
-    /// An arena of one huge page, which lies in one piece in the machine's memory and stays where it is: a device of this machine can
-    /// be told its [physical address](Arena::physical_address). The system must have a huge page to spare (`/proc/sys/vm/nr_hugepages`).
+    /// An arena of one huge page, which lies in one piece in the machine's memory and stays where it is: a device of this machine can be given its
+    /// [physical address](Arena::physical_address). The system must have a huge page to spare (`/proc/sys/vm/nr_hugepages`).
     ///
     /// # Errors
     /// What the system reports, `OutOfMemory` when it has none.
@@ -163,7 +163,7 @@ impl Arena {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The offset of `len` bytes that nobody else was given, at a multiple of `align`. They are never given back.
+    /// The offset of `len` bytes not given out before, at a multiple of `align`. They are never given back.
     ///
     /// # Panics
     /// When the arena is used up.

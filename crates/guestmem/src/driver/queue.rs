@@ -208,7 +208,7 @@ impl DriverQueue {
         either!(mut self, driver => driver.take_used())
     }
 
-    /// Asks for interrupts. `true`: something came back already, look again.
+    /// Asks for interrupts. `true`: something came back already, poll again.
     pub fn enable_interrupts(&mut self) -> bool {
         either!(mut self, driver => driver.enable_interrupts())
     }

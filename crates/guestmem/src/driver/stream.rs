@@ -85,7 +85,7 @@ pub struct StreamQueue {
     available: Area,
     /// Used ring, or the device's event suppression.
     used: Area,
-    /// By slot, without the flags that tell rounds apart.
+    /// By slot, without the flags that distinguish rounds.
     templates: Vec<RawDescriptor>,
     /// By slot: how much the device has written. Packed rings only, where a new round overwrites it.
     written: Vec<u32>,

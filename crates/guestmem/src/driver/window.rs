@@ -67,7 +67,7 @@ impl Window {
             return Err(io::Error::last_os_error());
         }
         let base =
-            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless told to");
+            NonNull::new(base.cast()).expect("mmap places nothing at address zero unless asked to");
         Ok(Window { base, len })
     }
 

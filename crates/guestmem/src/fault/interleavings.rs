@@ -37,8 +37,8 @@ fn found(slots: &'static [Slot], address: usize) -> Option<(usize, usize)> {
     })
 }
 
-/// Half of an old span and half of a new one in the same slot, taken together, may cover anything. Taking such a thing for a span would
-/// put empty memory over somebody else's.
+/// Half of an old span and half of a new one in the same slot, taken together, may cover anything. Taking such a thing for a span would put empty
+/// memory over foreign mappings.
 #[test]
 fn a_handler_finds_its_span_while_another_slot_changes() {
     loom::model(|| {
@@ -76,7 +76,7 @@ fn two_threads_enter_spans_at_once() {
     });
 }
 
-/// Whoever sees the empty memory that a handler has put in place sees the mark, too.
+/// A thread that sees the empty memory that a handler has put in place sees the mark, too.
 #[test]
 fn the_mark_is_there_before_the_empty_memory() {
     loom::model(|| {

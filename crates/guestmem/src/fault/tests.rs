@@ -24,7 +24,7 @@ fn a_truncated_region_is_poisoned_and_only_that_one() {
     assert!(!lost_memory.is_poisoned());
 
     lost.file().set_len(PAGE as u64).unwrap();
-    // Nothing is lost while nobody touches what is gone.
+    // Nothing is lost while the missing pages are not touched.
     let mut found = [0; 4];
     lost_memory
         .read(&[Range { address: 0, len: 4 }], 0, &mut found)
@@ -248,7 +248,7 @@ extern "C" fn hear_with_information(
     );
 }
 
-/// A handler that stays, then ours, then one fault of ours and one signal that is not: each is heard once, by whom it concerns.
+/// A handler that stays, then ours, then one fault of ours and one signal that is not: each is handled once, by its own handler.
 fn hear_through_ours(handler: libc::sighandler_t, flags: libc::c_int) {
     // SAFETY: an all-zero sigaction is valid.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };

@@ -111,8 +111,8 @@ fn in_one_piece(
 /// Moves bytes of which at least one side is shared. Overlap is allowed, since a guest may ask for a copy onto itself. (In the C
 /// library `memmove` and `memcpy` are the same routine.)
 ///
-/// The fences keep the optimiser from reading shared memory again, or earlier, in place of the copy: see "Racing bytes" at the
-/// door of the crate.
+/// The fences keep the optimiser from reading shared memory again, or earlier, in place of the copy: see "Racing bytes" in the documentation of the
+/// crate.
 ///
 /// # Safety
 /// Both places are valid for `len` bytes, `from` for reads and `to` for writes.

@@ -54,7 +54,7 @@ fn records() -> (OwnedFd, OwnedFd) {
         )
     };
     assert_eq!(result, 0);
-    // SAFETY: both are new and nobody else's.
+    // SAFETY: both are new and have no other owner.
     pair.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
         .into()
 }
@@ -358,7 +358,7 @@ fn signal_is_pending() -> bool {
 
 #[test]
 fn a_peer_that_is_gone_raises_no_signal() {
-    // A blocked signal waits, even where the process ignores it; so the thread can tell whether one was raised.
+    // A blocked signal stays pending, even where the process ignores it; so the thread can check whether one was raised.
     thread::spawn(|| {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: the set is large enough.
@@ -376,7 +376,7 @@ fn a_peer_that_is_gone_raises_no_signal() {
         gather.push_bytes(b"into the void").unwrap();
         assert!(gather.send(near.as_fd(), false).is_err());
         assert!(!signal_is_pending());
-        // An ordinary write does raise it, which shows that the test can tell.
+        // An ordinary write does raise it, so the check works.
         // SAFETY: the bytes are valid for the call.
         let written = unsafe { libc::write(near.as_raw_fd(), b"x".as_ptr().cast(), 1) };
         assert_eq!(written, -1);

@@ -7,15 +7,14 @@
 //! flags together with a *wrap counter*, one bit that each side turns over whenever it passes the end: the driver sets AVAIL to its
 //! counter and USED to the opposite, the device sets both to its own. So what is left from the last round is never taken for news.
 //!
-//! A chain is named by an *identifier* which the driver chooses and puts into the chain's last descriptor. Whoever gives a chain back
-//! writes one descriptor with that identifier, and then skips as many places as the chain had descriptors: both sides remember how many
-//! these were.
+//! A chain is named by an *identifier* which the driver chooses and puts into the chain's last descriptor. To give a chain back, the device writes
+//! one descriptor with that identifier, and then skips as many places as the chain had descriptors: both sides remember how many these were.
 //!
 //! # Visible at once
 //!
-//! A driver looks at one place, that of the next used descriptor, and goes on from there. So only the first descriptor of a batch
-//! has to be held back until [`Packed::publish`]; what is behind it nobody looks at before. The price is one store for each batch,
-//! and there is no index whose cache line travels between two processors.
+//! A driver reads one place, that of the next used descriptor, and goes on from there. So only the first descriptor of a batch has to be held back
+//! until [`Packed::publish`]; the driver does not read those behind it before. The price is one store for each batch, and there is no index whose
+//! cache line travels between two processors.
 //!
 //! # What may be overwritten
 //!
@@ -191,7 +190,7 @@ impl Packed {
         let Some(HeldBack { position, word }) = self.held_back.take() else {
             return false;
         };
-        // Everything written before, the chains' bytes and the descriptors behind this one too, is visible to whoever sees it.
+        // Everything written before, the chains' bytes and the descriptors behind this one too, is visible to a driver that sees it.
         self.store_word(position.index(), word, Ordering::Release);
         let first = !self.has_published;
         self.has_published = true;
@@ -358,7 +357,7 @@ pub(crate) mod fields {
     pub(crate) const EVENT_NEVER: u32 = 1;
     pub(crate) const EVENT_AT: u32 = 2;
 
-    /// A place in the ring, with the wrap counter that whoever stands there has: an index, and the counter in bit 31.
+    /// A place in the ring, with the wrap counter that is valid there: an index, and the counter in bit 31.
     ///
     /// One word, for a reason: narrow fields that stand side by side may be loaded as one, and such a load waits for the store of
     /// one of them to reach the cache.

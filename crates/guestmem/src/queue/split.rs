@@ -156,7 +156,7 @@ impl Split {
         if old == new {
             return false;
         }
-        // Everything written before, the chains' bytes too, is visible to whoever sees the new index.
+        // Everything written before, the chains' bytes too, is visible to a driver that sees the new index.
         self.areas
             .used
             .store_u16(USED_INDEX, new.get(), Ordering::Release);

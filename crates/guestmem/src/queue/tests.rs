@@ -264,7 +264,7 @@ fn event_indices_ask_for_one_notification() {
 
 fn event_indices_ask_once(mut pair: Pair) {
     assert!(pair.add(1), "a fresh ring's first chain is announced");
-    assert!(!pair.add(2), "nobody asked for the second");
+    assert!(!pair.add(2), "no interrupt was asked for the second");
     assert!(pair.queue.enable_notifications(), "there is work");
     while pair.pop().is_some() {}
     assert!(!pair.queue.enable_notifications());

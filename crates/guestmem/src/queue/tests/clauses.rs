@@ -343,7 +343,7 @@ fn spec_2_7_7_2_interrupts() {
         for old in [0, 1, 4, 65_532, 65_534, 65_535_u16] {
             let mut pair = Pair::starting_at(old.wrapping_sub(1), 4, event_index, false);
             pair.driver.write_descriptor(0, place(0, 0, 0));
-            // The first publication of a queue that is taken over always interrupts, since nobody knows what the driver saw.
+            // The first publication of a queue that is taken over always interrupts, since it is unknown what the driver saw.
             pair.offer(0).unwrap();
             for (advance, around) in
                 (1..=4_u16).flat_map(|advance| (0..17).map(move |around| (advance, around)))

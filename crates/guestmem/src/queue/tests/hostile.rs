@@ -80,7 +80,7 @@ fn available_index_jumps() {
             assert_eq!(pair.queue.pending(), Ok(true));
         } else {
             assert_eq!(pair.queue.pending(), Err(jump));
-            assert!(pair.queue.enable_notifications(), "look again");
+            assert!(pair.queue.enable_notifications(), "something is available");
             assert_eq!(refused(pair), jump);
         }
     }
@@ -420,7 +420,7 @@ fn chains_of_the_greatest_length() {
 #[test]
 #[cfg_attr(miri, ignore = "takes four gigabytes there")]
 fn chains_of_the_most_bytes() {
-    // A sparse gigabyte: nobody touches it.
+    // A sparse gigabyte: it is never touched.
     let arena = Arc::new(Arena::new(1 << 30).unwrap());
     let memory = Arc::new(GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap());
     for (last, allowed) in [(0, true), (1, false)] {

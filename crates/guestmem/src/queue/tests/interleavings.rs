@@ -2,7 +2,7 @@
 //!
 //! Two promises of one queue are looked at, with event indices and with flags (virtio 1.2, sections 2.7.7, 2.7.10 and 2.8.10), of both formats:
 //!
-//! - No wake-up is lost. Whoever has nothing to do sleeps; were it not woken, loom finds everybody asleep and says so.
+//! - No wake-up is lost. A side with nothing to do sleeps; if it is not woken, loom reports that all threads are blocked.
 //! - Nothing is read before it was published. Each chain's bytes are a cell that loom watches: an access that is not ordered
 //!   behind the other side's last one is an error, whatever value it would have found. A head, a descriptor or an entry of the used ring
 //!   that is older than its index shows as a wrong token.
@@ -62,7 +62,7 @@ unsafe impl Sync for Shared {}
 impl Shared {
     fn replace(&self, chain: u64, expected: u64, value: u64) {
         self.payload[chain as usize].with_mut(|payload| {
-            // SAFETY: loom has just found that nobody else accesses the cell.
+            // SAFETY: loom has just checked that no other thread accesses the cell.
             let payload = unsafe { &mut *payload };
             assert_eq!(*payload, expected, "the payload of chain {chain}");
             *payload = value;

@@ -60,7 +60,7 @@ struct Expected {
 struct Model {
     pair: Pair,
     tokens: u64,
-    /// Where the next buffer starts: buffers may overlap, nobody writes to them here.
+    /// Where the next buffer starts: buffers may overlap, they are not written to here.
     cursor: u64,
     added: VecDeque<Expected>,
     published: VecDeque<Expected>,
@@ -290,7 +290,7 @@ impl Model {
         }
     }
 
-    /// Whether an index that moves on by `count` passes `place`, told by counting.
+    /// Whether an index that moves on by `count` passes `place`, by counting.
     fn passes(&self, place: u32, from: u32, count: u32) -> bool {
         (0..count).any(|step| (from + step) % self.modulus == place)
     }
@@ -379,7 +379,7 @@ fn cut(ranges: &[Range]) -> Vec<Range> {
     pieces.filter(|range| range.len > 0).collect()
 }
 
-/// When one side wants to hear of the other.
+/// When one side wants notifications of the other.
 enum Wish {
     Always,
     Never,

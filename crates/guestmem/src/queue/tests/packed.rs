@@ -322,7 +322,7 @@ fn spec_2_8_10_interrupts() {
                     pair.driver.set_driver_event(event);
                     pair.queue.publish()
                 };
-                // The first publication of a queue that is taken over always interrupts, since nobody knows what the driver saw.
+                // The first publication of a queue that is taken over always interrupts, since it is unknown what the driver saw.
                 assert_eq!(done(before, 1), kind != 1);
                 let written = (place..place + advance).any(|at| at % (2 * size) == wanted);
                 let expected = match kind {
@@ -353,7 +353,7 @@ fn spec_2_8_10_the_device_asks_for_notifications_in_the_way_negotiated() {
         assert_eq!(pair.driver.device_event(), wish(place));
         pair.queue.disable_notifications();
         assert_eq!(pair.driver.device_event(), 1 << 16);
-        assert!(!pair.add(1), "nobody asked");
+        assert!(!pair.add(1), "no interrupt was asked for");
         assert!(pair.queue.enable_notifications(), "there is work");
         assert_eq!(pair.driver.device_event(), wish(place));
         pair.pop().unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Far more than any of this takes: whoever waits so long has missed a wake-up.
+/// Far more than any of this takes: a thread that waits so long has missed a wake-up.
 const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 300 } else { 30 });
 
 /// Miri finds unordered accesses in a few of them.

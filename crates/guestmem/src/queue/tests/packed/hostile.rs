@@ -292,7 +292,7 @@ fn is_fresh_only_at_the_beginning() {
     }
     assert!(
         at(8, 4, false).queue.is_fresh(),
-        "twice round cannot be told apart"
+        "twice round looks the same"
     );
 }
 
