@@ -1,7 +1,7 @@
 //! The connection, as both ends use it: messages and chunks that go out together, messages and chunks that come in.
 //!
-//! Nobody waits for ever: each wait ends with [`STALL_TIMEOUT`] or when somebody cancels. Nor do the two ends wait for each other: while a sender's
-//! bytes do not leave, it takes in what the receiver says, so the receiver can always say it.
+//! No wait is unbounded: each ends with [`STALL_TIMEOUT`] or by cancelling. Nor do the two ends wait for each other: while a sender's bytes do not
+//! leave, it takes in the receiver's messages, so the receiver can always send.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -23,10 +23,10 @@ use crate::error::Stop;
 /// How long nothing may pass before the connection counts as broken. A guest without KVM on a busy machine is slow.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a wait looks whether somebody has cancelled.
+/// How often a wait checks whether the transfer was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long the other side may take to hear that it is cancelled.
+/// How long the message that the transfer is cancelled may take to leave.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often a side that is busy says that it is alive.

@@ -30,8 +30,8 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The place of which somebody has said the path, for so many sources: into it if it is a directory, else in its stead. With
-    /// `into_directory` that was decided before. For a synchronisation the directory is created if its parent is there.
+    /// The place at the path that the user gave, for so many sources: into it if it is a directory, else in its stead. With `into_directory` that was
+    /// decided before. For a synchronisation the directory is created if its parent is there.
     ///
     /// # Errors
     /// Why nothing can be received there, for people.
@@ -77,7 +77,7 @@ impl Destination {
                 ));
             }
         }
-        // A file that the path leads to by symbolic links is replaced itself: that is what somebody named, not what a sender sent.
+        // A file that the path leads to by symbolic links is replaced itself: the user named it, not the sender.
         let real = match there {
             Some(FileType::RegularFile) => path
                 .canonicalize()

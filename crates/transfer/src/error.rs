@@ -13,10 +13,10 @@ pub enum Stop {
     /// The other side said why.
     #[error("{}", .0.message)]
     Told(ErrorReport),
-    /// This side cannot go on, and the other is to be told why.
+    /// This side cannot go on, and sends the reason to the other.
     #[error("{}", .0.message)]
     Failed(ErrorReport),
-    /// Somebody does not want it any more.
+    /// It was cancelled.
     #[error("interrupted")]
     Cancelled,
 }

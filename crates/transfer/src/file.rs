@@ -15,7 +15,7 @@ const DIGEST_PIECE: usize = 128 * 1024;
 pub(crate) const CHANGED: &str =
     "it changed while it was read: the copy may be neither the old nor the new content";
 
-/// What tells the content of a file from what it was before and will be later, and from others'.
+/// Distinguishes the content of a file from earlier and later content, and from that of other files.
 #[allow(clippy::unnecessary_cast)]
 pub(crate) fn identity(stat: &Stat) -> u64 {
     let mut hash = Xxh64::new(0);

@@ -12,7 +12,7 @@ pub enum Arrival {
     },
     /// A directory with all that is in it.
     Directory,
-    /// A directory that was entered, and will be told once more when it is complete.
+    /// A directory that was entered; it is reported once more when it is complete.
     Entered,
     /// A symbolic link.
     Symlink,
@@ -20,9 +20,9 @@ pub enum Arrival {
     Removed,
 }
 
-/// Somebody who is told how a transfer goes, in the thread that makes it.
+/// Gets the progress of a transfer, in the thread that makes it.
 pub trait Observer {
-    /// So much will come. Not told again when the transfer goes on after a broken connection.
+    /// So much will come. Not repeated when the transfer goes on after a broken connection.
     fn announced(&mut self, totals: &Totals) {
         let _ = totals;
     }
@@ -52,13 +52,13 @@ pub trait Observer {
         let _ = (path, bytes);
     }
 
-    /// Whether the destination is a directory into which the sources are put; told to senders.
+    /// Whether the destination is a directory into which the sources are put; called on senders.
     fn proceeds(&mut self, into_directory: bool) {
         let _ = into_directory;
     }
 }
 
-/// Nobody.
+/// Ignores all progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,5 +1,5 @@
-//! A file that is not complete yet. It has a name of ours beside the place it is for, and takes its own when it is complete: so nobody ever sees
-//! half a file under a name that counts.
+//! A file that is not complete yet. It has a temporary name beside its final place, and is renamed when it is complete: no program ever sees half a
+//! file under the final name.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -62,7 +62,7 @@ impl Partial {
         options: &Options,
     ) -> Result<Partial, Trouble> {
         let own_name = own_name(id, begun.identity);
-        // Nobody else may read it before it has its mode; without one to keep, the process's mask decides, as for any new file.
+        // No other user may read it before it has its mode; without one to keep, the process's mask decides, as for any new file.
         let mode = if options.preserve {
             0o600
         } else {
@@ -155,7 +155,7 @@ impl Partial {
         let _ = rustix::fs::unlinkat(directory, self.own_name.as_slice(), AtFlags::empty());
     }
 
-    /// What is left of it if nobody goes on with it.
+    /// What is left of it if the transfer is not resumed.
     pub(crate) fn leave(self, directory: OwnedFd) -> LeftOver {
         LeftOver {
             directory,
@@ -172,7 +172,7 @@ pub struct LeftOver {
 }
 
 impl LeftOver {
-    /// Removes it: nobody will go on with it.
+    /// Removes it: the transfer will not be resumed.
     pub fn remove(self) {
         let _ = rustix::fs::unlinkat(&self.directory, self.name.as_slice(), AtFlags::empty());
     }
@@ -206,7 +206,7 @@ fn create(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<OwnedFd, 
     };
     match open() {
         Err(Errno::EXIST) => {
-            // Nobody but this transfer has such a name: it is what an earlier connection has left.
+            // Only this transfer has such a name: an earlier connection left it.
             rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
             Ok(open()?)
         }
@@ -219,7 +219,7 @@ fn reopen(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<OwnedFd, 
     match rustix::fs::openat(directory, name, FLAGS, Mode::empty()) {
         Ok(file) => {
             let stat = rustix::fs::fstat(&file)?;
-            // Another name of it may be that of any file of this user, which somebody else has linked here.
+            // Another link of it may be any file of this user, linked here by another program.
             if kind(&stat) == FileType::RegularFile
                 && stat.st_uid == rustix::process::geteuid().as_raw()
                 && stat.st_nlink == 1
@@ -298,7 +298,7 @@ pub(crate) fn times(metadata: &Metadata) -> Timestamps {
 pub(crate) fn rename(directory: BorrowedFd<'_>, from: &[u8], to: &[u8]) -> Result<(), Trouble> {
     match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
         Ok(()) => return Ok(()),
-        // Something is there, or the file system cannot tell.
+        // Something is there, or the file system does not show whether.
         Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) => {}
         Err(error) => return Err(error.into()),
     }

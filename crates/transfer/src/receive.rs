@@ -1,4 +1,4 @@
-//! The end that receives: it creates, writes, and says how far it has come. Everything it hears is taken for hostile.
+//! The receiving end: it creates, writes, and reports its progress. It treats every message as hostile.
 
 mod file;
 mod listing;
@@ -18,7 +18,7 @@ use crate::observer::{Arrival, Observer};
 use crate::partial::{LeftOver, Trouble};
 use file::Current;
 
-/// How many entries may be dealt with before the sender is told, while there is more to do.
+/// How many entries may be dealt with before the sender gets a report, while there is more to do.
 const TELL_EVERY: u64 = 128;
 
 /// How much more than was announced may come, in bytes: files grow while they are copied.
@@ -68,7 +68,7 @@ impl Arrived {
 /// next connection, or to be removed.
 ///
 /// # Errors
-/// [`Stop`]; what was told to the observer is in place nevertheless.
+/// [`Stop`]; what was reported to the observer is in place nevertheless.
 pub fn receive(
     channel: &mut Channel,
     request: &Receive<'_>,
@@ -181,7 +181,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Hears what will come, and looks whether there is room for it.
+    /// Takes in the totals, and checks whether there is room.
     fn hear_announcement(&mut self) -> Result<(), Stop> {
         let Message::Announce(totals) = self.channel.message()? else {
             return Err(Stop::protocol("the sender did not say what will come"));
@@ -206,7 +206,7 @@ impl Receiver<'_> {
         self.channel.flush()
     }
 
-    /// Tells how many entries have been dealt with.
+    /// Reports how many entries have been dealt with.
     fn tell(&mut self) -> Result<(), Stop> {
         // The file that has just begun is not dealt with.
         let done = self.entries - u64::from(!self.is_between_files());

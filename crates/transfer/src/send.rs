@@ -1,4 +1,4 @@
-//! The end that sends: it walks, reads, and hears how far the receiver has come.
+//! The sending end: it walks, reads, and takes in the receiver's progress.
 
 mod content;
 mod difference;
@@ -36,7 +36,7 @@ pub struct Send<'a> {
 /// Sends all of it, until the receiver has said that it is in place.
 ///
 /// # Errors
-/// [`Stop`]; what was told to the observer is in place nevertheless.
+/// [`Stop`]; what was reported to the observer is in place nevertheless.
 pub fn send(
     channel: &mut Channel,
     request: &Send<'_>,
@@ -84,7 +84,7 @@ struct InFlight {
     has_failed: bool,
 }
 
-/// What the receiver has said and somebody waits for.
+/// Messages of the receiver that the sender waits for.
 #[derive(Debug, Default)]
 struct Heard {
     proceed: bool,
@@ -103,7 +103,7 @@ struct Sender<'a> {
     source: u32,
     /// The names below the source.
     path: Vec<Vec<u8>>,
-    /// The source as somebody named it, for messages.
+    /// The source as the user named it, for messages.
     top: Vec<u8>,
     levels: Vec<Level>,
     in_flight: VecDeque<InFlight>,
@@ -156,7 +156,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// A path that somebody named, and all that is below it.
+    /// A path that the user named, and all that is below it.
     fn send_source(&mut self, path: &Path) -> Result<(), Stop> {
         self.top = path.as_os_str().as_encoded_bytes().to_vec();
         self.top.truncate(MAX_PATH_LEN);

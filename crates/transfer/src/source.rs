@@ -1,4 +1,4 @@
-//! What is to be sent, as somebody has named it.
+//! What is to be sent, as the user named it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +34,7 @@ pub fn base_name(path: &Path) -> Vec<u8> {
     }
 }
 
-/// What a path that somebody named leads to.
+/// What a path that the user named leads to.
 pub(crate) fn look(path: &Path) -> Result<(Stat, FileType), String> {
     let path = if path.as_os_str().is_empty() {
         Path::new(".")

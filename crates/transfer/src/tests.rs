@@ -18,7 +18,7 @@ use super::*;
 mod hostile;
 mod resume;
 
-/// What an observer was told.
+/// What an observer got.
 #[derive(Debug, Default)]
 struct Notes {
     totals: Totals,

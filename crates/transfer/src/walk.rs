@@ -32,7 +32,7 @@ pub(crate) fn list(directory: impl AsFd) -> Result<Vec<Found>, String> {
         }
         let mut file_type = entry.file_type();
         if file_type == FileType::Unknown {
-            // Some file systems do not say; what has just gone is left to whoever opens it.
+            // Some file systems do not report the type; an entry that has just gone fails when it is opened.
             file_type = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)
                 .map_or(FileType::Unknown, |stat| kind(&stat));
         }

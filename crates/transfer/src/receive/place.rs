@@ -61,7 +61,7 @@ impl Receiver<'_> {
         let parent = self
             .directory()
             .ok_or_else(|| Trouble::Entry(NO_STREAM.to_owned()))?;
-        // Nobody else may look into it before it has its mode.
+        // No other user may read it before it has its mode.
         let mode = if self.options.preserve { 0o700 } else { 0o777 };
         let is_new = match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
             Ok(()) => true,
@@ -156,7 +156,7 @@ impl Receiver<'_> {
             }
             Err(error) => return Err(error.into()),
         }
-        // Somebody may have put something else there in this moment: whatever it is, it is not followed.
+        // Another program may have put something else there in this moment: whatever it is, it is not followed.
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         if self.options.owner {
             let (uid, gid) = owner(metadata);
@@ -168,7 +168,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Removes what the source does not have any more, if somebody here has asked for that.
+    /// Removes what the source does not have any more, if the user asked for that.
     pub(super) fn remove(&mut self, name: &[u8]) -> Result<(), Stop> {
         if !self.options.sync.is_some_and(|sync| sync.delete) {
             return Err(Stop::protocol(

@@ -13,7 +13,7 @@ use crate::file;
 use crate::observer::Arrival;
 use crate::walk::{kind, metadata};
 
-/// How long a stream is waited for before somebody is told that this side is alive.
+/// How long to wait for a stream before a keep-alive is sent.
 const STREAM_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 250_000_000,

@@ -13,7 +13,7 @@ use crate::source::{Source, look};
 use crate::walk::{list, open_directory};
 
 impl Sender<'_> {
-    /// Counts. What cannot be read is not counted; it will be told when its turn comes.
+    /// Counts. What cannot be read is not counted; it is reported when its turn comes.
     pub(super) fn count(&mut self, sources: &[Source]) -> Result<Totals, Stop> {
         let mut totals = Totals::default();
         for source in sources {

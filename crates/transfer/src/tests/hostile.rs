@@ -8,7 +8,7 @@ use wire::agent::{Frame, OPERATION_CHANNEL};
 
 use super::*;
 
-/// A frame whose limits nobody has looked at.
+/// A frame whose limits are not checked.
 fn raw(message: &Message) -> Vec<u8> {
     let body = postcard::to_allocvec(message).unwrap();
     let mut frame = vec![48, 0, OPERATION_CHANNEL as u8, 0];
@@ -492,7 +492,7 @@ fn only_what_was_asked_for_is_taken() {
         );
         assert_eq!((notes.files, snapshot(&jail).len()), (1, 1));
     }
-    // Nor the right name for the wrong thing: a link, or a directory that nobody asked for.
+    // Nor the right name for the wrong thing: a link, or a directory that was not asked for.
     let flat = Options {
         recursive: false,
         ..options()
@@ -810,14 +810,14 @@ fn what_the_receiver_says_before_it_leaves_is_heard() {
     let report = wire::agent::ErrorReport::new(wire::agent::ErrorKind::Unavailable, "no room");
     let words = Frame::Error(report).to_bytes(OPERATION_CHANNEL).unwrap();
     let Err(Stop::Told(report)) = send_to(words, options()) else {
-        panic!("it was not heard")
+        panic!("the report was not received")
     };
     assert_eq!(report.message, "no room");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Any order of words from a small vocabulary: nothing outside changes, no partial file is left, and nobody panics.
+    /// Any order of words from a small vocabulary: nothing outside changes, no partial file is left, and nothing panics.
     #[test]
     fn any_conversation_stays_inside(words in prop::collection::vec((0u8..12, 0u8..4, 0u64..9), 0..40)) {
         let (root, jail, before) = place();
