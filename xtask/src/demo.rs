@@ -192,7 +192,7 @@ fn guest_calls_host(daemon: &Daemon, guest: &Guest) -> Result<String> {
         Ok(result) => result?,
         Err(_) => bail!("the host's service panicked"),
     }
-    // Whoever tries next what the README shows listens there.
+    // The calls that the README shows next reach this listener.
     fs::remove_file(&path)?;
     ensure!(
         answer.contains("hello from the guest"),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// A task of a known number of steps, told on standard error.
+/// A task of a known number of steps, reported on standard error.
 #[derive(Debug)]
 pub struct Progress {
     task: &'static str,

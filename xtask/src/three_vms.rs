@@ -53,10 +53,7 @@ fn show(example: &ThreeVms, progress: &mut Progress) -> Result<()> {
     let cid = example.guest("web").shell("ringdown-agent resolve db")?;
     progress.note(format!("in web: {cid}"));
     let output = example.guest("ci").run("ringdown-agent resolve db")?;
-    ensure!(
-        output.code != 0,
-        "ci, which may not call db, is told its name"
-    );
+    ensure!(output.code != 0, "ci, which may not call db, gets its name");
     progress.note(format!("in ci: {}", output.error_text()));
     Ok(())
 }

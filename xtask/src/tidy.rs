@@ -1,4 +1,4 @@
-//! Rules of the house that the compiler does not know. Findings fail the check; notes are only told.
+//! Rules of the project that the compiler does not know. Findings fail the check; notes are only printed.
 
 mod links;
 mod modules;
@@ -128,7 +128,7 @@ fn asks_for_workspace_lints(manifest: &str) -> bool {
         .any(|line| line.replace(' ', "") == "workspace=true")
 }
 
-/// Dependencies come from crates.io, so that anybody can build.
+/// Dependencies come from crates.io, so that the project builds anywhere.
 fn check_lock_file(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_prefix("source = "))

@@ -4,8 +4,7 @@
 //! packages. One guest runs a program as the client, the other as the server; then the other way round. The two ends keep step over a
 //! TCP connection, for which the guests have a network card each, joined by a datagram socket that has nothing to do with Ringdown.
 //!
-//! A program ends at its first failure. It is then started again without the cases that have been judged, so that a run always tells
-//! about all of them.
+//! A program ends at its first failure. It is then started again without the cases that have been judged, so that a run always reports all of them.
 
 mod outcome;
 mod pair;
@@ -98,7 +97,7 @@ const SUITE_6_12: Suite = Suite {
     ],
 };
 
-/// Builds the programs, runs them, and tells what came of it.
+/// Builds the programs, runs them, and reports the results.
 pub fn run(arguments: &KernelTestsArguments) -> Result<()> {
     let mut suites = vec![&SUITE_6_1, &SUITE_6_12];
     if !arguments.kernels.is_empty() {

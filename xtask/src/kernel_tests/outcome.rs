@@ -178,7 +178,7 @@ pub struct Report {
     release: String,
     source_version: String,
     runs: Vec<Run>,
-    /// What else went wrong: lines of the guests' kernel logs, and what the daemon's counters tell.
+    /// What else went wrong: lines of the guests' kernel logs, and findings from the daemon's counters.
     complaints: Vec<String>,
     traffic: Option<Traffic>,
 }

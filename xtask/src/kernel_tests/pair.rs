@@ -158,7 +158,7 @@ impl Pair {
         self.guests[0].shell("uname -r")
     }
 
-    /// Lines of the guests' kernel logs that tell of a fault.
+    /// Lines of the guests' kernel logs that report a fault.
     pub fn kernel_complaints(&self) -> Result<Vec<String>> {
         let mut complaints = Vec::new();
         for guest in &self.guests {
@@ -377,7 +377,7 @@ fn prepare(guest: &Guest, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Waits until both ends have ended, tells of the cases meanwhile, and ends them when they have nothing to say any more.
+/// Waits until both ends have ended, reports the cases meanwhile, and ends programs that print nothing any more.
 fn watch(guests: [&Guest; 2], ends: [&Running; 2], progress: &Progress) -> Result<[String; 2]> {
     let stall_limit = Duration::from_secs(STALL_LIMIT_S);
     let started = Instant::now();
@@ -404,7 +404,7 @@ fn watch(guests: [&Guest; 2], ends: [&Running; 2], progress: &Progress) -> Resul
         }
         if heard_at.elapsed() > stall_limit || started.elapsed() > Duration::from_secs(RUN_LIMIT_S)
         {
-            progress.note("nothing more is heard of it: it is ended");
+            progress.note("no more output: it is ended");
             ends.iter().for_each(|end| end.kill());
             heard_at = Instant::now();
         }

@@ -1,9 +1,9 @@
-//! Which room may import which: the one place where the edges of the house are written down for a machine.
+//! Which crate may import which: the allowed edges, for the check.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-/// Each room and the rooms that it may import. ARCHITECTURE.md says why.
+/// Each crate and the crates that it may import; ARCHITECTURE.md has the reasons.
 const EDGES: &[(&str, &[&str])] = &[
     ("ringdown-wire", &[]),
     ("ringdown-guestmem", &[]),
@@ -82,7 +82,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Rooms that move bytes, run in guests or only describe: no async runtime there.
+/// Crates that move bytes, run in guests or only describe: no async runtime there.
 const WITHOUT_RUNTIME: &[&str] = &[
     "ringdown-wire",
     "ringdown-guestmem",
@@ -118,13 +118,13 @@ pub fn check(metadata: &Value) -> Result<Vec<String>> {
         let name = package["name"].as_str().unwrap_or_default();
         let Some((_, allowed)) = EDGES.iter().find(|(room, _)| *room == name) else {
             findings.push(format!(
-                "{name}: this room has no place in the list of allowed imports"
+                "{name}: this crate is not in the list of allowed imports"
             ));
             continue;
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let imported = dependency["name"].as_str().unwrap_or_default();
-            // Tests may meet a room's counterpart, as the command's tests meet the real agent.
+            // Tests may use the counterpart, as the command's tests use the real agent.
             if dependency["kind"] == "dev" {
                 continue;
             }
@@ -142,7 +142,7 @@ pub fn check(metadata: &Value) -> Result<Vec<String>> {
             }
         }
     }
-    ensure!(room_count > 0, "there are no rooms below {rooms_directory}");
+    ensure!(room_count > 0, "there are no crates below {rooms_directory}");
     Ok(findings)
 }
 
