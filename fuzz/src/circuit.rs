@@ -111,7 +111,7 @@ impl World {
         };
         self.scribble(ring + field, value);
         if dice.one_in(16) {
-            // Anywhere else in the header: nobody looks there any more.
+            // Anywhere else in the header: it is not read any more.
             self.scribble(8 * dice.below(128), dice.quad());
         }
     }

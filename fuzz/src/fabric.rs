@@ -152,7 +152,7 @@ pub fn a_call_in_the_ring_of_a_vm_that_goes() {
     });
     assert_eq!(changed.map_err(|(vm, _)| vm), Ok(0));
     house.until("the other's call comes", |_| from_db.accept().is_ok());
-    assert!(from_web.accept().is_err(), "nobody has come");
+    assert!(from_web.accept().is_err(), "there is no caller");
     drop(guests);
 }
 

@@ -33,7 +33,7 @@ pub fn frame(input: &[u8]) {
             .header(1)
             .check(snapshot, frame.len(), Offloads::ALL),
         Ok(offload),
-        "what a receiver is told is what was checked"
+        "what a receiver gets is what was checked"
     );
     let finished = finish(&frame, &offload);
     classify(snapshot, &frame, &offload, &finished);
@@ -260,7 +260,7 @@ fn classify(snapshot: &[u8], frame: &[u8], offload: &Offload, finished: &[Vec<u8
     let tagging = match bridge.classify(now, from, snapshot, frame.len(), segment_len) {
         Verdict::Drop(_) => return,
         Verdict::Port(port, tagging) => {
-            assert_eq!(port, to, "there is nobody else");
+            assert_eq!(port, to, "there is no other receiver");
             tagging
         }
         Verdict::Flood => only_port(&bridge, to),

@@ -1,4 +1,4 @@
-//! A guest in user space: its VMM's handshake, and a virtio-vsock driver that does as it is told.
+//! A guest in user space: its VMM's handshake, and a scripted virtio-vsock driver.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -36,7 +36,7 @@ const GAP_BYTES: usize = 24;
 pub(crate) const PIECES: usize = 16;
 /// Room for one packet with its gaps, in bytes.
 const SLOT_BYTES: usize = PACKET_BYTES + GAP_BYTES * (PIECES + 1);
-/// What is where nobody should write.
+/// The pattern where nothing may be written.
 const UNTOUCHED: u8 = 0xee;
 /// Entries of each ring, and slots for each.
 pub(crate) const RING_SIZE: u16 = 32;

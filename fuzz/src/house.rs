@@ -112,10 +112,10 @@ impl House {
     }
 }
 
-/// How many houses may wait to be closed.
+/// How many instances may wait to be closed.
 const CLOSING: usize = 16;
 
-/// Closes houses.
+/// Closes instances.
 static CLOSER: LazyLock<SyncSender<Interior>> = LazyLock::new(|| {
     let (sender, houses) = sync_channel::<Interior>(CLOSING);
     thread::spawn(move || houses.into_iter().for_each(Interior::close));
@@ -135,12 +135,12 @@ impl Interior {
 }
 
 impl House {
-    /// Closes the house now. Its threads end by themselves.
+    /// Closes it now. Its threads end by themselves.
     pub(crate) fn close(self) {
         self.interior().close();
     }
 
-    /// Closes the house soon, while the next case runs.
+    /// Closes it soon, while the next case runs.
     pub(crate) fn close_later(self) {
         let sent = CLOSER.send(self.interior());
         sent.expect("the closing thread lives as long as the process");

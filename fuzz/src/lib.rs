@@ -1,4 +1,4 @@
-//! Hostile bytes for every door of Ringdown.
+//! Hostile bytes for every input of Ringdown.
 //!
 //! # Theory of operation
 //!
@@ -16,7 +16,7 @@
 //! | target | attacker | under attack |
 //! | --- | --- | --- |
 //! | [`wire::header`], [`wire::connect`] | guest, host program | the packet header, the CONNECT handshake |
-//! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or whoever calls it | the agent protocol |
+//! | [`wire::frames`], [`wire::decoder`], [`wire::credit`] | a guest's agent, or its caller | the agent protocol |
 //! | [`serial::decoder`], [`serial::link`] | a guest's agent, the line itself | the frames of the serial link, and the link |
 //! | [`station::frames`] | guest | what a network itself answers: DHCP, DNS, ARP, neighbour discovery, TCP |
 //! | [`transfer::receive_any`] | a guest's agent, or the host | the receiver of files |
@@ -27,7 +27,7 @@
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
 //! | [`frame::frame`] | guest | frames and their headers: parser, offloads, filters |
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
-//! | [`fabric::carry`] | nobody: honest parties with odd layouts | every byte arrives, once and in order; a capture shows them |
+//! | [`fabric::carry`] | no attacker: honest parties with odd layouts | every byte arrives, once and in order; a capture shows them |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander and a capture go on |
 //! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
 //!

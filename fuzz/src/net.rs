@@ -23,7 +23,7 @@ use guest::{BASE, EVENT_INDEX, Guest, OFFLOADS, RX, TX};
 /// Things that happen in one case, at most.
 const STEPS: usize = 100;
 
-/// How long anything may take, and in how many turns, as in the other house.
+/// How long anything may take, and in how many turns, as in `house`.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_TURNS: u32 = 20_000;
 const TURN: Duration = Duration::from_micros(50);
@@ -45,8 +45,8 @@ fn mac(number: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, number])
 }
 
-/// A guest does whatever it likes to its rings, its frames, its memory and its VMM's words. What two others say to each other arrives
-/// meanwhile, once, in order and as it was said; nobody is given anything in their names; and afterwards the port serves a fresh guest.
+/// A guest writes what it likes to its rings, its frames, its memory and its VMM's messages. Frames between two others arrive meanwhile, once, in
+/// order and unchanged; no frame is delivered in their names; and afterwards the port serves a fresh guest.
 pub fn attack(input: &[u8]) {
     let mut dice = Dice::new(input);
     let mut house = House::new(&mut dice);
@@ -164,7 +164,7 @@ impl House {
         found.next().expect("the port is there")
     }
 
-    /// Closes the house while the next case runs.
+    /// Closes it while the next case runs.
     fn close_later(self) {
         let sent = CLOSER.send(self);
         sent.expect("the closing thread lives as long as the process");
@@ -175,10 +175,10 @@ fn name(number: u8) -> String {
     format!("vm{number}")
 }
 
-/// How many houses may wait to be closed.
+/// How many instances may wait to be closed.
 const CLOSING: usize = 16;
 
-/// Closes houses.
+/// Closes instances.
 static CLOSER: LazyLock<SyncSender<House>> = LazyLock::new(|| {
     let (sender, houses) = sync_channel::<House>(CLOSING);
     thread::spawn(move || houses.into_iter().for_each(|mut house| house.fabric.stop()));
@@ -188,7 +188,7 @@ static CLOSER: LazyLock<SyncSender<House>> = LazyLock::new(|| {
 /// The longest frame of the honest ones, in bytes.
 const MOST: usize = MTU as usize + 14;
 
-/// A type of frame that nobody looks into.
+/// A type of frame that the switch does not parse.
 const OWN_TYPE: [u8; 2] = [0x88, 0xb5];
 
 /// What an honest guest says as its frame of that number.
@@ -209,7 +209,7 @@ fn saying(from: u8, to: u8, number: u32) -> Vec<u8> {
 /// Two who speak with each other.
 struct Pair {
     guests: [Guest; 2],
-    /// By speaker: how much was said, and how much of it was heard.
+    /// By sender: how many frames were sent, and how many of them arrived.
     said: [u32; 2],
     heard: [u32; 2],
     learns: bool,
@@ -255,14 +255,14 @@ impl Pair {
                     let is_attackers = frame[6..12] == mac(ATTACKER).0;
                     assert!(
                         is_attackers || self.learns,
-                        "from nobody: {:?}",
+                        "from an unknown sender: {:?}",
                         &frame[..18]
                     );
                     continue;
                 }
                 let number = u32::from_be_bytes([frame[14], frame[15], frame[16], frame[17]]);
                 assert!(number >= self.heard[from], "twice, or out of order");
-                // What an attacker sends to everybody may have filled the ring.
+                // An attacker's broadcasts may have filled the ring.
                 if number > self.heard[from] {
                     let port = house.port([WEB, DB][to]);
                     assert!(port.counters.dropped_without_buffers > 0, "a frame is lost");
@@ -275,7 +275,7 @@ impl Pair {
         }
     }
 
-    /// All that was said is heard, and a guest that is new speaks with both.
+    /// All that was sent arrives, and a fresh guest exchanges frames with both.
     fn finish(&mut self, house: &mut House, fresh: &mut Guest) {
         // What an attacker had filled a ring with is gone, so these arrive: the last word, and one to the new guest.
         for from in 0..2 {
@@ -287,7 +287,7 @@ impl Pair {
             self.say_surely(house, from, &frame);
         }
         let mut heard_by_fresh = 0;
-        house.until("the last word is heard", |house| {
+        house.until("the last frame has arrived", |house| {
             self.listen(house);
             let words = std::iter::from_fn(|| fresh.receive());
             heard_by_fresh += words.count();
@@ -300,7 +300,7 @@ impl Pair {
             assert!(fresh.send(NetHeader::default(), &saying(ATTACKER, to, 0), &[]));
         }
         let refused = house.port(ATTACKER).bridge.refused_total();
-        house.until("the new guest is heard", |house| {
+        house.until("the new guest's frame has arrived", |house| {
             let is_given = given(house)
                 .iter()
                 .zip(before)

@@ -469,7 +469,7 @@ impl<'a> Collector<'a> {
         }
         self.bytes += u64::from(len);
         if self.bytes > 1 << 32 {
-            return Err("more bytes than an address of 32 bits tells apart");
+            return Err("more bytes than 32 bits address");
         }
         if !is_writable && !self.writable.is_empty() {
             return Err("readable behind writable");

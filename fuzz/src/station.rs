@@ -23,8 +23,8 @@ const ICMPV6: u8 = 58;
 /// However many frames a guest is answered with for one of its own: an answer, a word of TCP before and after it.
 const MAX_ANSWERS: usize = 4;
 
-/// Whatever guests say: every answer is whole and goes to the one who asked, nobody gets more than a few, the pool stays within its bounds, and
-/// once they are silent the station is too.
+/// Whatever guests send: every answer is whole and goes to its asker, no guest gets more than a few, the pool stays within its bounds, and once the
+/// guests are silent the station is too.
 pub fn frames(input: &[u8]) {
     let mut dice = Dice::new(input);
     let mut attack = Attack {
@@ -131,7 +131,7 @@ impl Attack {
             answers.len()
         );
         for answer in &answers {
-            assert_eq!(answer[..6], source.0, "an answer to somebody else");
+            assert_eq!(answer[..6], source.0, "an answer to another guest");
         }
         let leases = self.station.leases(self.now);
         let addresses: BTreeSet<_> = leases.iter().map(|lease| lease.address).collect();
@@ -217,7 +217,7 @@ impl Attack {
     }
 }
 
-/// What the station says is a frame that everybody understands.
+/// The station's frame is well-formed.
 fn check(frame: &[u8]) {
     assert!(
         frame.len() >= 42 && frame.len() <= 9014,
@@ -363,7 +363,7 @@ fn ipv6(
     fill_checksum(&mut payload, protocol, pseudo);
     let mut next = protocol;
     if dice.one_in(12) {
-        // Options from hop to hop before it: padding, or one that nobody knows.
+        // Options from hop to hop before it: padding, or an unknown one.
         payload.splice(..0, [protocol, 0, dice.pick(&[1, 0xc2, 5]), 4, 0, 0, 0, 0]);
         next = 0;
     }

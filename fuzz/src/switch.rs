@@ -1,8 +1,8 @@
 //! Guests and host programs do anything; the switch keeps its promises.
 //!
-//! This target knows the switch by its public interface only, as the device does. (The switch's own simulation has honest
-//! kernels on both sides and looks into the tables; here the other side is whatever the bytes say.) Each party's *view* is what it was
-//! told in headers and what it told, from which follows what it may do and what may be done to it.
+//! This target knows the switch by its public interface only, as the device does. (The switch's own simulation has honest kernels on both sides and
+//! reads the tables; here the other side is made of the input bytes.) Each party's *view* is the headers that it received and sent, from which
+//! follows what it may do and what may be done to it.
 
 mod operator;
 mod views;
@@ -42,9 +42,9 @@ fn limits(dice: &mut Dice<'_>) -> Limits {
     }
 }
 
-/// Any operations. After each: what is kept is what was forwarded and not delivered, never more than was granted; data goes only
-/// where there was credit; actions name circuits that live; each call is decided once, as the first rule that matches says; a second switch that is told the same answers the same. In the end
-/// every line goes down, and every table is empty.
+/// Any operations. After each: what is kept is what was forwarded and not delivered, never more than was granted; data goes only where there was
+/// credit; actions name circuits that live; each call is decided once, by the first rule that matches; a second switch with the same input answers
+/// the same. In the end every line goes down, and every table is empty.
 pub fn operate(input: &[u8]) {
     let mut dice = Dice::new(input);
     let mut world = World::new(limits(&mut dice));
@@ -78,7 +78,7 @@ struct World {
     now: Time,
     limits: Limits,
     switch: Switch,
-    /// Told the same.
+    /// It gets the same input.
     twin: Switch,
     up: BTreeSet<LineId>,
     views: Views,
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// Tells both switches, and takes in what they want done.
+    /// Passes it to both switches, and carries out their actions.
     fn tell(&mut self, event: Event) -> Vec<Action> {
         let (mut actions, mut again) = (Vec::new(), Vec::new());
         self.switch.handle(self.now, event, &mut actions);
@@ -475,7 +475,7 @@ impl World {
             } => self.new_host(circuit, socket_type, Side::Callee),
             Action::HostDialing { circuit, .. } => {
                 let Event::HostDial { socket_type, .. } = cause else {
-                    panic!("nobody has dialled");
+                    panic!("no call was made");
                 };
                 self.new_host(circuit, socket_type, Side::Caller);
             }
@@ -489,7 +489,7 @@ impl World {
                 direction: vsock::Direction::Write,
             } => {
                 let host = self.hosts.get_mut(&circuit).expect("its socket is there");
-                assert!(!host.told_end, "the end is told once");
+                assert!(!host.told_end, "the end is reported once");
                 host.told_end = true;
                 let kept = self.kept.get(&(circuit, host.side.other()));
                 assert_eq!(

@@ -47,7 +47,7 @@ fn read(stream: &[u8], cuts: &[usize]) -> (Vec<Vec<u8>>, bool) {
         let space = lines.space();
         let cut = *cuts.next().expect("a cycle of at least one cut");
         let len = cut.min(space.len()).min(rest.len());
-        assert!(len > 0, "whoever waits for a line has room for it");
+        assert!(len > 0, "a reader that waits for a line has room for it");
         space[..len].copy_from_slice(&rest[..len]);
         lines.filled(len);
         rest = &rest[len..];

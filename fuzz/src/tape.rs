@@ -34,7 +34,7 @@ pub(crate) struct Taped {
 
 impl CaptureSink for Tape {
     fn offer(&mut self, blocks: Vec<u8>) -> Result<(), NotTaken> {
-        let mut bytes = self.bytes.lock().expect("nobody panics with it");
+        let mut bytes = self.bytes.lock().expect("no thread panics with it");
         if bytes.len() + blocks.len() > self.room {
             return Err(NotTaken::Full(blocks));
         }
@@ -43,7 +43,7 @@ impl CaptureSink for Tape {
     }
 
     fn has_room(&self) -> bool {
-        self.bytes.lock().expect("nobody panics with it").len() < self.room
+        self.bytes.lock().expect("no thread panics with it").len() < self.room
     }
 
     fn lose(&mut self, _packets: u64) {
@@ -90,7 +90,7 @@ impl Tape {
 
     /// Reads what was captured, and compares what is said twice.
     pub(crate) fn read(&self) -> Vec<Taped> {
-        let bytes = self.bytes.lock().expect("nobody panics with it");
+        let bytes = self.bytes.lock().expect("no thread panics with it");
         let (mut lines, mut packets) = (Vec::new(), Vec::new());
         for block in PcapNGSlice::from_slice(&bytes).expect("a capture") {
             let PcapBlockOwned::NG(block) = block.expect("whole blocks") else {

@@ -46,7 +46,7 @@ pub fn receive_any(input: &[u8]) {
     };
     let (mut hostile, socket) = UnixStream::pair().expect("two sockets");
     let mut bytes = sent(&Message::Announce(Totals::default()));
-    // Not more than sockets take before somebody reads, of this and of the answers.
+    // Not more than sockets take without a reader, of this and of the answers.
     for _ in 0..MOST_WORDS {
         let words = any_words(&mut dice);
         if dice.is_empty() || bytes.len() + words.len() > MOST_BYTES {
@@ -73,7 +73,7 @@ pub fn receive_any(input: &[u8]) {
     let (_, left) = receive(&mut channel, &request, &mut Arrived::default(), &mut Silent);
     assert!(
         left.is_none(),
-        "nothing is kept that nobody will come back for"
+        "nothing is kept that no transfer will resume"
     );
     let precious = std::fs::read(outside.join("precious")).expect("it is still there");
     assert_eq!(precious, b"as it was");
@@ -96,7 +96,7 @@ fn assert_no_partials(directory: &Path) {
     }
 }
 
-/// A frame whose limits nobody has looked at.
+/// A frame whose limits are not checked.
 fn sent(message: &Message) -> Vec<u8> {
     let body = postcard::to_allocvec(message).expect("a message is of known length");
     // Kind, a zero, channel, length: as the agent protocol says.

@@ -27,7 +27,7 @@ const MESSAGES: usize = 40;
 const NAME: &str = "web";
 const CID: u32 = 3;
 
-/// How long the threads of a house that was closed may take to end.
+/// How long the threads of a closed instance may take to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// In bytes.
@@ -55,7 +55,7 @@ pub fn converse(input: &[u8]) {
         });
         house.close();
     }
-    // Nobody waits for the thread of a line that was closed: it may still be about to end.
+    // The thread of a closed line is not joined: it may still be about to end.
     let until = Instant::now() + PATIENCE;
     while (open_descriptors(), shared_mappings()) != before {
         assert!(

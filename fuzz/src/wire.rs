@@ -424,7 +424,7 @@ fn any_list(dice: &mut Dice<'_>) -> Vec<Vec<u8>> {
     std::iter::once(first).chain(others).take(count).collect()
 }
 
-/// Credit against a ledger of 64 bits: an honest sender is never told that it exceeds anything, and a dishonest one always is.
+/// Credit against a ledger of 64 bits: an honest sender is never reported for exceeding it, and a dishonest one always is.
 pub fn credit(input: &[u8]) {
     let mut dice = Dice::new(input);
     let size = dice.pick(&[1, 4, 1000, 65_536, MAX_CREDIT, MAX_CREDIT + 1, u32::MAX]);
@@ -457,7 +457,10 @@ pub fn credit(input: &[u8]) {
                     owed -= u64::from(grant);
                     sender.grant(grant).expect("never more than the window");
                 } else {
-                    assert!(owed == 0 || owed < size / 4, "{owed} of {size} are owed");
+                    assert!(
+                        owed == 0 || owed < size / 4,
+                        "{owed} of {size} are not announced"
+                    );
                 }
             }
             _ => {

@@ -48,7 +48,7 @@ struct Side {
     received: u64,
     /// It has said that it sends no more.
     finished: bool,
-    /// It has been told that no more comes.
+    /// It got the peer's half-close.
     heard_end: bool,
 }
 
@@ -78,7 +78,7 @@ struct Socket {
     announced: u32,
     /// It was asked what it has consumed.
     asked: bool,
-    /// It was told that no more comes.
+    /// It got the peer's half-close.
     heard_end: bool,
     reset: bool,
 }
@@ -238,7 +238,7 @@ impl Conversation {
         });
     }
 
-    /// Both say what they still have to say, and that this was all; both hear it; and the connection is over.
+    /// Both send what is left and a half-close; both receive it; and the connection is over.
     pub(super) fn finish(&mut self, house: &mut House) {
         let mut rounds = 0_u32;
         house.until("everything arrives", |_| {

@@ -1,4 +1,4 @@
-//! A guest of a network in user space: its VMM's handshake, and a virtio-net driver that does as it is told.
+//! A guest of a network in user space: its VMM's handshake, and a scripted virtio-net driver.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -31,7 +31,7 @@ const ARENA_BYTES: usize = 16 << 20;
 const SENT_BYTES: usize = 80 << 10;
 /// What lies between two pieces, in bytes.
 const GAP_BYTES: usize = 24;
-/// What is where nobody should write.
+/// The pattern where nothing may be written.
 const UNTOUCHED: u8 = 0xee;
 
 /// What a driver may accept beside what every device has: checksums and segmentation in both directions, buffers that merge.

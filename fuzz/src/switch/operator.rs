@@ -19,7 +19,7 @@ use crate::Dice;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     Guest(LineId),
-    /// Somebody on the host: a user with a group, or nobody in particular.
+    /// A program of the host: a user with a group, or unknown.
     Host(Option<(u32, u32)>),
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Who {
 enum Meant {
     /// No number of the caller's domain.
     Nobody,
-    /// A number that its owner has not been told of: it may be an alias, or nothing.
+    /// A number that its owner was never given: it may be an alias, or nothing.
     Perhaps,
     Callee(CalleeId),
 }
@@ -53,7 +53,7 @@ pub(super) struct Operator {
     services: Vec<ServiceEntry>,
     /// By line.
     addresses: Vec<Address>,
-    /// What guests of a domain have been told: a number, and whose it is.
+    /// The numbers that guests of a domain got, and their owners.
     told: Vec<(String, u32, LineId)>,
     calls: BTreeMap<CircuitId, Call>,
     /// As whom programs of the host call.
@@ -84,7 +84,7 @@ impl Operator {
         self.addresses[line.0 as usize].cid
     }
 
-    /// Numbers that guests have been told.
+    /// Numbers that guests got.
     pub(super) fn told(&self) -> Vec<u32> {
         self.told.iter().map(|(_, cid, _)| *cid).collect()
     }
@@ -242,7 +242,7 @@ impl World {
         let made = self.new_circuit(before);
         assert!(
             is_call || (refused.is_none() && made.is_none()),
-            "nobody has called"
+            "no call was made"
         );
         if refused.is_none() && made.is_none() {
             return;
@@ -300,14 +300,14 @@ impl World {
 
     fn check_refusal(&self, who: Who, meant: Meant, decided: &Decided, actions: &[Action]) {
         let Err(reason) = decided.result else {
-            panic!("put through to nobody: {decided:?}");
+            panic!("put through without a callee: {decided:?}");
         };
         let told = actions.iter().any(|action| match action {
             Action::Report { reason: said, .. } => *said == reason,
             Action::HostDialRefused { reason: said, .. } => *said == reason,
             _ => false,
         });
-        assert!(told, "{decided:?} is not told: {actions:?}");
+        assert!(told, "{decided:?} is not reported: {actions:?}");
         let dialled = match meant {
             Meant::Nobody => {
                 assert_eq!((decided.dialled, decided.rule), (None, None));
@@ -340,7 +340,7 @@ impl World {
         actions: &[Action],
     ) {
         let dialled = match meant {
-            Meant::Nobody => panic!("put through to nobody: {report:?}"),
+            Meant::Nobody => panic!("put through without a callee: {report:?}"),
             Meant::Perhaps => return,
             Meant::Callee(dialled) => dialled,
         };

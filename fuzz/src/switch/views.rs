@@ -1,4 +1,4 @@
-//! What each guest knows of its connections: only what it was told in headers and what it did itself.
+//! What each guest knows of its connections: only the headers that it got and what it did itself.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ pub(super) struct View {
     established: bool,
     /// It has said that it sends no more.
     finished: bool,
-    /// It has dialled again with the same ports: whether that repeats the old dial or is a new one, it cannot tell.
+    /// It has dialled again with the same ports: whether that repeats the old dial or is a new one, it cannot know.
     vague: bool,
-    /// It was told that no more comes.
+    /// It got the peer's half-close.
     told_end: bool,
     sent: u32,
     /// Up to where it may send.
@@ -223,7 +223,7 @@ impl Views {
             assert_eq!(header.operation, Operation::Data as u16);
             view.sent = view.sent.wrapping_add(header.len);
         } else if header.operation == Operation::Data as u16 && expected == Expected::Honest {
-            // It was taken and thrown away, since nobody wants it; or its circuit has ended.
+            // It was taken and discarded, since it has no receiver; or its circuit has ended.
             view.sent = view.sent.wrapping_add(header.len);
         }
         if header.operation == Operation::Response as u16 && ended.is_none() {
