@@ -142,7 +142,10 @@ pub fn check(metadata: &Value) -> Result<Vec<String>> {
             }
         }
     }
-    ensure!(room_count > 0, "there are no crates below {rooms_directory}");
+    ensure!(
+        room_count > 0,
+        "there are no crates below {rooms_directory}"
+    );
     Ok(findings)
 }
 
