@@ -51,7 +51,7 @@ pub enum Group {
     Host,
 }
 
-/// What must come of an attack, beside nothing for anybody else. The text is part of the reason in the log.
+/// The outcome of an attack, beside no effect on others. The text is part of the reason in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The attacker's line is down until its driver starts anew.

@@ -58,7 +58,7 @@ impl Daemon {
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if line.starts_with("ready") {
-                    // Nobody may be waiting any more.
+                    // The receiver may be gone.
                     let _ = said.send(());
                 }
             }
@@ -249,7 +249,7 @@ impl Daemon {
         }
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // If it has just ended, waiting tells.
+            // If it has just ended, the wait returns it.
             let _ = kill_process(pid, Signal::TERM);
         }
         let until = Instant::now() + PATIENCE;

@@ -66,7 +66,7 @@ pub struct Vmm {
     raw: RawVmm,
     cid: u64,
     offered: u64,
-    /// The device confirms what it was told.
+    /// The device confirms the request.
     confirms: bool,
 }
 
@@ -74,7 +74,7 @@ impl Vmm {
     /// Connects, and learns what the device has to offer: features, number of queues, and the guest's identifier.
     ///
     /// # Errors
-    /// When nobody listens, or the device does not answer as it should.
+    /// When there is no listener, or the device does not answer as it should.
     pub fn connect(path: &Path) -> Result<Vmm, FrontendError> {
         let needed = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
         let mut vmm = Vmm::on(RawVmm::connect(path)?, 3, needed)?;

@@ -8,8 +8,8 @@
 //! condition over several guests at once, so that two guests on one thread can talk to each other. A guest that is
 //! not serviced is a paused one.
 //!
-//! What a correct device never does is written down in [`VirtualGuest::violations`]: data beyond the credit, data behind the end of
-//! data, packets for somebody else, lengths that do not agree. Tests demand that the list stays empty.
+//! What a correct device never does is recorded in [`VirtualGuest::violations`]: data beyond the credit, data behind the end of data, packets for
+//! another guest, lengths that do not agree. Tests demand that the list stays empty.
 
 mod config;
 mod connection;
@@ -69,7 +69,7 @@ pub struct VirtualGuest {
     counts: Counts,
     /// Headers of packets that belong to no socket, when they are asked for.
     strays: Option<Vec<Header>>,
-    /// Dials that nobody listens for are kept with the strays, and not refused.
+    /// Dials without a listener are kept with the strays, and not refused.
     mute: bool,
     /// The device does not reclaim or refill: descriptors have been tampered with.
     tampered: bool,

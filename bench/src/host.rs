@@ -108,7 +108,7 @@ impl Drop for Echo {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Somebody may have removed it.
+        // Another program may have removed it.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -7,8 +7,8 @@
 //! on each path lives from the beginning to the end, and says something every second. Meanwhile the configuration is read anew again and again, and
 //! each time allows or denies one path: calls on that path must have the answer of the policy in force, and nothing else may notice.
 //!
-//! Between two spans of load the scene *rests*: nothing is called, and the daemon is looked at. What it holds then (circuits,
-//! descriptors, memory) must be what it held when it rested first, after the warm-up: else something leaks.
+//! Between two spans of load the scene is *idle*: no calls are made, and the daemon is measured. What it holds then (circuits, descriptors, memory)
+//! must be what it held when it was first idle, after the warm-up: else something leaks.
 
 mod call;
 mod echo;

@@ -1,4 +1,4 @@
-//! The bench itself: every kind of case works, and what it says can be kept and shown. Figures are nobody's business here.
+//! The bench itself: every kind of case works, and its results can be kept and shown. Figures are not checked.
 
 #![allow(clippy::unwrap_used)] // What goes wrong here is a failed test.
 

@@ -31,7 +31,7 @@ fn a_ring_of_the_next_driver_survives_the_end_of_the_last() {
     let daemon = Daemon::start(program, &[("web", 3)], &[]).expect("the daemon starts");
     let listener = host::listen(&daemon.listener_path("web", 80)).expect("the path is free");
     let mut guest = VirtualGuest::attach(&daemon.vhost_socket("web")).expect("it attaches");
-    guest.connect(2, 80).expect("somebody listens");
+    guest.connect(2, 80).expect("there is a listener");
     let _program = host::accept(&listener).expect("a call came");
     wait_for_log(&daemon, RUNNING, 1);
 

@@ -1,4 +1,4 @@
-//! Frames go through the switch as they were sent. Figures are nobody's business here.
+//! Frames go through the switch as they were sent. Figures are not checked.
 
 #![allow(clippy::unwrap_used)] // What goes wrong here is a failed test.
 

@@ -28,7 +28,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// What QEMU is told.
+    /// QEMU's argument.
     pub fn qemu_arguments(self) -> &'static [&'static str] {
         match self {
             Accelerator::Kvm => &["-accel", "kvm", "-cpu", "host"],
@@ -71,7 +71,7 @@ fn find() -> Result<Accelerator> {
         return Ok(Accelerator::Tcg);
     }
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .context("cannot tell this boot from others")?;
+        .context("cannot read the id of this boot")?;
     let cache = cache_directory();
     // One probe at a time, here and in other processes; who waited finds the verdict.
     let lock = File::create(cache.join("accelerator.lock"))

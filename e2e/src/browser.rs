@@ -1,7 +1,7 @@
 //! Chromium without a window, driven by its DevTools protocol over two pipes: messages of JSON, each with a zero byte behind it.
 //!
 //! A library would bring an HTTP client, a WebSocket and an async runtime for the few messages that are needed here; the pipes need none of it, and
-//! nobody else can connect to them.
+//! no other program can connect to them.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -20,7 +20,7 @@ use crate::spawn;
 /// How long the browser may take for anything. It shares the machine with emulated guests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often a wait looks again.
+/// How often a wait checks again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The browser reads at descriptor 3 and writes at 4.

@@ -23,7 +23,7 @@ const DEADLINE_S: u64 = 20;
 pub enum Meeting {
     /// The daemon listens; QEMU connects, and again a second after each loss.
     QemuConnects,
-    /// QEMU listens, whether anybody is there or not.
+    /// QEMU listens, with or without a client.
     QemuListens,
 }
 
@@ -99,7 +99,7 @@ pub fn ringdown_program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("RINGDOWN_BIN").filter(|path| !path.is_empty()) {
         return Ok(PathBuf::from(path));
     }
-    let own = std::env::current_exe().context("cannot tell where this test is")?;
+    let own = std::env::current_exe().context("cannot find the path of this test")?;
     // target/<profile>/deps/<test>: the target directory is three up.
     let target = own
         .ancestors()
@@ -397,7 +397,7 @@ fn read_lines(child: &mut Child) -> Result<Receiver<String>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            // After `ready` nobody listens any more.
+            // After `ready` there is no reader any more.
             let _ = sender.send(line);
         }
     });

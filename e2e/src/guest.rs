@@ -194,8 +194,8 @@ const STALE_BREAKPOINT: &str = "Oops: int3";
 impl Guest {
     /// Boots a guest and waits until its control program answers.
     ///
-    /// A kernel patches its own code as it boots, by way of a breakpoint. Emulated on a busy machine, it now and then runs into a breakpoint that is there no more, and
-    /// dies of it; that is QEMU's fault and nobody's here, so it is given another try.
+    /// A kernel patches its own code as it boots, by way of a breakpoint. Emulated on a busy machine, it now and then runs into a breakpoint that is
+    /// there no more, and dies of it. That is QEMU's fault, so the guest is started again.
     pub fn boot(spec: GuestSpec) -> Result<Guest> {
         match Guest::boot_once(spec.clone()) {
             Err(error) if format!("{error:#}").contains(STALE_BREAKPOINT) => {

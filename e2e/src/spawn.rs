@@ -44,7 +44,7 @@ pub fn spawn(
         let (sender, receiver) = channel::<Job>();
         thread::spawn(move || {
             for mut job in receiver {
-                // Nobody waits for the answer only if the asking thread is gone; then the child is not wanted either.
+                // Without a receiver the asking thread is gone; then the child is not wanted either.
                 if let Err(unwanted) = job.answer.send(job.command.spawn()) {
                     if let Ok(mut child) = unwanted.0 {
                         let _ = child.kill();

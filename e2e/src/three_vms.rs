@@ -271,14 +271,14 @@ fn configuration(registry: SocketAddr, first: &str, extra: &str) -> String {
     format!("{head}{first}\n[[rule]]{rules}\n{extra}")
 }
 
-/// A registry that hears a question to its end and answers it, for as long as the process lives.
+/// A registry that reads a question to its end and answers it, for as long as the process lives.
 fn start_registry() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {
-                // Whoever called finds that an answer is missing.
+                // The caller finds that an answer is missing.
                 if let Err(error) = answer(stream) {
                     eprintln!("the registry: {error:#}");
                 }

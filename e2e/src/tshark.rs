@@ -50,7 +50,7 @@ pub struct LiveCapture {
 }
 
 impl LiveCapture {
-    /// Starts `ringdown` with these arguments, with tshark behind it, and waits until the daemon captures. These fields are told of each packet.
+    /// Starts `ringdown` with these arguments, with tshark behind it, and waits until the daemon captures. tshark prints these fields of each packet.
     ///
     /// # Errors
     /// When one of them does not start.

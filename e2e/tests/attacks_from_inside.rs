@@ -53,8 +53,8 @@ fn attacker() -> GuestSpec {
         .allow_reboot()
 }
 
-/// QEMU before 8.1 leaves out the memory barriers of a guest that it emulates with one processor: then a notification is lost now and
-/// then, by anybody's driver, and a ring stands still.
+/// QEMU before 8.1 leaves out the memory barriers of a guest that it emulates with one processor: then a notification of any driver is lost now and
+/// then, and a ring stands still.
 fn with_two_processors(mut spec: GuestSpec) -> GuestSpec {
     spec.processors = 2;
     spec

@@ -10,7 +10,7 @@ use e2e::{DaemonSpec, Guest, Kernel, Scene, Shared, SharedGuard, finished};
 
 static SCENE: Shared<Scene> = Shared::new();
 
-/// `old` and `new` may call each other and `third`, whose CIDs are 3, 4 and 5; `third` may call nobody. `absent` is never started.
+/// `old` and `new` may call each other and `third`, whose CIDs are 3, 4 and 5; `third` may not call. `absent` is never started.
 fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
         let mut daemon = DaemonSpec::new()
@@ -237,7 +237,7 @@ fn a_reader_that_stops_holds_up_only_its_own_circuit() {
         ))
         .unwrap();
         finished(busy).unwrap();
-        assert!(!blocked.has_ended(), "nobody reads what it sends");
+        assert!(!blocked.has_ended(), "what it sends is not read");
         to.shell("touch /tmp/eager").unwrap();
         finished(blocked).unwrap();
         assert!(finished(lazy).unwrap().ends_with("drained 5000000"));

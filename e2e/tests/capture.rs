@@ -157,7 +157,7 @@ fn tshark_shows_a_conversation_with_the_host_while_it_goes() {
         let wanted = [&direction[..], &[("vsock.op", DISCONNECT)]].concat();
         capture.wait_for("the end", any(&wanted)).unwrap();
     }
-    // Nobody listens: the daemon itself says so.
+    // No listener: the daemon itself answers.
     let probe = scene.guest("web").probe("fails:ECONNRESET:connect:2:9999");
     finished(probe.unwrap()).unwrap();
     let wanted = [&to_guest("9999")[..], &[("vsock.virtio.op", RESET)]].concat();
@@ -340,10 +340,13 @@ fn a_reader_that_stalls_loses_packets_and_nobody_waits_for_it() {
     let lost = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&lost);
     let reader = thread::spawn(move || read_on(out, &first, &told));
-    // Now that somebody reads again, the next packets come with what is missing.
+    // The reader goes on: the next packets come with the count of what is missing.
     let deadline = Instant::now() + PATIENCE;
     while lost.load(Ordering::Relaxed) == 0 {
-        assert!(Instant::now() < deadline, "nobody says what is missing");
+        assert!(
+            Instant::now() < deadline,
+            "the count of missing packets does not come"
+        );
         talk(&scene, "web", 5432, 100);
     }
     kill_process(Pid::from_child(&ringdown), Signal::INT).unwrap();

@@ -324,7 +324,7 @@ fn whoever_has_kept_a_window_does_not_have_it_any_more_after_it_was_taken_away()
                 running
             })
             .collect();
-        // An agent that starts takes all windows away first, from whoever it may be. Nobody touches them meanwhile: they would be killed then.
+        // An agent that starts revokes all windows first, from every process. None may access them meanwhile: it would be killed.
         let log = scene
             .daemon
             .log_text()

@@ -53,7 +53,7 @@ impl ShowLogs for Scene {
 
 static SCENE: Shared<Scene> = Shared::new();
 
-/// One test at a time: the names are everybody's.
+/// One test at a time: the names are shared.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
@@ -97,7 +97,7 @@ fn start() -> Scene {
     }
 }
 
-/// `box` may call every name below allowed.test, and of loopback addresses 127.0.0.1 only. The name that moves is where it is told.
+/// `box` may call every name below allowed.test, and of loopback addresses 127.0.0.1 only. The name that moves resolves to what the test sets.
 fn configuration(port: u16, moving: &str) -> String {
     format!(
         r#"
@@ -148,7 +148,7 @@ fn serve(files: &Path) -> (u16, Arc<AtomicUsize>) {
     let (good, bad) = loop {
         let good = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = good.local_addr().unwrap().port();
-        // Seldom, somebody has this very port there.
+        // Seldom, another program has this very port there.
         if let Ok(bad) = TcpListener::bind(("127.0.0.2", port)) {
             break (good, bad);
         }
@@ -162,7 +162,7 @@ fn serve(files: &Path) -> (u16, Arc<AtomicUsize>) {
             for stream in listener.incoming().flatten() {
                 counter.fetch_add(usize::from(is_bad), Ordering::Relaxed);
                 let files = files.clone();
-                // A client that goes away in the middle is nobody's matter here.
+                // A client that goes away in the middle does not matter here.
                 thread::spawn(move || answer(stream, &files));
             }
         });

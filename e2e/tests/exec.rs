@@ -214,7 +214,7 @@ fn exec_waits_for_a_guest_that_has_yet_to_boot() {
         guest.release()
     );
 
-    // One that never comes is told after the wait that was asked for.
+    // A command that never comes fails after the wait that was asked for.
     let mut waiting = start(
         &scene.daemon,
         &["exec", "never", "--wait", "0", "--", "true"],

@@ -58,7 +58,7 @@ fn ssh_options(key: &str) -> Vec<String> {
         .collect()
 }
 
-/// The guest as ssh is told of it.
+/// The guest as in ssh's configuration.
 fn ssh_destination(scene: &Scene, guest: &Guest) -> String {
     let socket = scene.daemon.host_socket(guest.name());
     format!("root@vsock-mux{}", socket.display())

@@ -14,7 +14,7 @@ use e2e::{DaemonSpec, Guest, Kernel, Scene, Shared, SharedGuard, finished, step_
 
 static SCENE: Shared<Scene> = Shared::new();
 
-/// `absent` is a VM that nobody starts; `web` may call it and `db` may not.
+/// `absent` is a VM that is never started; `web` may call it and `db` may not.
 fn scene() -> SharedGuard<Scene> {
     SCENE.get(|| {
         let daemon = DaemonSpec::new()
@@ -359,7 +359,7 @@ fn a_hosts_dial_that_nobody_takes_says_why_at_once() {
                 Dialed::Open(stream) => kept.push(stream),
                 Dialed::Refused(answer) => break answer,
             }
-            assert!(kept.len() < 10, "a backlog of none takes everybody");
+            assert!(kept.len() < 10, "a backlog of none takes every call");
         };
         assert!(refused.contains("refused"), "{refused}");
         guest.shell("touch /tmp/hoarded").unwrap();

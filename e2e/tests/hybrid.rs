@@ -2,8 +2,8 @@
 //! program `vhost-device-vsock`, which serves a guest in QEMU and speaks with the host by UNIX sockets. `make hybrid`
 //! installs it and runs these scenarios; `$RINGDOWN_PEER` says where it is.
 //!
-//! It does not carry half-closes, and it mixes bytes up when both directions of a connection are full at once, also for whoever
-//! connects to it without Ringdown. So these conversations end otherwise and are short; tests with a VMM of our own have the rest.
+//! It does not carry half-closes, and it mixes bytes up when both directions of a connection are full at once, also without Ringdown. So these
+//! conversations end otherwise and are short; tests with a VMM of our own have the rest.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -29,7 +29,7 @@ struct Scene {
     daemon: Daemon,
     /// Its VMM's socket.
     path: PathBuf,
-    /// What the service `registry` has been told.
+    /// What the service `registry` received.
     registry: Registry,
     _peer: Peer,
 }
@@ -180,7 +180,7 @@ fn ask(guest: &Guest, cid: u32, port: u32, line: &str) -> String {
     ask_within(guest, (cid, port), line, 50)
 }
 
-/// The same, of somebody who does not hang up by himself: he is given some seconds of silence.
+/// The same with a client that does not hang up by itself: it is closed after some seconds of silence.
 fn ask_within(guest: &Guest, (cid, port): (u32, u32), line: &str, seconds: u32) -> String {
     let address = format!("VSOCK-CONNECT:{cid}:{port},shut-none");
     let command = format!("echo '{line}' | socat -t {seconds} - {address}");
@@ -195,7 +195,7 @@ fn ask_when_open(guest: &Guest, cid: u32, port: u32, line: &str) -> String {
         if !answer.is_empty() {
             return answer;
         }
-        assert!(Instant::now() < until, "nobody answers at port {port}");
+        assert!(Instant::now() < until, "no answer at port {port}");
     }
 }
 
@@ -205,7 +205,7 @@ fn listen(guest: &Guest, port: u32, line: &str) -> e2e::Running {
     guest.start(&command).unwrap()
 }
 
-/// Calls a port of the guest at its VMM's own socket, again and again until somebody listens there.
+/// Calls a port of the guest at its VMM's own socket until there is a listener.
 fn dial(path: &Path, port: u32) -> UnixStream {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -284,7 +284,7 @@ fn another_vm_reaches_the_guest_by_its_identifier() {
     let server = listen(&scene.fc, 7000, "read line; echo \"got $line\"");
     assert_eq!(ask_when_open(&scene.web, 9, 7000, "hello"), "got hello");
     server.kill();
-    // The peer is silent about a port that nobody listens at, for as long as its guest is: the caller hears a reset at last.
+    // The peer is silent about a port without a listener, for as long as its guest is: the caller gets a reset at last.
     assert_eq!(ask(&scene.web, 9, 7001, "hello"), "");
 }
 

@@ -1,4 +1,4 @@
-//! Guests that end, boot anew, or let go of their device: circuits are cut on both ends, nothing leaks, and everybody else goes on.
+//! Guests that end, boot anew, or let go of their device: circuits are cut on both ends, nothing leaks, and others go on.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -162,7 +162,7 @@ fn open(scene: &Scene) -> Circuits {
     }
 }
 
-/// Waits for the end of every circuit. None may end as if its peer had closed it, where its kind of socket can tell.
+/// Waits for the end of every circuit. None may end as if its peer had closed it, where its kind of socket shows the difference.
 fn all_are_cut(circuits: Circuits) {
     let Circuits {
         mut from_guest,

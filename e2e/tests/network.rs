@@ -1,4 +1,4 @@
-//! Networks with real guests: three of them, which nobody has told an address.
+//! Networks with real guests: three of them, without configured addresses.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -153,7 +153,7 @@ fn plain(spec: GuestSpec) -> GuestSpec {
     })
 }
 
-/// Has a card ask for its address. Names are those of `lan` whatever it is told.
+/// Has a card ask for its address. Names are those of `lan` in any case.
 fn address(guest: &Guest, card: &str) {
     let ask = format!("ip link set {card} up && udhcpc -i {card} -n -q -t 20 -T 1 2>&1");
     let line = match card {
@@ -256,7 +256,7 @@ fn assert_answers(guest: &Guest, whom: &str) {
     assert_eq!(output.code, 0, "{who}: ping {whom}: {}", output.text());
 }
 
-/// Nobody answers, however long one waits: two tries with a second each.
+/// No answer comes, however long one waits: two tries with a second each.
 fn assert_silent(guest: &Guest, whom: &str) {
     let output = guest.run(&format!("ping -c 2 -W 1 {whom} 2>&1")).unwrap();
     let who = guest.name();

@@ -57,7 +57,7 @@ const ENDED: &str = "eof fails:EPIPE:send:1";
 
 static SCENE: Shared<ThreeVms> = Shared::new();
 
-/// One test at a time: the policy is everybody's.
+/// One test at a time: the policy is shared.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn scene() -> (MutexGuard<'static, ()>, SharedGuard<ThreeVms>) {
@@ -127,7 +127,7 @@ fn two_domains_have_equal_names_and_one_rule_opens_one_path() {
             .probe_to_end(&format!("fails:ECONNRESET:connect:{cid}:{port}"))
             .unwrap();
     };
-    // Ears that must hear nobody, but for the one path.
+    // Listeners that must get no call, but for the one path.
     let ears: Vec<Running> = [("red-db", 5432), ("red-db", 7001), ("red-web", 5432)]
         .map(|(guest, port)| {
             scene
@@ -203,7 +203,7 @@ fn a_reload_changes_the_answer_and_ends_circuits_only_if_asked() {
     let line = scene.audited(&PASSING, "allowed", since).unwrap();
     assert_eq!(line["rule"]["label"], PASSING.rule, "{line}");
 
-    // What cannot be read changes nothing, and is told with its place.
+    // What cannot be read changes nothing, and is reported with its place.
     let error = scene.reload("[[rule]]\nform = \"web\"\n", &[]).unwrap_err();
     let words = format!("{error:#}");
     assert!(words.contains("ringdown.toml"), "{words}");

@@ -1,4 +1,4 @@
-//! One party that is slow, silent, paused or greedy, and everybody else going on; and what sockets' options make of a circuit.
+//! One party that is slow, silent, paused or greedy, while others go on; and the effect of socket options on a circuit.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -95,7 +95,7 @@ fn while_pinging<T>(scene: &Scene, guests: &[&Guest], meanwhile: impl FnOnce() -
 fn a_full_backlog_of_the_host_holds_up_nobody_else() {
     let scene = scene();
     for guest in both(&scene) {
-        // Nobody accepts: the backlog holds one more than it says.
+        // Nothing is accepted: the backlog holds one more than its number.
         let path = scene.daemon.listener_path(guest.name(), 1000);
         let listener = host::listen_with_backlog(&path, 0).unwrap();
         let first = guest
@@ -140,7 +140,7 @@ fn a_host_program_that_stops_reading_holds_up_only_its_own_circuit() {
             finished(sender).unwrap();
         });
         eprintln!("{}: {rounds} round trips beside 20 MB", guest.name());
-        assert!(!blocked.has_ended(), "nobody reads what it sends");
+        assert!(!blocked.has_ended(), "what it sends is not read");
         let received = host::drain(&mut lazy, &mut Pattern::new(0)).unwrap();
         assert_eq!(received, 5_000_000);
         finished(blocked).unwrap();
@@ -238,7 +238,7 @@ fn a_paused_vm_keeps_its_circuits_and_holds_up_nobody() {
 
     guest.qmp().stop().unwrap();
     let feeder = thread::spawn(move || {
-        // Far more than anybody keeps: the rest waits in this program.
+        // Far more than all buffers: the rest waits in this program.
         host::send(&mut to_guest, &mut Pattern::new(0), 10_000_000).unwrap();
     });
     let ((), rounds) = while_pinging(&scene, &both(&scene), || {

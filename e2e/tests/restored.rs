@@ -24,12 +24,12 @@ const FILE_BYTES: usize = 48 * 1024 * 1024;
 /// How many lines the guest's log gets.
 const LINES: usize = 600;
 
-/// Tells guests since Linux 6.8 that they are another one now.
+/// Guests since Linux 6.8 learn from it that they were restored.
 const GENERATION_DEVICE: [&str; 2] = ["-device", "vmgenid,guid=auto"];
 
 #[test]
 fn copies_and_logs_go_on_in_a_restored_guest() {
-    // The first with the generation device, which only the newer kernel tells programs about.
+    // The first with the generation device, of which only the newer kernel notifies programs.
     for (kernel, meeting) in [
         (Kernel::V6_12, Meeting::QemuListens),
         (Kernel::V6_1, Meeting::QemuConnects),

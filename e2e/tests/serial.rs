@@ -53,7 +53,7 @@ fn scene() -> SharedGuard<Scene> {
             for stream in listener.incoming().map_while(Result::ok) {
                 let mut line = String::new();
                 let read = BufReader::new(&stream).read_line(&mut line);
-                // Whoever has called may be gone.
+                // The caller may be gone.
                 let _ = read.and_then(|_| writeln!(&stream, "{} bytes", line.len()));
             }
         });

@@ -50,11 +50,11 @@ const SOON: u64 = 4;
 /// How soon, at most.
 const SOON_MS: u64 = 400;
 
-/// How many bytes a copy moves before anybody is killed: a command that cannot begin fails at once, as it should.
+/// How many bytes a copy moves before a party is killed: a command that cannot begin fails at once, as it should.
 const BEGUN_BYTES: u64 = MIB / 4;
 
-/// Writes numbered lines until it is told that it is enough, and then tells how many there are. Now and then the file gets another name and a new
-/// one is begun, as logrotate does.
+/// Writes numbered lines until it is stopped, and then prints how many there are. Now and then the file gets another name and a new one is begun, as
+/// logrotate does.
 const WRITER: &str = r#"
     i=1
     while [ ! -e /tmp/enough ]; do
@@ -462,7 +462,7 @@ impl Log {
         assert_eq!(text.lines().count(), self.lines);
     }
 
-    /// How often it has told that the connection is back.
+    /// How often it has reported that the connection is back.
     fn resumed(&self) -> usize {
         let errors = fs::read_to_string(&self.errors).unwrap();
         errors.matches("reconnected to the guest").count()

@@ -30,7 +30,7 @@ serial = true
 networks = ["lan"]
 "#;
 
-/// `web` and `box`, which has a serial line, share no memory; `db` does. Each has a card that nobody has brought up.
+/// `web` and `box`, which has a serial line, share no memory; `db` does. Each has a card that is not up.
 fn start() -> (Daemon, Vec<Guest>) {
     let directory = spawn::scratch_directory().unwrap();
     let file = directory.join("ringdown.toml");

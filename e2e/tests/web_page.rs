@@ -136,7 +136,7 @@ fn wait_for_inspector(browser: &mut Browser, title: &str, words: &[&str]) {
     browser.wait_for(&expression).unwrap();
 }
 
-/// Nothing went wrong in the page, and it asked nobody but its own origin.
+/// Nothing went wrong in the page, and it asked only its own origin.
 #[track_caller]
 fn assert_clean(browser: &mut Browser, origin: &str) {
     let complaints = browser.complaints().unwrap();
@@ -229,7 +229,7 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
     assert_eq!(browser.evaluate("document.images.length").unwrap(), 0);
     assert_clean(&mut browser, &origin);
 
-    // Without the token nothing is told; with it, whoever comes from the page's own storage is let in again.
+    // Without the token the answers are empty; with it, the page from its own storage is let in again.
     browser.open(&format!("{origin}/?again#/vm/web")).unwrap();
     browser
         .wait_for("document.querySelector('#link').innerText === 'live'")
@@ -244,7 +244,7 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
         .wait_for("document.querySelectorAll('.card').length === 1")
         .unwrap();
 
-    // The door's next address, pasted into the page that is open: the page stays, and is let in.
+    // The gate's next address, pasted into the page that is open: the page stays, and is let in.
     let listen = origin.strip_prefix("http://").unwrap();
     door.end().unwrap();
     let door = WebDoor::open_at(&daemon, listen).unwrap();
@@ -326,7 +326,7 @@ fn from_a_vm_to_a_circuit_to_the_rule_that_allowed_it() {
     db.shell(&format!("hostname \"{HOSTILE}\"; killall ringdown-agent"))
         .unwrap();
     let _traffic = traffic(&scene);
-    // Nobody may call this.
+    // No rule allows a call to this.
     let _refused: Vec<Running> = (0..3)
         .map(|_| {
             scene

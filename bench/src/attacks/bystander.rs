@@ -81,7 +81,7 @@ impl Bystander {
 
 impl Drop for Bystander {
     fn drop(&mut self) {
-        // Whoever wanted to know has asked.
+        // The receiver may be gone.
         let _ = self.stop();
     }
 }

@@ -167,10 +167,10 @@ fn endless_writer(scene: &mut Scene<'_>, buffer_bytes: u32) {
         ..GuestConfig::default()
     };
     let mut guest = scene.attach_with(config);
-    let circuit = guest.connect(2, 80).expect("somebody listens");
+    let circuit = guest.connect(2, 80).expect("there is a listener");
     let program = crate::host::accept(&listener).expect("a call came");
     program.set_nonblocking(true).expect("it is a socket");
-    // The guest runs no more: nobody fills its ring.
+    // The guest runs no more: its ring is not refilled.
     let written = write_until_full(&program);
     assert!(written < 4 << 20, "{written} bytes went somewhere");
     assert_eq!(guest.state(circuit), State::Connected);
@@ -210,11 +210,11 @@ fn jumping_buffer(scene: &mut Scene<'_>) {
         guest.try_receive(circuit, usize::MAX, &mut arrived);
     }
     guest.abort(circuit);
-    // The program is told: its write ends, or has.
+    // The program gets it: its write ends, or has.
     let ended = drive(&mut [&mut guest], PATIENCE, |_| {
         writer.is_finished().then_some(())
     });
-    ended.expect("the program hears of it");
+    ended.expect("the program gets the end");
     let program = writer.join().expect("it does not panic");
     assert_works(&mut guest);
     scene.keep((guest, program));

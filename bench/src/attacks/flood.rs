@@ -34,7 +34,7 @@ pub(super) const fn nothing(
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "dials-that-are-refused",
-        "40,000 dials to a port that nobody listens on, none of whose answers is read",
+        "40,000 dials to a port without a listener, none of whose answers is read",
         refused_dials,
     ),
     nothing(
@@ -93,7 +93,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     nothing(
         "control-storm",
-        "2,000 announcements at once from a guest that may send 1,000 in a second: it waits, and nobody else does",
+        "2,000 announcements at once from a guest that may send 1,000 in a second: it waits, and others do not",
         control_storm,
     ),
     nothing(
@@ -137,7 +137,7 @@ fn flood(scene: &mut Scene<'_>, operation: Operation, cid: u32, port: u32, count
     scene.keep(guest);
 }
 
-/// Fewer than a VM may make at once, however fast they come: each is refused since nobody listens, and for nothing else.
+/// Fewer than a VM may make at once, however fast they come: each is refused for want of a listener, and for nothing else.
 fn refused_dials(scene: &mut Scene<'_>) {
     let counters = ["ended_no_listener", "ended_connect_rate"];
     let before = counters.map(|name| scene.counter(name));
@@ -262,7 +262,7 @@ fn half_circuits(scene: &mut Scene<'_>) {
         }
         .to_string()
     }));
-    guest.send(session, words.as_bytes()).expect("it is heard");
+    guest.send(session, words.as_bytes()).expect("it is sent");
     let calls: Vec<_> = ports
         .map(|port| guest.dial_from(port, 2, CIRCUIT_PORT, SocketType::Stream))
         .collect();
@@ -292,9 +292,9 @@ fn control_storm(scene: &mut Scene<'_>) {
     circuit_flood(scene, Operation::CreditUpdate, 2000);
     let rounds = scene.bystanders_rounds() - rounds;
     let rests = scene.counter("rests_for_control_messages") - rests;
-    assert!(rests > 0, "the guest was heard all the time");
-    // Had they to wait with the attacker, there would be at most one exchange for each time that it is heard.
-    assert!(rounds > rests + 1, "{rounds} exchanges in {rests} rests");
+    assert!(rests > 0, "the guest was served all the time");
+    // If they had to wait with the attacker, there would be at most one exchange for each of its turns.
+    assert!(rounds > rests + 1, "{rounds} exchanges in {rests} pauses");
     scene
         .wait_for_log("more packets without payload than its limit")
         .expect("it says why");
@@ -321,7 +321,7 @@ fn headerless_packets(scene: &mut Scene<'_>) {
     assert_works(&mut guest);
     let after = counters.map(|name| scene.counter(name));
     assert_eq!(after[0], before[0] + 1000);
-    assert!(after[1] > before[1], "the guest was heard all the time");
+    assert!(after[1] > before[1], "the guest was served all the time");
     scene.keep(guest);
 }
 

@@ -41,7 +41,7 @@ const PROTOCOL: &str = "a packet broke the protocol";
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "another-vms-source",
-        "packets that say they come from another VM, from the host, and from nobody",
+        "packets that say they come from another VM, from the host, and from an unknown CID",
         wrong_source,
     ),
     nothing(
@@ -363,7 +363,7 @@ fn response_to_itself(scene: &mut Scene<'_>) {
 fn dial_again(scene: &mut Scene<'_>) {
     let listener = scene.listen(80);
     let mut guest = scene.attach();
-    let circuit = guest.connect(2, 80).expect("somebody listens");
+    let circuit = guest.connect(2, 80).expect("there is a listener");
     let mut first = crate::host::accept(&listener).expect("a call came");
     guest.send(circuit, b"first").expect("there is room");
     let header = guest.header_of(circuit, Operation::Request, 0);

@@ -49,7 +49,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     nothing(
         "a-listener-that-never-accepts",
-        "a listener with a full backlog that nobody accepts from",
+        "a listener with a full backlog that is never accepted from",
         full_backlog,
     ),
     nothing(
@@ -112,7 +112,7 @@ fn silent(scene: &mut Scene<'_>) {
         let stream = UnixStream::connect(scene.host_socket()).expect("it listens");
         scene.keep(stream);
     }
-    // There are more than may wait: another one is told so.
+    // There are more than may wait: another one is refused.
     let mut stream = UnixStream::connect(scene.host_socket()).expect("it listens");
     let answer = host::read_line(&mut stream).expect("an answer");
     assert!(answer.starts_with("ERR too many programs"), "{answer:?}");
@@ -202,7 +202,7 @@ fn never_reads(scene: &mut Scene<'_>) {
     let mut guest = scene.attach();
     let mut circuits = Vec::new();
     for _ in 0..40 {
-        circuits.push(guest.connect(2, 80).expect("somebody listens"));
+        circuits.push(guest.connect(2, 80).expect("there is a listener"));
         let program = host::accept(&listener).expect("a call came");
         scene.keep(program);
     }

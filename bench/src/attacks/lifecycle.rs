@@ -162,7 +162,7 @@ fn half_a_device(scene: &mut Scene<'_>) {
     let bytes = [0; 44];
     let address = guest.place(&bytes);
     for _ in 0..60 {
-        // The ring may be full: nobody takes anything from it.
+        // The ring may be full: nothing is taken from it.
         let _ = guest.try_chain(&[Range { address, len: 44 }], &[]);
     }
     guest.notify(TX);

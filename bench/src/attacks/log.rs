@@ -48,7 +48,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     nothing(
         "programs-that-talk-nonsense",
-        "500 programs each at the host socket, the socket for circuits and the control socket that send garbage, and 500 that call a port where nobody listens",
+        "500 programs each at the host socket, the socket for circuits and the control socket that send garbage, and 500 that call a port without a listener",
         nonsense,
     ),
     nothing(

@@ -360,7 +360,7 @@ impl Scene<'_> {
     pub(super) fn circuit(&mut self) -> (VirtualGuest, crate::guest::Connection, UnixStream) {
         let listener = self.listen(80);
         let mut guest = self.attach();
-        let circuit = guest.connect(2, 80).expect("somebody listens");
+        let circuit = guest.connect(2, 80).expect("there is a listener");
         let program = host::accept(&listener).expect("a call came");
         (guest, circuit, program)
     }

@@ -26,13 +26,14 @@ fn main() -> ExitCode {
     match start_watcher() {
         Ok(()) => cli::run(env::args_os()),
         Err(error) => {
-            eprintln!("error: nobody watches the standard input: {error}");
+            eprintln!("error: the standard input is not watched: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Starts the watcher, unless the input is something else than a test's pipe: the process that starts programs for the daemon hears from it there.
+/// Starts the watcher, unless the input is something else than a test's pipe: the process that starts programs for the daemon gets its requests
+/// there.
 fn start_watcher() -> io::Result<()> {
     let input = fstat(io::stdin())?;
     if FileType::from_raw_mode(input.st_mode) != FileType::Fifo {
@@ -60,7 +61,7 @@ fn watch() -> io::Result<()> {
         if parent_ended {
             return Ok(());
         }
-        // However it ended, whoever held the other end is gone.
+        // However it ended, the holder of the other end is gone.
         if something_came && !matches!(input.read(&mut [0; 256]), Ok(1..)) {
             return Ok(pidfd_send_signal(&parent, Signal::KILL)?);
         }

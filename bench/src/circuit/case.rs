@@ -20,7 +20,7 @@ pub enum Work {
 /// What who has nothing to do does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Look again, for ever.
+    /// Busy-poll for ever.
     Spin,
     /// Sleep at once.
     Sleep,

@@ -24,7 +24,7 @@ use crate::perf::processor::pin;
 /// Of the circuits that are open and idle, in bytes.
 const OTHER_RING_LEN: u64 = 64 << 10;
 
-/// What the other process is told.
+/// Messages to the other process.
 #[derive(Debug, Args)]
 pub struct OtherOptions {
     /// The socket to come to

@@ -45,7 +45,7 @@ impl VirtualGuest {
         self.keep_strays();
     }
 
-    /// Forgets a socket without a word to anybody.
+    /// Forgets a socket without a reset.
     pub fn forget(&mut self, connection: Connection) {
         if let Some(socket) = self.sockets.remove(&connection.0) {
             self.by_key.remove(&socket.key);

@@ -121,7 +121,7 @@ impl VirtualGuest {
     fn start_driver(&mut self) -> Result<(), AttachError> {
         self.forget_sockets();
         self.rings.fill();
-        // Published before the device looks: nobody is to be notified.
+        // Published before the device starts: no notification is needed.
         self.rings.queues[RX].kick_needed();
         self.rings.queues[EVENT].kick_needed();
         self.share_memory()?;

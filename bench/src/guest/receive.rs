@@ -107,7 +107,7 @@ impl VirtualGuest {
     fn received(&mut self, header: &Header, payload: &[u8]) {
         let operation = Operation::from_wire(header.operation);
         if header.dst_cid != self.cid {
-            self.violation(format!("a packet for somebody else: {header:?}"));
+            self.violation(format!("a packet for another guest: {header:?}"));
         }
         if header.len as usize != payload.len() {
             self.violation(format!("{} bytes came with {header:?}", payload.len()));

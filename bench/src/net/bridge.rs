@@ -1,8 +1,8 @@
 //! Linux's bridge with a tap for each port, as a VMM without vhost drives it: one system call for each frame.
 //!
-//! The bridge has no thread of its own: it works in the system calls of whoever sends. So its ports are shared out to both processors, which
-//! is more than the others get, and what it costs is this process's time in the kernel. It lives in a network namespace of its
-//! own, with a process in it that is this program again, and is gone when that ends.
+//! The bridge has no thread of its own: it works in the system calls of the senders. So its ports are shared out to both processors, which is more
+//! than the others get, and what it costs is this process's time in the kernel. It lives in a network namespace of its own, with a process in it that
+//! is this program again, and is gone when that ends.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -83,7 +83,7 @@ impl Examiner {
         Ok(())
     }
 
-    /// Whether a frame is neither from the partner nor for us: a switch that learns gives frames to everybody until it has learnt.
+    /// Whether a frame is neither from the partner nor for us: a learning switch floods frames until it has learnt.
     fn is_strangers(&self, bytes: &[u8]) -> bool {
         let (own, partner) = self.expected[0][..12].split_at(6);
         bytes[..6] != *own && bytes[6..12] != *partner

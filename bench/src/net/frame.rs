@@ -1,7 +1,7 @@
 //! The frames that ports send each other.
 //!
-//! A frame is made once for each slot of a sender's ring and then only numbered anew. What it says about itself (who sent it, from
-//! which slot, the how-manieth it is) lets the receiver tell what should have come.
+//! A frame is made once for each slot of a sender's ring and then only numbered anew. From its content (its sender, slot and number) the receiver
+//! derives what should have come.
 
 use std::net::Ipv4Addr;
 
@@ -36,7 +36,7 @@ pub const HEAD_LEN: usize = 80;
 pub enum Kind {
     /// UDP, in frames of this length.
     Plain(usize),
-    /// TCP, in frames that somebody else may cut into segments.
+    /// TCP, in frames that may be cut into segments later.
     Segmented,
 }
 
@@ -101,7 +101,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Of the port with this number, where nobody has given it another.
+    /// Of the port with this number, unless it was given another.
     pub fn of(port: usize) -> Address {
         let port = port as u8;
         Address {

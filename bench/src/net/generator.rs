@@ -1,4 +1,4 @@
-//! Runs network cards in one thread, and reads everybody's meters.
+//! Runs network cards in one thread, and reads all meters.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -192,7 +192,7 @@ fn run<C: Card>(
     rounds_until(cards, Instant::now() + conditions.patience, all_hear)?;
     if let Some(deaf) = cards.iter().position(|card| card.received() == 0) {
         return Err(Failed::Hangs(format!(
-            "port {deaf} heard nothing in {:?}",
+            "port {deaf} received nothing in {:?}",
             conditions.patience
         )));
     }

@@ -1,4 +1,4 @@
-//! One measurement: a subject is started, its ports are driven, and everybody's meters are read twice.
+//! One measurement: a subject is started, its ports are driven, and all meters are read twice.
 
 use super::bridge;
 use super::case::Case;
@@ -9,7 +9,7 @@ use super::subject::{Running, Subject};
 use super::techniques::Techniques;
 use crate::perf::measure::{Conditions, Failed, Figures};
 
-/// Entries of each ring: what QEMU gives a network card unless it is told otherwise.
+/// Entries of each ring: QEMU's default for a network card.
 const RING_SIZE: u16 = 256;
 
 /// Measures a subject.

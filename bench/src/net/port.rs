@@ -139,7 +139,7 @@ impl Ring {
     fn post(&mut self, count: u16, kicks: &mut u64) {
         if self.queue.post(count) || !self.suppression {
             *kicks += 1;
-            // It cannot be full: nobody notifies 2^64 times.
+            // It cannot be full: there are never 2^64 notifications.
             let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
         }
     }
@@ -222,7 +222,7 @@ impl Port {
         self.meters.received
     }
 
-    /// What has happened so far, with interrupts of which nobody has taken notice.
+    /// What has happened so far, with interrupts that were not taken.
     pub fn meters(&mut self) -> Meters {
         for ring in &self.rings {
             let mut count = [0; 8];

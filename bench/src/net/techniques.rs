@@ -31,7 +31,7 @@ impl Techniques {
         batching: false,
     };
 
-    /// What the daemon is told about the network.
+    /// The daemon's configuration of the network.
     pub fn network(self) -> &'static str {
         match self.moderation {
             true => "",
@@ -39,7 +39,7 @@ impl Techniques {
         }
     }
 
-    /// What it is told on its command line.
+    /// Its command line.
     pub fn arguments(self) -> &'static [&'static str] {
         match self.batching {
             true => &[],

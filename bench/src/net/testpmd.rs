@@ -33,7 +33,7 @@ pub(super) fn package_version(package: &str) -> Option<String> {
     (!version.is_empty()).then(|| version.to_owned())
 }
 
-/// What DPDK must be told everywhere: neither hugepages, nor devices, nor files of its own.
+/// DPDK's arguments everywhere: neither hugepages, nor devices, nor files of its own.
 pub(super) fn without_privileges(memory_mib: u32) -> String {
     format!("--no-huge -m {memory_mib} --no-pci --no-shconf --no-telemetry")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub const WARM_UP: u8 = 0;
 /// What happens now counts.
 pub const MEASURE: u8 = 1;
-/// Everybody goes home.
+/// All threads end.
 pub const STOP: u8 = 2;
 
 /// Streams that have a meter of their own.
@@ -101,7 +101,7 @@ impl Control {
         self.phase() == MEASURE
     }
 
-    /// Whether everybody is to go home.
+    /// Whether all threads are to end.
     pub fn stopped(&self) -> bool {
         self.phase() == STOP
     }
@@ -114,12 +114,12 @@ impl Control {
             .compare_exchange(WARM_UP, MEASURE, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Ends the measurement: wakes everybody who waits.
+    /// Ends the measurement: wakes all waiting threads.
     pub fn stop(&self) {
         self.phase.store(STOP, Ordering::Release);
         let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
         for waker in wakers.iter() {
-            // Whoever is gone needs no waking.
+            // A thread that is gone needs no waking.
             match waker {
                 Waker::Event(event) => drop(rustix::io::write(event, &1_u64.to_ne_bytes())),
                 Waker::Socket(socket) => drop(socket.shutdown(std::net::Shutdown::Both)),
@@ -167,12 +167,12 @@ impl Control {
         wakers.push(waker);
     }
 
-    /// Bytes received by everybody.
+    /// Bytes received by all.
     pub fn bytes(&self) -> u64 {
         self.received.iter().map(Meter::get).sum()
     }
 
-    /// Operations of everybody.
+    /// Operations of all.
     pub fn operation_count(&self) -> u64 {
         self.operations.iter().map(Meter::get).sum()
     }

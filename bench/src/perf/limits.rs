@@ -282,7 +282,7 @@ pub fn eventfd_round_trip(
     let event = || eventfd(0, EventfdFlags::CLOEXEC).map_err(words);
     let (there, back) = (Arc::new(event()?), Arc::new(event()?));
     let (other_there, other_back) = (Arc::clone(&there), Arc::clone(&back));
-    // The last round is told from the others by what is counted, so that both sides agree which one it is.
+    // The last round is recognised by the count, so that both sides agree on it.
     const ROUND: u64 = 1;
     const LAST_ROUND: u64 = 2;
     let thread = std::thread::spawn(move || -> rustix::io::Result<()> {
@@ -335,7 +335,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(wanted);
     let wanted = wanted.min(most);
-    // Above the hard limit only root may go; below it, everybody.
+    // Above the hard limit only root may go; below it, any user.
     for value in [wanted, limit.maximum.unwrap_or(wanted).min(wanted)] {
         let new = Rlimit {
             current: Some(value),

@@ -15,7 +15,7 @@ use super::processor::pin_to;
 /// How long it may take to begin.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long it may take to end when told to.
+/// How long it may take to end after the signal.
 const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 
 /// A command for a program that ends with the thread that starts it, whatever becomes of that.

@@ -156,7 +156,7 @@ fn open_circuits(
     }
 }
 
-/// Accepts whoever comes, and reads whatever comes on any of the sockets, one call each in turn, until the measurement ends.
+/// Accepts all callers, and reads from all the sockets, one call each in turn, until the measurement ends.
 fn read_many(
     listener: &UnixListener,
     message_len: usize,
@@ -257,7 +257,7 @@ fn idle_figures(
     guest.dial_many(cid, FIRST_PORT, Role::Idle, CIRCUITS_BEFORE, DIALS_AT_ONCE);
     threads.spawn(move || {
         guest.run_until(|| guest_control.operation_count() >= CIRCUITS_BEFORE as u64);
-        // Nobody tells it when it has failed already.
+        // It gets no signal when it has failed already.
         if told.recv().is_ok() {
             guest.dial_many(cid, FIRST_PORT, Role::Idle, count, DIALS_AT_ONCE);
         }
@@ -451,7 +451,7 @@ fn make_noise(
     Ok(())
 }
 
-/// The calling thread has the processor when nobody else wants it.
+/// The calling thread has the processor when no other thread wants it.
 fn give_way() {
     // On Linux, priorities are those of threads. A failure makes the figures worse, and never better.
     let _ = rustix::process::setpriority_process(None, 19);

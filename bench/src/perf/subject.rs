@@ -16,7 +16,7 @@ use super::processor::Placement;
 pub enum Kind {
     /// This project's.
     Ringdown,
-    /// This project's, told to sleep at once instead of looking first.
+    /// This project's, without busy polling.
     RingdownAsleep,
     /// This project's, while everything that passes is captured.
     RingdownCaptured,

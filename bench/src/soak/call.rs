@@ -1,4 +1,4 @@
-//! What one call says, what it hears, and whether that is right.
+//! What one call sends, what it receives, and whether that is right.
 
 use std::time::{Duration, Instant};
 

@@ -68,7 +68,7 @@ impl Server {
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                // Who went away while it waited is nobody's matter.
+                // A client that went away while it waited does not matter.
                 let Ok(stream) = accept() else { continue };
                 // Without a thread the caller finds the end of the data too early, and says so.
                 let _ = thread::Builder::new()

@@ -55,7 +55,7 @@ pub fn play(plan: &Plan, tally: &Tally, ready: &Sender<()>) -> Result<Vec<String
     let (mut alpha, mut beta) = (attach(0)?, attach(1)?);
     alpha.listen(ECHO_PORT);
     beta.listen(ECHO_PORT);
-    // Nobody waits any more when the soak has been given up.
+    // The receiver is gone when the soak has been given up.
     let _ = ready.send(());
     let mut caller = Caller::new(plan, tally);
     let mut echoes = [Vec::new(), Vec::new()];

@@ -188,7 +188,7 @@ fn dial(places: &Places, path: Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends what is to be sent and hears what comes back: of the last words to the end of the data, else until all has come.
+/// Sends what is to be sent and receives the answer: after the last bytes to the end of the data, else until all has come.
 fn exchange_all(
     socket: &OwnedFd,
     exchange: &mut Exchange,

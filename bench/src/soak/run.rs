@@ -33,7 +33,7 @@ pub struct Options {
     pub duration: Duration,
     /// How long they are made before the first rest.
     pub warm_up: Duration,
-    /// How long they are made between two rests.
+    /// How long they are made between two idle spans.
     pub between_rests: Duration,
     /// Calls per second.
     pub rate: f64,
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<Report, String> {
             let (plan, tally) = (&plans.programs, &tally);
             scope.spawn(move || programs::stand(plan, path, tally));
         }
-        // Nobody can be called before; and if they do not come, their own words say why.
+        // Calls fail before; and if they do not start, their own output has the reason.
         let report = match is_ready.recv() {
             Ok(()) => Course::new(options, &scene, &tally).run(),
             Err(_) => Err("the guests have not come".to_owned()),

@@ -1,4 +1,4 @@
-//! The daemon of a soak, what it is told to do, and the servers beside it.
+//! The daemon of a soak, its configuration, and the servers beside it.
 
 use std::fs;
 use std::io;
@@ -31,7 +31,7 @@ pub struct Scene {
     tcp: Server,
     _unix: Server,
     paths: Vec<Path>,
-    /// Last: the servers' sockets are in it, by which they are told to end.
+    /// Last: it holds the servers' sockets, through which they are stopped.
     directory: TempDir,
 }
 
@@ -56,7 +56,7 @@ impl Scene {
         let directory = tempfile::tempdir()?;
         let tcp = Server::tcp()?;
         let unix = Server::unix(directory.path().join("echo.sock"))?;
-        // Free at this moment; nobody else on the machine is told of it.
+        // Free at this moment, but not reserved.
         let published_tcp = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let published_unix = directory.path().join("published.sock");
         let text = configuration(directory.path(), paths, &tcp, published_tcp, true);

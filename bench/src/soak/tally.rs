@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::path::Path;
 
-/// Kinds of failures that are told apart; more are counted as others.
+/// Kinds of failures that are counted apart; more are counted as others.
 const MAX_REASONS: usize = 64;
 
 /// What is to be done.

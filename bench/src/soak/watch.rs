@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::daemon::Daemon;
 
-/// Memory may vary by this much between two rests, in bytes: an allocator keeps what it may need again.
+/// Memory may vary by this much between two idle spans, in bytes: an allocator keeps what it may need again.
 pub const MEMORY_TOLERANCE: u64 = 4 << 20;
 
 /// What the daemon holds at a moment.

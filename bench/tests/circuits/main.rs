@@ -94,7 +94,7 @@ fn who_does_not_ask_for_a_window_is_a_stream_to_who_does() {
     let house = House::new("");
     let mut guest = house.guest("web");
     let mut agent = Agent::new(&house, "web", &mut guest, 1000);
-    // A program of the guest that has never heard of circuits.
+    // A program of the guest that does not speak the protocol of circuits.
     let host = host_echo(&house);
     let connection = guest.dial_from(40_001, 2, HOST_PORT, SocketType::Stream);
     wait_for("an answer", &mut guest, |guest| {
@@ -213,7 +213,7 @@ fn an_agent_that_speaks_of_circuits_of_others_gets_nothing() {
     liar.say(&mut db, &dialled);
     assert!(
         matches!(liar.hear(&mut db), FromDaemon::Stream { .. }),
-        "it has been heard"
+        "it has arrived"
     );
     let mut states = house.states("web");
     states.sort();
@@ -478,7 +478,7 @@ fn a_program_of_the_host_reaches_a_guest_whose_vmm_has_a_vsock_device_of_its_own
     let at_port = directory.path().join(format!("fc.sock_{PORT}"));
     assert!(
         !at_port.exists(),
-        "nobody there could say from which port it calls"
+        "no party there knows the port from which it calls"
     );
 }
 

@@ -145,7 +145,7 @@ pub fn wait_for(
     assert!(held.is_ok(), "it never came: {what}");
 }
 
-/// What an agent says and hears.
+/// What an agent sends and receives.
 pub struct Agent {
     pub session: Connection,
     pub heard: Vec<u8>,
@@ -153,8 +153,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// The agent of a guest with a program that takes circuits at [`GUEST_PORT`]. It says so before it shows the VM's
-    /// windows: once they are free the daemon has heard both.
+    /// The agent of a guest with a program that takes circuits at [`GUEST_PORT`]. It announces that before it shows the VM's windows: once they are
+    /// free the daemon has both.
     pub fn new(house: &House, vm: &str, guest: &mut VirtualGuest, source_port: u32) -> Agent {
         let session = guest.dial_from(source_port, 2, PORT, SocketType::Stream);
         wait_for("a session", guest, |guest| {

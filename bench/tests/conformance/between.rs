@@ -128,7 +128,7 @@ fn a_paused_receiver_holds_up_nobody_and_loses_nothing() {
         let (towards, ends): (Vec<_>, Vec<_>) =
             (0..8).map(|_| connect(&mut web, &mut db, 1)).unzip();
         let (near, far) = connect(&mut web, &mut ci, 1);
-        // Nobody services db from here on.
+        // db's rings are not serviced from here on.
         let sent = fill(&mut web, &towards, piece);
         assert!(sent.iter().map(Vec::len).sum::<usize>() > 1 << 20);
         // To another guest and to the host, everything goes on.

@@ -88,7 +88,7 @@ fn a_guest_that_receives_no_more_still_sends() {
     // What the program sends is refused, sooner or later.
     wait_until("a broken pipe", || {
         web.service();
-        far.write_all(b"nobody listens").is_err()
+        far.write_all(b"without reader").is_err()
     });
     web.send(near, b"more").unwrap();
     web.close(near);
@@ -282,7 +282,7 @@ fn an_abort_is_a_reset_and_no_end_of_data() {
     assert_no_violations(&[&web, &db]);
 }
 
-/// Data of a program that nobody has read shows the program an error, and no clean end.
+/// Data that a program sent and that was not read shows the program an error, and no clean end.
 #[test]
 fn a_program_whose_data_is_cut_off_sees_an_error() {
     let daemon = daemon();

@@ -165,7 +165,7 @@ fn refusals_are_resets_and_ends() {
     let expected = [("ended_guest_refused", 1), ("ended_not_running", 1)];
     let expected = expected.map(|(name, count)| (name.to_owned(), count));
     assert_eq!(scene.ended("web"), BTreeMap::from(expected));
-    // Nobody listens in the other guest.
+    // The other guest has no listener.
     let mut far = scene.call(5432).unwrap();
     let ended = drive(&mut [&mut web], PATIENCE, |_| {
         far.set_nonblocking(true).unwrap();
@@ -181,8 +181,7 @@ fn refusals_are_resets_and_ends() {
 fn a_cut_is_no_end() {
     let scene = Scene::new();
     let mut web = guest(&scene.daemon, "web");
-    // A hybrid VM that calls is not told more than the convention has words for; one that is called is, as long as it has
-    // been sent nothing.
+    // A hybrid VM that calls gets no more than the convention has answers for; one that is called does, as long as it has been sent nothing.
     let (near, mut far) = connect_silently(&scene, &mut web);
     drop(web);
     let error = far.read(&mut [0]).unwrap_err();

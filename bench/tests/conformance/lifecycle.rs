@@ -65,7 +65,7 @@ fn a_guest_whose_memory_is_not_shared_is_told_of_until_one_is_seen() {
     assert_eq!(status("state"), "attached");
     assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
     assert!(daemon.log().contains(fault), "{}", daemon.log_tail());
-    // Programs hear at once that nobody answers.
+    // Programs get the refusal at once.
     let (_, answer) = host::call(&daemon.host_socket("web"), 80).unwrap();
     assert!(!answer.starts_with("OK"), "{answer}");
     web.disconnect();
@@ -145,7 +145,7 @@ fn check_fresh_start(restart: impl Fn(&mut VirtualGuest)) {
         let mut program = host::accept(&listener).unwrap();
         let (_, far) = connect(&mut web, &mut db, 1);
         restart(&mut web);
-        // Both ends of what was are told.
+        // Both ends of earlier circuits get a reset.
         let mut rest = Vec::new();
         // Where nothing was unread, a UNIX socket can only show an end.
         let _ = program.read_to_end(&mut rest);

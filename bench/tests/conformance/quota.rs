@@ -1,4 +1,4 @@
-//! What is over a VM's limits waits or is refused, and costs nobody else anything.
+//! What is over a VM's limits waits or is refused, and costs the others nothing.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -97,8 +97,8 @@ fn too_many_control_messages_wait_and_nobody_else_does() {
     assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     let rests = counter(&daemon, "rests_for_control_messages");
     assert!(rests > 0);
-    // Had the other guest to wait as well, it would be heard as often as this one.
-    assert!(meanwhile > rests + 1, "{meanwhile} in {rests} rests");
+    // If the other guest had to wait as well, it would be served as often as this one.
+    assert!(meanwhile > rests + 1, "{meanwhile} in {rests} pauses");
     let log = daemon.log();
     let reports = log.matches("more packets without payload than its limit");
     assert_eq!(reports.count(), 1, "it is said once");

@@ -92,13 +92,13 @@ fn a_guest_is_refused_at_once() {
     };
     let mut web = guest(&daemon, "web");
     let mut ci = guest(&daemon, "ci");
-    assert_refused(web.connect(2, 9)); // Nobody listens.
-    assert_refused(web.connect(2, 81)); // Somebody listens for messages.
+    assert_refused(web.connect(2, 9)); // No listener.
+    assert_refused(web.connect(2, 81)); // The listener is for messages.
     assert_refused(web.connect(99, 80)); // There is no such VM.
     assert_refused(web.connect(4, 80)); // The VM is not running.
     assert_refused(web.connect(3, 80)); // It is itself.
     assert_refused(ci.connect(3, 80)); // No rule allows it.
-    assert_refused(web.connect(0, 80)); // Not an address of anybody.
+    assert_refused(web.connect(0, 80)); // Not an address in use.
     assert_refused(web.connect(1, 80));
     assert_refused(web.connect(u32::MAX, 80));
     assert_no_violations(&[&web, &ci]);

@@ -112,7 +112,7 @@ pub fn connect_with(
         let far = guests[1].try_accept(port)?;
         Some(far)
     })
-    .expect("the callee hears of the call");
+    .expect("the callee gets the call");
     wait_for("the answer", &mut [caller, callee], |guests| {
         guests[0].state(near) == bench::guest::State::Connected
     });

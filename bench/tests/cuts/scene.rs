@@ -326,7 +326,7 @@ impl Scene {
         far
     }
 
-    /// The caller is told that it is connected.
+    /// The caller gets its connection.
     fn hear_answer(&mut self, near: &mut End, from: Caller, to: Callee) {
         match near {
             End::Guest(index, connection) => self.wait_until_connected(*index, *connection),

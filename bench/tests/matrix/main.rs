@@ -244,7 +244,7 @@ fn judge_outcome(
                 .iter()
                 .any(|(other, count)| *other != who || *count != 1)
             {
-                wrong.push(format!("only {who} may hear of it, once"));
+                wrong.push(format!("only {who} may get it, once"));
             }
         }
         Expected::AsDialled if !is_hybrid => {

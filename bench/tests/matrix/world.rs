@@ -1,4 +1,4 @@
-//! A daemon with everybody who calls and is called.
+//! A daemon with all callers and callees.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};

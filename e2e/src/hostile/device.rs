@@ -78,7 +78,7 @@ impl Device {
         }
     }
 
-    /// Tells where a queue is. It is not enabled by that.
+    /// Writes the addresses of a queue. It is not enabled by that.
     pub(super) fn set_queue(&self, queue: u16, size: u16, addresses: QueueAddresses) {
         let window = &self.registers.window;
         window.store_u16(self.common(QUEUE_SELECT), queue);
@@ -151,7 +151,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Without bus mastering it would not even hear of it in some states. Whatever fails here, the guest is ours to lose.
+        // Without bus mastering the device would ignore it in some states. A failure here costs only the guest.
         let _ = self.configuration().set_bus_master(true);
         let _ = self.reset();
     }

@@ -1,4 +1,4 @@
-//! A driver that does as it is told, right or wrong.
+//! A scripted driver, right or wrong.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ const SMALL_LEN: usize = 128;
 const LARGE_PLACES: usize = 10;
 const LARGE_LEN: usize = 61_440;
 
-/// The token of a chain that is nobody's place.
+/// The token of a chain without a place.
 const NO_PLACE: u64 = u64::MAX;
 
 /// The driver, with the device in its hands and one huge page as its memory.

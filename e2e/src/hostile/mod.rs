@@ -2,10 +2,9 @@
 //!
 //! # Theory of operation
 //!
-//! Root in a guest may unbind the device from `virtio-pci`, map its registers, and put rings into any memory whose physical address it
-//! knows, which `/proc/self/pagemap` tells. From there on nothing that the guest's kernel would never do is out of reach:
-//! that is what this module does, as the control program under the words `attack take`, `attack try NAME DIRECTORY` and
-//! `attack give-back`. It must never run anywhere else.
+//! Root in a guest may unbind the device from `virtio-pci`, map its registers, and put rings into any memory whose physical address it knows from
+//! `/proc/self/pagemap`. From there on it can do anything that the guest's kernel would never do: that is what this module does, as the control
+//! program under the words `attack take`, `attack try NAME DIRECTORY` and `attack give-back`. It must never run anywhere else.
 //!
 //! [`all`] is the table. The guest's program runs a row; the scenario on the host, which has the same table, says when, and judges.
 //! Rows that stand in `docs/attacks.md` under the same group and name are the same attack as there, with the same outcome; others can
@@ -78,7 +77,7 @@ pub enum Group {
     Device,
 }
 
-/// What must come of an attack, beside nothing for anybody else. The text is part of the reason in the log.
+/// The outcome of an attack, beside no effect on others. The text is part of the reason in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The attacker's line is down until its driver starts anew.
@@ -164,7 +163,7 @@ fn fresh(when: &'static str) -> Result<()> {
     Driver::start(features::ALL)
         .and_then(|mut driver| {
             driver.works()?;
-            // The daemon cannot tell a driver that ends without a word from a guest that is paused, whose circuits wait for it.
+            // To the daemon, a driver that stops silently looks like a paused guest, whose circuits wait for it.
             driver.is_done()
         })
         .context(when)

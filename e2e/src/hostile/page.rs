@@ -19,7 +19,7 @@ pub fn section() -> String {
         checked data with the host; afterwards the daemon must be alive and at rest, its memory within bounds, no descriptor left\n\
         behind, and a fresh driver, the kernel's own, or a fresh VM must work on the attacker's line.\n\n\
         ## With the kernel's sockets\n\n\
-        Root in the guest uses what its kernel offers. Nothing may come of it for anybody else.\n\n\
+        Root in the guest uses what its kernel offers. It may have no effect on others.\n\n\
         | Attack | What is done |\n|---|---|\n"
     );
     for attack in kernel::ATTACKS {

@@ -1,7 +1,7 @@
 //! What root in a guest may do with the kernel's own AF_VSOCK sockets: too many, too fast, too slow, too odd.
 //!
-//! `probe assault NAME DIRECTORY` does it, makes the file `done` in the directory, keeps what it holds until the file `judged` is
-//! there, and ends. What becomes of its own sockets is of no interest, as long as nobody else is harmed: that is for the scenario to judge.
+//! `probe assault NAME DIRECTORY` does it, makes the file `done` in the directory, keeps what it holds until the file `judged` is there, and ends.
+//! What becomes of its own sockets does not matter, as long as others are not harmed: the scenario judges that.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::hostile::{
 /// The host as every guest sees it.
 const HOST: u32 = 2;
 
-/// Ports from here on, where nobody listens.
+/// Ports from here on have no listener.
 const NOBODY: u32 = 100_000;
 
 /// Does one of the assaults and holds what it has until it was judged.

@@ -18,7 +18,7 @@
 //! | `drain` | receives to the end of the data and prints `drained BYTES` |
 //! | `hash:send:BYTES`, `hash:drain` | as above, and prints `sent` or `received` with the SHA-256 of the bytes |
 //! | `shut:wr`, `shut:rd`, `close` | ends directions, or the circuit |
-//! | `touch:PATH`, `wait:PATH` | tells the test, or waits for it |
+//! | `touch:PATH`, `wait:PATH` | signals the test, or waits for it |
 //! | `fails:ERRNO:STEP` | the step must fail with that error |
 //!
 //! Every byte is compared with [`Pattern`]. Every step prints how long it took, in microseconds of the guest's clock, on standard error.

@@ -125,7 +125,7 @@ fn a_guest_without_vsock_is_told_who_it_is_and_calls_services() {
         answer.starts_with("OK") && answer.ends_with("hello attic"),
         "{answer}"
     );
-    // The one that no rule allows it gets nothing, and is told so.
+    // The one that no rule allows gets nothing but a refusal.
     let cellar = scene.guest("cellar");
     let answer = cellar.run(line).unwrap().text();
     assert!(answer.starts_with("ERR"), "{answer}");

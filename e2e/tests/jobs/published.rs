@@ -88,7 +88,7 @@ fn why_a_caller_is_refused_is_shown() {
         // A caller is hung up on, and then there is a reason.
         let refused_for = |words: &str| {
             let mut bytes = Vec::new();
-            // What it had said and nobody read may show as a reset.
+            // What it had sent unread may show as a reset.
             let _ = call(&scene.daemon, guest, NOTHING).read_to_end(&mut bytes);
             assert!(bytes.is_empty());
             eventually(words, || why().contains(words));

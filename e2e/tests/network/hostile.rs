@@ -49,7 +49,7 @@ fn host(scene: &Scene, name: &str) -> Host {
     }
 }
 
-/// Frames that nobody may send, and the reason for which each is refused.
+/// Frames that no guest may send, and the reason for which each is refused.
 fn forbidden(own: &Host, victim: &Host) -> Vec<(&'static str, String)> {
     let nodes: Ipv6Addr = "ff02::1".parse().unwrap();
     let link_local = {

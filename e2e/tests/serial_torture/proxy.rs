@@ -1,4 +1,4 @@
-//! A proxy between the socket of QEMU's character device and the daemon, which cuts the connection when it is told to.
+//! A proxy between the socket of QEMU's character device and the daemon, which cuts the connection on demand.
 //!
 //! Before it cuts, it passes on some of what it holds, at random, so that frames end anywhere, and drops the rest and all that still comes for a
 //! while. What is in the buffers of its sockets is lost with them. When one side goes, it lets go of the other, as if both were connected directly.

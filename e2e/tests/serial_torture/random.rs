@@ -9,7 +9,7 @@ impl Random {
         Random(seed)
     }
 
-    /// Another row of numbers, for somebody else.
+    /// An independent row of numbers.
     pub(crate) fn fork(&mut self) -> Random {
         Random(self.next())
     }

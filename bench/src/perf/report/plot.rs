@@ -15,7 +15,7 @@ pub(super) struct Plot {
     pub(super) svg: String,
 }
 
-/// Colours of limit, ringdown and peer: told apart by everybody, also in print.
+/// Colours of limit, ringdown and peer: distinct also for the colour-blind and in print.
 const COLOURS: [&str; 3] = ["#bbbbbb", "#0072b2", "#e69f00"];
 
 const WIDTH: f64 = 960.0;

@@ -78,7 +78,7 @@ fn lie(spoil: fn(&mut Header)) -> Result<Driver> {
 fn endless_writer(buffer_bytes: u32) -> Result<Driver> {
     let mut driver = start()?;
     driver.connect_with(CHATTY_PORT, buffer_bytes)?;
-    // From here on nobody fills the receive ring.
+    // From here on the receive ring is not refilled.
     Ok(driver)
 }
 

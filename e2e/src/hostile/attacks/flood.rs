@@ -22,7 +22,7 @@ const PACKETS: u32 = 20_000;
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "dials-that-are-refused",
-        "20,000 dials to a port that nobody listens on, hardly any of whose answers is read",
+        "20,000 dials to a port without a listener, hardly any of whose answers is read",
         || flood(Operation::Request, 2),
     ),
     nothing(
@@ -32,7 +32,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     nothing(
         "dials-to-the-bystander",
-        "3,000 dials to another guest at a port that nobody listens on there",
+        "3,000 dials to another guest at a port without a listener",
         dial_bystander,
     ),
     nothing("resets", "20,000 resets of nothing", || {
@@ -65,7 +65,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     nothing(
         "circuits-to-the-host",
-        "600 circuits to the host at once, held while everybody else goes on",
+        "600 circuits to the host at once, held while others go on",
         many_circuits,
     ),
     nothing(

@@ -21,7 +21,7 @@ const fn ends(name: &'static str, what: &'static str, run: fn() -> Result<Driver
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
         "another-vms-source",
-        "packets that say they come from another VM, from the host, and from nobody",
+        "packets that say they come from another VM, from the host, and from an unknown CID",
         wrong_source,
     ),
     nothing(
