@@ -35,7 +35,7 @@ use crate::Result;
 /// The longest rings that a circuit without a window has, in bytes. What a window of 16 MiB has, too.
 pub(crate) const MAX_STREAM_RING_LEN: u64 = 4 << 20;
 
-/// How much of what nobody reads any more is received to make room, in bytes: as much as the longest ring holds.
+/// How much is received and discarded after the reader closed, to make room, in bytes: as much as the longest ring holds.
 const MAX_DROPPED: usize = MAX_STREAM_RING_LEN as usize;
 
 /// How long leftovers are still pushed after their writer is gone.
@@ -396,7 +396,7 @@ impl Incoming {
     }
 }
 
-/// Receives until there is nothing more. TCP and vsock go on receiving when nobody reads, so that a peer could keep this from ending: a part is enough for
+/// Receives until there is nothing more. TCP and vsock go on receiving without a reader, so that a peer could keep this from ending: a part is enough for
 /// one that waits for room.
 fn drop_bytes(mut receive: impl FnMut(&mut [u8]) -> usize) {
     let mut bytes = [0; 4096];
