@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use api::{LineKind, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
-use switch::Reason;
+use vsock::Reason;
 
 use super::Control;
 use crate::control_error::ControlError;

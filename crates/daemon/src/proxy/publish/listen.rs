@@ -176,7 +176,7 @@ mod tests {
             name: "www".to_owned(),
             listen,
             to: PublishedPort {
-                domain: switch::DEFAULT_DOMAIN.to_owned(),
+                domain: policy::DEFAULT_DOMAIN.to_owned(),
                 vm: "web".to_owned(),
                 port: GuestPort::Vsock(80),
             },
