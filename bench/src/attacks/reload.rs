@@ -25,7 +25,7 @@ pub const AT_RELOAD: &[AtReload] = &[
                 "a_call_is_judged_and_put_through_by_one_configuration",
             ),
             (
-                "crates/daemon/tests/proxy/reload.rs",
+                "crates/hostside/tests/proxy/reload.rs",
                 "a_call_is_put_through_to_what_was_offered_when_it_was_made",
             ),
         ],
@@ -57,11 +57,11 @@ pub const AT_RELOAD: &[AtReload] = &[
         outcome: "it ends with `--enforce-existing`; both configurations have to allow it",
         tests: &[
             (
-                "crates/daemon/tests/proxy/reload.rs",
+                "crates/hostside/tests/proxy/reload.rs",
                 "who_has_left_a_group_loses_what_the_group_may_reach",
             ),
             (
-                "crates/daemon/tests/proxy/reload.rs",
+                "crates/hostside/tests/proxy/reload.rs",
                 "a_call_from_before_a_reload_gets_no_more_than_both_configurations_allow",
             ),
         ],
@@ -79,11 +79,11 @@ pub const AT_RELOAD: &[AtReload] = &[
         outcome: "none reaches the port",
         tests: &[
             (
-                "crates/daemon/tests/proxy/publish.rs",
+                "crates/hostside/tests/proxy/publish.rs",
                 "no_guest_waits_at_a_port_before_it_is_published",
             ),
             (
-                "crates/daemon/tests/proxy/publish.rs",
+                "crates/hostside/tests/proxy/publish.rs",
                 "a_session_from_before_a_port_is_published_there_ends",
             ),
         ],

@@ -2,7 +2,7 @@
 
 use api::VmWindows;
 use config::{MAX_WINDOWS, WindowsSpec};
-use daemon::windows::{port_name, ports};
+use windows::memory::{port_name, ports};
 
 use crate::vmm::{Memory, qemu_path};
 

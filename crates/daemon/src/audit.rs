@@ -1,14 +1,12 @@
 //! The audit: who called whom, what was decided, and by which rule; one JSON object a line.
 //!
-//! Whoever decides hands over an [`AuditRecord`] and goes on: [`Audit::record`] never waits. A thread of its own writes. A source
+//! Whoever decides hands over an [`AuditRecord`](hostside::audit::AuditRecord) and goes on: [`Audit::record`] never waits. A thread of its own writes. A source
 //! that calls more than [`RECORDS_PER_SECOND`] times a second has the rest held back, and a line each second says how many
 //! those were, so that nobody can bury what others do and no call goes uncounted.
 
-mod record;
 mod sink;
 mod writer;
 
-pub use record::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule, MAX_TEXT_LEN};
 pub use writer::{Audit, AuditWriter, MAX_SOURCES, MAX_WAITING_RECORDS, RECORDS_PER_SECOND};
 
 #[cfg(test)]

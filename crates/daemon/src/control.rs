@@ -24,7 +24,7 @@ use crate::line::{Counters, LineStatus};
 use crate::metrics::Pages;
 use crate::questions::Questions;
 use crate::readiness::Readiness;
-use crate::windows;
+use windows::memory;
 
 /// What the workers know at the moment, by full names.
 struct Known {
@@ -306,7 +306,7 @@ impl Control {
             windows: spec.windows.map(|windows| VmWindows {
                 count: windows.count,
                 bytes: windows.len,
-                files: windows::files(plan.runtime_dir(), spec),
+                files: memory::files(plan.runtime_dir(), spec),
                 qmp: spec.qmp.clone(),
             }),
             agent,

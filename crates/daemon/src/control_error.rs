@@ -10,10 +10,10 @@ use config::input::{InputError, did_you_mean};
 
 use crate::line::LineError;
 use crate::net::{NetError, NetFault};
-use crate::offers::OfferError;
 use crate::policy::AskError;
-use crate::runtime::RuntimeError;
-use crate::windows::WindowsError;
+use hostside::offers::OfferError;
+use runtime::directory::RuntimeError;
+use windows::memory::WindowsError;
 
 /// Why the daemon did not do what it was asked.
 #[derive(Debug, thiserror::Error)]

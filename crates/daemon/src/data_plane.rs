@@ -11,14 +11,14 @@ use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
 use policy::{Address, Policy};
 use vsock::Reason;
 
-use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
 use crate::events::{CallNotes, observer};
 use crate::net::NetThread;
-use crate::offers::{Commit, Offer, OfferError, Offers};
-use crate::proxy::{Options, Proxy};
 use crate::serve::{Started, Surroundings};
-use crate::switchboard::Switchboard;
 use crate::worker::{Wiring, Worker};
+use hostside::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use hostside::offers::{Commit, Offer, OfferError, Offers};
+use hostside::proxy::{Options, Proxy};
+use windows::switchboard::Switchboard;
 
 /// Starts a worker, a proxy and a switchboard that know each other. While guests and programs answer quickly, the worker looks for up to
 /// `spin` before it sleeps. Of frames it takes up to `net_batch` from a ring at a time, or as many as is best.

@@ -22,14 +22,15 @@ use config::{Chardev, LineSpec};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
 use policy::ServiceEntry;
 
-use crate::arrivals::ArrivalSender;
 use crate::capture::CaptureSender;
 use crate::line::{
-    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineStatus, LineWorker,
-    PolicyChange, PreparedLines,
+    Counters, Figures, LineChange, LineError, LineFault, LineStatus, LineWorker, PolicyChange,
+    PreparedLines,
 };
-use crate::offers::Commit;
-use crate::runtime::{RuntimeError, listen_privately};
+use hostside::arrivals::AgentArrival;
+use hostside::arrivals::ArrivalSender;
+use hostside::offers::Commit;
+use runtime::directory::{RuntimeError, listen_privately};
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -19,12 +19,12 @@ use crate::control_error::ControlError;
 use crate::events::Events;
 use crate::line::{LineChange, LineFault, LineWorker, PolicyChange};
 use crate::net::{NetChange, NetWorker};
-use crate::offers::{Commit, Offers};
 use crate::policy::Rulebook;
-use crate::runtime::{check_directory, remove_stale_socket};
 use crate::stalled_clients::StalledClients;
-use crate::switchboard::Circuits;
-use crate::windows::Windows;
+use hostside::offers::{Commit, Offers};
+use runtime::directory::{check_directory, remove_stale_socket};
+use windows::memory::Windows;
+use windows::switchboard::Circuits;
 
 /// Reads the configuration again, from all its sources. It may take its time.
 pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;

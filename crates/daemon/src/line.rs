@@ -5,18 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use config::LineSpec;
-use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
+use device::{AgentSecret, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
 use policy::{Policy, ServiceEntry};
+use runtime::directory::RuntimeError;
 use vsock::{RuleReport, SetUpTimes};
 
 use crate::capture::CaptureSender;
-use crate::offers::Commit;
+use hostside::channels::ChannelState;
+use hostside::chardev::OpenError;
+use hostside::offers::Commit;
 
 /// Everything that comes into force together: see [`LineWorker::prepare`].
 pub struct LineChange {
@@ -86,21 +88,6 @@ pub struct LineStatus {
     pub channels: Vec<ChannelState>,
 }
 
-/// What the worker knows about a channel at the moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChannelState {
-    /// The port's name in the guest.
-    pub name: String,
-    /// A VMM is connected.
-    pub attached: bool,
-    /// Something takes what the guest writes.
-    pub taken: bool,
-    /// The file that it is written to, if it is one.
-    pub file: Option<PathBuf>,
-    /// What has happened on the channel since it was opened.
-    pub counters: Counters,
-}
-
 /// What the data plane has counted, beside the counters of its lines.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
@@ -130,19 +117,6 @@ pub struct LineFigures {
 /// What has happened on a line since it was opened, by name. Every count only grows. The worker chooses the names
 /// from a fixed set, such as `bytes_from_guest`.
 pub type Counters = BTreeMap<&'static str, u64>;
-
-/// A guest's connection to the agent's port of the host, handed over by the worker.
-#[derive(Debug)]
-pub struct AgentArrival {
-    /// Full name of the VM whose line it came over.
-    pub vm: String,
-    /// The guest's port. Only a privileged process of the guest can use one below 1024. Of lines without rings it is 0.
-    pub source_port: u32,
-    /// How the VM is attached.
-    pub attachment: Attachment,
-    /// The bytes of the circuit. It ends when the circuit ends.
-    pub stream: UnixStream,
-}
 
 /// Why a line could not be opened or closed.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +165,21 @@ pub enum LineError {
     /// The system refused something else.
     #[error("the line could not be opened or closed: {0}")]
     Io(#[from] io::Error),
+}
+
+impl From<OpenError> for LineError {
+    fn from(error: OpenError) -> LineError {
+        match error {
+            OpenError::Socket(RuntimeError::InUse { path } | RuntimeError::NotASocket { path }) => {
+                LineError::AddressInUse { path }
+            }
+            OpenError::Socket(RuntimeError::System { path, error, .. }) => {
+                LineError::Directory { path, error }
+            }
+            OpenError::Socket(other) => LineError::Io(io::Error::other(other)),
+            OpenError::Io(error) => LineError::Io(error),
+        }
+    }
 }
 
 /// The data plane as the control plane sees it. Every method may be called from any thread and returns soon.

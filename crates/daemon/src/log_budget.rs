@@ -17,7 +17,7 @@ use tracing::Event;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 
-use crate::rate;
+use runtime::rate;
 
 /// Lines at once, and seconds until as many may be written again: one each second in the long run.
 const LINES: u64 = 100;

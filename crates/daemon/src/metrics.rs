@@ -23,9 +23,9 @@ use wire::agent::job::Stats;
 use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::Figures;
-use crate::switchboard::SwitchboardReport;
 use guest::{GUEST_TIMEOUT, ask};
 use page::Page;
+use windows::switchboard::SwitchboardReport;
 
 /// The media type of the page.
 pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -21,7 +21,7 @@ use wire::ethernet::MacAddress;
 
 use crate::capture::CaptureSender;
 use crate::line::Counters;
-use crate::offers::Commit;
+use hostside::offers::Commit;
 
 pub(crate) use change::PlacedPort;
 pub use change::{NetChange, NetFault, NetFaultCause};

@@ -20,7 +20,7 @@ use config::{
 };
 use policy::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
 
-use crate::offers::Offer;
+use hostside::offers::Offer;
 
 pub use answer::AskError;
 pub use findings::MAX_FINDINGS;

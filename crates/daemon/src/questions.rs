@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::places::Whose;
+use runtime::places::Whose;
 
 /// How many answers are made at once for all callers of a class together, and for one user.
 struct Most {

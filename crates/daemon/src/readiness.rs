@@ -4,7 +4,7 @@
 //! from a privileged port, which an ordinary program of the guest cannot use, and say hello in time. Then the VM is
 //! ready for as long as the connection lasts. A VM has at most one connection that is being greeted and one that
 //! has been; the newest wins, because a guest that has rebooted calls again before the old connection is known dead.
-//! ([`arrivals`](crate::arrivals) has seen to the port.) A connection over a serial port stands for a while although the port has lost its other end, or the guest
+//! ([`arrivals`](hostside::arrivals) has seen to the port.) A connection over a serial port stands for a while although the port has lost its other end, or the guest
 //! answers nothing: it makes nothing ready meanwhile.
 //!
 //! Where a guest cannot see who calls, its agent says what calls of the host are to begin with, which the data plane is given before anybody hears that the
@@ -23,10 +23,10 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::arrivals::{Arrivals, News};
 use crate::events::Events;
-use crate::hello::{HelloError, confirm, greet};
-use crate::line::AgentArrival;
+use hostside::arrivals::AgentArrival;
+use hostside::arrivals::{Arrivals, News};
+use hostside::hello::{HelloError, confirm, greet};
 
 /// How long an agent may take from its connection to the end of its hello.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,7 +10,7 @@
 //!   is told so by name, and needs a restart.
 //! - **System calls** ([`calls`]): a seccomp filter with a list of what the code uses. Any other call ends the process at once with
 //!   SIGSYS, and the kernel's log says which call it was.
-//! - **Programs** ([`starter`]): a service or a channel may be a program. It must not inherit the sandbox, and the sandboxed process must
+//! - **Programs** ([`hostside::starter`]): a service or a channel may be a program. It must not inherit the sandbox, and the sandboxed process must
 //!   not be able to start anything. So a second process is there before the sandbox is, which starts programs from the list that
 //!   the configuration gave it, by their number, and can be asked for nothing else.
 //!
@@ -20,7 +20,6 @@
 mod calls;
 mod files;
 mod places;
-pub mod starter;
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +34,7 @@ use config::{
 };
 pub use places::Places;
 
-use starter::Starter;
+use hostside::starter::{self, Starter};
 
 static IN_FORCE: OnceLock<Sandbox> = OnceLock::new();
 
@@ -96,7 +95,6 @@ pub enum SandboxError {
 #[derive(Debug)]
 pub struct Sandbox {
     places: Places,
-    starter: Option<Starter>,
     confines_files: bool,
 }
 
@@ -143,10 +141,10 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         mode = ?options.mode,
         "the sandbox is in force"
     );
+    starter::confine(starter);
     // Whoever entered before is confined already, which cannot be undone.
     let _ = IN_FORCE.set(Sandbox {
         places,
-        starter,
         confines_files,
     });
     Ok(())
@@ -163,11 +161,6 @@ pub(crate) fn make_forbidden_call_if_told() {
 }
 
 impl Sandbox {
-    /// The process that starts programs, if the configuration had any when the daemon started.
-    pub(crate) fn starter(&self) -> Option<&Starter> {
-        self.starter.as_ref()
-    }
-
     fn covers(&self, path: &Path) -> Result<(), InputError> {
         if !self.confines_files || self.places.covers(path) {
             return Ok(());
@@ -176,19 +169,19 @@ impl Sandbox {
             path: path.to_owned(),
         })
     }
+}
 
-    fn has_program(&self, words: &[String]) -> Result<(), InputError> {
-        if self
-            .starter
-            .as_ref()
-            .is_some_and(|starter| starter.has(words))
-        {
-            return Ok(());
-        }
-        Err(InputError::ProgramOutsideSandbox {
-            program: words.first().cloned().unwrap_or_default(),
-        })
+/// Refuses a program that the process that starts programs does not know.
+fn has_program(words: &[String]) -> Result<(), InputError> {
+    if starter::in_force()
+        .flatten()
+        .is_some_and(|starter| starter.has(words))
+    {
+        return Ok(());
     }
+    Err(InputError::ProgramOutsideSandbox {
+        program: words.first().cloned().unwrap_or_default(),
+    })
 }
 
 /// Refuses a VM for which files would be needed that this process cannot have.
@@ -200,9 +193,7 @@ pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
         return Ok(());
     };
     let commands = places::commands_of(request);
-    commands
-        .iter()
-        .try_for_each(|words| sandbox.has_program(words))?;
+    commands.iter().try_for_each(|words| has_program(words))?;
     let files = places::files_of(request);
     files.iter().try_for_each(|path| sandbox.covers(path))
 }
@@ -221,7 +212,7 @@ pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     };
     for service in &config.services {
         if let ServiceTarget::Command(words) = &service.value.target {
-            sandbox.has_program(words).map_err(at(&service.place))?;
+            has_program(words).map_err(at(&service.place))?;
         }
     }
     for vm in &config.vms {

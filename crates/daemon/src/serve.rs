@@ -21,7 +21,6 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api::Access;
-use crate::arrivals::{ArrivalSender, Arrivals, arrivals};
 use crate::audit::{Audit, AuditWriter};
 use crate::capture::Captures;
 use crate::control::Control;
@@ -30,18 +29,19 @@ use crate::in_force::{Hindrance, InForce, Parts, ReadConfig};
 use crate::line::LineWorker;
 use crate::log_budget;
 use crate::net::NetWorker;
-use crate::offers::Offers;
 use crate::policy::Rulebook;
 use crate::readiness::Readiness;
-use crate::runtime::{
-    RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
-    operators, prepare_directory, who_is_shut_out,
-};
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
 use crate::stalled_clients::StalledClients;
-use crate::switchboard::Circuits;
-use crate::windows::{Windows, WindowsError};
+use hostside::arrivals::{ArrivalSender, Arrivals, arrivals};
+use hostside::offers::Offers;
+use runtime::directory::{
+    RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
+    operators, prepare_directory, who_is_shut_out,
+};
+use windows::memory::{Windows, WindowsError};
+use windows::switchboard::Circuits;
 
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
@@ -201,7 +201,7 @@ impl Daemon {
         let (sender, arrivals) = arrivals();
         let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
         let events = Events::default();
-        windows.set_events(events.clone());
+        windows.set_observer(events.of_windows());
         let surroundings = Surroundings {
             arrivals: sender,
             audit: audit.clone(),

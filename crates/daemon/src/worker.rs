@@ -16,19 +16,19 @@ use device::{
 use policy::{Address, LineId};
 use vsock::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 
-use crate::arrivals::{ArrivalSender, Unreachable};
 use crate::capture::CaptureSender;
-use crate::channels::{Channels, VmChannels};
 use crate::line::{
-    AgentArrival, Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineStatus,
-    LineWorker, PolicyChange, PreparedLines,
+    Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineStatus, LineWorker,
+    PolicyChange, PreparedLines,
 };
-use crate::offers::Commit;
-use crate::orders::Orders;
-use crate::proxy::{DialPlace, Exchange};
-use crate::serial_line::SerialLine;
 use crate::shared_answer::SharedAnswer;
-use crate::switchboard::plane::DataPlane;
+use device::Orders;
+use hostside::arrivals::{AgentArrival, ArrivalSender, Unreachable};
+use hostside::channels::{Channels, VmChannels};
+use hostside::offers::Commit;
+use hostside::proxy::{DialPlace, Exchange};
+use hostside::serial_line::SerialLine;
+use windows::switchboard::plane::DataPlane;
 
 /// What a worker is connected with.
 pub struct Wiring {
@@ -135,7 +135,7 @@ impl Worker {
         };
         let opened = server.open(spec, &self.state_dir);
         channels.server = Some(server);
-        opened.map(Some)
+        Ok(Some(opened?))
     }
 
     /// The serial line of a VM, if its guest is reached by one.
@@ -145,7 +145,7 @@ impl Worker {
             let (orders, unreachable) = (self.orders.clone(), self.unreachable.clone());
             SerialLine::start(&spec.full_name(), chardev, orders, unreachable)
         };
-        chardev.map(start).transpose()
+        Ok(chardev.map(start).transpose()?)
     }
 
     /// Goes through all circuits, a slice between two turns. Returns the payload in our keeping of each line, in bytes.
@@ -313,7 +313,9 @@ impl LineWorker for Worker {
                 name,
             };
             if let Some(serial_line) = serial_lines.get(&status.name) {
-                serial_line.describe(&mut status);
+                let (is_connected, counted) = serial_line.status();
+                status.attached = is_connected;
+                status.counters.extend(counted);
             }
             if let Some(channels) = channels.by_vm.get(&status.name) {
                 status.channels = channels.states();

@@ -35,6 +35,7 @@ mod kept;
 mod line;
 mod nap;
 pub mod net;
+mod orders;
 mod reactor;
 mod relay;
 mod ring;
@@ -58,6 +59,7 @@ pub use fabric::{
 };
 pub use fault::MAX_FAULT_CHARS;
 pub use line::AgentSecret;
+pub use orders::{Orders, Turns};
 pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use snapshot::{CircuitSnapshot, Credentials, Endpoint};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use api::{LineKind, NetworkDetails, VmState, VmStatus};
-use daemon::runtime::check_directory;
+use runtime::directory::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 

@@ -52,12 +52,12 @@ fn note_runtime_dir(written: &Path) {
     }
 }
 
-/// Starts programs for a daemon, with which it was started: see [`daemon::sandbox::starter`].
+/// Starts programs for a daemon, with which it was started: see [`hostside::starter`].
 ///
 /// # Errors
 /// [`Failure`] when nobody speaks to it as a daemon does.
 pub fn start_programs() -> Result<(), Failure> {
-    sandbox::starter::run(io::stdin())
+    hostside::starter::run(io::stdin())
         .map_err(|error| Failure::failed(format!("cannot start programs for a daemon: {error}")))
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use daemon::forwarded::{FrameReader, FrameWriter};
+use hostside::forwarded::{FrameReader, FrameWriter};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::UnixStream;
 use wire::agent::{Decoder, MAX_DATA_LEN};

@@ -11,7 +11,7 @@ use config::{ControlGroups, group_words};
 use sys::peer::peer;
 
 use super::problem::Failure;
-use crate::places::Whose;
+use runtime::places::Whose;
 
 /// What a caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

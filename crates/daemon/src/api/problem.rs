@@ -15,8 +15,8 @@ use crate::line::LineError;
 use crate::net::{NetError, NetFault, NetFaultCause};
 use crate::policy::AskError;
 use crate::reload::ReloadError;
-use crate::runtime::RuntimeError;
-use crate::windows::WindowsError;
+use runtime::directory::RuntimeError;
+use windows::memory::WindowsError;
 
 /// The HTTP status that goes with a kind of problem.
 pub(super) fn status(kind: Kind) -> StatusCode {

@@ -21,9 +21,9 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::access::{Access, Role};
 use super::problem::Failure;
-use crate::places::{Limits, Places};
 use crate::questions::asked_by;
 use crate::stalled_clients::StalledClients;
+use runtime::places::{Limits, Places};
 
 /// How many connections there may be at once.
 pub const CONNECTIONS: Limits = Limits {

@@ -4,6 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use hostside::audit::{
+    AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule, MAX_TEXT_LEN,
+};
+
 use super::*;
 
 fn call(vm: &str, decision: AuditDecision) -> AuditRecord {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::record::{AuditCaller, AuditDecision, AuditRecord};
 use super::sink::Sink;
+use hostside::audit::{AuditCaller, AuditDecision, AuditRecord};
 
 /// Records of one source that are written each second. The rest is counted.
 pub const RECORDS_PER_SECOND: u32 = 100;

@@ -10,8 +10,8 @@ use wire::vsock::SocketType;
 use super::{Control, known_vm};
 use crate::control_error::ControlError;
 use crate::events::circuit_end;
-use crate::switchboard::pool::{Owners, WindowStatus};
-use crate::switchboard::{CircuitName, ListedCircuit, SwitchboardReport};
+use windows::switchboard::pool::{Owners, WindowStatus};
+use windows::switchboard::{CircuitName, ListedCircuit, SwitchboardReport};
 
 impl Control {
     /// Circuits, of one VM by its full name or an alias, or of all; called at one port, or at any. Waits for the worker.

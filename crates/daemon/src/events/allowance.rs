@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use api::{EventDetails, EventKind};
+
 use policy::{Time, TokenBucket};
 
 /// Events at once, and seconds until as many may be told again: one each second in the long run.

@@ -8,11 +8,11 @@ use policy::full_name;
 use vsock::CircuitId;
 
 use super::{Call, Events};
-use crate::audit::{
-    Audit, AuditCallee, AuditCaller, AuditDecision, AuditRecord, RECORDS_PER_SECOND,
-};
-use crate::rate::{self, Buckets};
-use crate::switchboard::CircuitName;
+use crate::audit::{Audit, RECORDS_PER_SECOND};
+use hostside::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord};
+use runtime::rate::{self, Buckets};
+use windows::switchboard::CircuitName;
+use windows::switchboard::pool::WindowState;
 
 /// Takes note of decisions about calls.
 #[derive(Debug, Clone)]
@@ -70,6 +70,22 @@ impl CallNotes {
         } else if is_usual {
             self.events.tell(EventKind::CircuitOpened, details);
         }
+    }
+}
+
+impl Events {
+    /// Tells of windows that are lent and free again.
+    pub fn of_windows(&self) -> windows::memory::Observer {
+        let events = self.clone();
+        Box::new(move |state, vms| {
+            let kind = match state {
+                WindowState::InUse => EventKind::WindowLent,
+                WindowState::Free => EventKind::WindowFree,
+                // Nothing is told of these.
+                WindowState::Absent | WindowState::Quarantined => return,
+            };
+            events.tell_of_vm(kind, EventDetails::of_vm(vms));
+        })
     }
 }
 

@@ -13,8 +13,8 @@ use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
-use crate::places::{NoPlace, Whose};
-use crate::rate;
+use runtime::places::{NoPlace, Whose};
+use runtime::rate;
 
 /// The most events that are kept. Of older ones only their number is known.
 pub const MAX_EVENTS: usize = 4096;

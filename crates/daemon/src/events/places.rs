@@ -1,6 +1,6 @@
 //! Places in the ring for readers who follow.
 
-use crate::places::{Limits, NoPlace, Whose};
+use runtime::places::{Limits, NoPlace, Whose};
 
 /// How many may follow at once.
 pub const READERS: Limits = Limits {

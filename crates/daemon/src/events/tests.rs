@@ -9,7 +9,7 @@ use hyper::body::Body;
 use serde_json::Value;
 
 use super::*;
-use crate::places::{NoPlace, Whose};
+use runtime::places::{NoPlace, Whose};
 
 const START: u64 = 1_800_000_000_000;
 

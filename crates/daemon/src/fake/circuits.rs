@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use device::CircuitFilter;
 use vsock::CircuitId;
 
-use crate::switchboard::pool::WindowStatus;
-use crate::switchboard::{CircuitList, Circuits, SwitchboardReport};
+use windows::switchboard::pool::WindowStatus;
+use windows::switchboard::{CircuitList, Circuits, SwitchboardReport};
 
 /// Circuits that are what the test says.
 #[derive(Debug, Default)]

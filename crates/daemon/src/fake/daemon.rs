@@ -14,18 +14,18 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::FakeWorker;
-use crate::arrivals::{Arrivals, arrivals};
 use crate::audit::Audit;
 use crate::capture::Captures;
 use crate::control::Control;
 use crate::events::Events;
 use crate::in_force::{InForce, Parts, ReadConfig};
 use crate::line::LineWorker;
-use crate::offers::NoOffers;
 use crate::policy::Rulebook;
 use crate::serve::{Daemon, ServeError, StartWorker, Started};
 use crate::stalled_clients::StalledClients;
-use crate::windows::Windows;
+use hostside::arrivals::{Arrivals, arrivals};
+use hostside::offers::NoOffers;
+use windows::memory::Windows;
 
 use super::{FakeCircuits, FakeNet, FakeOffers};
 

@@ -14,8 +14,8 @@ use crate::net::{
     MacStatus, NetChange, NetError, NetFault, NetWorker, NetworkStatus, PlacedPort, PortOwner,
     PortStatus,
 };
-use crate::offers::Commit;
-use crate::runtime::{RuntimeError, listen_privately};
+use hostside::offers::Commit;
+use runtime::directory::{RuntimeError, listen_privately};
 
 /// By full name.
 type Networks = Arc<Mutex<BTreeMap<String, Network>>>;

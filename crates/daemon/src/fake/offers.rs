@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::offers::{Commit, Offer, OfferError, Offers};
+use hostside::offers::{Commit, Offer, OfferError, Offers};
 
 /// Keeps what was offered last, and refuses what the test says.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use api::WindowsInfo;
 
 use super::page::Page;
-use crate::switchboard::SwitchboardReport;
+use windows::switchboard::SwitchboardReport;
 
 /// Adds figures of the switchboard, and how many windows stand how.
 pub(super) fn add(page: &mut Page, report: &SwitchboardReport, windows: &WindowsInfo) {

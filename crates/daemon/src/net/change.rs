@@ -6,7 +6,7 @@ use config::Plan;
 use config::net::{NetHost, NetworkSpec, PortSpec};
 
 use super::NetError;
-use crate::runtime::{RuntimeError, check_directory, remove_stale_socket};
+use runtime::directory::{RuntimeError, check_directory, remove_stale_socket};
 
 /// What has to be done so that networks are as another plan has them.
 ///

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::capture::CaptureSender;
 use crate::line::Counters;
-use crate::offers::Commit;
-use crate::orders::Orders;
+use device::Orders;
+use hostside::offers::Commit;
 
 /// Switches frames, on a thread that begins with the first network.
 pub struct NetThread {

@@ -11,11 +11,11 @@ use wire::destination::DestinationError;
 use super::Rulebook;
 use super::findings::Found;
 use super::listing::network_words;
-use crate::proxy::egress::{
+use hostside::proxy::egress::{
     EgressError, View, allowed, is_network, means, means_name, must_be_named, none_is_published,
     permitted,
 };
-use crate::proxy::own::OwnListeners;
+use hostside::proxy::own::OwnListeners;
 
 /// The most names that a finding shows.
 const MAX_NAMED: usize = 4;

@@ -5,7 +5,7 @@ use policy::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern
 
 use super::Rulebook;
 use super::listing::info;
-use crate::proxy::egress::is_network;
+use hostside::proxy::egress::is_network;
 
 /// The most rules that are told of in an answer.
 const MAX_PASSED_OVER: usize = 4;

@@ -9,7 +9,7 @@ use wire::agent::{
 };
 
 use super::*;
-use crate::arrivals::arrivals;
+use hostside::arrivals::arrivals;
 
 #[test]
 fn an_agent_that_does_not_finish_its_hello_is_hung_up_on_in_time() {

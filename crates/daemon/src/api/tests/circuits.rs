@@ -8,8 +8,8 @@ use vsock::{CircuitId, CircuitState};
 use wire::vsock::SocketType;
 
 use super::*;
-use crate::switchboard::pool::{Owners, WindowId, WindowState, WindowStatus};
-use crate::switchboard::{CircuitList, ListedCircuit};
+use windows::switchboard::pool::{Owners, WindowId, WindowState, WindowStatus};
+use windows::switchboard::{CircuitList, ListedCircuit};
 
 const FILE: &str = r#"
 [[vm]]

@@ -9,7 +9,7 @@ use vsock::{Reason, RuleCounters, RuleReport};
 use super::*;
 use crate::line::Figures;
 use crate::metrics::figures::{MAX_RULES, MAX_VMS, example};
-use crate::switchboard::SwitchboardReport;
+use windows::switchboard::SwitchboardReport;
 
 fn vm(name: &str) -> VmStatus {
     let counters = [

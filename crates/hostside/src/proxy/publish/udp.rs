@@ -1,0 +1,294 @@
+//! Published UDP ports. Each address that sends has a session of its own: a circuit to the guest, by which answers find their way back.
+//!
+//! A guest that listens with SEQPACKET gets each datagram as a message; else it is called with a stream, where each has its length before it.
+//! Which it is shows when the first call is refused: what has been sent until then is sent again. What worked last is
+//! tried first the next time.
+
+use runtime::sockets;
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use device::{CallAnswer, PublishedTo};
+use tokio::net::UdpSocket;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use vsock::Reason;
+use wire::vsock::SocketType;
+
+use super::{Outgoing, Standing, dial_guest, log_refusal};
+use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
+use crate::proxy::identity::{Transport, published_header};
+use crate::proxy::shared::{Shared, count};
+use crate::proxy::udp::{IDLE_TIMEOUT, Last, lost_is_lost};
+
+/// Sessions of one published port at once. Datagrams of further addresses are lost.
+pub const MAX_SESSIONS: usize = 1024;
+
+/// How long a session lives that the guest has not answered yet, and for which nothing comes: an address may be forged.
+pub const UNANSWERED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Datagrams that wait for one guest's socket. Further ones are lost.
+const MAX_WAITING: usize = 64;
+
+/// Bytes that wait in all sessions of one port together. Further datagrams are lost.
+const MAX_WAITING_BYTES: usize = 8 * 1024 * 1024;
+
+/// Datagrams that are kept to be sent again if the guest turns out to want a stream.
+const MAX_KEPT: usize = 8;
+
+/// How long nothing is sent to a guest that has refused both kinds of call, for one address.
+const REST: Duration = Duration::from_secs(1);
+
+struct Datagram {
+    bytes: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Serves a published UDP port until the task is aborted.
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    socket: std::net::UdpSocket,
+    publish: watch::Receiver<Arc<Standing>>,
+) -> io::Result<()> {
+    let socket = Arc::new(UdpSocket::from_std(socket)?);
+    let prefers_stream = Arc::new(AtomicBool::new(false));
+    let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES));
+    let mut sessions: HashMap<SocketAddr, mpsc::Sender<Datagram>> = HashMap::new();
+    // Sessions end with this task.
+    let mut tasks = JoinSet::new();
+    let mut buffer = vec![0; MAX_DATAGRAM_LEN];
+    loop {
+        let (len, peer) = tokio::select! {
+            received = socket.recv_from(&mut buffer) => match received {
+                Ok(received) => received,
+                // That an answer did not arrive is told to whoever receives next, and concerns nobody else.
+                Err(error) => {
+                    tracing::debug!(%error, "a published UDP port lost an answer");
+                    continue;
+                }
+            },
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {
+                sessions.retain(|_, session| !session.is_closed());
+                continue;
+            }
+        };
+        // An empty datagram still has to be counted by something.
+        let Ok(room) = room.clone().try_acquire_many_owned(len.max(1) as u32) else {
+            count(&shared.counts.lost_datagrams);
+            continue;
+        };
+        let datagram = Datagram {
+            bytes: buffer[..len].to_vec(),
+            _room: room,
+        };
+        if sessions.get(&peer).is_none_or(mpsc::Sender::is_closed) {
+            if sessions.len() >= MAX_SESSIONS {
+                count(&shared.counts.lost_datagrams);
+                continue;
+            }
+            let (sender, datagrams) = mpsc::channel(MAX_WAITING);
+            let session = Session {
+                shared: shared.clone(),
+                publish: publish.borrow().clone(),
+                socket: socket.clone(),
+                peer,
+                prefers_stream: prefers_stream.clone(),
+                refusal: Arc::default(),
+            };
+            tasks.spawn(session.run(datagrams));
+            sessions.insert(peer, sender);
+        }
+        let sent = sessions
+            .get(&peer)
+            .map(|session| session.try_send(datagram));
+        if !matches!(sent, Some(Ok(()))) {
+            count(&shared.counts.lost_datagrams);
+        }
+    }
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    publish: Arc<Standing>,
+    socket: Arc<UdpSocket>,
+    peer: SocketAddr,
+    prefers_stream: Arc<AtomicBool>,
+    /// Why the data plane has refused its last call, if it has.
+    refusal: Arc<Mutex<Option<Reason>>>,
+}
+
+/// How a circuit of a session ended.
+enum Ended {
+    /// Nothing has moved for long enough.
+    Idle,
+    /// The guest has ended it, after it had answered.
+    ByGuest,
+    /// The guest has never said anything: it may have refused. These were sent to it.
+    Unanswered(Vec<Datagram>),
+}
+
+impl Session {
+    async fn run(self, mut datagrams: mpsc::Receiver<Datagram>) {
+        let first = match self.prefers_stream.load(Ordering::Relaxed) {
+            true => [SocketType::Stream, SocketType::SeqPacket],
+            false => [SocketType::SeqPacket, SocketType::Stream],
+        };
+        let mut kept = Vec::new();
+        for socket_type in first {
+            match self.circuit(socket_type, kept, &mut datagrams).await {
+                Ok(Ended::Unanswered(sent)) => kept = sent,
+                Ok(Ended::Idle | Ended::ByGuest) => return,
+                Err(error) => {
+                    tracing::warn!(name = self.publish.name, %error, "cannot call a guest for a datagram");
+                    return;
+                }
+            }
+        }
+        drop(kept);
+        match *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(reason) => log_refusal(&self.publish, &reason),
+            None => {
+                tracing::debug!(name = self.publish.name, peer = %self.peer, "the guest takes no datagrams");
+            }
+        }
+        let end = Instant::now() + REST;
+        // Until then what comes is lost, and does not make the guest refuse again and again.
+        while let Ok(Some(_)) = tokio::time::timeout_at(end, datagrams.recv()).await {
+            count(&self.shared.counts.lost_datagrams);
+        }
+    }
+
+    /// One circuit to the guest, until it ends.
+    async fn circuit(
+        &self,
+        socket_type: SocketType,
+        before: Vec<Datagram>,
+        datagrams: &mut mpsc::Receiver<Datagram>,
+    ) -> io::Result<Ended> {
+        let (ours, theirs) = sockets::pair(socket_type)?;
+        let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
+        let refusal = Arc::clone(&self.refusal);
+        let answer = CallAnswer::new(move |result| {
+            let mut last = refusal.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = result.err();
+        });
+        let outgoing = Outgoing {
+            to: PublishedTo::Port(self.publish.to.port.called()),
+            answer,
+            socket: theirs,
+            socket_type,
+            cut: None,
+        };
+        dial_guest(&self.shared, &self.publish, outgoing).await;
+        let last = Last::default();
+        let answered = AtomicBool::new(false);
+        let mut kept = Vec::new();
+        let inward = self.inward(
+            &mut to_guest,
+            before,
+            datagrams,
+            &mut kept,
+            &last,
+            &answered,
+        );
+        let outward = self.outward(&mut from_guest, socket_type, &last, &answered);
+        let idling = tokio::select! {
+            // Either ends when the guest has ended the circuit, or will not have it.
+            _ = inward => false,
+            _ = outward => false,
+            () = idle_session(&last, &answered) => true,
+        };
+        Ok(match (idling, answered.load(Ordering::Relaxed)) {
+            (true, _) => Ended::Idle,
+            (false, true) => Ended::ByGuest,
+            (false, false) => Ended::Unanswered(kept),
+        })
+    }
+
+    /// From the peer to the guest.
+    async fn inward(
+        &self,
+        to_guest: &mut ToGuest,
+        before: Vec<Datagram>,
+        datagrams: &mut mpsc::Receiver<Datagram>,
+        kept: &mut Vec<Datagram>,
+        last: &Last,
+        answered: &AtomicBool,
+    ) -> io::Result<()> {
+        let header = self.header();
+        let mut before = before.into_iter();
+        loop {
+            let next = match before.next() {
+                Some(datagram) => Some(datagram),
+                None => datagrams.recv().await,
+            };
+            let Some(datagram) = next else {
+                // The port is not published any more.
+                return Ok(());
+            };
+            last.touch();
+            let bytes = [&header[..], &datagram.bytes[..]].concat();
+            // Kept first, since sending may find that the guest has refused.
+            if answered.load(Ordering::Relaxed) {
+                kept.clear();
+            } else if kept.len() < MAX_KEPT {
+                kept.push(datagram);
+            }
+            match bytes.len() {
+                0..=MAX_DATAGRAM_LEN => to_guest.send(&bytes).await?,
+                _ => count(&self.shared.counts.lost_datagrams),
+            }
+        }
+    }
+
+    /// From the guest to the peer.
+    async fn outward(
+        &self,
+        from_guest: &mut FromGuest,
+        socket_type: SocketType,
+        last: &Last,
+        answered: &AtomicBool,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; MAX_DATAGRAM_LEN];
+        while let Some(len) = from_guest.receive(&mut buffer).await? {
+            if !answered.swap(true, Ordering::Relaxed) {
+                let is_stream = socket_type == SocketType::Stream;
+                self.prefers_stream.store(is_stream, Ordering::Relaxed);
+            }
+            last.touch();
+            lost_is_lost(self.socket.send_to(&buffer[..len], self.peer).await)?;
+        }
+        Ok(())
+    }
+
+    fn header(&self) -> Vec<u8> {
+        if !self.publish.proxy_protocol {
+            return Vec::new();
+        }
+        let ends = self
+            .socket
+            .local_addr()
+            .ok()
+            .map(|local| (self.peer, local));
+        published_header(&self.publish.name, ends, None, Transport::Datagram)
+    }
+}
+
+/// Ends when nothing has moved for long enough, which is less as long as the guest has not answered.
+async fn idle_session(last: &Last, answered: &AtomicBool) {
+    loop {
+        last.idle(UNANSWERED_TIMEOUT).await;
+        if !answered.load(Ordering::Relaxed) {
+            return;
+        }
+        last.idle(IDLE_TIMEOUT).await;
+        if last.get().elapsed() >= IDLE_TIMEOUT {
+            return;
+        }
+    }
+}

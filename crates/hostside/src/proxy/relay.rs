@@ -1,0 +1,240 @@
+//! Carrying bytes between two sockets, each direction by itself: the end of one is passed on and leaves the other open.
+//!
+//! A socket is cut when it is closed, unless everything has passed: whatever goes wrong, and however this ends, neither side takes what it has
+//! got for everything.
+
+use runtime::sockets;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use device::Cut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf as TcpReadHalf, WriteHalf as TcpWriteHalf};
+use tokio::net::unix::{ReadHalf as UnixReadHalf, WriteHalf as UnixWriteHalf};
+use tokio::net::{TcpStream, UnixStream};
+use wire::vsock::SocketType;
+
+use super::rules::Share;
+
+/// A stream socket of the host.
+pub(crate) trait Socket {
+    type Reader<'a>: AsyncRead + Unpin
+    where
+        Self: 'a;
+    type Writer<'a>: AsyncWrite + Unpin
+    where
+        Self: 'a;
+
+    /// Its two directions.
+    fn directions(&mut self) -> (Self::Reader<'_>, Self::Writer<'_>);
+
+    /// What says whether an end of it is one, where the socket cannot.
+    fn cut(&self) -> Option<Cut> {
+        None
+    }
+
+    /// From here on its close is a reset, where it knows such a thing, also when this process is killed.
+    fn begin(&self) {}
+
+    /// Everything has passed: its close is an end.
+    fn end(&mut self) {}
+}
+
+impl Socket for TcpStream {
+    type Reader<'a> = TcpReadHalf<'a>;
+    type Writer<'a> = TcpWriteHalf<'a>;
+
+    fn directions(&mut self) -> (TcpReadHalf<'_>, TcpWriteHalf<'_>) {
+        self.split()
+    }
+
+    fn begin(&self) {
+        // It fails only for what is no TCP socket.
+        let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), Some(Duration::ZERO));
+    }
+
+    fn end(&mut self) {
+        let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), None);
+    }
+}
+
+/// A UNIX socket is reset when it is closed with something unread in it, and not otherwise: it can only be closed.
+impl Socket for UnixStream {
+    type Reader<'a> = UnixReadHalf<'a>;
+    type Writer<'a> = UnixWriteHalf<'a>;
+
+    fn directions(&mut self) -> (UnixReadHalf<'_>, UnixWriteHalf<'_>) {
+        self.split()
+    }
+}
+
+/// The daemon's end of a circuit whose bytes it carries itself.
+pub(crate) struct CircuitEnd {
+    // Dropped first: it says that the circuit is cut before the socket is closed.
+    guard: CutOnDrop,
+    pub(crate) stream: UnixStream,
+}
+
+/// Cuts a circuit when it is dropped.
+struct CutOnDrop(Option<Cut>);
+
+impl Drop for CutOnDrop {
+    fn drop(&mut self) {
+        if let Some(cut) = &self.0 {
+            cut.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl CircuitEnd {
+    /// Both ends: the daemon's, and the data plane's with what says whether an end of it is one.
+    ///
+    /// # Errors
+    /// That the system has no room.
+    pub(crate) fn pair() -> io::Result<(CircuitEnd, OwnedFd, Cut)> {
+        let (ours, theirs) = sockets::pair(SocketType::Stream)?;
+        let stream = UnixStream::from_std(ours.into())?;
+        let cut = Cut::default();
+        let guard = CutOnDrop(Some(cut.clone()));
+        Ok((CircuitEnd { guard, stream }, theirs, cut))
+    }
+
+    /// Nothing more is to pass, and nothing is missing: its close is an end.
+    pub(crate) fn ended(mut self) -> UnixStream {
+        self.end();
+        self.stream
+    }
+}
+
+impl Socket for CircuitEnd {
+    type Reader<'a> = UnixReadHalf<'a>;
+    type Writer<'a> = UnixWriteHalf<'a>;
+
+    fn directions(&mut self) -> (UnixReadHalf<'_>, UnixWriteHalf<'_>) {
+        self.stream.split()
+    }
+
+    fn cut(&self) -> Option<Cut> {
+        self.guard.0.clone()
+    }
+
+    fn end(&mut self) {
+        self.guard.0 = None;
+    }
+}
+
+/// Carries bytes until both directions have ended; the close of the sockets is an end then. When one breaks, or when this is dropped before, both
+/// are cut.
+pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share: &Share) {
+    // Beside what the sockets say themselves.
+    let cuts = [one.cut(), other.cut()].map(Option::unwrap_or_default);
+    let result = {
+        let (mut from_one, mut to_one) = one.directions();
+        let (mut from_other, mut to_other) = other.directions();
+        let broken = [AtomicBool::new(false), AtomicBool::new(false)];
+        let [one_is, other_is] = [0, 1].map(|side| State {
+            cut: &cuts[side],
+            broken: &broken[side],
+        });
+        tokio::try_join!(
+            carry((&mut from_one, one_is), (&mut to_other, other_is), share),
+            carry((&mut from_other, other_is), (&mut to_one, one_is), share),
+        )
+        .map(|_| broken.iter().any(|broken| broken.load(Ordering::Relaxed)))
+    };
+    if matches!(result, Ok(false)) {
+        one.end();
+        other.end();
+    }
+}
+
+/// Whether the end of a socket is one.
+#[derive(Clone, Copy)]
+struct State<'a> {
+    cut: &'a AtomicBool,
+    /// It has been reset, which the system says once: what it sent before is still to be read.
+    broken: &'a AtomicBool,
+}
+
+impl State<'_> {
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire) || self.broken.load(Ordering::Relaxed)
+    }
+}
+
+async fn carry(
+    (from, from_is): (&mut (impl AsyncRead + Unpin), State<'_>),
+    (to, to_is): (&mut (impl AsyncWrite + Unpin), State<'_>),
+    share: &Share,
+) -> io::Result<()> {
+    let mut buffer = vec![0; share.piece()];
+    loop {
+        let len = from.read(&mut buffer).await?;
+        if len == 0 {
+            if from_is.is_cut() {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            return match to.shutdown().await {
+                // It has ended by itself, as it was to.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+                result => result,
+            };
+        }
+        share.pay(len).await;
+        let sent = async {
+            to.write_all(&buffer[..len]).await?;
+            to.flush().await
+        };
+        match sent.await {
+            Err(error) if is_broken(&error) => {
+                to_is.broken.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            result => result?,
+        }
+    }
+}
+
+/// Whether the other side takes no more, which leaves what it has sent.
+fn is_broken(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(error.kind(), ConnectionReset | BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A server that answers before it has read everything, and closes.
+    #[tokio::test]
+    async fn what_was_sent_before_a_reset_still_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut server = TcpStream::connect(address).await.unwrap();
+        let (mut near_server, _) = listener.accept().await.unwrap();
+        let (mut guest, theirs, cut) = CircuitEnd::pair().unwrap();
+        let theirs = std::os::unix::net::UnixStream::from(theirs);
+        let mut theirs = UnixStream::from_std(theirs).unwrap();
+        // All of it is there before the relay begins, which is the first to hear of the reset by sending.
+        let answer: Vec<u8> = (0..50_000_u32).map(|index| index as u8).collect();
+        near_server.write_all(b"unread").await.unwrap();
+        server.readable().await.unwrap();
+        server.write_all(&answer).await.unwrap();
+        drop(server);
+        near_server.ready(tokio::io::Interest::ERROR).await.unwrap();
+        theirs.write_all(b"more").await.unwrap();
+        guest.stream.readable().await.unwrap();
+        let relayed = tokio::spawn(async move {
+            relay(&mut guest, &mut near_server, &Share::default()).await;
+        });
+        let mut arrived = Vec::new();
+        theirs.read_to_end(&mut arrived).await.unwrap();
+        assert!(arrived == answer, "{} bytes arrived", arrived.len());
+        relayed.await.unwrap();
+        assert!(cut.load(Ordering::Acquire), "and it is no end");
+    }
+}

@@ -1,0 +1,246 @@
+//! What the tasks of the proxy have in common.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use config::{Hosts, Publish, Service};
+use device::{Called, ServiceCall};
+use policy::{Address, Policy, ServiceId};
+use tokio::sync::{Semaphore, watch};
+use vsock::Reason;
+
+use super::MAX_CALLS;
+use super::counter::{Capacity, Counters, NoRoom, Room};
+use super::directory::REQUESTS_PER_SECOND;
+use super::egress::View;
+use super::exchange::{Exchange, MAX_DIALS};
+use super::own::OwnListeners;
+use super::resolver::Names;
+use super::rules::Rules;
+use super::turns::Turns;
+use crate::audit::AuditRecord;
+use crate::offers::Groups;
+use runtime::rate::Buckets;
+
+/// Takes records for the audit. It must not wait.
+pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
+
+/// What the tasks of the proxy have in common.
+pub(crate) struct Shared {
+    pub(crate) names: Names,
+    /// Of names that are looked up.
+    pub(crate) lookups: Turns,
+    /// Of programs that are started.
+    pub(crate) starts: Turns,
+    /// Of questions to the data plane.
+    pub(crate) questions: Turns,
+    pub(crate) rules: Arc<Rules>,
+    pub(crate) audit: AuditSink,
+    pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
+    pub(crate) policy: watch::Sender<InForce>,
+    /// Becomes true when the daemon ends.
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) program_grace: Duration,
+    /// Programs that run.
+    pub(crate) programs: watch::Sender<usize>,
+    pub(crate) directory_by_vm: Counters,
+    pub(crate) directory_rates: Buckets<String>,
+    /// Where the daemon listens for published ports.
+    pub(crate) own: OwnListeners,
+    /// Capacity for calls of published ports that wait for the data plane.
+    pub(crate) dials: Arc<Semaphore>,
+    pub(crate) counts: Counts,
+    services: Mutex<HashMap<ServiceId, Offer>>,
+    calls: Capacity,
+}
+
+/// While it is there, no guest gets to what is about to be published.
+pub(crate) struct Expected(Arc<Shared>);
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.0.own.expect(std::iter::empty());
+    }
+}
+
+/// The policy that is in force.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct InForce {
+    pub(crate) policy: Arc<Policy>,
+    /// The names of `[hosts]`.
+    pub(crate) hosts: Arc<Hosts>,
+    /// The groups that its rules are about. Those of a caller may be of before.
+    pub(crate) groups: Arc<Groups>,
+    /// How often circuits that exist have been made subject to a new policy.
+    pub(crate) enforced: u64,
+}
+
+impl InForce {
+    /// The policy as it looks to a VM, in the groups that it is in now.
+    pub(crate) fn view(&self, vm: &Address) -> View<'_> {
+        let groups = self.groups.get(&vm.full_name());
+        View::new(
+            &self.policy,
+            &self.hosts,
+            vm,
+            groups.map_or(&[], Vec::as_slice),
+        )
+    }
+
+    /// Whether it says the same as another, which it does as long as neither has been replaced.
+    pub(crate) fn is(&self, other: &InForce) -> bool {
+        Arc::ptr_eq(&self.policy, &other.policy)
+            && Arc::ptr_eq(&self.hosts, &other.hosts)
+            && Arc::ptr_eq(&self.groups, &other.groups)
+    }
+}
+
+/// What the proxy has done since it was started. Every count only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) calls: AtomicU64,
+    pub(crate) turned_away: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) published: AtomicU64,
+    pub(crate) egress_allowed: AtomicU64,
+    pub(crate) egress_denied: AtomicU64,
+    pub(crate) egress_failed: AtomicU64,
+    pub(crate) lost_datagrams: AtomicU64,
+}
+
+/// Adds one to a count.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+struct Offer {
+    service: Arc<Service>,
+    connections: Capacity,
+}
+
+/// A call with what belongs to the configuration that allowed it: what is offered may be something else by the time it is put through.
+pub(crate) struct TakenCall {
+    pub(crate) call: ServiceCall,
+    /// The service, if it is one, and room for one more connection to it, or why there is none.
+    pub(crate) service: Option<(Arc<Service>, Result<Room, Reason>)>,
+    pub(crate) in_force: InForce,
+    /// Room for it among all calls.
+    pub(crate) room: Room,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        policy: Arc<Policy>,
+        names: Names,
+        audit: AuditSink,
+        program_grace: Duration,
+    ) -> Shared {
+        let in_force = InForce {
+            policy,
+            ..InForce::default()
+        };
+        Shared {
+            names,
+            lookups: Turns::default(),
+            starts: Turns::default(),
+            questions: Turns::default(),
+            rules: Arc::new(Rules::new(in_force.clone())),
+            audit,
+            exchange: OnceLock::new(),
+            policy: watch::Sender::new(in_force),
+            stop: watch::Sender::new(false),
+            program_grace,
+            programs: watch::Sender::new(0),
+            directory_by_vm: Counters::default(),
+            directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
+            own: OwnListeners::default(),
+            dials: Arc::new(Semaphore::new(MAX_DIALS)),
+            counts: Counts::default(),
+            services: Mutex::default(),
+            calls: Capacity::default(),
+        }
+    }
+
+    /// Keeps guests from where these are going to listen.
+    pub(crate) fn expect(self: &Arc<Shared>, publishes: &[Publish]) -> Expected {
+        let listens = publishes.iter().map(|publish| &publish.listen);
+        self.own.expect(listens);
+        Expected(self.clone())
+    }
+
+    /// Replaces the services. One that keeps its number keeps the count of its connections.
+    pub(crate) fn set_services(&self, services: Vec<(ServiceId, Service)>) {
+        let mut offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = std::mem::take(&mut *offered);
+        *offered = services
+            .into_iter()
+            .map(|(id, service)| {
+                let connections = old.remove(&id).map(|offer| offer.connections);
+                let offer = Offer {
+                    service: Arc::new(service),
+                    connections: connections.unwrap_or_default(),
+                };
+                (id, offer)
+            })
+            .collect();
+    }
+
+    /// Replaces the policy, and the groups that it is about.
+    pub(crate) fn set_policy(
+        &self,
+        policy: Arc<Policy>,
+        hosts: Hosts,
+        groups: Groups,
+        enforce_existing: bool,
+    ) {
+        self.policy.send_modify(|in_force| {
+            *in_force = InForce {
+                policy,
+                hosts: Arc::new(hosts),
+                groups: Arc::new(groups),
+                enforced: in_force.enforced + u64::from(enforce_existing),
+            };
+            self.rules.set(in_force.clone());
+        });
+    }
+
+    /// Takes a call, with what it is put through to by what is in force now. One for which there is no room is refused.
+    pub(crate) fn take(&self, call: ServiceCall) -> Option<TakenCall> {
+        let room = match self.calls.take(&call.vm.full_name(), MAX_CALLS) {
+            Ok(room) => room,
+            Err(none) => {
+                count(&self.counts.turned_away);
+                call.reply.failed(match none {
+                    NoRoom::Full => Reason::BacklogFull,
+                    NoRoom::Share => Reason::ServiceShare,
+                });
+                return None;
+            }
+        };
+        let service = match call.called {
+            Called::Service(id) => self.service(id, &call.vm),
+            _ => None,
+        };
+        Some(TakenCall {
+            call,
+            service,
+            in_force: self.policy.borrow().clone(),
+            room,
+        })
+    }
+
+    fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
+        let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let offer = offered.get(&id)?;
+        let room = offer
+            .connections
+            .take(&vm.full_name(), offer.service.max_connections);
+        let room = room.map_err(|none| match none {
+            NoRoom::Full => Reason::ServiceLimit,
+            NoRoom::Share => Reason::ServiceShare,
+        });
+        Some((offer.service.clone(), room))
+    }
+}

@@ -1,0 +1,362 @@
+//! The windows of all VMs: the memory of zero-copy circuits, from when it is made until it is destroyed.
+//!
+//! # Theory of operation
+//!
+//! A window has two parties for as long as it is there: the host and a VM, or two VMs. It is never used between others. On the host's side it belongs
+//! to the first user that got it, since a program of that user may keep it mapped for ever. So whatever was in a window that is used again, only
+//! the two who could have read it then can read it now; and it is cleaned all the same (`standing.rs` has the states).
+//!
+//! What a VM says is not believed further than it has to be: a window is named by a UUID that was made here, words about a window of somebody else
+//! change nothing, and nothing is read from the memory that guests can write.
+//!
+//! How a guest comes to its windows:
+//!
+//! - *With `qmp`* each is a sealed memfd, and is added to the running QEMU: those with the host when the session of the guest's agent begins, one between
+//!   two VMs when they first need it. What an earlier daemon has added is lost with that daemon: it is of no use until QEMU is started anew.
+//! - *Without* there are only windows with the host, as files that the VMM is started with. They outlive the daemon: `windows.json` beside
+//!   them says which is which. Whoever has such a file open could truncate it and so end the VMM; so they are for programs of root and of
+//!   the daemon's own user, and the others are carried as streams.
+//!
+//! # Limits
+//!
+//! [`MAX_WINDOWS`](config::MAX_WINDOWS) for a VM and the host, as many again for a VM and others, [`MAX_WINDOWS_OF_ALL`] of the first sort in all,
+//! and at most as many of the second.
+
+mod pool;
+pub mod qmp;
+mod record;
+mod standing;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+pub use config::MAX_WINDOWS_OF_ALL;
+use config::{LineSpec, StateError, WindowsSpec};
+use device::window::WindowFile;
+
+use crate::switchboard::pool::{Owners, Party, WindowId, WindowState};
+use record::{Record, Remembered};
+use runtime::directory::{RuntimeError, prepare_directory};
+use standing::Standing;
+
+pub use qmp::port_name;
+
+/// Why a VM's windows are not there.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowsError {
+    /// The directory is not as it should be.
+    #[error(transparent)]
+    Directory(#[from] RuntimeError),
+    /// What is remembered of windows is broken, or cannot be written.
+    #[error(transparent)]
+    Record(#[from] StateError),
+    /// A window cannot be made.
+    #[error(
+        "cannot make a window{} of {len} bytes: {error}; make room, or have fewer or smaller ones",
+        path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default()
+    )]
+    File {
+        /// Its path, if it has one.
+        path: Option<PathBuf>,
+        /// Its length.
+        len: u64,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Who is told that a window is in use or free from now on, and of which VMs it is: one, or two with a comma between them.
+pub type Observer = Box<dyn Fn(WindowState, String) + Send + Sync>;
+
+/// The windows of a daemon.
+pub struct Windows {
+    directory: PathBuf,
+    /// The daemon's own user.
+    uid: u32,
+    state: Mutex<State>,
+    /// Something has been shown, or let go of.
+    changed: Condvar,
+    /// Where it is told who gets one.
+    observer: OnceLock<Observer>,
+}
+
+#[derive(Debug)]
+struct State {
+    vms: BTreeMap<String, Vm>,
+    windows: BTreeMap<WindowId, Window>,
+    record: Record,
+    /// The number of the latest life of any window.
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct Vm {
+    spec: WindowsSpec,
+    qmp: Option<Arc<Monitor>>,
+    /// A session of its agent is there.
+    is_here: bool,
+    /// Adding windows has not failed since its session began.
+    can_be_added_to: bool,
+}
+
+/// A VMM's control socket. It takes one client at a time.
+#[derive(Debug)]
+struct Monitor {
+    path: PathBuf,
+    lock: Mutex<()>,
+    /// How many windows its VM may have.
+    ports: u32,
+}
+
+#[derive(Debug)]
+struct Window {
+    file: Arc<WindowFile>,
+    owners: Owners,
+    standing: Standing,
+    /// Its number among those of its VM that have a path.
+    index: Option<u32>,
+    /// Somebody is cleaning it.
+    is_being_cleaned: bool,
+    /// Cleaning it has failed.
+    is_broken: bool,
+}
+
+impl Windows {
+    /// No windows yet. `runtime_dir` is locked.
+    ///
+    /// # Errors
+    /// What is remembered of windows is broken.
+    pub fn new(runtime_dir: &Path) -> Result<Windows, WindowsError> {
+        let directory = directory(runtime_dir);
+        let record = record::load(&directory)?;
+        // Higher than any that an earlier daemon gave, unless the clock was set back, and below 2^56: 41 bits of milliseconds, and room for 16 lives
+        // in each microsecond.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now_ms = now.map_or(0, |now| now.as_millis() as u64 & ((1 << 41) - 1));
+        Ok(Windows {
+            directory,
+            uid: rustix::process::geteuid().as_raw(),
+            state: Mutex::new(State {
+                vms: BTreeMap::new(),
+                windows: BTreeMap::new(),
+                record,
+                generation: now_ms << 14,
+            }),
+            changed: Condvar::new(),
+            observer: OnceLock::new(),
+        })
+    }
+
+    /// Has it told there, from now on, who gets a window.
+    pub fn set_observer(&self, observer: Observer) {
+        // The first is meant to be the only one.
+        let _ = self.observer.set(observer);
+    }
+
+    /// Makes the windows of a VM, or finds those that an earlier daemon made.
+    ///
+    /// # Errors
+    /// [`WindowsError`]. There are none of this VM then.
+    pub fn open(&self, line: &LineSpec) -> Result<(), WindowsError> {
+        let name = line.full_name();
+        let Some(spec) = line.windows else {
+            self.close(&name);
+            return Ok(());
+        };
+        let opened = match &line.qmp {
+            Some(_) => self.open_sealed(&name, spec),
+            None => self.open_files(&name, spec),
+        };
+        if let Err(error) = opened {
+            self.close(&name);
+            return Err(error);
+        }
+        let monitor = |path: &PathBuf| {
+            Arc::new(Monitor {
+                path: path.clone(),
+                lock: Mutex::new(()),
+                ports: ports(spec),
+            })
+        };
+        let vm = Vm {
+            spec,
+            qmp: line.qmp.as_ref().map(monitor),
+            is_here: false,
+            can_be_added_to: false,
+        };
+        self.state().vms.insert(name, vm);
+        Ok(())
+    }
+
+    fn open_sealed(&self, name: &str, spec: WindowsSpec) -> Result<(), WindowsError> {
+        // It may have had files before.
+        self.close(name);
+        for _ in 0..spec.count {
+            let uuid = new_uuid();
+            let made = WindowFile::sealed(uuid.0, spec.len).map_err(|error| WindowsError::File {
+                path: None,
+                len: spec.len,
+                error,
+            });
+            let window = Window::with_host(name, made?, None, None);
+            self.state().windows.insert(uuid, window);
+        }
+        Ok(())
+    }
+
+    fn open_files(&self, name: &str, spec: WindowsSpec) -> Result<(), WindowsError> {
+        prepare_directory(&self.directory, "--runtime-dir")?;
+        let mut state = self.state();
+        let mut record = state.record.clone();
+        record.retain(|(vm, index), window| {
+            vm != name || (*index < spec.count && window.len == spec.len)
+        });
+        for index in 0..spec.count {
+            record
+                .entry((name.to_owned(), index))
+                .or_insert_with(|| Remembered {
+                    uuid: new_uuid(),
+                    len: spec.len,
+                    uid: None,
+                });
+        }
+        // Before the files: one that is there without a record would never be removed.
+        self.remember(&mut state, record)?;
+        for index in 0..spec.count {
+            let remembered = state.record[&(name.to_owned(), index)];
+            let path = file_in(&self.directory, name, index);
+            let made = WindowFile::at(&path, remembered.uuid.0, spec.len);
+            let file = made.map_err(|error| WindowsError::File {
+                path: Some(path),
+                len: spec.len,
+                error,
+            })?;
+            if index == 0 && !file.is_in_memory() {
+                tracing::warn!(vm = name, directory = %self.directory.display(), "windows that are not in memory: the VM's VMM will be refused; have the runtime directory on a tmpfs, or give the VM `qmp`");
+            }
+            let window = Window::with_host(name, file, Some(index), remembered.uid);
+            state.windows.insert(remembered.uuid, window);
+        }
+        Ok(())
+    }
+
+    /// Destroys the windows of a VM.
+    pub fn close(&self, name: &str) {
+        let mut state = self.state();
+        state.vms.remove(name);
+        let party = Party::Vm(name.to_owned());
+        state
+            .windows
+            .retain(|_, window| !window.standing.has(&party));
+        let mut record = state.record.clone();
+        record.retain(|(vm, _), _| vm != name);
+        if let Err(error) = self.remember(&mut state, record) {
+            tracing::error!(vm = name, %error, "cannot forget windows");
+        }
+        self.changed.notify_all();
+    }
+
+    /// Destroys what an earlier daemon made for VMs that are no more. To be called when all are open.
+    pub fn sweep(&self) {
+        let mut state = self.state();
+        let mut record = state.record.clone();
+        record.retain(|(vm, _), _| state.vms.contains_key(vm));
+        if let Err(error) = self.remember(&mut state, record) {
+            tracing::error!(%error, "cannot forget windows");
+        }
+    }
+
+    /// Brings a record into force: what is not in it any more is removed.
+    fn remember(&self, state: &mut State, record: Record) -> Result<(), StateError> {
+        if state.record == record {
+            return Ok(());
+        }
+        for ((vm, index), window) in &state.record {
+            let is_kept = record.get(&(vm.clone(), *index));
+            if is_kept.is_some_and(|kept| kept.uuid == window.uuid) {
+                continue;
+            }
+            let path = file_in(&self.directory, vm, *index);
+            match std::fs::remove_file(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::error!(file = %path.display(), %error, "cannot remove a window");
+                }
+            }
+        }
+        record::save(&self.directory, &record)?;
+        state.record = record;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is whole before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Window {
+    fn with_host(name: &str, file: WindowFile, index: Option<u32>, uid: Option<u32>) -> Window {
+        let vm = name.to_owned();
+        Window {
+            file: Arc::new(file),
+            standing: Standing::between([Party::Host, Party::Vm(vm.clone())]),
+            owners: Owners::Host { vm, uid },
+            index,
+            is_being_cleaned: false,
+            is_broken: false,
+        }
+    }
+}
+
+/// Where a VMM finds the windows that it is started with, of a VM without `qmp`.
+pub fn files(runtime_dir: &Path, line: &LineSpec) -> Vec<PathBuf> {
+    let count = match line.qmp {
+        None => line.windows.map_or(0, |spec| spec.count),
+        Some(_) => 0,
+    };
+    let (directory, name) = (directory(runtime_dir), line.full_name());
+    (0..count)
+        .map(|index| file_in(&directory, &name, index))
+        .collect()
+}
+
+/// How many windows are added to a VM while it runs: with the host, and with other VMs.
+pub fn ports(spec: WindowsSpec) -> u32 {
+    2 * spec.count
+}
+
+fn directory(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("windows")
+}
+
+/// `web.0`, or `red@web.0` in the domain `red`: no name has an `@`.
+fn file_in(directory: &Path, name: &str, index: u32) -> PathBuf {
+    directory.join(format!("{}.{index}", name.replace('/', "@")))
+}
+
+fn new_uuid() -> WindowId {
+    let mut uuid = [0; 16];
+    random(&mut uuid);
+    // By which agents tell windows from other memory of their guests.
+    WindowId(wire::switchboard::window::name(uuid).0)
+}
+
+fn random(bytes: &mut [u8; 16]) {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(len) => filled += len,
+            Err(rustix::io::Errno::INTR) => {}
+            // Linux has it since 3.17, and it fails for nothing else.
+            Err(error) => panic!("the system has no random bytes: {error}"),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What the board wants done.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use vsock::{CircuitId, CircuitState};
+use wire::switchboard::program::{Answer, Circuit};
+
+use super::board::{Board, Effect, Outcome};
+use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
+use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
+
+/// An input of the board.
+pub(super) type BoardEvent = Box<dyn FnOnce(&mut Board) -> Vec<Effect>>;
+
+impl Shared {
+    /// Does what the board says. Returns what the board is to be told of it at once.
+    pub(super) fn perform(self: &Arc<Self>, effect: Effect) -> Option<BoardEvent> {
+        match effect {
+            Effect::Tell { vm, words } => {
+                let mut state = self.state();
+                let session = state.sessions.get_mut(&vm);
+                if session.is_some_and(|session| !session.say(words)) {
+                    tracing::warn!(
+                        vm,
+                        "the agent does not read messages about circuits: ending its session"
+                    );
+                }
+            }
+            Effect::Settle { vm, circuit } => {
+                let asked = {
+                    let state = self.state();
+                    let session = state.sessions.get(&vm);
+                    session.is_some_and(|session| session.settle(circuit))
+                };
+                if !asked {
+                    return Some(Box::new(move |board| board.settled(&vm, circuit)));
+                }
+            }
+            Effect::Answer { ticket, answer } => return self.answer(ticket, answer),
+            Effect::Wait { circuit, serial } => {
+                self.later(PAIRING_TIMEOUT, move |board| board.overdue(circuit, serial))
+            }
+            Effect::WaitForRelease { uuid, generation } => {
+                self.later(RELEASE_TIMEOUT, move |board| {
+                    board.release_overdue(uuid, generation)
+                });
+            }
+            Effect::Take {
+                circuit,
+                pair,
+                kind,
+                max_ring,
+            } => {
+                return self.begin_to_take(circuit, pair, kind, max_ring);
+            }
+            Effect::Release {
+                uuid,
+                generation,
+                by,
+            } => {
+                self.with_pool(move |pool| {
+                    pool.released(uuid, generation, &by);
+                });
+            }
+            Effect::Quarantine {
+                uuid,
+                generation,
+                by,
+            } => {
+                tracing::warn!(window = %uuid, generation, holder = ?by, "a window was not released in time: it is not used until it is");
+                self.with_pool(move |pool| pool.quarantine(uuid, generation, &by));
+            }
+            Effect::EndLease { ticket } => {
+                if let Some(lease) = self.state().leases.get(&ticket) {
+                    // The program sees it, and we still see when it closes its end.
+                    let _ = rustix::net::shutdown(lease, rustix::net::Shutdown::Write);
+                }
+            }
+        }
+        None
+    }
+
+    fn later(
+        self: &Arc<Self>,
+        time: Duration,
+        event: impl FnOnce(&mut Board) -> Vec<Effect> + Send + 'static,
+    ) {
+        let shared = self.clone();
+        self.spawn(async move {
+            tokio::time::sleep(time).await;
+            shared.apply(event);
+        });
+    }
+
+    fn begin_to_take(
+        self: &Arc<Self>,
+        circuit: CircuitId,
+        pair: Pair,
+        kind: pool::Kind,
+        max_ring: u64,
+    ) -> Option<BoardEvent> {
+        let vms = match &pair {
+            Pair::Host { vm, .. } => vec![vm.clone()],
+            Pair::Vms { a, b } => vec![a.clone(), b.clone()],
+        };
+        if !self.state().begin_to_take(&vms) {
+            return Some(Box::new(move |board| {
+                board.taken(circuit, Err(NoWindow::Busy), true)
+            }));
+        }
+        let shared = self.clone();
+        self.spawn(async move {
+            // The semaphore is never closed, so a permit always comes.
+            let _permit = shared.takers.acquire().await;
+            let taker = shared.clone();
+            let taken = shared.with_pool(move |pool| {
+                let taken = taker.take(pool, &pair, kind, max_ring);
+                let key = taken.as_ref().ok().map(|lent| (lent.uuid, lent.generation));
+                // A policy that is enforced from here on finds it among those that wait.
+                let plane = taker.plane();
+                let known = plane.and_then(|plane| plane.show_circuit(circuit));
+                let is_open = known.is_some_and(|known| known.state == CircuitState::Open);
+                taker.apply(|board| board.taken(circuit, taken, is_open));
+                // Unless a program of the host has it by now, none gets it.
+                if let Some(key) = key {
+                    taker.state().files.remove(&key);
+                }
+            });
+            if let Some(taken) = taken {
+                // It fails only when the daemon ends.
+                let _ = taken.await;
+            }
+            shared.state().end_to_take(&vms);
+        });
+        None
+    }
+
+    /// Takes a window, with its file if a program of the host gets it.
+    fn take(
+        &self,
+        pool: &dyn WindowPool,
+        pair: &Pair,
+        kind: pool::Kind,
+        max_ring: u64,
+    ) -> Result<Lent, NoWindow> {
+        let lent = pool.take(pair, kind, max_ring)?;
+        if let Pair::Host { vm, .. } = pair {
+            match pool.file(lent.uuid) {
+                Ok(file) => {
+                    let key = (lent.uuid, lent.generation);
+                    self.state().files.insert(key, file);
+                }
+                Err(error) => {
+                    tracing::warn!(window = %lent.uuid, %error, "a window's file cannot be had");
+                    for by in [Party::Host, Party::Vm(vm.clone())] {
+                        pool.released(lent.uuid, lent.generation, &by);
+                    }
+                    return Err(NoWindow::Failed);
+                }
+            }
+        }
+        Ok(lent)
+    }
+
+    /// Hands a program of the host its circuit.
+    fn answer(self: &Arc<Self>, ticket: u64, outcome: Outcome) -> Option<BoardEvent> {
+        let lease_ended = move || -> Option<BoardEvent> {
+            Some(Box::new(move |board| board.lease_ended(ticket)))
+        };
+        let delivery = self.state().deliveries.remove(&ticket);
+        match (outcome, delivery) {
+            (Outcome::Stream { from }, Some(delivery)) => {
+                delivery.send(Answer::Stream { from }, |stream| vec![stream]);
+            }
+            (Outcome::Circuit { lent, side, from }, Some(delivery)) => {
+                let file = self.state().files.remove(&(lent.uuid, lent.generation));
+                let Some((file, lease)) = file.zip(self.lease(ticket)) else {
+                    // The program sees the end of its connection, and the other side a reset.
+                    return lease_ended();
+                };
+                let answer = Answer::Circuit(Circuit {
+                    side,
+                    kind: lent.kind,
+                    ring: lent.ring_len,
+                    page: PAGE_LEN,
+                    offset: lent.offset,
+                    generation: lent.generation,
+                    nonce: wire::switchboard::Hex16(lent.nonce),
+                    from,
+                });
+                delivery.send(answer, |stream| vec![file, stream, lease]);
+            }
+            (Outcome::Circuit { lent, .. }, None) => {
+                self.state().files.remove(&(lent.uuid, lent.generation));
+                return lease_ended();
+            }
+            (Outcome::Stream { .. }, None) => {}
+        }
+        None
+    }
+
+    /// Makes a lease, and watches for its end. Returns the program's end of it.
+    fn lease(self: &Arc<Self>, ticket: u64) -> Option<OwnedFd> {
+        let _runtime = self.runtime.get()?.enter();
+        let pair = runtime::sockets::pair(wire::vsock::SocketType::Stream);
+        let made = pair.and_then(|(ours, theirs)| Ok((UnixStream::from_std(ours.into())?, theirs)));
+        let (ours, theirs) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(%error, "cannot make a lease");
+                return None;
+            }
+        };
+        let ours = Arc::new(ours);
+        self.state().leases.insert(ticket, ours.clone());
+        let shared = self.clone();
+        self.spawn(async move {
+            end_of(&ours).await;
+            shared.state().leases.remove(&ticket);
+            shared.apply(|board| board.lease_ended(ticket));
+        });
+        Some(theirs)
+    }
+}
+
+impl State {
+    /// Whether another window may be taken for circuits of these VMs. If so, it is counted.
+    fn begin_to_take(&mut self, vms: &[String]) -> bool {
+        let is_full = |vm: &String| {
+            self.taking
+                .get(vm)
+                .is_some_and(|taking| *taking >= MAX_TAKEN_AT_ONCE_PER_VM)
+        };
+        if vms.iter().any(is_full) {
+            return false;
+        }
+        for vm in vms {
+            *self.taking.entry(vm.clone()).or_default() += 1;
+        }
+        true
+    }
+
+    fn end_to_take(&mut self, vms: &[String]) {
+        for vm in vms {
+            if let Some(taking) = self.taking.get_mut(vm) {
+                *taking -= 1;
+            }
+        }
+        self.taking.retain(|_, taking| *taking > 0);
+    }
+}
+
+/// Waits until the other end of a socket is closed. Whatever is sent there is left unread: its sender fills its own buffer and no more.
+async fn end_of(socket: &UnixStream) {
+    loop {
+        match socket.ready(Interest::READABLE).await {
+            Ok(ready) if !ready.is_read_closed() => {
+                // Until the next thing happens.
+                let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                let _ = socket.try_io(Interest::READABLE, nothing);
+            }
+            _ => return,
+        }
+    }
+}
