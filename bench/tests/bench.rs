@@ -138,7 +138,7 @@ fn reports_can_be_made(run: &Run, directory: &Path) {
         assert!(report.contains(title), "{title} is missing in {report}");
     }
     assert!(!report.contains("## What did not work"), "{report}");
-    let readme = bench(&["report", "--readme", &json]);
+    let readme = bench(&["report", "--short", &json]);
     assert!(readme.contains("| Ringdown |"), "{readme}");
     let html = std::fs::read_to_string(kept.join("report.html")).unwrap();
     assert!(html.contains("<svg") && html.ends_with("</html>\n"));

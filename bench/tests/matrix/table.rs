@@ -263,7 +263,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/services.md",
-        "must *also* be allowed by a rule that is about addresses (`to = \"address:…\"`) and would match without the name, whether the guest asks by name or by number.",
+        "A rule about addresses (`to = \"address:…\"`) that would match without the name must *also* allow them. It makes no difference whether the guest asks by name or by number.",
         |cell| cell.callee == Callee::Egress(Place::Name),
     ),
     // Rules about the pair.
