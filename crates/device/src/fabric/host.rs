@@ -509,7 +509,7 @@ impl Fabric {
                 Ok(sent) => {
                     delivered += sent;
                     self.drop_sent(id, from, sent);
-                    if sent < offered && !self.host_is_full(id) || self.slow.has_overrun() {
+                    if sent < offered && !self.host_is_full(id) {
                         break;
                     }
                 }

@@ -4,11 +4,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixListener;
 
 use device::Fabric;
+use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use vsock::Reason;
-use wire::vsock::{HEADER_LEN, Header, Operation};
+use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use crate::guest::{Guest, RING, RX, TX};
-use crate::turns::{header, with_circuits};
+use crate::turns::{header, listen_for_messages, with_circuits};
 use crate::watchers::watch;
 use crate::{config, fabric, turn_until};
 
@@ -118,4 +119,78 @@ fn what_passes_on_probation_is_whole() {
     guest.arena.read(place, &mut last);
     assert_eq!(&last, b"last");
     assert_eq!(ended(&fabric), 0);
+}
+
+/// One program makes calls slow in the very turn in which another one has room again.
+#[test]
+fn messages_kept_for_another_program_all_arrive() {
+    const SLOW: u16 = 4;
+    const LEN: u32 = 4000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), SLOW);
+    let listener = listen_for_messages(directory.path(), 81, 1);
+    let to_other = |operation, len| Header {
+        src_port: 2000,
+        socket_type: SocketType::SeqPacket as u16,
+        flags: match operation {
+            Operation::Data => SEQPACKET_END_OF_MESSAGE,
+            _ => 0,
+        },
+        ..header(operation, 81, len)
+    };
+    let dial = guest.packet(&to_other(Operation::Request, 0));
+    guest.offer(TX, dial, 1);
+    guest.kick(TX);
+    let mut other = None;
+    turn_until(&mut fabric, "the other is called", |_| {
+        other = accept_with(&listener, SocketFlags::NONBLOCK).ok();
+        other.is_some()
+    });
+    let other = other.unwrap();
+    let kept = |fabric: &mut Fabric| {
+        let kept = fabric.survey_circuits(0).kept_bytes;
+        kept.into_iter().map(|(_, kept)| kept).sum::<u64>()
+    };
+    let message = guest.packet(&to_other(Operation::Data, LEN));
+    let mut sent = 0;
+    turn_until(&mut fabric, "the other's socket is full", |fabric| {
+        guest.offer(TX, message, 10);
+        guest.kick(TX);
+        sent += 10 * LEN as usize;
+        kept(fabric) >= 80_000
+    });
+    let _watchers: Vec<_> = programs.iter().map(watch).collect();
+    // It begins an alert and a probation, and is not enough for a cut.
+    for _ in 0..2 {
+        let before = guest.given_back(TX);
+        let byte = guest.packet(&header(Operation::Data, 80, 1));
+        guest.offer(TX, byte, 1);
+        guest.kick(TX);
+        turn_until(&mut fabric, "the byte is taken", |_| {
+            guest.given_back(TX) != before
+        });
+    }
+    let mut received = 0;
+    let mut room = [0; LEN as usize];
+    let mut receive = || {
+        while let Ok((len, _)) = recv(&other, &mut room, RecvFlags::DONTWAIT) {
+            received += len;
+        }
+        received
+    };
+    assert!(receive() < sent);
+    for number in 0..SLOW {
+        let shutdown = guest.packet(&Header {
+            src_port: 1000 + u32::from(number),
+            flags: 2,
+            ..header(Operation::Shutdown, 80, 0)
+        });
+        guest.offer(TX, shutdown, 1);
+    }
+    guest.kick(TX);
+    turn_until(&mut fabric, "the slow ones are cut", |fabric| {
+        ended(fabric) == u64::from(SLOW)
+    });
+    turn_until(&mut fabric, "all has arrived", |_| receive() == sent);
 }

@@ -2,6 +2,7 @@
 //! have a thousand of them.
 
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -466,6 +467,21 @@ fn a_turn_gives_a_guest_so_many_bytes() {
     count_bytes(&mut fabric, given, "db", all + u64::from(MORE));
 }
 
+/// A program that listens for messages of the guest of `web`.
+pub fn listen_for_messages(directory: &Path, port: u32, backlog: u32) -> OwnedFd {
+    let listener = socket_with(
+        AddressFamily::UNIX,
+        Kind::SEQPACKET,
+        SocketFlags::NONBLOCK,
+        None,
+    );
+    let listener = listener.unwrap();
+    let path = directory.join(format!("web.sock_{port}"));
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listener, backlog as i32).unwrap();
+    listener
+}
+
 /// A message is read before the guest has a buffer for it.
 #[test]
 fn a_turn_reads_so_many_bytes_of_messages_for_a_guest() {
@@ -475,16 +491,7 @@ fn a_turn_reads_so_many_bytes_of_messages_for_a_guest() {
     let mut fabric = fabric();
     let web = config(directory.path());
     fabric.open_line(&web).unwrap();
-    let listener = socket_with(
-        AddressFamily::UNIX,
-        Kind::SEQPACKET,
-        SocketFlags::NONBLOCK,
-        None,
-    );
-    let listener = listener.unwrap();
-    let path = directory.path().join("web.sock_80");
-    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    listen(&listener, CIRCUITS as i32).unwrap();
+    let listener = listen_for_messages(directory.path(), 80, CIRCUITS);
     let mut guest = Guest::attach(&mut fabric, &web.vhost_user);
     let buffer = guest.buffer(4096);
     guest.offer(RX, buffer, CIRCUITS as u16);
