@@ -3,9 +3,10 @@
 //! A call on a socket wakes, before it returns, all that wait on the peer's socket, and the peer chooses how many wait: a socket can be
 //! watched by thousands of epoll instances. One thread serves all lines, so all wait with it.
 //!
-//! - *Calm*: each call costs one look at the clock. What has taken longer than an honest call can begins an *alert*.
-//! - *Alert*: calls are timed singly, and time in which the thread had no processor does not count. Whose call is still too long is on
-//!   *probation*.
+//! - *Calm*: each call costs one look at the clock. What has taken longer than an honest call can, be it the call or what was done since the
+//!   last one, begins an *alert*, and is charged to no party.
+//! - *Alert*: calls are timed singly, and time in which the thread had no processor does not count. A party whose call is still too long is
+//!   on *probation*.
 //! - *Probation*: calls on all sockets of this party are measured by the processor's time. They use our own memory, as a guest's may have to
 //!   be made first, and move few bytes, more with each fast call. Excess is *debt*; with too much of it, the party is *barred*.
 //!
@@ -25,7 +26,7 @@ const CALL: Duration = Duration::from_micros(500);
 /// What each byte may cost: several times what a copy does.
 const BYTE_NS: u64 = 4;
 
-/// How long calls are timed singly after a slow one.
+/// How long calls are timed singly after a slow one, and at least as long as a probation lasts.
 const ALERT: Duration = Duration::from_secs(600);
 
 /// How long a party is on probation, or barred, at first and at most; each time twice as long.
@@ -35,7 +36,8 @@ const LONGEST_TERM: Duration = Duration::from_secs(3600);
 /// How long a party is known after that.
 const MEMORY: Duration = Duration::from_secs(3600);
 
-/// With so much debt a party is barred: after three calls at least, of which one adds so much at most. A minute takes away as much as one call adds.
+/// With so much debt a party is barred: after three calls at least, of which one adds so much at most, behind the one that has begun the
+/// probation. A minute takes away as much as one call adds.
 const MOST_DEBT: Duration = Duration::from_millis(5);
 const MOST_OF_A_CALL: Duration = Duration::from_millis(2);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -123,6 +125,8 @@ pub(crate) struct Slow<C = System> {
     /// Both clocks, as they were read in this turn.
     both: Option<(Duration, Duration)>,
     alert_until: Option<Duration>,
+    /// When the last probation ends of those that have begun.
+    probation_until: Duration,
     known: HashMap<Party, Record>,
     overruns: Vec<Overrun>,
 }
@@ -192,9 +196,10 @@ impl<C: Clock> Slow<C> {
         match self.alert_until {
             Some(until) if now < until => self.both = Some((now, self.clock.processor())),
             Some(_) => {
-                self.known.retain(|_, record| now < record.ends() + MEMORY);
-                let is_over = self.known.is_empty();
-                self.alert_until = (!is_over).then_some(now + ALERT);
+                // A bar lasts no longer than its party's probation.
+                let is_over = now >= self.probation_until;
+                self.alert_until = (!is_over).then_some(self.probation_until);
+                self.both = (!is_over).then(|| (now, self.clock.processor()));
             }
             None => {}
         }
@@ -231,6 +236,9 @@ impl<C: Clock> Slow<C> {
 
     #[cold]
     fn was_short(&mut self, party: Option<Party>) {
+        if self.last >= self.probation_until {
+            return;
+        }
         if let Some(record) = party.and_then(|party| self.known.get_mut(&party)) {
             record.fast = record.fast.wrapping_add(1);
             if record.fast % CALLS_OF_A_PIECE == 0 {
@@ -250,11 +258,12 @@ impl<C: Clock> Slow<C> {
         let now = self.last;
         let processor = self.clock.processor();
         let before = self.both.replace((now, processor));
-        self.alert_until = Some(now + ALERT);
-        let used = before.map_or(took, |(at, had)| {
-            let without = (now - at).saturating_sub(processor.saturating_sub(had));
-            took.saturating_sub(without)
-        });
+        let Some((at, had)) = before else {
+            self.alert_until = Some(now + ALERT);
+            return;
+        };
+        let without = (now - at).saturating_sub(processor.saturating_sub(had));
+        let used = took.saturating_sub(without);
         let excess = used.saturating_sub(allowed(bytes));
         match party {
             Some(party) if !excess.is_zero() => self.charge(party, circuit, excess),
@@ -264,15 +273,21 @@ impl<C: Clock> Slow<C> {
 
     fn charge(&mut self, party: Party, circuit: Option<CircuitId>, excess: Duration) {
         let now = self.last;
+        self.alert_until = Some(now + ALERT);
         if !self.known.contains_key(&party) {
             self.make_room();
         }
         let is_exempt = self.is_own_or_root(party);
         let record = self.known.entry(party).or_default();
+        if now >= record.ends() + MEMORY {
+            *record = Record::default();
+        }
         (record.piece, record.fast) = (FIRST_PIECE, 0);
         if !record.probation.lasts(now) {
             // What else it did in the call may have been anything: the next ones count.
-            return record.probation.begin(now);
+            record.probation.begin(now);
+            self.probation_until = self.probation_until.max(record.ends());
+            return;
         }
         let was_barred = record.bar.lasts(now);
         if !record.owe(now, excess) && !was_barred {
@@ -282,7 +297,8 @@ impl<C: Clock> Slow<C> {
         record.debt = MOST_DEBT;
         if !was_barred {
             record.bar.begin(now);
-            record.probation.until = record.probation.until.max(record.bar.until);
+            record.probation.until = record.ends();
+            self.probation_until = self.probation_until.max(record.ends());
         }
         self.overruns.push(Overrun {
             party,
@@ -334,11 +350,12 @@ impl<C: Clock> Slow<C> {
         barred && !party.is_some_and(|party| self.is_own_or_root(party))
     }
 
+    /// What is known of a party, unless nothing can follow from it now.
     fn record(&self, party: Option<Party>) -> Option<&Record> {
-        if self.known.is_empty() {
-            return None;
+        match self.last < self.probation_until {
+            true => self.known.get(&party?),
+            false => None,
         }
-        self.known.get(&party?)
     }
 
     /// Whether a party has been found too slow.

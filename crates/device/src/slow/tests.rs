@@ -28,7 +28,15 @@ struct World {
 }
 
 impl World {
+    /// A world on alert: something has taken long.
     fn new() -> World {
+        let mut world = World::calm();
+        world.clock.wall.set(20 * MS);
+        world.slow.after(None, 1, None);
+        world
+    }
+
+    fn calm() -> World {
         let clock = Told::default();
         let slow = Slow {
             clock: clock.clone(),
@@ -94,13 +102,12 @@ fn a_call_of_a_barred_party_that_is_slow_ends_its_circuit_at_once() {
 fn time_without_a_processor_does_not_count() {
     let mut world = World::new();
     for _ in 0..100 {
-        // The first one begins the alert.
         world.call(WEB, 1, 20 * MS, MS / 10);
         world.turn();
     }
     assert!(!world.slow.is_barred(Some(WEB)));
     assert_eq!(world.slow.take_overrun(), None);
-    // Outside of calls, too, as far as it cannot be told apart.
+    // Outside of calls, too: it cannot be told apart.
     let before = world.clock.wall.get();
     world.clock.wall.set(before + 50 * MS);
     world.call(Party::User(3), 1, 20 * MS, 20 * MS);
@@ -171,7 +178,44 @@ fn each_time_is_twice_as_long_up_to_an_hour() {
         assert!(!world.slow.is_barred(Some(WEB)), "{minutes}");
     }
     world.pass(LONGEST_TERM + MEMORY);
-    assert!(world.slow.known.is_empty());
+    world.slow_calls(WEB, 5);
+    world.pass(MINUTE);
+    assert!(!world.slow.is_barred(Some(WEB)), "it is forgotten");
+}
+
+#[test]
+fn the_first_long_interval_is_charged_to_no_party() {
+    let mut world = World::calm();
+    let Told { wall, processor } = &world.clock;
+    // Other work of the turn, before a call that is fast.
+    wall.set(wall.get() + 20 * MS);
+    processor.set(processor.get() + 20 * MS);
+    world.call(WEB, 1, MS / 100, MS / 100);
+    assert!(!world.slow.is_on_probation(Some(WEB)));
+    assert!(world.slow.alert_until.is_some());
+    world.slow_calls(WEB, 1);
+    assert!(world.slow.is_on_probation(Some(WEB)));
+}
+
+#[test]
+fn an_alert_ends_when_no_probation_and_no_bar_lasts() {
+    let mut world = World::new();
+    world.pass(ALERT);
+    assert_eq!(world.slow.alert_until, None);
+    let mut bars = 0;
+    let mut last_bar = MINUTE;
+    while last_bar <= ALERT {
+        world.slow_calls(WEB, 1);
+        if world.slow.take_overrun().is_some() {
+            bars += 1;
+            last_bar = MINUTE * (1 << (bars - 1));
+            world.pass(last_bar - MS);
+            assert!(world.slow.alert_until.is_some());
+            world.pass(ALERT);
+            assert_eq!(world.slow.alert_until, None);
+            assert_eq!(world.slow.known.len(), 1);
+        }
+    }
 }
 
 #[test]

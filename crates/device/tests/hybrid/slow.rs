@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use vsock::Reason;
 
@@ -39,9 +39,12 @@ fn ended(house: &House, vm: &str) -> u64 {
     })
 }
 
-/// Sends bytes to who is watched, until the circuit is gone.
+/// Sends bytes to a peer that is watched, until the circuit is gone.
 fn send_until_cut(from: &mut UnixStream, to: &mut UnixStream) {
-    while from.write_all(b"x").is_ok() && to.read(&mut [0]).unwrap_or(0) == 1 {}
+    let until = Instant::now() + crate::PATIENCE;
+    while from.write_all(b"x").is_ok() && to.read(&mut [0]).unwrap_or(0) == 1 {
+        assert!(Instant::now() < until, "it is not cut");
+    }
 }
 
 #[test]
@@ -100,48 +103,19 @@ fn a_user_that_is_own_or_root_is_cut_and_not_refused() {
     connected(&house, "web", &vmm);
 }
 
-/// The first slow call may have been anything's fault.
+/// The first slow calls may have been anything's fault.
 #[test]
-fn who_is_slow_once_loses_nothing() {
+fn a_peer_that_is_slow_twice_loses_nothing() {
     let house = House::new(HashMap::new());
     house.add("web", 3);
     let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
     let (mut program, mut far) = connected(&house, "web", &vmm);
     let watchers = watch(&program);
-    far.write_all(b"x").unwrap();
-    assert_eq!(program.read(&mut [0]).unwrap(), 1);
+    for _ in 0..2 {
+        far.write_all(b"x").unwrap();
+        assert_eq!(program.read(&mut [0]).unwrap(), 1);
+    }
     drop(watchers);
     converse(program, far, 1 << 20);
-    assert_eq!(ended(&house, "web"), 0);
-}
-
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The worker is often without a processor in the middle of a call.
-#[test]
-fn on_a_busy_machine_large_transfers_are_not_cut() {
-    let house = House::new(HashMap::new());
-    house.add("web", 3);
-    let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
-    let (program, far) = connected(&house, "web", &vmm);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        // Also when this fails.
-        let _over = Over(&is_over);
-        converse(program, far, 8 << 20);
-    });
     assert_eq!(ended(&house, "web"), 0);
 }
