@@ -69,6 +69,8 @@ pub struct Connected {
     /// How many bytes are in a stream socket that are not for the guest. They stay there as long as nothing else comes, so that the other
     /// side can be shown a reset.
     pub unread: usize,
+    /// The other end is in this process, so that calls on the socket cannot be made slow.
+    pub peer_is_ours: bool,
     /// Its close is a reset until it is known to have ended.
     pub(crate) resets: bool,
     /// Whose the other end is, if not ours.
@@ -87,6 +89,7 @@ impl Connected {
             hold,
             cut: None,
             unread: 0,
+            peer_is_ours: false,
             resets: false,
             party: None,
         }
@@ -96,6 +99,7 @@ impl Connected {
     pub fn with_cut(socket: OwnedFd, cut: Cut) -> Connected {
         Connected {
             cut: Some(cut),
+            peer_is_ours: true,
             ..Connected::new(socket, None)
         }
     }

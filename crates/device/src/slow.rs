@@ -62,7 +62,7 @@ pub(crate) enum Party {
     Listener(LineId, u32),
     /// A service.
     Service(ServiceId),
-    /// Callers of a published TCP port, by its name's hash.
+    /// Callers of a published TCP port from this host, by its name's hash.
     Published(u64),
 }
 

@@ -277,7 +277,12 @@ impl Fabric {
 
     pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
         let mut connected = connected;
-        connected.party = self.circuit(id).and_then(|circuit| circuit.callee);
+        if let Some(circuit) = self.circuit(id) {
+            if connected.peer_is_ours {
+                circuit.callee = None;
+            }
+            connected.party = circuit.callee;
+        }
         if let Err(reason) = self.prove(id, &connected.socket) {
             return self.tell(Event::HostDialed {
                 circuit: id,

@@ -16,6 +16,7 @@ use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
 use super::Fabric;
+use super::slow::party_of_published;
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
 use crate::dialer::{Cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket};
@@ -53,6 +54,8 @@ pub struct PublishedCall {
     pub socket_type: SocketType,
     /// Shared with the other side of the connection: whether an end of it is one.
     pub cut: Option<Cut>,
+    /// The other side is in this process, so that calls on the socket cannot be made slow.
+    pub peer_is_ours: bool,
     /// Whether the port is published like this. It is set between two turns, with the configuration: see [`Change`](super::Change).
     pub is_published: Arc<AtomicBool>,
 }
@@ -297,8 +300,8 @@ impl Fabric {
             PublishedTo::Agent => self.agent_port,
         };
         let answer = call.answer.clone();
-        let party = self.party_of_published(&call);
-        if self.is_barred_from(&call, party) {
+        let party = party_of_published(&call);
+        if self.slow.is_barred(party) {
             answer.give(Err(Reason::SlowPeer));
             mark(call.cut.as_ref());
             return self.close_socket(call.socket, party, None);

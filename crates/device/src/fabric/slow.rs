@@ -167,26 +167,19 @@ impl Fabric {
             self.slow.after(host.party, 0, Some(id));
         }
     }
+}
 
-    /// Who calls by a published port, as far as it is a program of the host.
-    pub(super) fn party_of_published(&self, call: &PublishedCall) -> Option<Party> {
-        if call.cut.is_some() {
-            // The other end is the daemon's.
-            return None;
-        }
-        match sockopt::socket_domain(&call.socket) {
-            Ok(AddressFamily::UNIX) => {
-                let user = sys::peer::user(call.socket.as_fd());
-                user.ok().map(Party::User)
-            }
-            _ => Some(Party::published(&call.name)),
-        }
+/// Who calls by a published port, as far as calls on the socket can be made slow: a peer on another host cannot.
+pub(super) fn party_of_published(call: &PublishedCall) -> Option<Party> {
+    if call.peer_is_ours {
+        return None;
     }
-
-    /// Whether a caller at a published port is refused. Of TCP callers those are that call from this host: no others can make calls slow.
-    pub(super) fn is_barred_from(&self, call: &PublishedCall, party: Option<Party>) -> bool {
-        let is_unix = matches!(party, Some(Party::User(_)));
-        self.slow.is_barred(party) && (is_unix || is_of_this_host(&call.socket))
+    match sockopt::socket_domain(&call.socket) {
+        Ok(AddressFamily::UNIX) => {
+            let user = sys::peer::user(call.socket.as_fd());
+            user.ok().map(Party::User)
+        }
+        _ => is_of_this_host(&call.socket).then(|| Party::published(&call.name)),
     }
 }
 

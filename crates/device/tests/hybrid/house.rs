@@ -233,6 +233,7 @@ impl House {
             socket: OwnedFd::from(socket),
             socket_type: SocketType::Stream,
             cut: None,
+            peer_is_ours: false,
             is_published: is_published.clone(),
         };
         self.ask(move |fabric| fabric.dial_guest(call));

@@ -233,6 +233,7 @@ fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
         socket: file(),
         socket_type: SocketType::Stream,
         cut: Some(cut.clone()),
+        peer_is_ours: false,
         is_published: std::sync::Arc::new(true.into()),
     };
     house.ask(move |fabric| fabric.dial_guest(call));

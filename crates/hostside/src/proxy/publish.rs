@@ -491,6 +491,8 @@ struct Outgoing {
     socket: OwnedFd,
     socket_type: SocketType,
     cut: Option<Cut>,
+    /// The bytes are carried here, and not by the caller itself.
+    is_carried: bool,
 }
 
 impl Outgoing {
@@ -507,6 +509,7 @@ impl Outgoing {
             answer,
             socket,
             socket_type: SocketType::Stream,
+            is_carried: cut.is_some(),
             cut,
         }
     }
@@ -526,6 +529,7 @@ async fn dial_guest(shared: &Shared, publish: &Standing, outgoing: Outgoing) {
             socket: outgoing.socket,
             socket_type: outgoing.socket_type,
             cut: outgoing.cut,
+            peer_is_ours: outgoing.is_carried,
             is_published: publish.is_published.clone(),
         };
         exchange.dial_guest(call, place);

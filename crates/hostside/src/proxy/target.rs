@@ -222,7 +222,9 @@ async fn udp_server(
         }
         drop(call.room);
     });
-    reply.connected(guest, None);
+    let mut connected = Connected::new(guest, None);
+    connected.peer_is_ours = true;
+    reply.put_through(connected);
     Ok(())
 }
 

@@ -107,6 +107,7 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
         socket: socket.into(),
         socket_type: SocketType::Stream,
         cut: None,
+        peer_is_ours: false,
         is_published: std::sync::Arc::new(true.into()),
     });
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -102,6 +102,7 @@ async fn call(
         socket,
         socket_type: SocketType::Stream,
         cut: Some(cut),
+        is_carried: true,
     };
     dial_guest(shared, publish, outgoing).await;
     match told.await {

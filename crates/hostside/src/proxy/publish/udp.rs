@@ -183,6 +183,7 @@ impl Session {
             socket: theirs,
             socket_type,
             cut: None,
+            is_carried: true,
         };
         dial_guest(&self.shared, &self.publish, outgoing).await;
         let last = Last::default();
