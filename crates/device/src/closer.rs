@@ -7,13 +7,28 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use crate::caller::refuse;
+use crate::dialer::Hold;
 
 /// Sockets that wait to be closed.
 const MOST: usize = 1024;
 
-struct Order {
-    socket: OwnedFd,
-    words: Option<String>,
+/// A socket to be closed.
+pub(crate) struct Order {
+    pub(crate) socket: OwnedFd,
+    /// What is said before.
+    pub(crate) words: Option<String>,
+    /// What lasts until it is closed.
+    pub(crate) hold: Option<Hold>,
+}
+
+impl Order {
+    pub(crate) fn carry_out(self) {
+        if let Some(words) = &self.words {
+            refuse(&self.socket, words);
+        }
+        drop(self.socket);
+        drop(self.hold);
+    }
 }
 
 /// Closes sockets on a thread of its own, which is started when it is first needed and ends with this.
@@ -29,22 +44,26 @@ impl Closer {
         self.waiting.load(Ordering::Acquire) >= MOST
     }
 
-    /// Has a socket closed, behind these words if there are any. Returns it if it cannot be taken.
-    pub(crate) fn close(
-        &mut self,
-        socket: OwnedFd,
-        words: Option<String>,
-    ) -> Result<(), (OwnedFd, Option<String>)> {
+    /// Has a socket closed. Returns the order if it cannot be taken.
+    pub(crate) fn close(&mut self, order: Order) -> Result<(), Order> {
         if self.is_full() {
-            return Err((socket, words));
+            return Err(order);
         }
-        let orders = match self.orders.take().map_or_else(|| self.start(), Some) {
-            Some(orders) => self.orders.insert(orders),
-            None => return Err((socket, words)),
+        let Some(orders) = self.orders.take().or_else(|| self.start()) else {
+            return Err(order);
         };
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        let sent = orders.send(Order { socket, words });
-        sent.map_err(|failed| (failed.0.socket, failed.0.words))
+        match orders.send(order) {
+            Ok(()) => {
+                self.orders = Some(orders);
+                Ok(())
+            }
+            Err(failed) => {
+                // The thread is gone, and its orders with it. The next one starts another.
+                self.waiting = Arc::default();
+                Err(failed.0)
+            }
+        }
     }
 
     fn start(&self) -> Option<Sender<Order>> {
@@ -60,11 +79,8 @@ impl Closer {
 }
 
 fn run(orders: &Receiver<Order>, waiting: &AtomicUsize) {
-    while let Ok(Order { socket, words }) = orders.recv() {
-        if let Some(words) = words {
-            refuse(&socket, &words);
-        }
-        drop(socket);
+    while let Ok(order) = orders.recv() {
+        order.carry_out();
         waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 pub(crate) struct Relay {
     legs: [Leg; 2],
     /// What is to last as long as the circuit.
-    _hold: Option<Hold>,
+    hold: Option<Hold>,
     /// More has passed than the circuit's rule lets pass: nothing more is taken until the switch says so.
     pub(crate) resting: bool,
 }
@@ -93,7 +93,7 @@ impl Relay {
                     false,
                 ),
             ],
-            _hold: callee.hold,
+            hold: callee.hold,
             resting: false,
         }
     }
@@ -127,8 +127,12 @@ impl Relay {
     }
 
     /// What is to be closed.
-    pub(crate) fn into_sockets(self) -> [(OwnedFd, Option<Party>); 2] {
-        self.legs.map(|leg| (leg.socket, leg.party))
+    pub(crate) fn into_sockets(self) -> [(OwnedFd, Option<Party>, Option<Hold>); 2] {
+        let [caller, callee] = self.legs;
+        [
+            (caller.socket, caller.party, None),
+            (callee.socket, callee.party, self.hold),
+        ]
     }
 
     /// Whether both directions are over.
@@ -183,16 +187,22 @@ impl Relay {
             }
             let rest = &sender.kept[sender.taken..];
             let rest = &rest[..rest.len().min(slow.piece(receiver.party))];
+            let offered = rest.len();
             match receiver.offer(id, rest, slow) {
-                Ok(sent) => sender.taken += sent,
+                Ok(sent) => {
+                    sender.taken += sent;
+                    receiver.writable = sent == offered;
+                }
                 Err(failure) => {
                     self.refused(id, from, failure, slow);
                     return Step::Waits;
                 }
             }
-            if sender.taken < sender.kept.len() {
-                receiver.writable = false;
+            if !receiver.writable {
                 return Step::Waits;
+            }
+            if sender.taken < sender.kept.len() {
+                return Step::Took(0);
             }
             sender.kept = Vec::new();
             sender.taken = 0;
@@ -270,13 +280,16 @@ impl Leg {
     fn receive(&mut self, id: CircuitId, room: &mut [u8], slow: &mut Slow) -> Result<usize, Errno> {
         if self.unread > 0 {
             match behind_request(&self.socket, self.unread, self.ending) {
-                BehindRequest::Data => take_request(&self.socket, std::mem::take(&mut self.unread)),
+                BehindRequest::Data => {}
                 BehindRequest::End if is_broken(&self.socket) => return Err(Errno::CONNRESET),
                 BehindRequest::End => return Ok(0),
                 BehindRequest::Nothing => return Err(Errno::AGAIN),
             }
         }
         slow.before(self.party);
+        if self.unread > 0 {
+            take_request(&self.socket, std::mem::take(&mut self.unread));
+        }
         let received = recv(&self.socket, room, RecvFlags::DONTWAIT);
         let moved = received.map_or(0, |(len, _)| len);
         slow.after(self.party, moved, Some(id));

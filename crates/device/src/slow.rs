@@ -293,7 +293,7 @@ impl<C: Clock> Slow<C> {
         if !record.owe(now, excess) && !was_barred {
             return;
         }
-        // It is paid off like any other: who is slow again soon after is barred sooner.
+        // It is paid off like any other: a peer that is slow again soon after is barred sooner.
         record.debt = MOST_DEBT;
         if !was_barred {
             record.bar.begin(now);

@@ -179,15 +179,15 @@ impl Fabric {
         }
         if let Some(answered_by) = answered_by {
             mark(answered_by.cut.as_ref());
-            self.close_socket(answered_by.socket, callee, None);
+            self.close_held(answered_by.socket, callee, answered_by.hold);
         }
         if let Some(relay) = relay {
             match cut_short {
                 true => relay.mark_cut(),
                 false => relay.end(id, &mut self.slow),
             }
-            for (socket, party) in relay.into_sockets() {
-                self.close_socket(socket, party, None);
+            for (socket, party, hold) in relay.into_sockets() {
+                self.close_held(socket, party, hold);
             }
         }
         if let Some(host) = host {
@@ -196,7 +196,7 @@ impl Fabric {
                 false if host.resets => end_on_close(&host.socket),
                 false => {}
             }
-            self.close_socket(host.socket, host.party, None);
+            self.close_held(host.socket, host.party, host.hold);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::host::SOCKET_EVENTS;
 use super::redial::Redial;
 use crate::caller::reset_on_close;
 use crate::connect::{Dial, dial};
-use crate::dialer::{Called, Connected, Reply, ServiceCall};
+use crate::dialer::{Called, Connected, Reply, ServiceCall, mark};
 use crate::host_socket::HostSocket;
 use crate::reactor::Token;
 use crate::slow::Party;
@@ -275,6 +275,11 @@ impl Fabric {
         }
     }
 
+    fn close_connected(&mut self, connected: Connected) {
+        mark(connected.cut.as_ref());
+        self.close_held(connected.socket, connected.party, connected.hold);
+    }
+
     pub(super) fn host_reached(&mut self, id: CircuitId, connected: Connected) {
         let mut connected = connected;
         if let Some(circuit) = self.circuit(id) {
@@ -284,13 +289,14 @@ impl Fabric {
             connected.party = circuit.callee;
         }
         if let Err(reason) = self.prove(id, &connected.socket) {
+            self.close_connected(connected);
             return self.tell(Event::HostDialed {
                 circuit: id,
                 result: Err(reason),
             });
         }
         let Some(circuit) = self.circuit(id) else {
-            return;
+            return self.close_connected(connected);
         };
         if circuit.who.is_some() {
             // The caller is a socket too: the two wait to be joined.

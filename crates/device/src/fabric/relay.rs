@@ -194,8 +194,8 @@ impl Fabric {
         self.message_room = room;
         if !broken && relay.is_over() {
             relay.end(id, &mut self.slow);
-            for (socket, party) in relay.into_sockets() {
-                self.close_socket(socket, party, None);
+            for (socket, party, hold) in relay.into_sockets() {
+                self.close_held(socket, party, hold);
             }
             self.tell(Event::RelayEnded { circuit: id });
             return passed;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use policy::LineId;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
@@ -9,13 +10,17 @@ use vsock::{CircuitId, Event, Reason};
 use wire::connect;
 
 use super::{Fabric, PublishedCall};
-use crate::caller::{Caller, answer, refuse};
+use crate::caller::{Caller, Who, answer};
 use crate::circuit::CircuitIo;
-use crate::dialer::mark;
+use crate::closer::Order;
+use crate::dialer::{Hold, mark};
 use crate::slow::{Overrun, Party};
 
 /// Circuits of peers that are too slow that are cut in one turn.
 const CUTS_PER_TURN: usize = 64;
+
+/// How long cuts rest while the closer is full.
+const CUTS_REST: Duration = Duration::from_millis(10);
 
 impl CircuitIo {
     fn is_with(&self, party: Party) -> bool {
@@ -41,6 +46,15 @@ impl Fabric {
         }
     }
 
+    /// When there is something to cut.
+    pub(super) fn next_cut_at(&self) -> Option<Duration> {
+        match (self.to_be_cut.is_empty(), self.closer.is_full()) {
+            (true, _) => None,
+            (false, true) => Some(self.now + CUTS_REST),
+            (false, false) => Some(self.now),
+        }
+    }
+
     fn list_overruns(&mut self) {
         while let Some(overrun) = self.slow.take_overrun() {
             self.report_slow(&overrun);
@@ -58,7 +72,12 @@ impl Fabric {
     }
 
     fn report_slow(&self, overrun: &Overrun) {
-        let report = overrun.circuit.and_then(|id| self.switch.circuit(id));
+        let mut circuits = self.circuits.iter().flatten();
+        let circuit = circuits.find(|circuit| match overrun.circuit {
+            Some(id) => circuit.id == id,
+            None => circuit.is_with(overrun.party),
+        });
+        let report = circuit.and_then(|circuit| self.switch.circuit(circuit.id));
         let of_circuit = report.and_then(|report| report.callee.line.or(report.caller.line));
         let (party, line) = match overrun.party {
             Party::User(user) => (format!("programs of the user {user}"), of_circuit),
@@ -68,7 +87,14 @@ impl Fabric {
                 let name = self.switch.service(id).map_or("", |service| &service.name);
                 (format!("the service {name:?}"), of_circuit)
             }
-            Party::Published(_) => ("callers of a published port".to_owned(), of_circuit),
+            Party::Published(_) => {
+                let name = match circuit.and_then(|circuit| circuit.who.as_ref()) {
+                    Some(Who::Published { name, .. }) => name,
+                    _ => "",
+                };
+                let party = format!("callers of the published port {name:?}");
+                (party, of_circuit)
+            }
         };
         let line = line.and_then(|line| self.lines.get(line.0 as usize)?.as_ref());
         let vm = line.map(|line| line.name.as_str());
@@ -76,10 +102,13 @@ impl Fabric {
         tracing::warn!(vm, party, refused = overrun.barred, %reason, "cut short");
     }
 
-    /// Cuts what is to be cut, a slice at a time.
+    /// Cuts what is to be cut, a slice at a time, as far as the closer takes it.
     pub(super) fn cut_overruns(&mut self) {
         self.list_overruns();
         for _ in 0..CUTS_PER_TURN {
+            if self.closer.is_full() {
+                return;
+            }
             let Some(circuit) = self.to_be_cut.pop_front() else {
                 return;
             };
@@ -136,24 +165,43 @@ impl Fabric {
         self.close_socket(caller.socket, caller.party, words);
     }
 
-    /// Closes a socket, behind these words if there are any, on another thread if that is likely to take long.
+    /// Closes a socket, behind these words if there are any.
     pub(super) fn close_socket(
         &mut self,
-        mut socket: OwnedFd,
+        socket: OwnedFd,
         party: Option<Party>,
-        mut words: Option<String>,
+        words: Option<String>,
     ) {
+        let hold = None;
+        let order = Order {
+            socket,
+            words,
+            hold,
+        };
+        self.close(order, party);
+    }
+
+    /// Closes a socket, and drops then what lasts as long.
+    pub(super) fn close_held(&mut self, socket: OwnedFd, party: Option<Party>, hold: Option<Hold>) {
+        let words = None;
+        let order = Order {
+            socket,
+            words,
+            hold,
+        };
+        self.close(order, party);
+    }
+
+    /// Has it done on another thread if it is likely to take long.
+    fn close(&mut self, mut order: Order, party: Option<Party>) {
         if self.slow.is_in_debt(party) {
-            match self.closer.close(socket, words) {
+            match self.closer.close(order) {
                 Ok(()) => return,
-                Err(back) => (socket, words) = back,
+                Err(back) => order = back,
             }
         }
         self.slow.before(party);
-        if let Some(words) = &words {
-            refuse(&socket, words);
-        }
-        drop(socket);
+        order.carry_out();
         self.slow.after(party, 0, None);
     }
 
