@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use config::{Chardev, LineSpec};
-use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions};
+use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, SocketFile};
 use policy::ServiceEntry;
 
 use crate::capture::CaptureSender;
@@ -69,7 +69,7 @@ struct Line {
     status: LineStatus,
     groups: Vec<String>,
     /// The host socket last.
-    sockets: Vec<(PathBuf, UnixListener)>,
+    sockets: Vec<(UnixListener, SocketFile)>,
 }
 
 impl FakeWorker {
@@ -154,7 +154,7 @@ impl FakeWorker {
     pub fn host_listener(&self, vm: &str) -> UnixListener {
         let state = self.state();
         let line = state.lines.get(vm).expect("the line exists");
-        let (_, host) = line.sockets.last().expect("each line has one");
+        let (host, _) = line.sockets.last().expect("each line has one");
         host.try_clone().expect("a descriptor is left")
     }
 
@@ -211,9 +211,9 @@ impl FakeWorker {
         let serial = spec.serial.clone().filter(Chardev::is_ours);
         let vmm = spec.vhost_user.clone();
         if let Some(path) = vmm.or(serial.map(|serial| serial.path().to_owned())) {
-            sockets.push((path.clone(), listen(&path)?));
+            sockets.push(listen(&path)?);
         }
-        sockets.push((spec.host.clone(), listen(&spec.host)?));
+        sockets.push(listen(&spec.host)?);
         let status = LineStatus {
             name: spec.full_name(),
             cid: spec.cid,
@@ -244,9 +244,6 @@ impl FakeWorker {
         let line = line.ok_or_else(|| LineError::Unknown {
             name: name.to_owned(),
         })?;
-        for (path, _) in &line.sockets {
-            std::fs::remove_file(path)?;
-        }
         Ok(())
     }
 

@@ -449,16 +449,17 @@ impl Drop for RunningWorker {
 
 /// A socket of this daemon's own that only its user may connect to; or one of the service manager's, which says who may.
 struct PrivateSocket {
-    /// What is to be removed at the end.
-    path: Option<PathBuf>,
     listener: UnixListener,
+    /// What is to be removed at the end.
+    _file: Option<device::SocketFile>,
 }
 
 impl PrivateSocket {
     fn listen(path: &Path) -> Result<PrivateSocket, RuntimeError> {
+        let (listener, file) = listen_privately(path)?;
         Ok(PrivateSocket {
-            path: Some(path.to_owned()),
-            listener: listen_privately(path)?,
+            listener,
+            _file: Some(file),
         })
     }
 
@@ -480,8 +481,10 @@ impl PrivateSocket {
         for finding in who_is_shut_out(&settings.runtime_dir, settings.control)? {
             tracing::warn!("{finding}");
         }
-        let path = None;
-        Ok(PrivateSocket { path, listener })
+        Ok(PrivateSocket {
+            listener,
+            _file: None,
+        })
     }
 
     fn listener(&self) -> Result<UnixListener, ServeError> {
@@ -497,15 +500,6 @@ impl PrivateSocket {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         tokio::net::UnixListener::from_std(listener)
-    }
-}
-
-impl Drop for PrivateSocket {
-    fn drop(&mut self) {
-        let Some(path) = &self.path else { return };
-        if let Err(error) = std::fs::remove_file(path) {
-            tracing::warn!(socket = %path.display(), %error, "cannot remove a socket");
-        }
     }
 }
 

@@ -3,16 +3,15 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat};
+use rustix::fs::{AtFlags, FileType, Gid, Stat, chownat};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use sys::links::{Entry, FileId, file_id};
 use sys::peer::refuse_descriptors;
 
 /// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
@@ -44,15 +43,67 @@ pub(crate) struct Listener {
     pub(crate) file: SocketFile,
 }
 
-/// The file of a socket. It is removed when this is dropped.
+/// The file of a socket that listens. It is removed when this is dropped, unless another one has come in its place.
 #[derive(Debug)]
-pub(crate) struct SocketFile(PathBuf);
+pub struct SocketFile {
+    entry: Entry,
+    id: FileId,
+}
+
+impl SocketFile {
+    fn bind(socket: &OwnedFd, entry: Entry) -> io::Result<SocketFile> {
+        bind(socket, &entry.address()?)?;
+        let id = file_id(&find_socket(&entry)?.1);
+        Ok(SocketFile { entry, id })
+    }
+
+    /// Sets its mode, and that of no other file.
+    ///
+    /// # Errors
+    /// Another file stands there by now, or what the system says.
+    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
+        set_mode_of(&self.find()?, mode)
+    }
+
+    fn give_to(&self, gid: u32) -> io::Result<()> {
+        let group = Some(Gid::from_raw(gid));
+        let given = chownat(self.find()?, "", None, group, AtFlags::EMPTY_PATH);
+        given.map_err(|error| {
+            let error = io::Error::from(error);
+            let words = format!(
+                "it cannot be given to the group {gid}: {error}; start the daemon as a member of that group, or as root"
+            );
+            io::Error::new(error.kind(), words)
+        })
+    }
+
+    fn find(&self) -> io::Result<OwnedFd> {
+        let (file, stat) = find_socket(&self.entry)?;
+        match file_id(&stat) == self.id {
+            true => Ok(file),
+            false => Err(not_what_was_made()),
+        }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it already; nothing is lost then.
-        let _ = fs::remove_file(&self.0);
+        // It may have been removed already.
+        let _ = self.entry.remove(self.id);
     }
+}
+
+/// Where another user may write in the directory, a link may stand there.
+fn find_socket(entry: &Entry) -> io::Result<(OwnedFd, Stat)> {
+    let (file, stat) = entry.find()?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Socket => Ok((file, stat)),
+        _ => Err(not_what_was_made()),
+    }
+}
+
+fn not_what_was_made() -> io::Error {
+    io::Error::other("expected the socket that was made there, found something else: remove it")
 }
 
 /// A socket that does not block, to which no descriptors can be sent.
@@ -85,51 +136,28 @@ pub(crate) fn listen_for(
 ///
 /// # Errors
 /// What the system says.
-pub fn listen_without_descriptors(path: &Path) -> io::Result<UnixListener> {
+pub fn listen_without_descriptors(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let file = SocketFile::bind(&socket, Entry::at(path)?)?;
     listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+    Ok((socket.into(), file))
 }
 
 fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<Listener> {
-    let address = SocketAddrUnix::new(path)?;
-    match bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if is_stale(path, &address)? => {
-            tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
-            fs::remove_file(path)?;
-            bind(&socket, &address)?;
-        }
-        other => other?,
+    let entry = Entry::at(path)?;
+    if remove_stale(&entry)? {
+        tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
     }
-    let listener = Listener {
-        socket,
-        file: SocketFile(path.to_owned()),
-    };
+    let file = SocketFile::bind(&socket, entry)?;
     // Nobody connects before somebody listens: the group is the right one from the first connection on.
     if let Some(gid) = group {
-        give_to(gid, path)?;
+        file.give_to(gid)?;
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
-    set_socket_mode(path, mode)?;
-    listen(&listener.socket, BACKLOG)?;
-    Ok(listener)
-}
-
-/// Sets the mode of the socket at `path`, and of nothing else: where another user may write in the directory, a link may stand there.
-///
-/// # Errors
-/// No socket stands there, or what the system says.
-pub fn set_socket_mode(path: &Path, mode: u32) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = rustix::fs::open(path, flags, Mode::empty())?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::other(
-            "expected the socket that was made there, found something else: remove it",
-        ));
-    }
-    set_mode_of(&found, mode)
+    file.set_mode(mode)?;
+    listen(&socket, BACKLOG)?;
+    Ok(Listener { socket, file })
 }
 
 /// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
@@ -141,27 +169,21 @@ pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     fs::set_permissions(file, fs::Permissions::from_mode(mode))
 }
 
-fn give_to(gid: u32, path: &Path) -> io::Result<()> {
-    let group = Some(Gid::from_raw(gid));
-    // What stands there by now may be somebody else's link.
-    let given = chownat(CWD, path, None, group, AtFlags::SYMLINK_NOFOLLOW);
-    given.map_err(|error| {
-        let error = io::Error::from(error);
-        let words = format!(
-            "it cannot be given to the group {gid}: {error}; start the daemon as a member of that group, or as root"
-        );
-        io::Error::new(error.kind(), words)
-    })
-}
-
-/// Whether there is a socket file with nobody behind it. Somebody who is there does not notice: the probe is of another type
+/// Removes a socket file with nobody behind it. Somebody who is there does not notice: the probe is of another type
 /// than whoever listens, so that it is refused for that (`EPROTOTYPE`) and not accepted.
-fn is_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<bool> {
-    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+fn remove_stale(entry: &Entry) -> io::Result<bool> {
+    let Ok(found) = entry.stat() else {
+        return Ok(false);
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Ok(false);
     }
     let probe = unix_socket(SocketType::DGRAM)?;
-    Ok(matches!(connect(&probe, address), Err(Errno::CONNREFUSED)))
+    let is_stale = connect(&probe, &entry.address()?) == Err(Errno::CONNREFUSED);
+    if is_stale {
+        entry.remove(file_id(&found))?;
+    }
+    Ok(is_stale)
 }
 
 /// The path of the listener that a guest's dial to `port` of the host reaches.

@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use config::Chardev;
-use device::connect_to;
+use device::{SocketFile, connect_to};
 use rustix::net::SocketType;
 
 use runtime::directory::{RuntimeError, listen_privately};
@@ -35,35 +35,24 @@ pub(crate) enum Meeting {
 #[derive(Debug)]
 pub(crate) struct PrivateListener {
     listener: UnixListener,
-    path: PathBuf,
-    /// The file is not ours any more: it has been removed, and whoever listens there now is somebody else.
-    removed: AtomicBool,
-}
-
-impl Drop for PrivateListener {
-    fn drop(&mut self) {
-        self.remove();
-    }
+    file: Mutex<Option<SocketFile>>,
 }
 
 impl PrivateListener {
     /// Listens at `path`, without blocking.
     pub(crate) fn bind(path: &Path) -> Result<PrivateListener, OpenError> {
-        let listener = PrivateListener {
-            listener: listen_privately(path)?,
-            path: path.to_owned(),
-            removed: AtomicBool::new(false),
-        };
-        listener.listener.set_nonblocking(true)?;
-        Ok(listener)
+        let (listener, file) = listen_privately(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(PrivateListener {
+            listener,
+            file: Mutex::new(Some(file)),
+        })
     }
 
     /// Removes the socket's file. Nobody new can connect then.
     pub(crate) fn remove(&self) {
-        if !self.removed.swap(true, Ordering::AcqRel) {
-            // Somebody may have removed it already; nothing is lost then.
-            let _ = std::fs::remove_file(&self.path);
-        }
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(file.take());
     }
 
     /// The same listener for the runtime that this is called in.

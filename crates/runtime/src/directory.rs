@@ -6,12 +6,15 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use config::directories::lock_file;
-use rustix::fs::{Access, FlockOperation};
+use device::SocketFile;
+use rustix::fs::{Access, FileType, FlockOperation};
+use rustix::net::SocketAddrUnix;
+use sys::links::{Entry, file_id};
 
 mod others;
 
@@ -249,17 +252,22 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
         path: path.to_owned(),
         error,
     };
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_socket() => {}
-        Ok(_) => {
-            return Err(RuntimeError::NotASocket {
-                path: path.to_owned(),
-            });
-        }
+    let found = Entry::at(path).and_then(|entry| {
+        let found = entry.stat()?;
+        let address = entry.address()?;
+        Ok((entry, found, address))
+    });
+    let (entry, found, address) = match found {
+        Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(system("cannot look at", error)),
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(RuntimeError::NotASocket {
+            path: path.to_owned(),
+        });
     }
-    match dial_without_waiting(path) {
+    match dial_without_waiting(&address) {
         // A full backlog means that somebody listens, however slowly; so does a socket of another type.
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => {
             return Err(RuntimeError::InUse {
@@ -269,7 +277,7 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
         Err(rustix::io::Errno::CONNREFUSED) => {}
         Err(error) => return Err(system("cannot tell who listens on", error.into())),
     }
-    match std::fs::remove_file(path) {
+    match entry.remove(file_id(&found)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(system("cannot remove the stale socket", error)),
@@ -280,7 +288,7 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
 ///
 /// # Errors
 /// Those of [`remove_stale_socket`], and what the system says to binding.
-pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
+pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), RuntimeError> {
     let system = |what, error| RuntimeError::System {
         what,
         path: path.to_owned(),
@@ -289,19 +297,20 @@ pub fn listen_privately(path: &Path) -> Result<UnixListener, RuntimeError> {
     if remove_stale_socket(path)? {
         tracing::warn!(socket = %path.display(), "took over the stale socket of a daemon that has died");
     }
-    let listener = device::listen_without_descriptors(path)
+    let (listener, file) = device::listen_without_descriptors(path)
         .map_err(|error| system("cannot listen on", error))?;
     // The process's umask made it private from the start where it could; this holds for embedders too.
-    device::set_socket_mode(path, 0o600).map_err(|error| system("cannot protect", error))?;
-    Ok(listener)
+    file.set_mode(0o600)
+        .map_err(|error| system("cannot protect", error))?;
+    Ok((listener, file))
 }
 
 /// Dials a socket and hangs up. A plain `connect` would wait for room in a full backlog.
-fn dial_without_waiting(path: &Path) -> Result<(), rustix::io::Errno> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+fn dial_without_waiting(address: &SocketAddrUnix) -> Result<(), rustix::io::Errno> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::connect(&socket, address)?;
     drop(UnixStream::from(socket));
     Ok(())
 }

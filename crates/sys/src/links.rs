@@ -4,14 +4,17 @@
 //! no user but root and this process's could have set it. `openat2` would walk in one call, but it keeps its flags in memory, where a seccomp filter cannot see
 //! whether it makes a file.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf, absolute};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, renameat, statat, unlinkat,
+};
 use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 /// As many links as the kernel follows in a path.
@@ -28,48 +31,143 @@ pub fn has_link_of_others(path: &Path) -> bool {
 /// # Errors
 /// What the system says, and without a number of the system's, when there is such a link.
 pub fn find(path: &Path) -> io::Result<OwnedFd> {
+    Ok(walk(path)?.file)
+}
+
+fn walk(path: &Path) -> io::Result<Place> {
     let mut names = names(path);
     let mut place = Place::root()?;
     let mut links = 0;
     while let Some(name) = names.pop() {
-        let entry = openat(&place.directory, &name, PATH_ONLY, Mode::empty())?;
-        let stat = fstat(&entry)?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let is_firm = place.is_firm(&stat);
-        let is_link = kind == FileType::Symlink || kind != FileType::Directory && stat.st_nlink > 1;
-        if is_link && !is_firm {
-            return Err(refused(path, &name));
+        let found = place.find(&name, path)?;
+        if found.kind() != FileType::Symlink {
+            place = found;
+            continue;
         }
-        if kind == FileType::Symlink {
-            links += 1;
-            if links > MAX_LINKS {
-                return Err(Errno::LOOP.into());
-            }
-            let target = readlinkat(&entry, "", Vec::new())?;
-            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-            if target.is_absolute() {
-                place = place.back_to_root()?;
-            }
-            names.extend(self::names(&target));
-        } else if names.is_empty() {
-            return Ok(entry);
-        } else {
-            place = Place {
-                directory: entry,
-                stat,
-                is_firm,
-            };
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(Errno::LOOP.into());
+        }
+        let target = readlinkat(&found.file, "", Vec::new())?;
+        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+        if target.is_absolute() {
+            place = place.back_to_root()?;
+        }
+        names.extend(self::names(&target));
+    }
+    Ok(place)
+}
+
+/// Which file it is, whatever its name.
+pub type FileId = (u64, u64);
+
+/// The [`FileId`] of what a system call has described.
+pub fn file_id(stat: &Stat) -> FileId {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// A name in a directory to which no link leads that another user could have set. It stays in that directory, wherever the path leads later.
+#[derive(Debug)]
+pub struct Entry {
+    path: PathBuf,
+    directory: Place,
+    name: OsString,
+}
+
+impl Entry {
+    /// The last name of a path, in its directory. Nothing need have that name.
+    ///
+    /// # Errors
+    /// As [`find`] for the directory.
+    pub fn at(path: &Path) -> io::Result<Entry> {
+        let path = absolute(path)?;
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Errno::ISDIR.into());
+        };
+        Ok(Entry {
+            directory: walk(parent)?,
+            name: name.to_owned(),
+            path,
+        })
+    }
+
+    /// Where a socket binds or is connected to, which is the path as long as no other user can change where it leads.
+    ///
+    /// # Errors
+    /// The path is too long for a socket.
+    pub fn address(&self) -> io::Result<SocketAddrUnix> {
+        if self.directory.is_firm {
+            return Ok(SocketAddrUnix::new(&self.path)?);
+        }
+        let directory = format!("/proc/self/fd/{}", self.directory.file.as_raw_fd());
+        Ok(SocketAddrUnix::new(Path::new(&directory).join(&self.name))?)
+    }
+
+    /// What has the name now, also if it is a link.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn stat(&self) -> io::Result<Stat> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        Ok(statat(&self.directory.file, &self.name, flags)?)
+    }
+
+    /// Names what has the name now, and describes it.
+    ///
+    /// # Errors
+    /// As [`find`]; a symbolic link is described, and not followed.
+    pub fn find(&self) -> io::Result<(OwnedFd, Stat)> {
+        let found = self.directory.find(&self.name, &self.path)?;
+        Ok((found.file, found.stat))
+    }
+
+    /// Opens what has the name, which is no symbolic link, nor a file of another name that another user could have put here.
+    ///
+    /// # Errors
+    /// As [`find`], and [`Errno::LOOP`] for a symbolic link.
+    pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory.file, &self.name, flags, mode)?;
+        let stat = fstat(&file)?;
+        // By the name: a second name may be gone by now, and then this is another file's.
+        let (_, named) = self.find()?;
+        match file_id(&named) == file_id(&stat) {
+            true => Ok(file),
+            false => Err(Errno::AGAIN.into()),
         }
     }
-    // The path is that of a directory.
-    Err(Errno::CONNREFUSED.into())
+
+    /// Gives what has the name another one in the same directory.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn rename(&self, name: &OsStr) -> io::Result<()> {
+        let directory = &self.directory.file;
+        Ok(renameat(directory, &self.name, directory, name)?)
+    }
+
+    /// Removes the name, if it still is this file's.
+    ///
+    /// # Errors
+    /// It is not, or what the system says.
+    pub fn remove(&self, file: FileId) -> io::Result<()> {
+        if file_id(&self.stat()?) != file {
+            return Err(io::Error::other("another file stands there by now"));
+        }
+        Ok(unlinkat(
+            &self.directory.file,
+            &self.name,
+            AtFlags::empty(),
+        )?)
+    }
 }
 
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory on the way.
+/// A file on the way.
+#[derive(Debug)]
 struct Place {
-    directory: OwnedFd,
+    file: OwnedFd,
     stat: Stat,
     /// No other user could have put it in the way, nor anything above it.
     is_firm: bool,
@@ -77,10 +175,10 @@ struct Place {
 
 impl Place {
     fn root() -> io::Result<Place> {
-        let directory = rustix::fs::open("/", PATH_ONLY, Mode::empty())?;
-        let stat = fstat(&directory)?;
+        let file = rustix::fs::open("/", PATH_ONLY, Mode::empty())?;
+        let stat = fstat(&file)?;
         Ok(Place {
-            directory,
+            file,
             stat,
             is_firm: true,
         })
@@ -92,6 +190,29 @@ impl Place {
             is_firm: self.is_firm,
             ..Place::root()?
         })
+    }
+
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.stat.st_mode)
+    }
+
+    /// What has this name here on the way to `path`, unless it is a link that does not count.
+    fn find(&self, name: &OsStr, path: &Path) -> io::Result<Place> {
+        let file = openat(&self.file, name, PATH_ONLY, Mode::empty())?;
+        let stat = fstat(&file)?;
+        let is_firm = self.is_firm(&stat);
+        let found = Place {
+            file,
+            stat,
+            is_firm,
+        };
+        let kind = found.kind();
+        let is_link =
+            kind == FileType::Symlink || kind != FileType::Directory && found.stat.st_nlink > 1;
+        match is_link && !is_firm {
+            true => Err(refused(path, name)),
+            false => Ok(found),
+        }
     }
 
     /// Whether no user but root and this process's could have put this entry here. In a directory like `/tmp` that is so of what is theirs, but for hard links to it.
@@ -122,10 +243,10 @@ fn names(path: &Path) -> Vec<OsString> {
     names
 }
 
-fn refused(path: &Path, name: &OsString) -> io::Error {
+fn refused(path: &Path, name: &OsStr) -> io::Error {
     io::Error::other(format!(
-        "{name:?} in {} is a link, or has a second name, in a directory that others than root and the daemon's user may write, and could lead to any socket: \
-         name the socket by its own path",
+        "{name:?} in {} is a link, or has a second name, in a directory that others than root and the daemon's user may write, and could lead to any file: \
+         name the file by its own path",
         path.display()
     ))
 }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use config::net::{NetHost, NetworkSpec, PortSpec};
-use device::CaptureOptions;
+use device::{CaptureOptions, SocketFile};
 
 use super::capture::FakeCapture;
 use crate::capture::CaptureSender;
@@ -40,7 +40,7 @@ struct Port {
     spec: PortSpec,
     status: PortStatus,
     /// While the link is up.
-    listener: Option<UnixListener>,
+    listener: Option<(UnixListener, SocketFile)>,
 }
 
 impl FakeNet {
@@ -135,10 +135,7 @@ impl Port {
     }
 
     fn close(&mut self) {
-        if self.listener.take().is_some() {
-            // A socket that a test has removed already is no matter.
-            let _ = std::fs::remove_file(&self.spec.socket);
-        }
+        self.listener = None;
     }
 }
 

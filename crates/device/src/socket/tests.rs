@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{SendFlags, acceptfrom, send};
+use rustix::net::{SendFlags, SocketAddrUnix, acceptfrom, send};
 
 use super::*;
 use crate::connect::{Dial, dial};
@@ -74,4 +74,40 @@ fn a_vmm_can_send_descriptors() {
     let path = directory.path().join("web.vhost");
     let _listener = listen_for_vmm(&path).unwrap();
     assert_eq!(send_descriptor(program(&path, SocketType::STREAM)), Ok(4));
+}
+
+/// What another user may exchange for a link leads to no other directory: neither when the socket is made nor when it is removed.
+#[test]
+fn the_socket_file_stays_in_its_directory_and_goes_alone() {
+    use std::os::unix::fs::symlink;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["shared/own", "other"] {
+        fs::create_dir_all(path(name)).unwrap();
+    }
+    fs::set_permissions(path("shared"), fs::Permissions::from_mode(0o777)).unwrap();
+    let own = path("shared/own/socket");
+    let listen = || listen_for(None, &own, SocketType::STREAM);
+    let listener = listen().unwrap();
+    assert!(program(&own, SocketType::STREAM).as_raw_fd() > 0);
+    fs::rename(path("shared/own"), path("shared/moved")).unwrap();
+    symlink(path("other"), path("shared/own")).unwrap();
+    let refused = listen().unwrap_err();
+    assert_eq!(refused.raw_os_error(), None, "{refused}");
+    assert!(!path("other/socket").exists());
+    // Another socket, and a stale one, of the same name.
+    drop(UnixListener::bind(path("other/socket")).unwrap());
+    assert!(listen().is_err());
+    drop(listener);
+    assert!(path("other/socket").exists());
+    assert!(!path("shared/moved/socket").exists());
+    // Where the name has become another file's, that one stays.
+    fs::remove_file(path("shared/own")).unwrap();
+    fs::rename(path("shared/moved"), path("shared/own")).unwrap();
+    let listener = listen().unwrap();
+    fs::rename(&own, path("shared/own/before")).unwrap();
+    fs::write(&own, b"").unwrap();
+    assert!(listener.file.set_mode(0o666).is_err());
+    drop(listener);
+    assert!(own.exists());
 }

@@ -94,6 +94,22 @@ fn a_vmm_whose_path_has_become_a_link_is_not_another_vmm() {
     assert!(!other.was_called());
 }
 
+/// Calls of one guest would be taken for those of another.
+#[test]
+fn a_vmm_whose_directory_has_become_a_link_gets_no_listener_in_anothers() {
+    let house = House::new(HashMap::new());
+    let directory = house.path("fc").with_file_name("of-others");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+    symlink(house.path("ci").parent().unwrap(), directory.join("link")).unwrap();
+    house.add_at("fc", 3, directory.join("link/ci.v.sock"));
+    house.offer(&[(0, "s", 5000)]);
+    assert!(!house.port_path("ci", 5000).exists());
+    house.add("ci", 4);
+    house.offer(&[(0, "s", 5000)]);
+    assert!(house.port_path("ci", 5000).exists());
+}
+
 #[test]
 fn who_hangs_up_before_the_vmm_has_answered_leaves_nothing() {
     let house = House::new(HashMap::new());

@@ -15,14 +15,13 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use config::{GuestPort, Publish, PublishListen};
-use device::{CallAnswer, Cut, PublishedCall, PublishedTo};
+use device::{CallAnswer, Cut, PublishedCall, PublishedTo, SocketFile};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
@@ -94,7 +93,7 @@ struct Open {
     task: AbortHandle,
     listener: Arc<Listener>,
     /// Removed at once when the port is closed: by the time that the task ends, the path may be another socket's.
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
 }
 
 impl Drop for Open {
@@ -160,16 +159,6 @@ fn turn_away(mut accept: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     Ok(())
 }
 
-/// The file of a socket, which is removed with this.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // Somebody may have removed it already; nothing is lost then.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 impl Published {
     pub(crate) fn new(shared: Arc<Shared>, runtime: Handle) -> Published {
         Published {
@@ -213,8 +202,10 @@ impl Published {
             match (at, listener) {
                 (Some(at), _) => {
                     let kept = old.swap_remove(at);
-                    if let PublishListen::Unix { path, mode } = &publish.listen {
-                        set_mode(path, *mode);
+                    if let (PublishListen::Unix { path, mode }, Some(file)) =
+                        (&publish.listen, &kept.file)
+                    {
+                        set_mode(file, path, *mode);
                     }
                     let is_changed = kept.publish.borrow().publish != publish;
                     if is_changed {
@@ -278,7 +269,7 @@ impl Published {
             publish: sender,
             task: task.abort_handle(),
             listener: kept,
-            _file: file,
+            file,
         }
     }
 }

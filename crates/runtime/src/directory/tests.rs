@@ -107,7 +107,11 @@ fn a_full_backlog_is_somebody_who_listens() {
     let listener = UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _first = UnixStream::connect(&path).unwrap();
-    assert_eq!(dial_without_waiting(&path), Err(rustix::io::Errno::AGAIN));
+    let address = SocketAddrUnix::new(&path).unwrap();
+    assert_eq!(
+        dial_without_waiting(&address),
+        Err(rustix::io::Errno::AGAIN)
+    );
     assert!(matches!(
         remove_stale_socket(&path),
         Err(RuntimeError::InUse { .. })
@@ -143,7 +147,7 @@ fn what_is_not_a_socket_stays() {
 fn a_socket_is_private_and_takes_over_from_a_stale_one() {
     let directory = temporary();
     let path = directory.path().join("control.sock");
-    drop(listen_privately(&path).unwrap());
+    drop(UnixListener::bind(&path).unwrap());
     let _listener = listen_privately(&path).unwrap();
     assert_eq!(mode(&path), 0o600);
     assert!(UnixStream::connect(&path).is_ok());
@@ -172,7 +176,7 @@ fn the_control_socket_is_opened_to_a_group_or_to_all() {
     assert_eq!(modes(), [0o711, 0o666]);
 }
 
-fn opened(mode_of_dir: u32) -> (tempfile::TempDir, PathBuf, UnixListener) {
+fn opened(mode_of_dir: u32) -> (tempfile::TempDir, PathBuf, (UnixListener, SocketFile)) {
     let directory = temporary();
     set_mode(directory.path(), mode_of_dir);
     let socket = control_socket(directory.path());

@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
 use config::{Publish, PublishListen};
-use device::{listen_without_descriptors, set_socket_mode};
+use device::{SocketFile, listen_without_descriptors};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 
-use super::{Bound, Listener, SocketFile};
+use super::{Bound, Listener};
 use runtime::directory::{RuntimeError, remove_stale_socket};
 
 /// Why a port cannot be published.
@@ -143,10 +143,9 @@ pub(super) fn listen(publish: &Publish) -> Result<Bound, PublishError> {
             }
             let address = path.display().to_string();
             listen_without_descriptors(path)
-                .and_then(|listener| {
-                    let file = SocketFile(path.clone());
+                .and_then(|(listener, file)| {
                     listener.set_nonblocking(true)?;
-                    set_mode(path, *mode);
+                    set_mode(&file, path, *mode);
                     bound(Listener::Unix(listener), Some(file))
                 })
                 .map_err(failed(&address))
@@ -159,8 +158,8 @@ fn bound(listener: Listener, file: Option<SocketFile>) -> io::Result<Bound> {
     Ok((listener, second, file))
 }
 
-pub(super) fn set_mode(path: &Path, mode: u32) {
-    if let Err(error) = set_socket_mode(path, mode) {
+pub(super) fn set_mode(file: &SocketFile, path: &Path, mode: u32) {
+    if let Err(error) = file.set_mode(mode) {
         tracing::error!(socket = %path.display(), %error, "cannot set the mode of a published socket");
     }
 }
