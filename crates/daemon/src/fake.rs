@@ -241,10 +241,10 @@ impl FakeWorker {
 
     fn remove_line(&self, name: &str) -> Result<(), LineError> {
         let line = self.state().lines.remove(name);
-        let line = line.ok_or_else(|| LineError::Unknown {
+        let unknown = || LineError::Unknown {
             name: name.to_owned(),
-        })?;
-        Ok(())
+        };
+        line.map(drop).ok_or_else(unknown)
     }
 
     fn change(&self, change: LineChange, commit: Commit) -> Result<(), LineFault> {

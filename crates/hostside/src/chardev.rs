@@ -27,7 +27,7 @@ pub enum OpenError {
 /// The daemon's end of it, between connections. None of it waits.
 #[derive(Debug)]
 pub(crate) enum Meeting {
-    Listening(PrivateListener),
+    Listening(Box<PrivateListener>),
     Connecting(PathBuf),
 }
 
@@ -79,7 +79,7 @@ impl Meeting {
     /// The socket cannot be made.
     pub(crate) fn prepare(chardev: &Chardev) -> Result<Meeting, OpenError> {
         match chardev {
-            Chardev::Listen(path) => Ok(Meeting::Listening(PrivateListener::bind(path)?)),
+            Chardev::Listen(path) => Ok(Meeting::Listening(Box::new(PrivateListener::bind(path)?))),
             Chardev::Connect(path) => Ok(Meeting::Connecting(path.clone())),
         }
     }
