@@ -102,9 +102,10 @@ fn a_vmm_whose_directory_has_become_a_link_gets_no_listener_in_anothers() {
     std::fs::create_dir(&directory).unwrap();
     std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
     symlink(house.path("ci").parent().unwrap(), directory.join("link")).unwrap();
-    house.add_at("fc", 3, directory.join("link/ci.v.sock"));
-    house.offer(&[(0, "s", 5000)]);
-    assert!(!house.port_path("ci", 5000).exists());
+    let refused = house.try_add_at("fc", 3, directory.join("link/ci.v.sock"));
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("\"link\" in "), "{error}");
+    assert!(!house.port_path("ci", 1006).exists());
     house.add("ci", 4);
     house.offer(&[(0, "s", 5000)]);
     assert!(house.port_path("ci", 5000).exists());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use device::{
     Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric,
-    HybridConfig, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
+    HybridConfig, OpenLineError, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
@@ -127,23 +127,32 @@ impl House {
     }
 
     pub fn add_with(&self, name: &str, cid: u32, limits: Limits) {
-        self.open(name, cid, limits, self.path(name));
+        self.open(name, cid, limits, self.path(name)).unwrap();
     }
 
     /// Adds a VM whose VMM listens elsewhere.
     pub fn add_at(&self, name: &str, cid: u32, path: PathBuf) {
-        self.open(name, cid, Limits::default(), path);
+        self.try_add_at(name, cid, path).unwrap();
     }
 
-    fn open(&self, name: &str, cid: u32, limits: Limits, path: PathBuf) {
+    pub fn try_add_at(&self, name: &str, cid: u32, path: PathBuf) -> Result<(), OpenLineError> {
+        self.open(name, cid, Limits::default(), path)
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        cid: u32,
+        limits: Limits,
+        path: PathBuf,
+    ) -> Result<(), OpenLineError> {
         let config = HybridConfig {
             address: Address::new(name, cid),
             limits,
             path,
             host: self.host_path(name),
         };
-        self.ask(move |fabric| fabric.open_hybrid_line(&config))
-            .unwrap();
+        self.ask(move |fabric| fabric.open_hybrid_line(&config).map(drop))
     }
 
     /// Adds a VM with a serial line. What its carrier is asked for comes out of what is returned.

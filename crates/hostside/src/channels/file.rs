@@ -1,11 +1,11 @@
 //! A file that grows to a size and then begins anew, with what was before it beside it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, fstat};
+use sys::links::{Entry, file_id};
 
 /// A file that is appended to. With the one before it, `PATH.1`, it never has more than twice its size on the disk.
 #[derive(Debug)]
@@ -42,16 +42,18 @@ impl GrowingFile {
     }
 
     fn append_counting(&mut self, bytes: &[u8], written: &mut usize) -> io::Result<()> {
+        // Anew each time: another user may have set a link since.
+        let entry = Entry::at(&self.path)?;
         while *written < bytes.len() {
-            if self.is_elsewhere() {
+            if self.is_elsewhere(&entry) {
                 self.file = None;
             }
             if self.file.is_none() {
-                self.open()?;
+                self.open(&entry)?;
             }
             let room = self.max_bytes.saturating_sub(self.len);
             if room == 0 {
-                self.begin_anew()?;
+                self.begin_anew(&entry)?;
                 continue;
             }
             let rest = &bytes[*written..];
@@ -65,7 +67,7 @@ impl GrowingFile {
                 None => 0,
             };
             if cut == 0 {
-                self.begin_anew()?;
+                self.begin_anew(&entry)?;
                 continue;
             }
             let Some(file) = self.file.as_mut() else {
@@ -78,19 +80,16 @@ impl GrowingFile {
             *written += count;
             self.len += count as u64;
             if cut < fits {
-                self.begin_anew()?;
+                self.begin_anew(&entry)?;
             }
         }
         Ok(())
     }
 
-    fn open(&mut self) -> io::Result<()> {
-        let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(0o600);
-        // A link left by somebody else must not make us write into a file of theirs, nor a pipe make us wait.
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        options.custom_flags(flags.bits() as i32);
-        let file = options.open(&self.path)?;
+    fn open(&mut self, entry: &Entry) -> io::Result<()> {
+        // A pipe must not make us wait.
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
+        let file = File::from(entry.open(flags, Mode::RUSR | Mode::WUSR)?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             let words = "it is not a regular file, and nothing is written to it";
@@ -101,20 +100,20 @@ impl GrowingFile {
         Ok(())
     }
 
-    /// Whether the path leads to another file than the one that is open, or to none.
-    fn is_elsewhere(&self) -> bool {
-        let Some(Ok(open)) = self.file.as_ref().map(File::metadata) else {
+    /// Whether another file than the one that is open has the name, or none.
+    fn is_elsewhere(&self, entry: &Entry) -> bool {
+        let Some(Ok(open)) = self.file.as_ref().map(fstat) else {
             return false;
         };
-        fs::symlink_metadata(&self.path).map_or(true, |found| {
-            (found.dev(), found.ino()) != (open.dev(), open.ino())
-        })
+        entry
+            .stat()
+            .map_or(true, |found| file_id(&found) != file_id(&open))
     }
 
-    fn begin_anew(&mut self) -> io::Result<()> {
-        let mut before = self.path.as_os_str().to_owned();
+    fn begin_anew(&mut self, entry: &Entry) -> io::Result<()> {
+        let mut before = self.path.file_name().unwrap_or_default().to_owned();
         before.push(".1");
-        fs::rename(&self.path, before)?;
+        entry.rename(&before)?;
         self.file = None;
         Ok(())
     }
@@ -122,6 +121,9 @@ impl GrowingFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, chown, symlink};
+
     use super::*;
 
     fn read(path: &Path) -> String {
@@ -175,7 +177,7 @@ mod tests {
     fn what_is_no_file_is_refused_with_how_much_was_written() {
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("link");
-        std::os::unix::fs::symlink(directory.path().join("elsewhere"), &link).unwrap();
+        symlink(directory.path().join("elsewhere"), &link).unwrap();
         let paths = [directory.path().to_owned(), link, "/dev/null".into()];
         for path in paths {
             let (written, _) = GrowingFile::new(path, 10).append(b"x").unwrap_err();
@@ -188,5 +190,30 @@ mod tests {
                 .append(b"x")
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_link_of_another_user_leads_into_no_other_file() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not tried: only root can give a directory to another user");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (ours, theirs) = (directory.path().join("a"), directory.path().join("b"));
+        for path in [&ours, &theirs] {
+            fs::create_dir_all(path.join("log")).unwrap();
+        }
+        let path = ours.join("log/console");
+        let mut file = GrowingFile::new(path, 10);
+        let mut other = GrowingFile::new(theirs.join("log/console"), 10);
+        file.append(b"a").unwrap();
+        other.append(b"b").unwrap();
+        fs::rename(ours.join("log"), ours.join("old")).unwrap();
+        symlink(theirs.join("log"), ours.join("log")).unwrap();
+        chown(&ours, Some(12345), None).unwrap();
+        let (written, _) = file.append(&[b'x'; 25]).unwrap_err();
+        assert_eq!(written, 0);
+        assert_eq!(read(&theirs.join("log/console")), "b");
+        assert!(!theirs.join("log/console.1").exists());
     }
 }
