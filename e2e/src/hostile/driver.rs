@@ -300,17 +300,28 @@ impl Driver {
         Ok(())
     }
 
+    /// Waits for these bytes of a stream, in however many packets.
+    pub(super) fn comes_back(&mut self, circuit: Circuit, expected: &[u8]) -> Result<()> {
+        let mut arrived = Vec::new();
+        while arrived.len() < expected.len() {
+            let (_, payload) = self
+                .receive(|header| {
+                    header.dst_port == circuit.local && header.operation == Operation::Data as u16
+                })
+                .with_context(|| format!("{arrived:?} came back, and no more"))?;
+            ensure!(!payload.is_empty(), "a packet of data without data");
+            arrived.extend(payload);
+        }
+        ensure!(arrived == expected, "{arrived:?} came back");
+        Ok(())
+    }
+
     /// Shows that the line works: a few bytes to a program of the host and back.
     pub(super) fn works(&mut self) -> Result<()> {
         let circuit = self.connect(ECHO_PORT).context("the echo is not reached")?;
         let header = self.header_of(circuit, Operation::Data, 5);
         self.send(&header, b"hello")?;
-        let (_, payload) = self
-            .receive(|header| {
-                header.dst_port == circuit.local && header.operation == Operation::Data as u16
-            })
-            .context("nothing comes back")?;
-        ensure!(payload == b"hello", "{payload:?} came back");
+        self.comes_back(circuit, b"hello")?;
         let header = self.header_of(circuit, Operation::Reset, 0);
         self.send(&header, b"")
     }

@@ -124,8 +124,7 @@ fn circuit_flood(operation: Operation) -> Result<Driver> {
     }
     let header = driver.header_of(circuit, Operation::Data, 5);
     driver.send(&header, b"still")?;
-    let (_, payload) = driver.receive(|header| header.operation == Operation::Data as u16)?;
-    ensure!(payload == b"still", "{payload:?} came back");
+    driver.comes_back(circuit, b"still")?;
     Ok(driver)
 }
 
