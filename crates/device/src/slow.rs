@@ -20,8 +20,8 @@ use policy::{LineId, ServiceId};
 use rustix::time::{ClockId, clock_gettime};
 use vsock::CircuitId;
 
-/// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a tenth of this.
-const CALL: Duration = Duration::from_micros(500);
+/// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a fortieth of this; a hypervisor that takes the processor away for a moment takes more.
+const CALL: Duration = Duration::from_millis(2);
 
 /// What each byte may cost: several times what a copy does.
 const BYTE_NS: u64 = 4;

@@ -122,7 +122,7 @@ fn many_bytes_may_take_long() {
         world.turn();
     }
     assert!(!world.slow.is_on_probation(Some(WEB)));
-    world.call(WEB, 1 << 20, 5 * MS, 5 * MS);
+    world.call(WEB, 1 << 20, 7 * MS, 7 * MS);
     assert!(world.slow.is_on_probation(Some(WEB)));
 }
 
@@ -142,7 +142,7 @@ fn many_calls_that_are_a_little_slow_are_too_much() {
     let mut world = World::new();
     let mut calls = 0;
     while world.slow.take_overrun().is_none() {
-        world.call(WEB, 1, MS, MS);
+        world.call(WEB, 1, 5 * MS / 2, 5 * MS / 2);
         calls += 1;
         assert!(calls < 20);
     }
