@@ -23,6 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often a wait checks again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// What `Runtime.evaluate` answers when a navigation ends the page before the expression. The protocol gives these no code of their own.
+const PAGE_REPLACED: [&str; 3] = [
+    "Inspected target navigated or closed",
+    "Execution context was destroyed",
+    "Cannot find default execution context",
+];
+
 /// The browser reads at descriptor 3 and writes at 4.
 const WITH_PIPES: &str = r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null"#;
 
@@ -191,7 +198,7 @@ impl Browser {
     /// With what the page shows, when it does not become so.
     pub fn wait_for(&mut self, expression: &str) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        while self.evaluate(&format!("Boolean({expression})"))? != json!(true) {
+        while !self.is_true(expression)? {
             if Instant::now() > until {
                 let shown = self.evaluate("document.body.innerText")?;
                 bail!(
@@ -202,6 +209,21 @@ impl Browser {
             thread::sleep(LOOK_INTERVAL);
         }
         Ok(())
+    }
+
+    /// Whether an expression is true. A page that is replaced before it answers has not said so: the next one is asked again.
+    fn is_true(&mut self, expression: &str) -> Result<bool> {
+        match self.evaluate(&format!("Boolean({expression})")) {
+            Ok(value) => Ok(value == json!(true)),
+            Err(error)
+                if PAGE_REPLACED
+                    .iter()
+                    .any(|said| error.to_string().contains(said)) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Presses the mouse's button in the middle of the first element that matches, once there is one.
