@@ -151,7 +151,7 @@ mod tests {
         let own_gid = rustix::process::getegid().as_raw();
         assert_eq!(found.uid, rustix::process::geteuid().as_raw());
         assert_eq!(found.groups[0], own_gid);
-        assert_eq!(found.pid.cast_unsigned(), std::process::id());
+        assert_eq!(u32::try_from(found.pid), Ok(std::process::id()));
         let supplementary = rustix::process::getgroups().unwrap();
         let mut own: Vec<u32> = supplementary.iter().map(|group| group.as_raw()).collect();
         own.push(own_gid);
@@ -167,7 +167,7 @@ mod tests {
         let caller = UnixStream::connect(&path);
         std::fs::remove_file(&path).unwrap();
         let found = process(caller.unwrap().as_fd()).unwrap();
-        assert_eq!(found.cast_unsigned(), std::process::id());
+        assert_eq!(u32::try_from(found), Ok(std::process::id()));
     }
 
     #[test]

@@ -104,8 +104,8 @@ fn another_window_or_another_life_of_it_is_refused() {
 
 #[test]
 fn a_file_that_does_not_do_is_refused() {
-    let (reader, _writer) = std::io::pipe().unwrap();
-    let pipe = File::from(std::os::fd::OwnedFd::from(reader));
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let pipe = File::from(reader);
     assert!(matches!(attach(&pipe, &spec()), Err(WindowError::File(_))));
     let file = Window::create(&spec()).unwrap();
     assert!(matches!(

@@ -297,11 +297,12 @@ fn a_header_of_a_tebibyte_is_refused_and_nothing_is_allocated() {
 /// What a hostile sender makes come out of a pipe, up to a limit at which the reader leaves.
 fn receive_piped(bytes: Vec<u8>, options: Options) -> (Result<(), Stop>, u64) {
     const READER_LEAVES: u64 = 1 << 30;
-    let (reader, writer) = std::io::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
     let reading = thread::spawn(move || {
+        let reader = std::fs::File::from(reader);
         std::io::copy(&mut reader.take(READER_LEAVES), &mut std::io::sink()).unwrap()
     });
-    let target = Target::Stream(writer.into());
+    let target = Target::Stream(writer);
     let (result, _) = receive_into(&target, bytes, options, Some(&["huge"]));
     drop(target);
     (result, reading.join().unwrap())
