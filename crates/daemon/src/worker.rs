@@ -379,10 +379,8 @@ impl LineWorker for Worker {
 
 impl Exchange for Worker {
     fn dial_guest(&self, call: PublishedCall, place: DialPlace) {
-        self.orders.order(move |fabric| {
-            fabric.dial_guest(call);
-            drop(place);
-        });
+        self.orders
+            .order(move |fabric| fabric.dial_guest(call, Box::new(place)));
     }
 
     fn resolve(&self, vm: &str, name: &str) -> Option<u32> {

@@ -12,7 +12,7 @@ use vsock::{CircuitId, Reason};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
-use crate::dialer::Cut;
+use crate::dialer::{Cut, Hold};
 use crate::slow::Party;
 use crate::snapshot::Credentials;
 
@@ -106,7 +106,6 @@ impl fmt::Debug for CallAnswer {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) line: LineId,
     pub(crate) who: Who,
@@ -121,6 +120,8 @@ pub(crate) struct Caller {
     pub(crate) request_len: usize,
     /// Whether an end of the socket is one, if it can be told.
     pub(crate) cut: Option<Cut>,
+    /// The call's place in a count of those that wait, until there is a circuit or the socket is closed.
+    pub(crate) place: Option<Hold>,
 }
 
 /// How far a caller has come.

@@ -30,8 +30,6 @@ pub(crate) struct CircuitIo {
     pub(crate) proof: Option<Secret>,
     /// Whose socket is called, if it is another's.
     pub(crate) callee: Option<Party>,
-    /// It is to be cut, as calls on a socket of its are too slow.
-    pub(crate) is_to_be_cut: bool,
     /// What a reply to its call knows it by. Made when first needed.
     life: Option<Arc<()>>,
     /// Who has called, if it was not a guest.
@@ -52,7 +50,6 @@ impl CircuitIo {
             ringing: None,
             proof: None,
             callee: None,
-            is_to_be_cut: false,
             life: None,
             who: None,
             kept: [None, None],

@@ -1,16 +1,20 @@
 //! The thread that closes sockets whose close may take long, and says the last words there.
+//!
+//! Every order is taken, as no such socket may be closed by the worker. Instead a party that has many waiting gets no further sockets: see
+//! [`Closer::is_full`]. Parties have their turns, so that one waits for a single close of each other.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::caller::refuse;
 use crate::dialer::Hold;
+use crate::slow::Party;
+use crate::turns::Turns;
 
-/// Sockets that wait to be closed.
-const MOST: usize = 1024;
+/// Sockets of one party that wait to be closed before it gets no further ones.
+pub(crate) const PLACES: usize = 16;
 
 /// A socket to be closed.
 pub(crate) struct Order {
@@ -31,56 +35,88 @@ impl Order {
     }
 }
 
-/// Closes sockets on a thread of its own, which is started when it is first needed and ends with this.
-#[derive(Debug, Default)]
+/// Closes sockets on a thread of its own, which is started when it is first needed. It ends, behind what waits by then, with this.
+#[derive(Default)]
 pub(crate) struct Closer {
-    orders: Option<Sender<Order>>,
-    waiting: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
+    is_started: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// How many orders wait: without any, the lock is left alone.
+    waiting: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    orders: Turns<Party, Order>,
+    is_over: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Closer {
-    /// Whether nothing more is taken now.
-    pub(crate) fn is_full(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) >= MOST
+    /// Whether so much waits of this party that it is to get no further sockets now.
+    pub(crate) fn is_full(&mut self, party: Option<Party>) -> bool {
+        if self.shared.waiting.load(Ordering::Acquire) < PLACES {
+            return false;
+        }
+        self.start();
+        party.is_some_and(|party| self.shared.state().orders.waiting(party) >= PLACES)
     }
 
-    /// Has a socket closed. Returns the order if it cannot be taken.
-    pub(crate) fn close(&mut self, order: Order) -> Result<(), Order> {
-        if self.is_full() {
-            return Err(order);
+    /// Has a socket of this party closed.
+    pub(crate) fn close(&mut self, party: Party, order: Order) {
+        self.shared.waiting.fetch_add(1, Ordering::AcqRel);
+        self.shared.state().orders.push(party, order);
+        self.shared.changed.notify_one();
+        self.start();
+    }
+
+    /// Where there is no thread to be had, orders wait for the next attempt.
+    fn start(&mut self) {
+        if !self.is_started {
+            let shared = Arc::clone(&self.shared);
+            self.is_started = thread::Builder::new()
+                .name("closer".to_owned())
+                .stack_size(256 * 1024)
+                .spawn(move || run(&shared))
+                .is_ok();
         }
-        let Some(orders) = self.orders.take().or_else(|| self.start()) else {
-            return Err(order);
+    }
+}
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut state = shared.state();
+    loop {
+        let Some(order) = state.orders.pop() else {
+            if state.is_over {
+                return;
+            }
+            let changed = shared.changed.wait(state);
+            state = changed.unwrap_or_else(PoisonError::into_inner);
+            continue;
         };
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        match orders.send(order) {
-            Ok(()) => {
-                self.orders = Some(orders);
-                Ok(())
-            }
-            Err(failed) => {
-                // The thread is gone, and its orders with it. The next one starts another.
-                self.waiting = Arc::default();
-                Err(failed.0)
-            }
-        }
-    }
-
-    fn start(&self) -> Option<Sender<Order>> {
-        let (sender, orders) = channel();
-        let waiting = Arc::clone(&self.waiting);
-        thread::Builder::new()
-            .name("closer".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || run(&orders, &waiting))
-            .ok()?;
-        Some(sender)
-    }
-}
-
-fn run(orders: &Receiver<Order>, waiting: &AtomicUsize) {
-    while let Ok(order) = orders.recv() {
+        drop(state);
+        shared.waiting.fetch_sub(1, Ordering::AcqRel);
         order.carry_out();
-        waiting.fetch_sub(1, Ordering::AcqRel);
+        state = shared.state();
     }
 }
+
+#[cfg(test)]
+mod tests;

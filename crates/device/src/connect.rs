@@ -43,6 +43,8 @@ pub(crate) enum Dial {
     Failed(Reason),
 }
 
+impl crate::slow::Outcome for Dial {}
+
 /// Dials the listener at `path` for a VM without waiting.
 pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
     let socket_type = match socket_type {

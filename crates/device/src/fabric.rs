@@ -12,6 +12,7 @@ mod host;
 mod hybrid;
 mod message;
 mod park;
+mod pass;
 mod redial;
 mod relay;
 mod rx;
@@ -46,9 +47,10 @@ use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
-use crate::slow::Slow;
+use crate::slow::{Party, Slow};
 use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm};
 use crate::spin::Spin;
+use crate::turns::Turns;
 use crate::vsock::{EVENT, TX, model};
 
 pub use self::agent::{Arrival, Attachment};
@@ -59,7 +61,6 @@ pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
 use self::redial::Redials;
-use self::relay::Relaying;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};
 
@@ -146,8 +147,8 @@ pub struct Fabric {
     /// When the next caller in line has waited too long, in the order of arrival: all have the same patience.
     caller_deadlines: VecDeque<(Time, u32)>,
     redials: Redials,
-    /// Listeners that accept nobody until then, in order of time.
-    resting_listeners: VecDeque<(Time, Token)>,
+    /// Listeners that accept no call until then, in order of time, and until this party has few sockets left to be closed.
+    resting_listeners: VecDeque<(Time, Token, Option<Party>)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
     resting_lines: BTreeSet<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
@@ -162,7 +163,8 @@ pub struct Fabric {
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<(CircuitId, Answer)>,
     dialled_by: Sender<(CircuitId, Answer)>,
-    relaying: Relaying,
+    /// Circuits that may have something to pass without a guest's ring having its turn.
+    passing: Turns<LineId, CircuitId>,
     decisions: Option<DecisionSink>,
     observer: Option<Observer>,
     captures: Captures,
@@ -238,7 +240,7 @@ impl Fabric {
             listening: HashMap::new(),
             dialled,
             dialled_by,
-            relaying: Relaying::default(),
+            passing: Turns::default(),
             decisions: None,
             observer: None,
             captures: Captures::default(),
@@ -525,7 +527,7 @@ impl Fabric {
                 self.pump(line);
             }
         }
-        self.pass_relayed();
+        self.pass_scheduled();
         self.cut_overruns();
         self.end_shortage();
         self.publish();
@@ -589,8 +591,11 @@ impl Fabric {
     }
 
     fn circuit(&mut self, id: CircuitId) -> Option<&mut CircuitIo> {
-        let circuit = self.circuits.get_mut(id.index as usize)?.as_mut()?;
-        (circuit.id == id).then_some(circuit)
+        find_circuit(&mut self.circuits, id)
+    }
+
+    fn peek_circuit(&self, id: CircuitId) -> Option<&CircuitIo> {
+        peek_circuit(&self.circuits, id)
     }
 
     fn wake(&mut self, id: LineId) {
@@ -635,4 +640,15 @@ impl Fabric {
             self.give_back(parcel);
         }
     }
+}
+
+/// A circuit, as long as it is there, where the rest of the fabric is needed as well.
+fn peek_circuit(circuits: &[Option<CircuitIo>], id: CircuitId) -> Option<&CircuitIo> {
+    let circuit = circuits.get(id.index as usize)?.as_ref()?;
+    (circuit.id == id).then_some(circuit)
+}
+
+fn find_circuit(circuits: &mut [Option<CircuitIo>], id: CircuitId) -> Option<&mut CircuitIo> {
+    let circuit = circuits.get_mut(id.index as usize)?.as_mut()?;
+    (circuit.id == id).then_some(circuit)
 }

@@ -44,6 +44,7 @@ mod snapshot;
 mod socket;
 mod spin;
 mod tally;
+mod turns;
 mod vsock;
 pub mod window;
 

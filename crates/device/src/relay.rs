@@ -113,9 +113,9 @@ impl Relay {
     pub(crate) fn end(&self, id: CircuitId, slow: &mut Slow) {
         for leg in &self.legs {
             if leg.unread > 0 {
-                slow.before(leg.party);
-                take_request(&leg.socket, leg.unread);
-                slow.after(leg.party, 0, Some(id));
+                slow.timed(leg.party, Some(id), || {
+                    take_request(&leg.socket, leg.unread);
+                });
             }
             end_on_close(&leg.socket);
         }
@@ -219,10 +219,10 @@ impl Relay {
             Ok(0) if sender.broken || is_cut(sender.cut.as_ref()) => return Step::Broken,
             Ok(0) => {
                 sender.over = true;
-                // It fails only when the receiver is gone, and then nobody waits for the end.
-                slow.before(receiver.party);
-                let _ = shutdown(&receiver.socket, Shutdown::Write);
-                slow.after(receiver.party, 0, Some(id));
+                slow.timed(receiver.party, Some(id), || {
+                    // It fails only when the receiver is gone, and then nobody waits for the end.
+                    let _ = shutdown(&receiver.socket, Shutdown::Write);
+                });
                 return Step::Waits;
             }
             Ok(len) => len,
@@ -259,10 +259,10 @@ impl Relay {
             sender.over = true;
             sender.kept = Vec::new();
             sender.taken = 0;
-            // It fails only when the sender is gone too.
-            slow.before(sender.party);
-            let _ = shutdown(&sender.socket, Shutdown::Read);
-            slow.after(sender.party, 0, Some(id));
+            slow.timed(sender.party, Some(id), || {
+                // It fails only when the sender is gone too.
+                let _ = shutdown(&sender.socket, Shutdown::Read);
+            });
         }
     }
 
@@ -286,22 +286,18 @@ impl Leg {
                 BehindRequest::Nothing => return Err(Errno::AGAIN),
             }
         }
-        slow.before(self.party);
-        if self.unread > 0 {
-            take_request(&self.socket, std::mem::take(&mut self.unread));
-        }
-        let received = recv(&self.socket, room, RecvFlags::DONTWAIT);
-        let moved = received.map_or(0, |(len, _)| len);
-        slow.after(self.party, moved, Some(id));
-        Ok(received?.0)
+        let unread = std::mem::take(&mut self.unread);
+        slow.timed(self.party, Some(id), || {
+            if unread > 0 {
+                take_request(&self.socket, unread);
+            }
+            Ok(recv(&self.socket, room, RecvFlags::DONTWAIT)?.0)
+        })
     }
 
     /// Sends as much as the socket takes now.
     fn offer(&self, id: CircuitId, bytes: &[u8], slow: &mut Slow) -> Result<usize, Failure> {
-        slow.before(self.party);
-        let sent = offer(&self.socket, bytes);
-        slow.after(self.party, *sent.as_ref().unwrap_or(&0), Some(id));
-        sent
+        slow.timed(self.party, Some(id), || offer(&self.socket, bytes))
     }
 }
 

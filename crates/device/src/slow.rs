@@ -3,46 +3,52 @@
 //! A call on a socket wakes, before it returns, all that wait on the peer's socket, and the peer chooses how many wait: a socket can be
 //! watched by thousands of epoll instances. One thread serves all lines, so all wait with it.
 //!
-//! - *Calm*: each call costs one look at the clock. What has taken longer than an honest call can, be it the call or what was done since the
-//!   last one, begins an *alert*, and is charged to no party.
-//! - *Alert*: calls are timed singly, and time in which the thread had no processor does not count. A party whose call is still too long is
-//!   on *probation*.
-//! - *Probation*: calls on all sockets of this party are measured by the processor's time. They use our own memory, as a guest's may have to
-//!   be made first, and move few bytes, more with each fast call. Excess is *debt*; with too much of it, the party is *barred*.
+//! The rule: *the slow calls of a party may use 500 ms of the processor, of which 50 ms come back each second. A party that has used them up
+//! gets no circuits for a minute, the next time for twice as long.* A slow call is one that uses more than [`CALL`] and [`BYTE_NS`] a byte,
+//! and what it uses beyond that counts.
 //!
-//! Reclaim of memory and the like can make single calls slow without the peer: one call is never enough.
+//! What may also be slow is the thread that waits for a processor, memory that is reclaimed, an interrupt within the call. So it is measured
+//! in steps, which cost calls on sockets that are fast no more than two looks at the clock:
+//!
+//! - The first call that takes long begins an *alert*. It counts for no party.
+//! - In an alert the processor's time is read once a turn. A call that takes long without what was spent off the processor makes its party a
+//!   *suspect*. It does not count either: it may have been the first to touch a guest's memory.
+//! - Calls of a suspect are measured singly by the processor's time. They use our own memory and move few bytes, more with each fast call.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use policy::{LineId, ServiceId};
+use guestmem::io::Received;
+use policy::ServiceId;
 use rustix::time::{ClockId, clock_gettime};
 use vsock::CircuitId;
 
-/// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a fortieth of this; a hypervisor that takes the processor away for a moment takes more.
+/// What an honest call may use beside what its bytes cost: to wake a program or two on a busy virtual machine takes a fortieth of this.
 const CALL: Duration = Duration::from_millis(2);
 
 /// What each byte may cost: several times what a copy does.
 const BYTE_NS: u64 = 4;
 
-/// How long calls are timed singly after a slow one, and at least as long as a probation lasts.
-const ALERT: Duration = Duration::from_secs(600);
+/// What slow calls of a party may use.
+const BUDGET: Duration = Duration::from_millis(500);
 
-/// How long a party is on probation, or barred, at first and at most; each time twice as long.
+/// In so many seconds of time one second of its budget comes back.
+const REFILL: u32 = 20;
+
+/// How long an alert, and the suspicion of a party, last after the last slow call.
+const SUSPICION: Duration = Duration::from_secs(600);
+
+/// How long a party is barred at first and at most; each time twice as long.
 const FIRST_TERM: Duration = Duration::from_secs(60);
 const LONGEST_TERM: Duration = Duration::from_secs(3600);
 
-/// How long a party is known after that.
+/// How long a bar is remembered.
 const MEMORY: Duration = Duration::from_secs(3600);
 
-/// With so much debt a party is barred: after three calls at least, of which one adds so much at most, behind the one that has begun the
-/// probation. A minute takes away as much as one call adds.
-const MOST_DEBT: Duration = Duration::from_millis(5);
-const MOST_OF_A_CALL: Duration = Duration::from_millis(2);
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// Bytes that the first call moves on probation: each may be a piece of its own, whose sender is woken.
+/// Bytes that the first call on a suspect's socket moves: each may be a piece of its own, whose sender is woken.
 const FIRST_PIECE: usize = 1;
 
 /// Fast calls after which they move twice as much. Of a UNIX socket that is full the first three quarters are read without waking its sender.
@@ -56,25 +62,29 @@ const MAX_PARTIES: usize = 4096;
 pub(crate) enum Party {
     /// A user of the host whose programs call.
     User(u32),
-    /// The VMM of a hybrid line.
-    Vmm(LineId),
-    /// The program that listens for a VM's calls to a port of the host.
-    Listener(LineId, u32),
+    /// The VMM of a hybrid line, by the line's generation.
+    Vmm(u64),
+    /// The program that listens for a VM's calls to a port of the host, by the line's generation.
+    Listener(u64, u32),
     /// A service.
     Service(ServiceId),
-    /// Callers of a published TCP port from this host, by its name's hash.
+    /// Callers of a published TCP port from one network address, by the hash of both.
     Published(u64),
 }
 
 impl Party {
-    pub(crate) fn published(name: &str) -> Party {
+    /// Callers of this published port from an address of our own, or else from this one. One that has an IPv6 network has all addresses of it.
+    pub(crate) fn published(name: &str, from: Option<IpAddr>) -> Party {
+        let network = from.map(|address| match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = u128::from(address) >> 64 << 64;
+                IpAddr::V6(Ipv6Addr::from(network))
+            }
+            address => address,
+        });
         let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
+        (name, network).hash(&mut hasher);
         Party::Published(hasher.finish())
-    }
-
-    fn is_of(self, line: LineId) -> bool {
-        matches!(self, Party::Vmm(of) | Party::Listener(of, _) if of == line)
     }
 }
 
@@ -105,13 +115,36 @@ fn read(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// A party that has been found too slow, with the circuit of the call that was one too many.
+/// What a call has given, as far as it says how many bytes it has moved.
+pub(crate) trait Outcome {
+    fn moved(&self) -> usize {
+        0
+    }
+}
+
+impl Outcome for () {}
+
+impl Outcome for bool {}
+
+impl<E> Outcome for Result<usize, E> {
+    fn moved(&self) -> usize {
+        *self.as_ref().unwrap_or(&0)
+    }
+}
+
+impl Outcome for io::Result<Received> {
+    fn moved(&self) -> usize {
+        self.as_ref().map_or(0, |received| received.len)
+    }
+}
+
+/// A party that has used up its budget, with the circuit of the call that was one too many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overrun {
     pub(crate) party: Party,
     pub(crate) circuit: Option<CircuitId>,
-    /// All its circuits end, and it gets no new ones.
-    pub(crate) barred: bool,
+    /// All its circuits end, and not only this one.
+    pub(crate) all: bool,
 }
 
 /// Measures calls.
@@ -122,58 +155,46 @@ pub(crate) struct Slow<C = System> {
     own_user: Option<u32>,
     /// When the clock was last read.
     last: Duration,
-    /// Both clocks, as they were read in this turn.
-    both: Option<(Duration, Duration)>,
-    alert_until: Option<Duration>,
-    /// When the last probation ends of those that have begun.
-    probation_until: Duration,
+    alert_until: Duration,
+    /// Both clocks, as they were read when this turn began, in an alert.
+    turn: Option<(Duration, Duration)>,
+    /// When the last suspicion ends.
+    suspects_until: Duration,
     known: HashMap<Party, Record>,
     overruns: Vec<Overrun>,
 }
 
-/// What is known of a party.
+/// What is known of a suspect.
 #[derive(Debug, Default)]
 struct Record {
-    probation: Term,
-    bar: Term,
-    debt: Duration,
-    debt_at: Duration,
+    suspect_until: Duration,
+    barred_until: Duration,
+    /// How often it was barred.
+    bars: u32,
+    /// What it has used of its budget, as of then.
+    used: Duration,
+    used_at: Duration,
     piece: usize,
     /// Fast calls since the last slow one.
     fast: u32,
 }
 
-/// A time that is longer each time.
-#[derive(Debug, Default, Clone, Copy)]
-struct Term {
-    until: Duration,
-    times: u32,
-}
-
-impl Term {
-    fn begin(&mut self, now: Duration) {
-        let factor = 1u32.checked_shl(self.times.min(16)).unwrap_or(u32::MAX);
-        self.times += 1;
-        self.until = now + (FIRST_TERM * factor).min(LONGEST_TERM);
-    }
-
-    fn lasts(self, now: Duration) -> bool {
-        now < self.until
-    }
-}
-
 impl Record {
-    fn ends(&self) -> Duration {
-        self.probation.until.max(self.bar.until)
+    /// Takes a call's excess from the budget. Returns whether it is used up.
+    fn spend(&mut self, now: Duration, excess: Duration) -> bool {
+        let back = now.saturating_sub(self.used_at) / REFILL;
+        self.used_at = now;
+        self.used = self.used.saturating_sub(back) + excess;
+        self.used >= BUDGET
     }
 
-    /// Adds a call's excess. Returns whether it is too much.
-    fn owe(&mut self, now: Duration, excess: Duration) -> bool {
-        let paid = (now - self.debt_at).as_secs_f64() / MINUTE.as_secs_f64();
-        let paid = MOST_OF_A_CALL.mul_f64(paid);
-        self.debt_at = now;
-        self.debt = self.debt.saturating_sub(paid) + excess.min(MOST_OF_A_CALL);
-        self.debt >= MOST_DEBT
+    fn bar(&mut self, now: Duration) {
+        let factor = 1u32 << self.bars.min(16);
+        self.bars += 1;
+        self.barred_until = now + (FIRST_TERM * factor).min(LONGEST_TERM);
+        self.suspect_until = self.barred_until + SUSPICION;
+        // It begins anew with half of it.
+        (self.used, self.used_at) = (BUDGET / 2, self.barred_until);
     }
 }
 
@@ -191,55 +212,60 @@ impl<C: Clock> Slow<C> {
     /// A turn begins.
     pub(crate) fn begin_turn(&mut self) {
         self.last = self.clock.wall();
-        self.both = None;
-        let now = self.last;
-        match self.alert_until {
-            Some(until) if now < until => self.both = Some((now, self.clock.processor())),
-            Some(_) => {
-                // A bar lasts no longer than its party's probation.
-                let is_over = now >= self.probation_until;
-                self.alert_until = (!is_over).then_some(self.probation_until);
-                self.both = (!is_over).then(|| (now, self.clock.processor()));
-            }
-            None => {}
-        }
+        let is_alert = self.last < self.alert_until;
+        self.turn = is_alert.then(|| (self.last, self.clock.processor()));
     }
 
-    /// A call is about to be made.
+    /// Makes a call on a socket of this party, for this circuit. Calls on our own are not measured.
     #[inline]
-    pub(crate) fn before(&mut self, party: Option<Party>) {
-        if self.alert_until.is_some() {
-            self.read_before(party);
-        }
-    }
-
-    #[cold]
-    fn read_before(&mut self, party: Option<Party>) {
+    pub(crate) fn timed<T: Outcome>(
+        &mut self,
+        party: Option<Party>,
+        circuit: Option<CircuitId>,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        let Some(party) = party else {
+            return call();
+        };
+        let begin = self.clock.wall();
+        self.last = begin;
+        let is_suspect = self.is_suspect(Some(party));
+        let had = is_suspect.then(|| self.clock.processor());
+        let outcome = call();
         self.last = self.clock.wall();
-        if self.is_on_probation(party) {
-            self.both = Some((self.last, self.clock.processor()));
+        let took = self.last.saturating_sub(begin);
+        let allowed = allowed(outcome.moved());
+        if took > allowed {
+            let used = self.used(took, had);
+            let excess = used.map_or(Duration::ZERO, |used| used.saturating_sub(allowed));
+            if !excess.is_zero() {
+                self.charge(party, circuit, excess);
+                return outcome;
+            }
         }
+        if is_suspect {
+            self.was_fast(party);
+        }
+        outcome
     }
 
-    /// A call has moved so many bytes.
-    #[inline]
-    pub(crate) fn after(&mut self, party: Option<Party>, bytes: usize, circuit: Option<CircuitId>) {
-        let now = self.clock.wall();
-        let took = now.saturating_sub(self.last);
-        self.last = now;
-        if took > allowed(bytes) {
-            self.was_long(party, bytes, circuit, took);
-        } else if self.alert_until.is_some() {
-            self.was_short(party);
-        }
-    }
-
+    /// What a call that took so long has used of the processor, if that can be said: `had` was read when it began.
     #[cold]
-    fn was_short(&mut self, party: Option<Party>) {
-        if self.last >= self.probation_until {
-            return;
+    fn used(&mut self, took: Duration, had: Option<Duration>) -> Option<Duration> {
+        let processor = self.clock.processor();
+        let turn = self.turn;
+        self.alert_until = self.last + SUSPICION;
+        if let Some(had) = had {
+            return Some(processor.saturating_sub(had).min(took));
         }
-        if let Some(record) = party.and_then(|party| self.known.get_mut(&party)) {
+        // Whatever the turn has spent off the processor may have been within the call.
+        let (at, had) = turn?;
+        let without = (self.last - at).saturating_sub(processor.saturating_sub(had));
+        Some(took.saturating_sub(without))
+    }
+
+    fn was_fast(&mut self, party: Party) {
+        if let Some(record) = self.known.get_mut(&party) {
             record.fast = record.fast.wrapping_add(1);
             if record.fast % CALLS_OF_A_PIECE == 0 {
                 record.piece = record.piece.saturating_mul(2);
@@ -247,64 +273,32 @@ impl<C: Clock> Slow<C> {
         }
     }
 
-    #[cold]
-    fn was_long(
-        &mut self,
-        party: Option<Party>,
-        bytes: usize,
-        circuit: Option<CircuitId>,
-        took: Duration,
-    ) {
-        let now = self.last;
-        let processor = self.clock.processor();
-        let before = self.both.replace((now, processor));
-        let Some((at, had)) = before else {
-            self.alert_until = Some(now + ALERT);
-            return;
-        };
-        let without = (now - at).saturating_sub(processor.saturating_sub(had));
-        let used = took.saturating_sub(without);
-        let excess = used.saturating_sub(allowed(bytes));
-        match party {
-            Some(party) if !excess.is_zero() => self.charge(party, circuit, excess),
-            other => self.was_short(other),
-        }
-    }
-
     fn charge(&mut self, party: Party, circuit: Option<CircuitId>, excess: Duration) {
         let now = self.last;
-        self.alert_until = Some(now + ALERT);
         if !self.known.contains_key(&party) {
             self.make_room();
         }
         let is_exempt = self.is_own_or_root(party);
         let record = self.known.entry(party).or_default();
-        if now >= record.ends() + MEMORY {
+        if now >= record.suspect_until.max(record.barred_until + MEMORY) {
             *record = Record::default();
         }
         (record.piece, record.fast) = (FIRST_PIECE, 0);
-        if !record.probation.lasts(now) {
-            // What else it did in the call may have been anything: the next ones count.
-            record.probation.begin(now);
-            self.probation_until = self.probation_until.max(record.ends());
-            return;
+        let was_suspect = now < record.suspect_until;
+        let was_barred = now < record.barred_until;
+        record.suspect_until = record.suspect_until.max(now + SUSPICION);
+        let is_used_up = was_suspect && !was_barred && record.spend(now, excess);
+        if is_used_up {
+            record.bar(now);
         }
-        let was_barred = record.bar.lasts(now);
-        if !record.owe(now, excess) && !was_barred {
-            return;
+        self.suspects_until = self.suspects_until.max(record.suspect_until);
+        if is_used_up || was_barred {
+            self.overruns.push(Overrun {
+                party,
+                circuit,
+                all: is_used_up && !is_exempt,
+            });
         }
-        // It is paid off like any other: a peer that is slow again soon after is barred sooner.
-        record.debt = MOST_DEBT;
-        if !was_barred {
-            record.bar.begin(now);
-            record.probation.until = record.ends();
-            self.probation_until = self.probation_until.max(record.ends());
-        }
-        self.overruns.push(Overrun {
-            party,
-            circuit,
-            barred: !is_exempt,
-        });
     }
 
     /// Forgets who would be forgotten first.
@@ -312,7 +306,10 @@ impl<C: Clock> Slow<C> {
         if self.known.len() < MAX_PARTIES {
             return;
         }
-        let first = self.known.iter().min_by_key(|(_, record)| record.ends());
+        let first = self
+            .known
+            .iter()
+            .min_by_key(|(_, record)| record.suspect_until);
         if let Some(party) = first.map(|(party, _)| *party) {
             self.known.remove(&party);
         }
@@ -323,55 +320,47 @@ impl<C: Clock> Slow<C> {
     }
 
     /// Whether calls on this party's sockets are to use our own memory.
-    pub(crate) fn is_on_probation(&self, party: Option<Party>) -> bool {
-        self.record(party)
-            .is_some_and(|record| record.probation.lasts(self.last))
+    pub(crate) fn is_suspect(&self, party: Option<Party>) -> bool {
+        self.suspect(party).is_some()
     }
 
     /// Whether this party's sockets are to be closed on another thread: a call was slow that was measured exactly.
-    pub(crate) fn is_in_debt(&self, party: Option<Party>) -> bool {
-        let record = self.record(party);
-        record.is_some_and(|record| record.probation.lasts(self.last) && !record.debt.is_zero())
+    pub(crate) fn closes_elsewhere(&self, party: Party) -> bool {
+        let record = self.suspect(Some(party));
+        record.is_some_and(|record| !record.used.is_zero())
     }
 
     /// How many bytes the next call on a socket of this party may move.
     pub(crate) fn piece(&self, party: Option<Party>) -> usize {
-        match self.record(party) {
-            Some(record) if record.probation.lasts(self.last) => record.piece,
-            _ => usize::MAX,
-        }
+        self.suspect(party)
+            .map_or(usize::MAX, |record| record.piece)
     }
 
     /// Whether this party gets no circuits.
     pub(crate) fn is_barred(&self, party: Option<Party>) -> bool {
-        let barred = self
-            .record(party)
-            .is_some_and(|record| record.bar.lasts(self.last));
-        barred && !party.is_some_and(|party| self.is_own_or_root(party))
+        let record = self.suspect(party);
+        record.is_some_and(|record| self.last < record.barred_until)
+            && !party.is_some_and(|party| self.is_own_or_root(party))
     }
 
-    /// What is known of a party, unless nothing can follow from it now.
-    fn record(&self, party: Option<Party>) -> Option<&Record> {
-        match self.last < self.probation_until {
-            true => self.known.get(&party?),
-            false => None,
+    /// What is known of a party, if it is a suspect.
+    fn suspect(&self, party: Option<Party>) -> Option<&Record> {
+        if self.last >= self.suspects_until {
+            return None;
         }
+        let record = self.known.get(&party?)?;
+        (self.last < record.suspect_until).then_some(record)
     }
 
-    /// Whether a party has been found too slow.
+    /// Whether a party has used up its budget.
     #[inline]
     pub(crate) fn has_overrun(&self) -> bool {
         !self.overruns.is_empty()
     }
 
-    /// A party that has been found too slow since this was last asked for.
+    /// A party that has used up its budget since this was last asked for.
     pub(crate) fn take_overrun(&mut self) -> Option<Overrun> {
         self.overruns.pop()
-    }
-
-    /// A line is gone, whose number another may get.
-    pub(crate) fn forget_line(&mut self, line: LineId) {
-        self.known.retain(|party, _| !party.is_of(line));
     }
 }
 

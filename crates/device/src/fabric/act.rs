@@ -5,8 +5,8 @@ use vsock::{Action, CircuitId, Direction, Event, Reason, Side};
 use wire::connect;
 use wire::vsock::SocketType;
 
-use super::Fabric;
 use super::dial::HostCall;
+use super::{Fabric, peek_circuit};
 use crate::caller::{Who, end_on_close};
 use crate::circuit::CircuitIo;
 use crate::dialer::mark;
@@ -146,18 +146,16 @@ impl Fabric {
     }
 
     fn host_shutdown(&mut self, id: CircuitId, direction: Direction) {
-        let (slow, circuits) = (&mut self.slow, &self.circuits);
-        let circuit = circuits.get(id.index as usize).and_then(Option::as_ref);
-        let circuit = circuit.filter(|circuit| circuit.id == id);
+        let circuit = peek_circuit(&self.circuits, id);
         if let Some(host) = circuit.and_then(|circuit| circuit.host.as_ref()) {
             let how = match direction {
                 Direction::Read => Shutdown::Read,
                 Direction::Write => Shutdown::Write,
             };
-            slow.before(host.party);
-            // It fails only when the program is gone, which its socket tells us too.
-            let _ = rustix::net::shutdown(&host.socket, how);
-            slow.after(host.party, 0, Some(id));
+            self.slow.timed(host.party, Some(id), || {
+                // It fails only when the program is gone, which its socket tells us too.
+                let _ = rustix::net::shutdown(&host.socket, how);
+            });
         }
     }
 

@@ -82,12 +82,12 @@ impl Fabric {
         };
         let frame = Frame::Secret(secret).to_bytes(CONNECTION_CHANNEL);
         let party = self.circuit(id).and_then(|circuit| circuit.callee);
-        self.slow.before(party);
-        let sent = frame.is_ok_and(|bytes| {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            send(callee, &bytes, flags) == Ok(bytes.len())
+        let sent = self.slow.timed(party, Some(id), || {
+            frame.is_ok_and(|bytes| {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                send(callee, &bytes, flags) == Ok(bytes.len())
+            })
         });
-        self.slow.after(party, 0, Some(id));
         match sent {
             true => Ok(()),
             false => Err(Reason::HostFailed),

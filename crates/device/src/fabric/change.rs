@@ -125,7 +125,6 @@ impl Fabric {
         for slot in slots.collect::<Vec<u32>>() {
             self.dismiss(slot, &wire::connect::refused(vsock::Reason::Operator));
         }
-        self.slow.forget_line(id);
         self.redials.remove_line(id);
         self.captures.forget_line(id);
         self.lines[id.0 as usize] = None;

@@ -150,9 +150,10 @@ impl Fabric {
     }
 
     fn host_caller(&self, id: CircuitId) -> Endpoint {
-        let circuit = self.circuits.get(id.index as usize);
-        let circuit = circuit.and_then(Option::as_ref).filter(|io| io.id == id);
-        match circuit.and_then(|circuit| circuit.who.as_ref()) {
+        match self
+            .peek_circuit(id)
+            .and_then(|circuit| circuit.who.as_ref())
+        {
             Some(Who::Program(credentials)) => Endpoint::Program {
                 credentials: *credentials,
                 ticket: None,

@@ -126,11 +126,20 @@ impl Fabric {
         self.dial_listener(call, true);
     }
 
+    /// Whose the listener for a port is, or else the VMM of a hybrid line.
+    fn party_of_listener(&mut self, line: LineId, port: Option<u32>) -> Option<Party> {
+        let generation = self.line(line)?.generation;
+        Some(match port {
+            Some(port) => Party::Listener(generation, port),
+            None => Party::Vmm(generation),
+        })
+    }
+
     /// Has the dialer put a call through. Its answer comes later.
     fn dial_service(&mut self, call: HostCall, called: Called) {
         let party = match called {
             Called::Service(id) => Some(Party::Service(id)),
-            Called::Listener => Some(Party::Listener(call.line, call.port)),
+            Called::Listener => self.party_of_listener(call.line, Some(call.port)),
             Called::Directory | Called::Switchboard => None,
         };
         if self.slow.is_barred(party) {
@@ -208,10 +217,7 @@ impl Fabric {
     fn attempt(&mut self, redial: Redial) -> bool {
         let call = redial.call;
         let circuit = call.circuit;
-        let party = Some(match redial.vmm {
-            true => Party::Vmm(call.line),
-            false => Party::Listener(call.line, call.port),
-        });
+        let party = self.party_of_listener(call.line, (!redial.vmm).then_some(call.port));
         if self.slow.is_barred(party) {
             self.tell(Event::HostDialed {
                 circuit,
@@ -230,9 +236,12 @@ impl Fabric {
         if let Some(circuit) = self.circuit(circuit) {
             circuit.callee = party;
         }
-        self.slow.before(party);
-        let dialled = dial(&path, call.socket_type, &vm);
-        self.slow.after(party, 0, Some(circuit));
+        let dialled = match self.closer.is_full(party) {
+            true => Dial::Busy,
+            false => self
+                .slow
+                .timed(party, Some(circuit), || dial(&path, call.socket_type, &vm)),
+        };
         let reason = match dialled {
             Dial::Reached(socket) if redial.vmm => {
                 self.ask_vmm(circuit, socket, call.port);

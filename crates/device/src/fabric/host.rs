@@ -15,10 +15,10 @@ use vsock::{CircuitId, Event, HostCaller, Reason, Side};
 use wire::connect;
 use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
 
-use super::Fabric;
 use super::slow::party_of_published;
+use super::{Fabric, find_circuit};
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
-use crate::dialer::{Cut, mark};
+use crate::dialer::{Cut, Hold, mark};
 use crate::host_socket::{BehindRequest, HostSocket};
 use crate::kept::Parcel;
 use crate::reactor::{EventFlags, Token};
@@ -105,11 +105,11 @@ impl Fabric {
     // ---- Programs that call ----
 
     pub(super) fn accept(&mut self, id: LineId, index: usize) {
+        let token = Token::Listener {
+            line: id,
+            index: index as u8,
+        };
         for _ in 0..ACCEPT_BATCH {
-            if self.closer.is_full() {
-                let index = index as u8;
-                return self.rest_listener(Token::Listener { line: id, index });
-            }
             let Some(line) = self.line(id) else { return };
             let Some(listener) = line.listeners.get(index) else {
                 return;
@@ -123,10 +123,7 @@ impl Fabric {
                 Err(error) => {
                     // Most likely there are no descriptors left: the caller stays in the backlog until there are.
                     tracing::warn!(vm = line.name, %error, "cannot accept a program's call");
-                    return self.rest_listener(Token::Listener {
-                        line: id,
-                        index: index as u8,
-                    });
+                    return self.rest_listener(token, None);
                 }
             };
             let socket_type = [SocketType::Stream, SocketType::SeqPacket][index];
@@ -141,39 +138,47 @@ impl Fabric {
             let party = Some(Party::User(program.uid));
             if self.slow.is_barred(party) {
                 self.refuse_user(id, socket, program.uid);
-                continue;
+            } else {
+                let caller = Caller {
+                    line: id,
+                    who: Who::Program(Credentials::from(&program)),
+                    groups: program.groups,
+                    socket,
+                    party,
+                    socket_type,
+                    deadline,
+                    request_len: 0,
+                    cut: None,
+                    place: None,
+                };
+                if let Some(slot) = self.add_caller(caller) {
+                    self.caller_ready(slot);
+                }
             }
-            let caller = Caller {
-                line: id,
-                who: Who::Program(Credentials::from(&program)),
-                groups: program.groups,
-                socket,
-                party,
-                socket_type,
-                deadline,
-                request_len: 0,
-                cut: None,
-            };
-            if let Some(slot) = self.add_caller(caller) {
-                self.caller_ready(slot);
+            if self.closer.is_full(party) {
+                return self.rest_listener(token, party);
             }
         }
     }
 
-    /// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop.
-    pub(super) fn rest_listener(&mut self, listener: Token) {
+    /// Leaves callers in the backlog for a while, so that a machine without descriptors is not asked in a loop, and as long as very many sockets
+    /// of this party wait to be closed.
+    pub(super) fn rest_listener(&mut self, listener: Token, party: Option<Party>) {
         self.watch_listener(listener, EventFlags::empty());
         self.resting_listeners
-            .push_back((self.now + ACCEPT_REST, listener));
+            .push_back((self.now + ACCEPT_REST, listener, party));
     }
 
     pub(super) fn wake_listeners(&mut self) {
-        while let Some((at, listener)) = self.resting_listeners.front().copied() {
+        while let Some((at, listener, party)) = self.resting_listeners.front().copied() {
             if at > self.now {
                 break;
             }
             self.resting_listeners.pop_front();
-            self.watch_listener(listener, EventFlags::IN);
+            match self.closer.is_full(party) {
+                true => self.rest_listener(listener, party),
+                false => self.watch_listener(listener, EventFlags::IN),
+            }
         }
     }
 
@@ -292,8 +297,8 @@ impl Fabric {
 
     /// Puts somebody who has come in by a published port through to a port of a guest. `socket` is connected and does not block; it
     /// becomes the circuit's end. When the call is refused, or the port was published like this only when the connection came, it is
-    /// closed, with a reset if it is TCP.
-    pub fn dial_guest(&mut self, call: PublishedCall) {
+    /// closed, with a reset if it is TCP. `place` is dropped once there is a circuit, or the socket is closed.
+    pub fn dial_guest(&mut self, call: PublishedCall, place: Hold) {
         reset_on_close(&call.socket);
         let port = match call.to {
             PublishedTo::Port(port) => port,
@@ -301,19 +306,20 @@ impl Fabric {
         };
         let answer = call.answer.clone();
         let party = party_of_published(&call);
-        if self.slow.is_barred(party) {
-            answer.give(Err(Reason::SlowPeer));
-            mark(call.cut.as_ref());
-            return self.close_socket(call.socket, party, None);
-        }
-        if !call.is_published.load(Ordering::Acquire) {
-            mark(call.cut.as_ref());
-            return self.close_socket(call.socket, party, None);
-        }
-        let Some(line) = self.line_named(&call.vm) else {
-            answer.give(Err(Reason::UnknownCid));
-            mark(call.cut.as_ref());
-            return self.close_socket(call.socket, party, None);
+        let line = match self.line_named(&call.vm) {
+            _ if self.is_refused(party) => Err(Some(Reason::SlowPeer)),
+            _ if !call.is_published.load(Ordering::Acquire) => Err(None),
+            line => line.ok_or(Some(Reason::UnknownCid)),
+        };
+        let line = match line {
+            Ok(line) => line,
+            Err(reason) => {
+                if let Some(reason) = reason {
+                    answer.give(Err(reason));
+                }
+                mark(call.cut.as_ref());
+                return self.close_held(call.socket, party, Some(place));
+            }
         };
         let caller = Caller {
             line,
@@ -329,6 +335,7 @@ impl Fabric {
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,
             cut: call.cut,
+            place: Some(place),
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, port),
@@ -343,9 +350,9 @@ impl Fabric {
             return answer.give(Err(Reason::UnknownCid));
         };
         let party = Some(Party::User(call.program.uid));
-        if self.slow.is_barred(party) {
-            answer.give(Err(Reason::SlowPeer));
-            return self.close_socket(call.socket, party, None);
+        if self.is_refused(party) {
+            // The program has not been given the other end: its close is not slow.
+            return answer.give(Err(Reason::SlowPeer));
         }
         let represented = Represented {
             credentials: Credentials::from(&call.program),
@@ -362,6 +369,7 @@ impl Fabric {
             deadline: self.now + CALLER_PATIENCE,
             request_len: call.said,
             cut: None,
+            place: None,
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, call.port),
@@ -494,8 +502,8 @@ impl Fabric {
     }
 
     fn watch_for_room(&mut self, id: CircuitId, events: EventFlags) {
-        let host = self.circuits[id.index as usize]
-            .as_ref()
+        let host = self
+            .peek_circuit(id)
             .and_then(|circuit| circuit.host.as_ref());
         // It fails only when the kernel has no memory, and then only for a descriptor that is not yet watched.
         let _ = host.map(|host| self.reactor.retag(&host.socket, Token::Circuit(id), events));
@@ -535,11 +543,7 @@ impl Fabric {
     /// Offers what is kept to the host program's socket: for a stream as much as one call takes, else one message.
     /// Returns how many bytes were offered and how many taken; nothing when there is nothing whole to offer.
     fn offer_kept(&mut self, id: CircuitId, from: Side) -> Option<(usize, io::Result<usize>)> {
-        let circuit = self
-            .circuits
-            .get_mut(id.index as usize)?
-            .as_mut()
-            .filter(|circuit| circuit.id == id)?;
+        let circuit = find_circuit(&mut self.circuits, id)?;
         let is_stream = circuit.is_stream();
         if !circuit.keeps_something(from) || !circuit.host.as_ref()?.writable {
             return None;
@@ -573,13 +577,8 @@ impl Fabric {
         }
         let offered = gather.len();
         let socket = circuit.host.as_ref()?.socket.as_fd();
-        let result = (whole && offered > 0).then(|| {
-            self.slow.before(party);
-            let sent = gather.send(socket, !is_stream);
-            let moved = *sent.as_ref().unwrap_or(&0);
-            self.slow.after(party, moved, Some(id));
-            sent
-        });
+        let send = || gather.send(socket, !is_stream);
+        let result = (whole && offered > 0).then(|| self.slow.timed(party, Some(id), send));
         drop(gather);
         circuit.put_kept(from, kept);
         match result? {

@@ -117,10 +117,12 @@ impl Fabric {
 
     pub(super) fn accept_hybrid(&mut self, id: LineId, port: u32) {
         for _ in 0..ACCEPT_BATCH {
-            if self.closer.is_full() {
-                return self.rest_listener(Token::HybridListener { line: id, port });
-            }
             // Looked for each time: what follows from a call may change the line.
+            let Some(line) = self.line(id) else { return };
+            let party = Some(Party::Vmm(line.generation));
+            if self.closer.is_full(party) {
+                return self.rest_listener(Token::HybridListener { line: id, port }, party);
+            }
             let Some(line) = self.line(id) else { return };
             let Some(listener) = line.hybrid_listeners.get(&port) else {
                 return;
@@ -131,10 +133,9 @@ impl Fabric {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
                 Err(error) => {
                     tracing::warn!(vm = line.name, port, %error, "cannot accept a VMM's call");
-                    return self.rest_listener(Token::HybridListener { line: id, port });
+                    return self.rest_listener(Token::HybridListener { line: id, port }, None);
                 }
             };
-            let party = Some(Party::Vmm(id));
             if self.slow.is_barred(party) {
                 self.close_socket(socket, party, None);
                 continue;
@@ -149,6 +150,7 @@ impl Fabric {
                 deadline: self.now + CALLER_PATIENCE,
                 request_len: 0,
                 cut: None,
+                place: None,
             };
             if let Some(slot) = self.add_caller(caller) {
                 self.put_caller_through(slot, port);

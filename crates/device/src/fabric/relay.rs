@@ -1,63 +1,18 @@
-//! What passes sockets of the host's without a guest's ring having its turn: the bytes of circuits whose ends are both such sockets, which are joined here, and
-//! what is kept for a program that has made room.
+//! Circuits whose ends are both sockets of the host's, which are joined here.
 
-use std::collections::{HashMap, VecDeque};
-
-use policy::LineId;
 use vsock::{CircuitId, Event, Reason, Side};
 use wire::connect;
 
 use super::capture::Payload;
 use super::host::SOCKET_EVENTS;
-use super::{Fabric, TURN_BYTES};
+use super::pass::LOOK_BYTES;
+use super::{Fabric, find_circuit};
 use crate::caller::Who;
 use crate::reactor::{EventFlags, Token};
 use crate::relay::{PIECE_BYTES, Relay, Step};
 
 /// Pieces that one circuit may pass in one turn and one direction, so that others have their turns.
 const PIECES: usize = 4;
-
-/// What a look at a socket counts in a turn, in bytes, whatever passes: its system calls.
-const LOOK_BYTES: usize = 8 * 1024;
-
-/// Circuits that may have something to pass: lines have their turns, and so have the circuits of each.
-#[derive(Debug, Default)]
-pub(super) struct Relaying {
-    lines: VecDeque<LineId>,
-    circuits: HashMap<LineId, VecDeque<CircuitId>>,
-}
-
-impl Relaying {
-    pub(super) fn is_empty(&self) -> bool {
-        self.lines.is_empty()
-    }
-
-    fn push(&mut self, line: LineId, circuit: CircuitId) {
-        self.entry(line).push_back(circuit);
-    }
-
-    /// These go before what has come meanwhile.
-    fn put_back(&mut self, line: LineId, mut circuits: VecDeque<CircuitId>) {
-        if !circuits.is_empty() {
-            let later = self.entry(line);
-            circuits.append(later);
-            *later = circuits;
-        }
-    }
-
-    /// The circuits of the next line.
-    fn pop(&mut self) -> Option<(LineId, VecDeque<CircuitId>)> {
-        let line = self.lines.pop_front()?;
-        Some((line, self.circuits.remove(&line)?))
-    }
-
-    fn entry(&mut self, line: LineId) -> &mut VecDeque<CircuitId> {
-        self.circuits.entry(line).or_insert_with(|| {
-            self.lines.push_back(line);
-            VecDeque::new()
-        })
-    }
-}
 
 impl Fabric {
     /// Both sockets of a circuit are there: the callee has answered. From now on what one sends goes to the other.
@@ -107,24 +62,8 @@ impl Fabric {
         self.tell(Event::Kill { circuit, reason });
     }
 
-    /// Gives a circuit a turn, at the cost of the VM that calls, or else of the one that is called.
-    pub(super) fn schedule(&mut self, id: CircuitId) {
-        let owner = |side| self.switch.owner(id, side);
-        let Some(line) = owner(Side::Caller).or_else(|| owner(Side::Callee)) else {
-            return;
-        };
-        let Some(circuit) = self.circuit(id) else {
-            return;
-        };
-        let rests = circuit.relay.as_ref().is_some_and(|relay| relay.resting);
-        if !rests && !std::mem::replace(&mut circuit.scheduled, true) {
-            self.relaying.push(line, id);
-        }
-    }
-
     pub(super) fn relay_ready(&mut self, id: CircuitId, side: Side, flags: EventFlags) {
-        let circuit = self.circuits.get_mut(id.index as usize);
-        let circuit = circuit.and_then(|circuit| circuit.as_mut().filter(|it| it.id == id));
+        let circuit = find_circuit(&mut self.circuits, id);
         let relay = circuit.and_then(|circuit| circuit.relay.as_deref_mut());
         let Some(relay) = relay else { return };
         let was_full = relay.is_full(side);
@@ -146,37 +85,8 @@ impl Fabric {
         }
     }
 
-    /// Gives each line its turn, and of its circuits those their turns for which there is time.
-    pub(super) fn pass_relayed(&mut self) {
-        for _ in 0..self.relaying.lines.len() {
-            let Some((line, mut circuits)) = self.relaying.pop() else {
-                return;
-            };
-            let mut passed = 0;
-            while passed < TURN_BYTES {
-                let Some(id) = circuits.pop_front() else {
-                    break;
-                };
-                passed += self.pass(id);
-            }
-            self.relaying.put_back(line, circuits);
-        }
-    }
-
-    /// Passes what there is of a circuit, as far as its turn goes. Returns what that counts, in bytes.
-    fn pass(&mut self, id: CircuitId) -> usize {
-        let Some(circuit) = self.circuit(id) else {
-            return 0;
-        };
-        circuit.scheduled = false;
-        // Taken out, so that the switch can be told in between.
-        match circuit.relay.take() {
-            Some(relay) => self.relay(id, relay),
-            None => LOOK_BYTES + self.send_kept(id),
-        }
-    }
-
-    fn relay(&mut self, id: CircuitId, mut relay: Box<Relay>) -> usize {
+    /// Passes what there is of two sockets that have been joined, as far as their turn goes. Returns what that counts, in bytes.
+    pub(super) fn relay(&mut self, id: CircuitId, mut relay: Box<Relay>) -> usize {
         let mut passed = 0;
         let mut room = std::mem::take(&mut self.message_room);
         let was_full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));
@@ -256,9 +166,7 @@ impl Fabric {
     /// Waits for what may happen to one of the sockets. What has happened already is told again.
     fn watch_relay(&mut self, id: CircuitId, side: Side, events: EventFlags) {
         let relay = self
-            .circuits
-            .get(id.index as usize)
-            .and_then(Option::as_ref)
+            .peek_circuit(id)
             .and_then(|circuit| circuit.relay.as_deref());
         let token = Token::Relayed { circuit: id, side };
         // It fails only when the kernel has no memory, and then only for a descriptor that is not yet watched.

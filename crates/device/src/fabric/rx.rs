@@ -11,7 +11,7 @@ use vsock::{CircuitId, Event, Reason, Sent, Side, Transmit};
 use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
-use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS};
+use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS, peek_circuit};
 use crate::host_socket::{BehindRequest, HostSocket, is_broken};
 use crate::kept::Parcel;
 use crate::vsock::{RX, TX};
@@ -215,7 +215,7 @@ impl Fabric {
             .and_then(|circuit| circuit.host.as_ref());
         let party = host.and_then(|host| host.party);
         let room = room.min(self.slow.piece(party));
-        let received = match self.slow.is_on_probation(party) {
+        let received = match self.slow.is_suspect(party) {
             true => self.receive_by_copy(turn, &memory, buffers, room),
             false => self.receive_into(turn, &memory, buffers, room),
         };
@@ -354,19 +354,13 @@ impl Fabric {
     /// Receives what there is in a host program's socket into memory of our own.
     pub(super) fn receive_own(&mut self, id: CircuitId, room: &mut [u8]) -> io::Result<Received> {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let circuit = self.circuits.get(id.index as usize);
-        let circuit = circuit.and_then(Option::as_ref);
-        let circuit = circuit.filter(|circuit| circuit.id == id);
-        let host = circuit
+        let host = peek_circuit(&self.circuits, id)
             .and_then(|circuit| circuit.host.as_ref())
             .ok_or_else(broken)?;
         let mut scatter = Scatter::new();
         scatter.push_bytes(room).map_err(io::Error::other)?;
-        self.slow.before(host.party);
-        let received = scatter.receive_record(host.socket.as_fd());
-        let moved = received.as_ref().map_or(0, |received| received.len);
-        self.slow.after(host.party, moved, Some(id));
-        received
+        let receive = || scatter.receive_record(host.socket.as_fd());
+        self.slow.timed(host.party, Some(id), receive)
     }
 
     fn receive_into(
@@ -393,17 +387,11 @@ impl Fabric {
             }
             left -= len;
         }
-        let circuit = self.circuits.get(turn.circuit.index as usize);
-        let circuit = circuit.and_then(Option::as_ref);
-        let host = circuit
-            .filter(|circuit| circuit.id == turn.circuit)
+        let host = peek_circuit(&self.circuits, turn.circuit)
             .and_then(|circuit| circuit.host.as_ref())
             .ok_or_else(broken)?;
-        self.slow.before(host.party);
-        let received = scatter.receive_record(host.socket.as_fd());
-        let moved = received.as_ref().map_or(0, |received| received.len);
-        self.slow.after(host.party, moved, Some(turn.circuit));
-        received
+        let receive = || scatter.receive_record(host.socket.as_fd());
+        self.slow.timed(host.party, Some(turn.circuit), receive)
     }
 
     /// Gives the buffers that `len` bytes have filled to the guest. Returns how many.

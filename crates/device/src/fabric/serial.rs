@@ -128,6 +128,7 @@ impl Fabric {
             deadline: self.now + CALLER_PATIENCE,
             request_len: 0,
             cut: Some(cut),
+            place: None,
         };
         let slot = self.add_caller(caller).ok_or(Reason::HalfOpenLimit)?;
         self.put_caller_through(slot, port);

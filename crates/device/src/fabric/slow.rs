@@ -1,26 +1,23 @@
 //! What follows when calls on a socket of the host are slow: see [`crate::slow`].
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use policy::LineId;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
 use vsock::{CircuitId, Event, Reason};
 use wire::connect;
 
-use super::{Fabric, PublishedCall};
+use super::{Fabric, PublishedCall, find_circuit, peek_circuit};
 use crate::caller::{Caller, Who, answer};
 use crate::circuit::CircuitIo;
 use crate::closer::Order;
 use crate::dialer::{Hold, mark};
+use crate::line::LineIo;
 use crate::slow::{Overrun, Party};
 
 /// Circuits of peers that are too slow that are cut in one turn.
 const CUTS_PER_TURN: usize = 64;
-
-/// How long cuts rest while the closer is full.
-const CUTS_REST: Duration = Duration::from_millis(10);
 
 impl CircuitIo {
     fn is_with(&self, party: Party) -> bool {
@@ -46,43 +43,38 @@ impl Fabric {
         }
     }
 
-    /// When there is something to cut.
-    pub(super) fn next_cut_at(&self) -> Option<Duration> {
-        match (self.to_be_cut.is_empty(), self.closer.is_full()) {
-            (true, _) => None,
-            (false, true) => Some(self.now + CUTS_REST),
-            (false, false) => Some(self.now),
-        }
+    /// Whether this party gets no circuit now.
+    pub(super) fn is_refused(&mut self, party: Option<Party>) -> bool {
+        self.slow.is_barred(party) || self.closer.is_full(party)
     }
 
     fn list_overruns(&mut self) {
         while let Some(overrun) = self.slow.take_overrun() {
-            self.report_slow(&overrun);
-            let circuits = self.circuits.iter_mut().flatten();
-            let with = circuits.filter(|circuit| match overrun.barred {
-                true => circuit.is_with(overrun.party),
-                false => Some(circuit.id) == overrun.circuit,
-            });
-            let new = with.filter_map(|circuit| {
-                let known = std::mem::replace(&mut circuit.is_to_be_cut, true);
-                (!known).then_some(circuit.id)
-            });
-            self.to_be_cut.extend(new);
+            if overrun.all || overrun.circuit.is_some() {
+                self.report_slow(&overrun);
+            }
+            if !overrun.all {
+                self.to_be_cut.extend(overrun.circuit);
+                continue;
+            }
+            // Once for each time that a party is barred.
+            let circuits = self.circuits.iter().flatten();
+            let with = circuits.filter(|circuit| circuit.is_with(overrun.party));
+            self.to_be_cut.extend(with.map(|circuit| circuit.id));
         }
     }
 
     fn report_slow(&self, overrun: &Overrun) {
-        let mut circuits = self.circuits.iter().flatten();
-        let circuit = circuits.find(|circuit| match overrun.circuit {
-            Some(id) => circuit.id == id,
-            None => circuit.is_with(overrun.party),
-        });
+        let circuit = overrun.circuit.and_then(|id| self.peek_circuit(id));
         let report = circuit.and_then(|circuit| self.switch.circuit(circuit.id));
         let of_circuit = report.and_then(|report| report.callee.line.or(report.caller.line));
         let (party, line) = match overrun.party {
             Party::User(user) => (format!("programs of the user {user}"), of_circuit),
-            Party::Vmm(line) => ("the VM's VMM".to_owned(), Some(line)),
-            Party::Listener(line, port) => (format!("the listener at port {port}"), Some(line)),
+            Party::Vmm(line) => ("the VM's VMM".to_owned(), self.line_of_generation(line)),
+            Party::Listener(line, port) => {
+                let party = format!("the listener at port {port}");
+                (party, self.line_of_generation(line))
+            }
             Party::Service(id) => {
                 let name = self.switch.service(id).map_or("", |service| &service.name);
                 (format!("the service {name:?}"), of_circuit)
@@ -98,17 +90,22 @@ impl Fabric {
         };
         let line = line.and_then(|line| self.lines.get(line.0 as usize)?.as_ref());
         let vm = line.map(|line| line.name.as_str());
+        let refused = self.slow.is_barred(Some(overrun.party));
         let reason = Reason::SlowPeer;
-        tracing::warn!(vm, party, refused = overrun.barred, %reason, "cut short");
+        tracing::warn!(vm, party, refused, %reason, "cut short");
     }
 
-    /// Cuts what is to be cut, a slice at a time, as far as the closer takes it.
+    fn line_of_generation(&self, generation: u64) -> Option<LineId> {
+        let mut lines = self.lines.iter();
+        let is_it = |line: &LineIo| line.generation == generation;
+        let (index, _) = lines.find(|(_, line)| line.as_deref().is_some_and(is_it))?;
+        Some(LineId(index as u32))
+    }
+
+    /// Cuts what is to be cut, a slice at a time.
     pub(super) fn cut_overruns(&mut self) {
         self.list_overruns();
         for _ in 0..CUTS_PER_TURN {
-            if self.closer.is_full() {
-                return;
-            }
             let Some(circuit) = self.to_be_cut.pop_front() else {
                 return;
             };
@@ -125,21 +122,17 @@ impl Fabric {
         line: &str,
         circuit: Option<CircuitId>,
     ) -> bool {
-        self.slow.before(party);
-        let said = answer(socket, line);
-        self.slow.after(party, 0, circuit);
-        said
+        self.slow.timed(party, circuit, || answer(socket, line))
     }
 
     /// The same to the program of a circuit.
     pub(super) fn say_to_host(&mut self, id: CircuitId, line: &str) -> bool {
-        let circuit = self.circuits.get(id.index as usize);
-        let host = circuit.and_then(|circuit| circuit.as_ref()?.host.as_ref());
-        let Some(host) = host else { return false };
-        self.slow.before(host.party);
-        let said = answer(&host.socket, line);
-        self.slow.after(host.party, 0, Some(id));
-        said
+        let circuit = peek_circuit(&self.circuits, id);
+        let Some(host) = circuit.and_then(|circuit| circuit.host.as_ref()) else {
+            return false;
+        };
+        let say = || answer(&host.socket, line);
+        self.slow.timed(host.party, Some(id), say)
     }
 
     /// Refuses a program of a user who is barred.
@@ -161,8 +154,12 @@ impl Fabric {
     pub(super) fn turn_away(&mut self, caller: Caller, line: &str) {
         let speaks = caller.who.speaks();
         mark(caller.cut.as_ref().filter(|_| !speaks));
-        let words = speaks.then(|| line.to_owned());
-        self.close_socket(caller.socket, caller.party, words);
+        let order = Order {
+            socket: caller.socket,
+            words: speaks.then(|| line.to_owned()),
+            hold: caller.place,
+        };
+        self.close(order, caller.party);
     }
 
     /// Closes a socket, behind these words if there are any.
@@ -193,31 +190,25 @@ impl Fabric {
     }
 
     /// Has it done on another thread if it is likely to take long.
-    fn close(&mut self, mut order: Order, party: Option<Party>) {
-        if self.slow.is_in_debt(party) {
-            match self.closer.close(order) {
-                Ok(()) => return,
-                Err(back) => order = back,
-            }
+    fn close(&mut self, order: Order, party: Option<Party>) {
+        match party {
+            Some(party) if self.slow.closes_elsewhere(party) => self.closer.close(party, order),
+            _ => self.slow.timed(party, None, || order.carry_out()),
         }
-        self.slow.before(party);
-        order.carry_out();
-        self.slow.after(party, 0, None);
     }
 
     /// Takes what is left of a request out of the socket of a circuit's program.
     pub(super) fn take_host_request(&mut self, id: CircuitId) {
-        let circuit = self.circuits.get_mut(id.index as usize);
-        let circuit = circuit.and_then(|circuit| circuit.as_mut().filter(|it| it.id == id));
+        let circuit = find_circuit(&mut self.circuits, id);
         if let Some(host) = circuit.and_then(|circuit| circuit.host.as_mut()) {
-            self.slow.before(host.party);
-            host.take_request();
-            self.slow.after(host.party, 0, Some(id));
+            let party = host.party;
+            self.slow.timed(party, Some(id), || host.take_request());
         }
     }
 }
 
-/// Who calls by a published port, as far as calls on the socket can be made slow: a peer on another host cannot.
+/// Who calls by a published port. A TCP peer on another host cannot make calls slow, and one in another network namespace of this host can: they
+/// look alike, so both are measured.
 pub(super) fn party_of_published(call: &PublishedCall) -> Option<Party> {
     if call.peer_is_ours {
         return None;
@@ -227,15 +218,17 @@ pub(super) fn party_of_published(call: &PublishedCall) -> Option<Party> {
             let user = sys::peer::user(call.socket.as_fd());
             user.ok().map(Party::User)
         }
-        _ => is_of_this_host(&call.socket).then(|| Party::published(&call.name)),
+        _ => Some(Party::published(&call.name, foreign_address(&call.socket))),
     }
 }
 
-fn is_of_this_host(socket: &OwnedFd) -> bool {
+/// The peer's address, if it is not one of this host, whose programs may have any.
+fn foreign_address(socket: &OwnedFd) -> Option<IpAddr> {
     let address = |name: Option<SocketAddrAny>| {
         let address = SocketAddr::try_from(name?).ok()?;
         Some(address.ip().to_canonical())
     };
-    let peer = address(getpeername(socket).ok().flatten());
-    peer.is_some_and(|peer| peer.is_loopback()) || peer == address(getsockname(socket).ok())
+    let peer = address(getpeername(socket).ok().flatten())?;
+    let is_ours = peer.is_loopback() || Some(peer) == address(getsockname(socket).ok());
+    (!is_ours).then_some(peer)
 }

@@ -15,7 +15,7 @@ use wire::pcapng::Direction;
 use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE};
 
 use super::capture::Payload;
-use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS};
+use super::{Fabric, TURN_BYTES, TURN_DESCRIPTORS, peek_circuit};
 use crate::vsock::TX;
 
 /// Packets taken from one guest in one turn, before the others have theirs. Also by how many a guest may exceed what it
@@ -248,7 +248,7 @@ impl Fabric {
         }
         let alone = !circuit.is_stream();
         let party = circuit.host.as_ref().and_then(|host| host.party);
-        if self.slow.is_on_probation(party) {
+        if self.slow.is_suspect(party) {
             // What has been gathered before goes first.
             self.send_gathered(id);
             return self.keep(id, from, packet);
@@ -465,9 +465,7 @@ impl Fabric {
         memory: &GuestMemory,
         packets: &[Packet],
     ) -> (usize, Option<io::Result<usize>>) {
-        let circuit = self.circuits.get(id.index as usize);
-        let circuit = circuit.and_then(Option::as_ref);
-        let circuit = circuit.filter(|circuit| circuit.id == id);
+        let circuit = peek_circuit(&self.circuits, id);
         let Some((host, is_stream)) =
             circuit.and_then(|circuit| Some((circuit.host.as_ref()?, circuit.is_stream())))
         else {
@@ -488,11 +486,8 @@ impl Fabric {
         if count == 0 {
             return (0, None);
         }
-        self.slow.before(host.party);
-        let sent = gather.send(host.socket.as_fd(), !is_stream);
-        let moved = *sent.as_ref().unwrap_or(&0);
-        self.slow.after(host.party, moved, Some(id));
-        match sent {
+        let send = || gather.send(host.socket.as_fd(), !is_stream);
+        match self.slow.timed(host.party, Some(id), send) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (count, Some(Ok(0))),
             other => (count, Some(other)),
         }

@@ -134,11 +134,10 @@ impl Fabric {
 
     /// How long this turn may wait.
     fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
-        let cut_at = self.next_cut_at();
         if !self.woken.is_empty()
             || !self.draining.is_empty()
-            || !self.relaying.is_empty()
-            || cut_at.is_some_and(|at| at <= self.now)
+            || !self.passing.is_empty()
+            || !self.to_be_cut.is_empty()
         {
             return Some(Duration::ZERO);
         }
@@ -150,7 +149,6 @@ impl Fabric {
             self.resting_lines.first().map(|(at, _)| *at),
             self.owed_interrupts.front().map(|(at, _)| *at),
             self.look_at_stopped_at,
-            cut_at,
         ];
         let now = self.start.elapsed();
         let until_timer = timers

@@ -13,7 +13,7 @@ use crate::house::{House, calls_services, converse, pattern, redirect};
 use crate::vmm::{Manner, Vmm};
 
 /// A house with the service `registry` at port 5000, and the VM `fc` that may call it.
-fn with_registry(rule: Rule) -> (House, Vmm, TcpListener) {
+pub fn with_registry(rule: Rule) -> (House, Vmm, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let house = House::new(HashMap::from([(ServiceId(1), address)]));

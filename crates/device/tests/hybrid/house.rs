@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::{
-    Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric,
+    Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, Hold,
     HybridConfig, OpenLineError, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
 use policy::{
@@ -233,19 +233,20 @@ impl House {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        socket.set_nonblocking(true).unwrap();
-        let call = PublishedCall {
-            name: "web".into(),
-            vm: vm.to_owned(),
-            to,
-            answer,
-            socket: OwnedFd::from(socket),
-            socket_type: SocketType::Stream,
-            cut: None,
-            peer_is_ours: false,
-            is_published: is_published.clone(),
-        };
-        self.ask(move |fabric| fabric.dial_guest(call));
+        let call = published(vm, to, answer, socket.into(), is_published);
+        self.ask(move |fabric| fabric.dial_guest(call, Box::new(())));
+        client
+    }
+
+    /// A program calls a port of this VM by a published UNIX socket.
+    pub fn publish_unix(&self, vm: &str, port: u32, place: Hold) -> UnixStream {
+        let (client, socket) = UnixStream::pair().unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let answer = CallAnswer::new(|_| ());
+        let is_published = Arc::new(true.into());
+        let to = PublishedTo::Port(port);
+        let call = published(vm, to, answer, socket.into(), &is_published);
+        self.ask(move |fabric| fabric.dial_guest(call, place));
         client
     }
 
@@ -373,4 +374,25 @@ pub fn converse(mut near: impl Ends, mut far: impl Ends + Send, len: usize) {
         near.read_to_end(&mut bytes).unwrap();
         assert!(bytes == answer, "{} bytes have come back", bytes.len());
     });
+}
+
+fn published(
+    vm: &str,
+    to: PublishedTo,
+    answer: CallAnswer,
+    socket: OwnedFd,
+    is_published: &Arc<AtomicBool>,
+) -> PublishedCall {
+    rustix::io::ioctl_fionbio(&socket, true).unwrap();
+    PublishedCall {
+        name: "web".into(),
+        vm: vm.to_owned(),
+        to,
+        answer,
+        socket,
+        socket_type: SocketType::Stream,
+        cut: None,
+        peer_is_ours: false,
+        is_published: is_published.clone(),
+    }
 }

@@ -236,7 +236,7 @@ fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
         peer_is_ours: false,
         is_published: std::sync::Arc::new(true.into()),
     };
-    house.ask(move |fabric| fabric.dial_guest(call));
+    house.ask(move |fabric| fabric.dial_guest(call, Box::new(())));
     assert!(cut.load(Ordering::Acquire));
     let cut = Cut::default();
     let (name, theirs) = ("old".to_owned(), cut.clone());

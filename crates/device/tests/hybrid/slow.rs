@@ -1,21 +1,27 @@
 //! Peers at whose sockets so many wait that our calls are slow.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use vsock::Reason;
 
-use crate::house::{House, converse};
+use crate::circuits::with_registry;
+use crate::house::{House, calls_services, converse};
 use crate::vmm::{Manner, Vmm};
-use crate::watchers::watch;
+use crate::watchers::{alone, watch};
 
 /// A program calls this VM.
 fn call(house: &House, vm: &str) -> (UnixStream, String) {
     let mut program = UnixStream::connect(house.host_path(vm)).unwrap();
     program.set_read_timeout(Some(crate::PATIENCE)).unwrap();
-    program.write_all(b"CONNECT 80\n").unwrap();
+    // A program that is refused may be so before it has said what it wants.
+    let _ = program.write_all(b"CONNECT 80\n");
     let mut answer = Vec::new();
     let mut byte = [0];
     while !answer.ends_with(b"\n") && program.read(&mut byte).unwrap_or(0) == 1 {
@@ -39,16 +45,28 @@ fn ended(house: &House, vm: &str) -> u64 {
     })
 }
 
+/// Whether a byte comes, and not the end.
+fn byte_comes(from: &mut impl Read) -> bool {
+    match from.read(&mut [0]) {
+        Ok(len) => len == 1,
+        Err(error) => {
+            assert_ne!(error.kind(), ErrorKind::WouldBlock, "nothing comes");
+            false
+        }
+    }
+}
+
 /// Sends bytes to a peer that is watched, until the circuit is gone.
-fn send_until_cut(from: &mut UnixStream, to: &mut UnixStream) {
+fn send_until_cut(from: &mut impl Write, to: &mut impl Read) {
     let until = Instant::now() + crate::PATIENCE;
-    while from.write_all(b"x").is_ok() && to.read(&mut [0]).unwrap_or(0) == 1 {
+    while from.write_all(b"x").is_ok() && byte_comes(to) {
         assert!(Instant::now() < until, "it is not cut");
     }
 }
 
 #[test]
 fn a_vmm_that_makes_calls_slow_is_cut_off_and_others_are_not() {
+    let _alone = alone();
     let house = House::new(HashMap::new());
     let vmms = [("bad", 3), ("good", 4)].map(|(name, cid)| {
         house.add(name, cid);
@@ -61,7 +79,7 @@ fn a_vmm_that_makes_calls_slow_is_cut_off_and_others_are_not() {
     let _watchers = watch(&of_bad);
     send_until_cut(&mut to_bad, &mut of_bad);
     // With the one circuit all of this VMM end.
-    assert_eq!((&other).read(&mut [0]).unwrap_or(0), 0);
+    assert!(!byte_comes(&mut &other));
     assert_eq!(ended(&house, "bad"), 2);
     let (_, answer) = call(&house, "bad");
     assert!(answer.contains(&Reason::SlowPeer.to_string()), "{answer}");
@@ -73,6 +91,7 @@ fn a_vmm_that_makes_calls_slow_is_cut_off_and_others_are_not() {
 
 #[test]
 fn a_user_whose_programs_make_calls_slow_is_cut_off_and_others_are_not() {
+    let _alone = alone();
     let house = House::new(HashMap::new());
     house.add("web", 3);
     let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
@@ -90,6 +109,7 @@ fn a_user_whose_programs_make_calls_slow_is_cut_off_and_others_are_not() {
 
 #[test]
 fn a_user_that_is_own_or_root_is_cut_and_not_refused() {
+    let _alone = alone();
     let house = House::new(HashMap::new());
     let own = rustix::process::geteuid().as_raw();
     house.ask(move |fabric| fabric.set_own_user(Some(own)));
@@ -106,6 +126,7 @@ fn a_user_that_is_own_or_root_is_cut_and_not_refused() {
 /// The first slow calls may have been anything's fault.
 #[test]
 fn a_peer_that_is_slow_twice_loses_nothing() {
+    let _alone = alone();
     let house = House::new(HashMap::new());
     house.add("web", 3);
     let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
@@ -118,4 +139,128 @@ fn a_peer_that_is_slow_twice_loses_nothing() {
     drop(watchers);
     converse(program, far, 1 << 20);
     assert_eq!(ended(&house, "web"), 0);
+}
+
+/// Whether the system counts the time in which a TCP peer is woken as the caller's: it does not with `CONFIG_IRQ_TIME_ACCOUNTING`.
+fn counts_softirqs() -> bool {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let _watchers = watch(&far);
+    let used = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let before = used();
+    near.write_all(b"x").unwrap();
+    used() - before > Duration::from_millis(2)
+}
+
+#[test]
+fn a_service_that_makes_calls_slow_is_cut_off_and_called_no_more() {
+    let _alone = alone();
+    if !counts_softirqs() {
+        return;
+    }
+    let (house, vmm, listener) = with_registry(calls_services("fc"));
+    let mut near = vmm.dial(5000).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let _watchers = watch(&far);
+    send_until_cut(&mut near, &mut far);
+    assert_eq!(ended(&house, "fc"), 1);
+    let mut refused = vmm.dial(5000).unwrap();
+    assert!(!byte_comes(&mut refused));
+    // The VMM itself is not held to be slow.
+    let program = call(&house, "fc");
+    assert!(program.1.starts_with("OK"), "{}", program.1);
+}
+
+#[test]
+fn callers_of_a_published_port_that_make_calls_slow_are_cut_off() {
+    let _alone = alone();
+    if !counts_softirqs() {
+        return;
+    }
+    let house = House::new(HashMap::new());
+    house.add("web", 3);
+    let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
+    let mut client = house.publish("web", 80);
+    let (_, mut far) = vmm.accept();
+    let _watchers = watch(&client);
+    send_until_cut(&mut far, &mut client);
+    assert_eq!(ended(&house, "web"), 1);
+    let mut refused = house.publish("web", 80);
+    assert!(!byte_comes(&mut refused));
+    assert!(!vmm.was_called());
+    connected(&house, "web", &vmm);
+}
+
+/// What waits for the end of a call's socket. Its drop says on which thread it is, and then waits.
+struct Place {
+    ended: Sender<Option<String>>,
+    go_on: Arc<Mutex<Receiver<()>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let name = std::thread::current().name().map(str::to_owned);
+        let _ = self.ended.send(name);
+        // Once the sender is gone, it does not wait.
+        let _ = self.go_on.lock().unwrap().recv();
+    }
+}
+
+#[test]
+fn what_a_refused_user_has_closed_delays_no_one_else() {
+    let _alone = alone();
+    const CALLS: usize = 40;
+    let house = House::new(HashMap::new());
+    for (name, cid) in [("web", 3), ("db", 4)] {
+        house.add(name, cid);
+    }
+    let vmm = Vmm::start(&house.path("web"), Manner::Accept(b""));
+    let db = Vmm::start(&house.path("db"), Manner::Accept(b""));
+    let (mut program, mut far) = connected(&house, "web", &vmm);
+    let watchers = watch(&program);
+    send_until_cut(&mut far, &mut program);
+    drop((watchers, program));
+
+    // A published port's place is kept until the socket is closed, and none is closed by the worker.
+    let (ended, closed) = channel();
+    let (release, go_on) = channel::<()>();
+    let go_on = Arc::new(Mutex::new(go_on));
+    let publish = || {
+        let place = Place {
+            ended: ended.clone(),
+            go_on: go_on.clone(),
+        };
+        house.publish_unix("web", 80, Box::new(place))
+    };
+    let _published: Vec<_> = (0..CALLS).map(|_| publish()).collect();
+    let name = closed.recv_timeout(crate::PATIENCE).unwrap();
+    assert_eq!(name.as_deref(), Some("closer"));
+    // As many wait as a party may have: this listener stops, and what it has is refused later.
+    let programs = [(); CALLS].map(|()| {
+        let mut program = UnixStream::connect(house.host_path("web")).unwrap();
+        let _ = program.write_all(b"CONNECT 80\n");
+        program
+    });
+    // Other parties and other listeners go on.
+    for (name, vmm) in [("web", &vmm), ("db", &db)] {
+        let _tcp = house.publish(name, 80);
+        vmm.accept();
+    }
+    assert!(closed.try_recv().is_err());
+
+    drop((release, ended));
+    let rest: Vec<_> = closed.iter().collect();
+    assert_eq!(rest.len(), CALLS - 1);
+    assert!(rest.iter().all(|name| name.as_deref() == Some("closer")));
+    for mut program in programs {
+        program.set_read_timeout(Some(crate::PATIENCE)).unwrap();
+        let mut answer = String::new();
+        let _ = program.read_to_string(&mut answer);
+        assert!(answer.contains(&Reason::SlowPeer.to_string()), "{answer}");
+    }
+    assert!(!vmm.was_called());
 }

@@ -10,7 +10,7 @@ use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE, Socke
 
 use crate::guest::{Guest, RING, RX, TX};
 use crate::turns::{header, listen_for_messages, with_circuits};
-use crate::watchers::watch;
+use crate::watchers::{alone, watch};
 use crate::{config, fabric, turn_until};
 
 fn ended(fabric: &Fabric) -> u64 {
@@ -19,6 +19,7 @@ fn ended(fabric: &Fabric) -> u64 {
 
 #[test]
 fn a_program_that_makes_sends_slow_is_cut_off_and_called_no_more() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
     let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), 2);
@@ -42,6 +43,7 @@ fn a_program_that_makes_sends_slow_is_cut_off_and_called_no_more() {
 
 #[test]
 fn a_program_that_makes_reads_slow_is_cut_off() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
     let (guest, mut programs) = with_circuits(&mut fabric, directory.path(), 1);
@@ -55,7 +57,8 @@ fn a_program_that_makes_reads_slow_is_cut_off() {
 }
 
 #[test]
-fn what_passes_on_probation_is_whole() {
+fn what_passes_under_suspicion_is_whole() {
+    let _alone = alone();
     const PACKETS: u16 = 100;
     const LEN: u32 = 600;
     let directory = tempfile::tempdir().unwrap();
@@ -88,7 +91,7 @@ fn what_passes_on_probation_is_whole() {
         std::mem::take(&mut received)
     };
     let byte = guest.packet(&header(Operation::Data, 80, 1));
-    // The first one begins an alert, and the second one the probation.
+    // The first one begins an alert, and the second one the suspicion.
     for _ in 0..2 {
         guest.offer(TX, byte, 1);
         guest.kick(TX);
@@ -124,9 +127,10 @@ fn what_passes_on_probation_is_whole() {
     assert_eq!(ended(&fabric), 0);
 }
 
-/// One program makes calls slow in the very turn in which another one has room again.
+/// Some programs make calls slow in the very turns in which another one has room again.
 #[test]
 fn messages_kept_for_another_program_all_arrive() {
+    let _alone = alone();
     const SLOW: u16 = 4;
     const LEN: u32 = 4000;
     let directory = tempfile::tempdir().unwrap();
@@ -164,16 +168,6 @@ fn messages_kept_for_another_program_all_arrive() {
         kept(fabric) >= 80_000
     });
     let _watchers: Vec<_> = programs.iter().map(watch).collect();
-    // It begins an alert and a probation, and is not enough for a cut.
-    for _ in 0..2 {
-        let before = guest.given_back(TX);
-        let byte = guest.packet(&header(Operation::Data, 80, 1));
-        guest.offer(TX, byte, 1);
-        guest.kick(TX);
-        turn_until(&mut fabric, "the byte is taken", |_| {
-            guest.given_back(TX) != before
-        });
-    }
     let mut received = 0;
     let mut room = [0; LEN as usize];
     let mut receive = || {
@@ -182,17 +176,16 @@ fn messages_kept_for_another_program_all_arrive() {
         }
         received
     };
-    assert!(receive() < sent);
-    for number in 0..SLOW {
-        let shutdown = guest.packet(&Header {
-            src_port: 1000 + u32::from(number),
-            flags: 2,
-            ..header(Operation::Shutdown, 80, 0)
-        });
-        guest.offer(TX, shutdown, 1);
-    }
-    guest.kick(TX);
     turn_until(&mut fabric, "the slow ones are cut", |fabric| {
+        for number in 0..SLOW {
+            let byte = guest.packet(&Header {
+                src_port: 1000 + u32::from(number),
+                ..header(Operation::Data, 80, 1)
+            });
+            guest.offer(TX, byte, 1);
+        }
+        guest.kick(TX);
+        receive();
         ended(fabric) == u64::from(SLOW)
     });
     turn_until(&mut fabric, "all has arrived", |_| receive() == sent);

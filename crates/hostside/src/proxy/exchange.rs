@@ -31,7 +31,7 @@ impl DialPlace {
 
 /// The data plane, as far as the proxy needs it. Its methods may be called from any thread and return soon.
 pub trait Exchange: Send + Sync + 'static {
-    /// Calls a guest for a caller of a published port. Does not wait for its answer. Keeps the place until the guest has been called.
+    /// Calls a guest for a caller of a published port. Does not wait for its answer. Keeps the place until the guest has been called, or the socket is closed.
     fn dial_guest(&self, call: PublishedCall, place: DialPlace);
 
     /// By which CID a VM (`vm`, a full name) reaches another: `db` of its own domain or `blue/db` of another. Nothing if no rule lets

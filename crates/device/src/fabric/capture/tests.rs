@@ -99,7 +99,7 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
     let (own, socket) = UnixStream::pair().unwrap();
     own.set_nonblocking(true).unwrap();
     socket.set_nonblocking(true).unwrap();
-    fabric.dial_guest(PublishedCall {
+    let call = PublishedCall {
         name: "door".into(),
         vm: vm.to_owned(),
         to: PublishedTo::Port(port),
@@ -109,7 +109,8 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
         cut: None,
         peer_is_ours: false,
         is_published: std::sync::Arc::new(true.into()),
-    });
+    };
+    fabric.dial_guest(call, Box::new(()));
     let deadline = Instant::now() + Duration::from_secs(20);
     while rustix::io::read(&own, &mut [0; 1]).is_err_and(|error| error == rustix::io::Errno::AGAIN)
     {
