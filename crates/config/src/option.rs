@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use policy::{DEFAULT_DOMAIN, Rule, RuleLimits, Verdict};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Rule, RuleLimits, Verdict};
 use vsock::Limits;
 
 use crate::fields::fields;
@@ -11,7 +11,7 @@ use crate::input::{
     parse_cid, parse_full_name,
 };
 use crate::limits::{LIMIT_KEYS, set_in_words};
-use crate::pattern::{parse_called_vms, parse_calling_vms, parse_ports};
+use crate::pattern::{parse_ports, parse_vms};
 use crate::{
     ChardevRequest, ConfigError, MAX_LIST_LEN, NetworkRequest, NewPort, VmRequest, Written,
     check_ports, parse_windows, refuse,
@@ -132,8 +132,8 @@ fn rule(text: &str, place: &str) -> Result<Rule, InputError> {
     let to = to.ok_or(missing("to", "to=db, or to=* for any VM"))?;
     let port = port.ok_or(missing("port", "port=5432, or port=* for any port"))?;
     Ok(Rule {
-        from: vec![parse_calling_vms(&from, &domain)?],
-        to: vec![parse_called_vms(&to, &domain)?],
+        from: vec![CallerPattern::Vms(parse_vms(&from, &domain)?)],
+        to: vec![CalleePattern::Vms(parse_vms(&to, &domain)?)],
         ports: parse_ports(&port)?.into_iter().collect(),
         verdict: Verdict::Allow,
         limits: RuleLimits::default(),

@@ -13,7 +13,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use policy::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect};
+use policy::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect, VmPattern};
 use wire::agent::forward::Place;
 
 use crate::input::{InputError, check_name, check_name_of};
@@ -47,13 +47,12 @@ pub fn parse_caller(text: &str, domain: &str) -> Result<Vec<CallerPattern>, Inpu
         None if text == "host" => CallerPattern::Host,
         None if text == "any" => {
             let domain = domain.to_owned();
-            return Ok(vec![CallerPattern::AnyVm { domain }, CallerPattern::Host]);
+            return Ok(vec![
+                CallerPattern::Vms(VmPattern::Any { domain }),
+                CallerPattern::Host,
+            ]);
         }
-        None => match parse_vms(text, domain)? {
-            Vms::Any { domain } => CallerPattern::AnyVm { domain },
-            Vms::One { domain, name } => CallerPattern::Vm { domain, name },
-            Vms::Group { domain, name } => CallerPattern::Group { domain, name },
-        },
+        None => CallerPattern::Vms(parse_vms(text, domain)?),
     };
     Ok(vec![one])
 }
@@ -81,37 +80,9 @@ pub fn parse_callee(text: &str, domain: &str) -> Result<Vec<CalleePattern>, Inpu
         }
         None if text == "host" => CalleePattern::Listeners,
         None if text == "any" => return Ok(everybody(domain)),
-        None => match parse_vms(text, domain)? {
-            Vms::Any { domain } => CalleePattern::AnyVm { domain },
-            Vms::One { domain, name } => CalleePattern::Vm { domain, name },
-            Vms::Group { domain, name } => CalleePattern::Group { domain, name },
-        },
+        None => CalleePattern::Vms(parse_vms(text, domain)?),
     };
     Ok(vec![one])
-}
-
-/// Reads VMs that call, and nobody else: what `[[allow]]` is about.
-///
-/// # Errors
-/// [`InputError`] when it is neither a VM, nor a group, nor a wildcard.
-pub fn parse_calling_vms(text: &str, domain: &str) -> Result<CallerPattern, InputError> {
-    Ok(match parse_vms(text, domain)? {
-        Vms::Any { domain } => CallerPattern::AnyVm { domain },
-        Vms::One { domain, name } => CallerPattern::Vm { domain, name },
-        Vms::Group { domain, name } => CallerPattern::Group { domain, name },
-    })
-}
-
-/// Reads VMs that are called, and nobody else.
-///
-/// # Errors
-/// As [`parse_calling_vms`].
-pub fn parse_called_vms(text: &str, domain: &str) -> Result<CalleePattern, InputError> {
-    Ok(match parse_vms(text, domain)? {
-        Vms::Any { domain } => CalleePattern::AnyVm { domain },
-        Vms::One { domain, name } => CalleePattern::Vm { domain, name },
-        Vms::Group { domain, name } => CalleePattern::Group { domain, name },
-    })
 }
 
 /// Reads where a call goes instead: `db:5432`, `db` for the port that was called, or `service:registry`.
@@ -227,14 +198,11 @@ pub fn parse_dns_name(text: &str) -> Result<String, InputError> {
     Err(malformed("a DNS name", text, remedy))
 }
 
-/// VMs, whoever they are to a rule.
-enum Vms {
-    Any { domain: String },
-    One { domain: String, name: String },
-    Group { domain: String, name: String },
-}
-
-fn parse_vms(text: &str, domain: &str) -> Result<Vms, InputError> {
+/// Reads VMs, and nothing else: what `[[allow]]` is about.
+///
+/// # Errors
+/// [`InputError`] when it is neither a VM, nor a group, nor a wildcard.
+pub fn parse_vms(text: &str, domain: &str) -> Result<VmPattern, InputError> {
     if let Some((domain, name)) = text
         .strip_prefix('@')
         .and_then(|scoped| scoped.split_once('/'))
@@ -244,16 +212,16 @@ fn parse_vms(text: &str, domain: &str) -> Result<Vms, InputError> {
     }
     let (domain, name) = scope(text, domain)?;
     if name == "*" {
-        return Ok(Vms::Any { domain });
+        return Ok(VmPattern::Any { domain });
     }
     if let Some(group) = name.strip_prefix('@') {
         check_name_of("a group", group)?;
         let name = group.to_owned();
-        return Ok(Vms::Group { domain, name });
+        return Ok(VmPattern::Group { domain, name });
     }
     check_name(name)?;
     let name = name.to_owned();
-    Ok(Vms::One { domain, name })
+    Ok(VmPattern::One { domain, name })
 }
 
 /// The domain of a word, and the rest of it.
@@ -274,7 +242,7 @@ fn everybody(domain: &str) -> Vec<CalleePattern> {
         Network::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
     ];
     let mut callees = vec![
-        CalleePattern::AnyVm { domain: domain() },
+        CalleePattern::Vms(VmPattern::Any { domain: domain() }),
         CalleePattern::Service {
             domain: domain(),
             name: NamePattern::Any,

@@ -1,13 +1,11 @@
 //! `[[rule]]`, and `[[allow]]`, its shorthand for VMs.
 
-use policy::{DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
 use toml::de::DeValue;
 
 use crate::ConfigError;
 use crate::input::{ALLOW_KEYS, InputError};
-use crate::pattern::{
-    parse_called_vms, parse_callee, parse_caller, parse_calling_vms, parse_ports, parse_redirect,
-};
+use crate::pattern::{parse_callee, parse_caller, parse_ports, parse_redirect, parse_vms};
 use crate::source::{Source, Table, Value, integer};
 
 const RULE_KEYS: [&str; 8] = [
@@ -90,12 +88,12 @@ impl Source<'_> {
                 "domain" => {}
                 "from" => {
                     from = Some(self.patterns("from", value, &domain, |text, domain| {
-                        parse_calling_vms(text, domain).map(|one| vec![one])
+                        parse_vms(text, domain).map(|vms| vec![CallerPattern::Vms(vms)])
                     })?);
                 }
                 "to" => {
                     to = Some(self.patterns("to", value, &domain, |text, domain| {
-                        parse_called_vms(text, domain).map(|one| vec![one])
+                        parse_vms(text, domain).map(|vms| vec![CalleePattern::Vms(vms)])
                     })?);
                 }
                 "port" => ports = Some(self.ports(value)?),

@@ -11,7 +11,9 @@ mod windows;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict};
+use policy::{
+    CalleePattern, CallerPattern, DEFAULT_DOMAIN, PortRange, Rule, RuleLimits, Verdict, VmPattern,
+};
 use vsock::Limits;
 
 use super::*;
@@ -37,12 +39,12 @@ fn allow(from: Option<&str>, to: Option<&str>, ports: &[PortRange], label: &str)
     let named = |name: &str| (domain(), name.to_owned());
     Rule {
         from: vec![match from.map(named) {
-            Some((domain, name)) => CallerPattern::Vm { domain, name },
-            None => CallerPattern::AnyVm { domain: domain() },
+            Some((domain, name)) => CallerPattern::Vms(VmPattern::One { domain, name }),
+            None => CallerPattern::Vms(VmPattern::Any { domain: domain() }),
         }],
         to: vec![match to.map(named) {
-            Some((domain, name)) => CalleePattern::Vm { domain, name },
-            None => CalleePattern::AnyVm { domain: domain() },
+            Some((domain, name)) => CalleePattern::Vms(VmPattern::One { domain, name }),
+            None => CalleePattern::Vms(VmPattern::Any { domain: domain() }),
         }],
         ports: ports.to_vec(),
         verdict: Verdict::Allow,

@@ -18,7 +18,7 @@ use config::{
     VmRequest, Written, check_dialled, check_dialled_with, check_sockets, check_targets,
     check_whole,
 };
-use policy::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict};
+use policy::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict, VmPattern};
 
 use hostside::offers::Offer;
 
@@ -175,12 +175,12 @@ impl Rulebook {
     fn resolved(&self, rule: &Rule) -> Rule {
         let mut rule = rule.clone();
         for pattern in &mut rule.from {
-            if let CallerPattern::Vm { domain, name } = pattern {
+            if let CallerPattern::Vms(VmPattern::One { domain, name }) = pattern {
                 self.resolve_name(domain, name);
             }
         }
         for pattern in &mut rule.to {
-            if let CalleePattern::Vm { domain, name } = pattern {
+            if let CalleePattern::Vms(VmPattern::One { domain, name }) = pattern {
                 self.resolve_name(domain, name);
             }
         }

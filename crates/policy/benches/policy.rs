@@ -13,7 +13,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 use policy::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, Policy,
-    PortRange, Rule, RuleSet,
+    PortRange, Rule, RuleSet, VmPattern,
 };
 
 const RULES: u32 = 10_000;
@@ -59,10 +59,10 @@ fn by_callee(callees: impl Fn(u32) -> CalleePattern) -> Policy {
 }
 
 fn vm(name: String) -> CallerPattern {
-    CallerPattern::Vm {
+    CallerPattern::Vms(VmPattern::One {
         domain: DEFAULT_DOMAIN.to_owned(),
         name,
-    }
+    })
 }
 
 /// The names of the shapes, rules that have them, a port to ask for, and the position of the rule that is found.

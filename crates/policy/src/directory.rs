@@ -92,9 +92,6 @@ impl Directory {
     }
 
     /// Whether a VM could be entered.
-    ///
-    /// # Errors
-    /// What another VM of the domain has.
     pub fn admits(&self, address: &Address) -> Result<(), Taken> {
         let Some(id) = self.domain(&address.domain) else {
             return Ok(());

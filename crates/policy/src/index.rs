@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::nested::{self, Nested};
-use crate::rule::{Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Rule};
+use crate::rule::{
+    Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Rule, VmPattern,
+};
 use crate::set::{Members, RuleSet};
 
 /// Rules by their callers.
@@ -33,11 +35,7 @@ impl CallerIndex {
 
     fn members(&mut self, pattern: &CallerPattern) -> &mut Members {
         match pattern {
-            CallerPattern::AnyVm { domain } => self.machines.members(domain, Machine::Any),
-            CallerPattern::Vm { domain, name } => self.machines.members(domain, Machine::Vm(name)),
-            CallerPattern::Group { domain, name } => {
-                self.machines.members(domain, Machine::Group(name))
-            }
+            CallerPattern::Vms(vms) => self.machines.members(vms),
             CallerPattern::Host => &mut self.host,
             CallerPattern::User(user) => self.users.entry(*user).or_default(),
             CallerPattern::UserGroup(group) => self.user_groups.entry(*group).or_default(),
@@ -51,7 +49,7 @@ impl CallerIndex {
                 domain,
                 name,
                 groups,
-            } => self.machines.join_about(domain, name, groups, set),
+            } => self.machines.join_about(domain, Some(name), groups, set),
             Caller::Program { uid, gids } => {
                 self.host.join_to(set);
                 join_found(self.users.get(uid), set);
@@ -66,15 +64,7 @@ impl CallerIndex {
     /// Adds the rules that are about all callers that a pattern is about.
     pub(super) fn join_around(&self, pattern: &CallerPattern, set: &mut RuleSet) {
         match pattern {
-            CallerPattern::AnyVm { domain } => {
-                self.machines.join_around(domain, Machine::Any, set);
-            }
-            CallerPattern::Vm { domain, name } => {
-                self.machines.join_around(domain, Machine::Vm(name), set);
-            }
-            CallerPattern::Group { domain, name } => {
-                self.machines.join_around(domain, Machine::Group(name), set);
-            }
+            CallerPattern::Vms(vms) => self.machines.join_around(vms, set),
             CallerPattern::Host => self.host.join_to(set),
             CallerPattern::User(user) => {
                 self.host.join_to(set);
@@ -110,13 +100,7 @@ impl CalleeIndex {
         for (rule, number) in rules.iter().zip(0_u32..) {
             for pattern in &rule.to {
                 let members = match pattern {
-                    CalleePattern::AnyVm { domain } => machines.members(domain, Machine::Any),
-                    CalleePattern::Vm { domain, name } => {
-                        machines.members(domain, Machine::Vm(name))
-                    }
-                    CalleePattern::Group { domain, name } => {
-                        machines.members(domain, Machine::Group(name))
-                    }
+                    CalleePattern::Vms(vms) => machines.members(vms),
                     CalleePattern::Service { domain, name } => {
                         services.entry(domain.clone()).or_default().members(name)
                     }
@@ -151,7 +135,7 @@ impl CalleeIndex {
                 domain,
                 name,
                 groups,
-            } => self.machines.join_about(domain, name, groups, set),
+            } => self.machines.join_about(domain, Some(name), groups, set),
             Callee::Service { domain, name } => {
                 if let Some(names) = self.services.get(*domain) {
                     names.join_about(name, set);
@@ -172,15 +156,7 @@ impl CalleeIndex {
     /// Adds the rules that are about all callees that a pattern is about.
     pub(super) fn join_around(&self, pattern: &CalleePattern, set: &mut RuleSet) {
         match pattern {
-            CalleePattern::AnyVm { domain } => {
-                self.machines.join_around(domain, Machine::Any, set);
-            }
-            CalleePattern::Vm { domain, name } => {
-                self.machines.join_around(domain, Machine::Vm(name), set);
-            }
-            CalleePattern::Group { domain, name } => {
-                self.machines.join_around(domain, Machine::Group(name), set);
-            }
+            CalleePattern::Vms(vms) => self.machines.join_around(vms, set),
             CalleePattern::Service { domain, name } => {
                 if let Some(names) = self.services.get(domain) {
                     names.join_around(name, set);
@@ -213,44 +189,37 @@ struct Domain {
     groups: HashMap<String, Members>,
 }
 
-/// VMs of a domain.
-#[derive(Clone, Copy)]
-enum Machine<'a> {
-    Any,
-    Vm(&'a str),
-    Group(&'a str),
-}
-
 impl Machines {
-    fn members(&mut self, domain: &str, machine: Machine<'_>) -> &mut Members {
-        let domain = self.domains.entry(domain.to_owned()).or_default();
-        match machine {
-            Machine::Any => &mut domain.any,
-            Machine::Vm(name) => domain.vms.entry(name.to_owned()).or_default(),
-            Machine::Group(name) => domain.groups.entry(name.to_owned()).or_default(),
+    fn members(&mut self, vms: &VmPattern) -> &mut Members {
+        let (VmPattern::Any { domain }
+        | VmPattern::One { domain, .. }
+        | VmPattern::Group { domain, .. }) = vms;
+        let of_domain = self.domains.entry(domain.to_owned()).or_default();
+        match vms {
+            VmPattern::Any { .. } => &mut of_domain.any,
+            VmPattern::One { name, .. } => of_domain.vms.entry(name.to_owned()).or_default(),
+            VmPattern::Group { name, .. } => of_domain.groups.entry(name.to_owned()).or_default(),
         }
     }
 
-    fn join_about(&self, domain: &str, name: &str, groups: &[String], set: &mut RuleSet) {
+    fn join_about(&self, domain: &str, name: Option<&str>, groups: &[String], set: &mut RuleSet) {
         let Some(domain) = self.domains.get(domain) else {
             return;
         };
         domain.any.join_to(set);
-        join_found(domain.vms.get(name), set);
+        join_found(name.and_then(|name| domain.vms.get(name)), set);
         for group in groups {
             join_found(domain.groups.get(group), set);
         }
     }
 
-    fn join_around(&self, domain: &str, machine: Machine<'_>, set: &mut RuleSet) {
-        let Some(domain) = self.domains.get(domain) else {
-            return;
-        };
-        domain.any.join_to(set);
-        match machine {
-            Machine::Any => {}
-            Machine::Vm(name) => join_found(domain.vms.get(name), set),
-            Machine::Group(name) => join_found(domain.groups.get(name), set),
+    fn join_around(&self, vms: &VmPattern, set: &mut RuleSet) {
+        match vms {
+            VmPattern::Any { domain } => self.join_about(domain, None, &[], set),
+            VmPattern::One { domain, name } => self.join_about(domain, Some(name), &[], set),
+            VmPattern::Group { domain, name } => {
+                self.join_about(domain, None, std::slice::from_ref(name), set);
+            }
         }
     }
 }

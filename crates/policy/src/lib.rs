@@ -49,7 +49,7 @@ pub use ids::{LineId, ServiceId, Time};
 pub use own_ports::{OWN_PORTS, is_own_port};
 pub use rule::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, PortRange,
-    Redirect, Rule, RuleId, RuleLimits, Verdict,
+    Redirect, Rule, RuleId, RuleLimits, Verdict, VmPattern,
 };
 pub use set::RuleSet;
 pub use token_bucket::TokenBucket;

@@ -3,7 +3,7 @@
 //! At the host the daemon itself answers there, and every guest may call. At a VM they belong to its host: no rule opens them to guests
 //! or to callers of published ports, and no redirection leads to them.
 
-use crate::rule::{CallerPattern, PortRange, Redirect, Rule, Verdict};
+use crate::rule::{CalleePattern, CallerPattern, PortRange, Redirect, Rule, Verdict};
 
 /// The ports: of the host every guest may call them, whatever the rules say; of a VM its host alone.
 pub const OWN_PORTS: [u32; 3] = [
@@ -31,8 +31,13 @@ impl Rule {
             Verdict::Redirect(Redirect::Vm { port, .. }) => (*port, true),
             Verdict::Allow => (
                 None,
-                self.to.iter().any(|callee| callee.is_of_vms())
-                    && self.from.iter().any(CallerPattern::is_of_vms),
+                self.to
+                    .iter()
+                    .any(|callee| matches!(callee, CalleePattern::Vms(_)))
+                    && self
+                        .from
+                        .iter()
+                        .any(|caller| matches!(caller, CallerPattern::Vms(_))),
             ),
         };
         let is_named = |own: &u32| match port {

@@ -76,16 +76,16 @@ pub struct RuleLimits {
     pub bytes_per_second: Option<u64>,
 }
 
-/// Callers that a rule is about.
+/// VMs that a rule is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum CallerPattern {
+pub enum VmPattern {
     /// Every VM of a domain.
-    AnyVm {
+    Any {
         /// The domain.
         domain: String,
     },
     /// One VM.
-    Vm {
+    One {
         /// Its domain.
         domain: String,
         /// Its name.
@@ -98,6 +98,13 @@ pub enum CallerPattern {
         /// Its name.
         name: String,
     },
+}
+
+/// Callers that a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CallerPattern {
+    /// VMs.
+    Vms(VmPattern),
     /// Every program of the host, and whoever comes in by a published port.
     Host,
     /// Programs of the host that run as this user.
@@ -106,55 +113,11 @@ pub enum CallerPattern {
     UserGroup(u32),
 }
 
-impl CallerPattern {
-    /// Whether these are VMs.
-    pub(crate) fn is_of_vms(&self) -> bool {
-        match self {
-            CallerPattern::AnyVm { .. }
-            | CallerPattern::Vm { .. }
-            | CallerPattern::Group { .. } => true,
-            CallerPattern::Host | CallerPattern::User(_) | CallerPattern::UserGroup(_) => false,
-        }
-    }
-}
-
-impl CalleePattern {
-    /// Whether these are VMs.
-    pub(crate) fn is_of_vms(&self) -> bool {
-        match self {
-            CalleePattern::AnyVm { .. }
-            | CalleePattern::Vm { .. }
-            | CalleePattern::Group { .. } => true,
-            CalleePattern::Service { .. }
-            | CalleePattern::Listeners
-            | CalleePattern::Network(_)
-            | CalleePattern::Name(_) => false,
-        }
-    }
-}
-
 /// Callees that a rule is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CalleePattern {
-    /// Every VM of a domain.
-    AnyVm {
-        /// The domain.
-        domain: String,
-    },
-    /// One VM.
-    Vm {
-        /// Its domain.
-        domain: String,
-        /// Its name.
-        name: String,
-    },
-    /// The VMs of a group.
-    Group {
-        /// Its domain.
-        domain: String,
-        /// Its name.
-        name: String,
-    },
+    /// VMs.
+    Vms(VmPattern),
     /// Services of the host, by name.
     Service {
         /// Their domain.
@@ -318,8 +281,8 @@ impl Rule {
     pub fn allow_any() -> Rule {
         let domain = || DEFAULT_DOMAIN.to_owned();
         Rule {
-            from: vec![CallerPattern::AnyVm { domain: domain() }],
-            to: vec![CalleePattern::AnyVm { domain: domain() }],
+            from: vec![CallerPattern::Vms(VmPattern::Any { domain: domain() })],
+            to: vec![CalleePattern::Vms(VmPattern::Any { domain: domain() })],
             ports: Vec::new(),
             verdict: Verdict::Allow,
             limits: RuleLimits::default(),
@@ -329,25 +292,28 @@ impl Rule {
     }
 }
 
+impl VmPattern {
+    fn covers(&self, of: &str, called: &str, groups: &[String]) -> bool {
+        match self {
+            VmPattern::Any { domain } => domain == of,
+            VmPattern::One { domain, name } => domain == of && name == called,
+            VmPattern::Group { domain, name } => domain == of && groups.contains(name),
+        }
+    }
+}
+
 impl CallerPattern {
     /// Whether the rule is about this caller.
     pub fn covers(&self, caller: &Caller<'_>) -> bool {
         match (self, caller) {
-            (CallerPattern::AnyVm { domain }, Caller::Vm { domain: of, .. }) => domain == of,
             (
-                CallerPattern::Vm { domain, name },
-                Caller::Vm {
-                    domain: of,
-                    name: called,
-                    ..
+                CallerPattern::Vms(vms),
+                &Caller::Vm {
+                    domain,
+                    name,
+                    groups,
                 },
-            ) => domain == of && name == called,
-            (
-                CallerPattern::Group { domain, name },
-                Caller::Vm {
-                    domain: of, groups, ..
-                },
-            ) => domain == of && groups.contains(name),
+            ) => vms.covers(domain, name, groups),
             (CallerPattern::Host, Caller::Program { .. } | Caller::Published) => true,
             (CallerPattern::User(user), Caller::Program { uid, .. }) => user == uid,
             (CallerPattern::UserGroup(group), Caller::Program { gids, .. }) => gids.contains(group),
@@ -360,21 +326,14 @@ impl CalleePattern {
     /// Whether the rule is about this callee.
     pub fn covers(&self, callee: &Callee<'_>) -> bool {
         match (self, callee) {
-            (CalleePattern::AnyVm { domain }, Callee::Vm { domain: of, .. }) => domain == of,
             (
-                CalleePattern::Vm { domain, name },
-                Callee::Vm {
-                    domain: of,
-                    name: called,
-                    ..
+                CalleePattern::Vms(vms),
+                &Callee::Vm {
+                    domain,
+                    name,
+                    groups,
                 },
-            ) => domain == of && name == called,
-            (
-                CalleePattern::Group { domain, name },
-                Callee::Vm {
-                    domain: of, groups, ..
-                },
-            ) => domain == of && groups.contains(name),
+            ) => vms.covers(domain, name, groups),
             (
                 CalleePattern::Service { domain, name },
                 Callee::Service {

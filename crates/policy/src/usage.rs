@@ -77,9 +77,6 @@ impl RuleUse {
     }
 
     /// Whether one more circuit may be set up now.
-    ///
-    /// # Errors
-    /// The limit that is reached.
     pub fn admits(&self, now: Time) -> Result<(), RuleLimit> {
         if self
             .limits

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use policy::{
     Address, Callee, CalleePattern, Caller, CallerPattern, LineId, NamePattern, Policy, Redirect,
-    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict,
+    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict, VmPattern,
 };
 use vsock::{
     Action, CalleeId, CallerId, CircuitId, CircuitReport, CircuitState, Decided, HostCaller, Reason,
@@ -564,27 +564,27 @@ fn rule(dice: &mut Dice<'_>) -> Rule {
     let red = || "red".to_owned();
     let name = |text: &str| text.to_owned();
     let from = match dice.below(8) {
-        0 | 1 => CallerPattern::AnyVm { domain: domain() },
-        2 => CallerPattern::AnyVm { domain: red() },
-        3 => CallerPattern::Vm {
+        0 | 1 => CallerPattern::Vms(VmPattern::Any { domain: domain() }),
+        2 => CallerPattern::Vms(VmPattern::Any { domain: red() }),
+        3 => CallerPattern::Vms(VmPattern::One {
             domain: domain(),
             name: name("vm0"),
-        },
-        4 => CallerPattern::Group {
+        }),
+        4 => CallerPattern::Vms(VmPattern::Group {
             domain: red(),
             name: name("g"),
-        },
+        }),
         5 => CallerPattern::User(7),
         6 => CallerPattern::UserGroup(50),
         _ => CallerPattern::Host,
     };
     let to = match dice.below(8) {
-        0 | 1 => CalleePattern::AnyVm { domain: domain() },
-        2 => CalleePattern::AnyVm { domain: red() },
-        3 => CalleePattern::Vm {
+        0 | 1 => CalleePattern::Vms(VmPattern::Any { domain: domain() }),
+        2 => CalleePattern::Vms(VmPattern::Any { domain: red() }),
+        3 => CalleePattern::Vms(VmPattern::One {
             domain: domain(),
             name: name("vm1"),
-        },
+        }),
         4 => CalleePattern::Service {
             domain: domain(),
             name: NamePattern::Any,
@@ -593,10 +593,10 @@ fn rule(dice: &mut Dice<'_>) -> Rule {
             domain: red(),
             name: NamePattern::Prefix(name("a")),
         },
-        6 => CalleePattern::Group {
+        6 => CalleePattern::Vms(VmPattern::Group {
             domain: red(),
             name: name("g"),
-        },
+        }),
         _ => CalleePattern::Listeners,
     };
     let to_vm = |domain: String, text: &str, port| {

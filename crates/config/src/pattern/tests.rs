@@ -10,14 +10,16 @@ fn named(domain: &str, name: &str) -> (String, String) {
 fn callers_are_vms_groups_programs_and_wildcards_of_some_domain() {
     let vm = |domain, name| {
         let (domain, name) = named(domain, name);
-        CallerPattern::Vm { domain, name }
+        CallerPattern::Vms(VmPattern::One { domain, name })
     };
     let group = |domain, name| {
         let (domain, name) = named(domain, name);
-        CallerPattern::Group { domain, name }
+        CallerPattern::Vms(VmPattern::Group { domain, name })
     };
-    let any = |domain: &str| CallerPattern::AnyVm {
-        domain: domain.to_owned(),
+    let any = |domain: &str| {
+        CallerPattern::Vms(VmPattern::Any {
+            domain: domain.to_owned(),
+        })
     };
     let table = [
         ("web", vec![vm("red", "web")]),

@@ -67,7 +67,10 @@ fn a_file_says_who_may_call_whom() {
     let rule = &config.rules[0].value;
     assert_eq!(rule.label, "to-the-database");
     let (domain, name) = ("red".to_owned(), "frontends".to_owned());
-    assert_eq!(rule.from, [CallerPattern::Group { domain, name }]);
+    assert_eq!(
+        rule.from,
+        [CallerPattern::Vms(VmPattern::Group { domain, name })]
+    );
     assert_eq!(rule.to.len(), 3);
     assert_eq!(rule.ports, [5432..=5432, 8000..=8999]);
     let limits = RuleLimits {

@@ -269,9 +269,12 @@ fn options_name_domains_groups_and_aliases() {
         .unwrap()
         .value;
     let (domain, name) = ("red".to_owned(), "a".to_owned());
-    assert_eq!(rule.from, [CallerPattern::Group { domain, name }]);
+    assert_eq!(
+        rule.from,
+        [CallerPattern::Vms(VmPattern::Group { domain, name })]
+    );
     let domain = "blue".to_owned();
-    assert_eq!(rule.to, [CalleePattern::AnyVm { domain }]);
+    assert_eq!(rule.to, [CalleePattern::Vms(VmPattern::Any { domain })]);
     assert_eq!(rule.ports, [1..=2]);
 }
 

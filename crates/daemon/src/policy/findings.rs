@@ -7,7 +7,7 @@ use config::input::did_you_mean;
 use config::{GuestPort, Publish, ServiceTarget, Written, full_name};
 use policy::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Redirect, Rule, Unreachable,
-    Verdict, is_own_port,
+    Verdict, VmPattern, is_own_port,
 };
 
 use super::Rulebook;
@@ -142,15 +142,21 @@ impl Rulebook {
         suggestions: &'a Suggestions,
     ) -> impl Iterator<Item = Found> + use<'a> {
         let callers = rule.from.iter().filter_map(|pattern| match pattern {
-            CallerPattern::Vm { domain, name } => {
+            CallerPattern::Vms(VmPattern::One { domain, name }) => {
                 self.no_vm(domain, name, Stands::From, suggestions)
             }
-            CallerPattern::Group { domain, name } => self.no_group(domain, name, suggestions),
+            CallerPattern::Vms(VmPattern::Group { domain, name }) => {
+                self.no_group(domain, name, suggestions)
+            }
             _ => None,
         });
         let callees = rule.to.iter().filter_map(|pattern| match pattern {
-            CalleePattern::Vm { domain, name } => self.no_vm(domain, name, Stands::To, suggestions),
-            CalleePattern::Group { domain, name } => self.no_group(domain, name, suggestions),
+            CalleePattern::Vms(VmPattern::One { domain, name }) => {
+                self.no_vm(domain, name, Stands::To, suggestions)
+            }
+            CalleePattern::Vms(VmPattern::Group { domain, name }) => {
+                self.no_group(domain, name, suggestions)
+            }
             CalleePattern::Service { domain, name } => self.no_service(domain, name, suggestions),
             _ => None,
         });
@@ -290,7 +296,7 @@ impl Rulebook {
         // "any" is about addresses too, and means them only where there is egress.
         let is_any = |rule: &&Written<Rule>| {
             let mut to = rule.value.to.iter();
-            to.any(|pattern| matches!(pattern, CalleePattern::AnyVm { .. }))
+            to.any(|pattern| matches!(pattern, CalleePattern::Vms(VmPattern::Any { .. })))
         };
         let beyond = match egress {
             Some(_) => beyond.next(),

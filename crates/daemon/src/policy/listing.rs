@@ -3,7 +3,8 @@
 use api::{MAX_LISTED_RULES, PolicyRules, PolicyVerdict, RuleInfo};
 use config::{Written, parse_callee, parse_caller};
 use policy::{
-    CalleePattern, CallerPattern, NamePattern, Network, PortRange, RuleLimits, Verdict, full_name,
+    CalleePattern, CallerPattern, NamePattern, Network, PortRange, RuleLimits, Verdict, VmPattern,
+    full_name,
 };
 
 use super::Rulebook;
@@ -82,9 +83,7 @@ fn words<T: PartialEq, E>(
 /// A caller in words, and the domain if it is every VM of one.
 fn caller_words(pattern: &CallerPattern) -> (String, Option<&str>) {
     let word = match pattern {
-        CallerPattern::AnyVm { domain } => return (full_name(domain, "*"), Some(domain)),
-        CallerPattern::Vm { domain, name } => full_name(domain, name),
-        CallerPattern::Group { domain, name } => full_name(domain, &format!("@{name}")),
+        CallerPattern::Vms(vms) => return vms_words(vms),
         CallerPattern::Host => "host".to_owned(),
         CallerPattern::User(uid) => format!("user:{uid}"),
         CallerPattern::UserGroup(gid) => format!("users:{gid}"),
@@ -92,12 +91,18 @@ fn caller_words(pattern: &CallerPattern) -> (String, Option<&str>) {
     (word, None)
 }
 
+fn vms_words(vms: &VmPattern) -> (String, Option<&str>) {
+    match vms {
+        VmPattern::Any { domain } => (full_name(domain, "*"), Some(domain)),
+        VmPattern::One { domain, name } => (full_name(domain, name), None),
+        VmPattern::Group { domain, name } => (full_name(domain, &format!("@{name}")), None),
+    }
+}
+
 /// A callee in words, and the domain if it is every VM of one.
 fn callee_words(pattern: &CalleePattern) -> (String, Option<&str>) {
     let word = match pattern {
-        CalleePattern::AnyVm { domain } => return (full_name(domain, "*"), Some(domain)),
-        CalleePattern::Vm { domain, name } => full_name(domain, name),
-        CalleePattern::Group { domain, name } => full_name(domain, &format!("@{name}")),
+        CalleePattern::Vms(vms) => return vms_words(vms),
         CalleePattern::Service { domain, name } => {
             format!("service:{}", full_name(domain, &name_words(name)))
         }

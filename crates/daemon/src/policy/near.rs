@@ -1,7 +1,9 @@
 //! Rules that nearly decided otherwise about a call: what a person looks for who expected another answer.
 
 use api::{PassedOver, PolicyAnswer, PolicyVerdict};
-use policy::{Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule, Verdict};
+use policy::{
+    Callee, CalleePattern, Caller, CallerPattern, Decision, NamePattern, Rule, Verdict, VmPattern,
+};
 
 use super::Rulebook;
 use super::listing::info;
@@ -106,9 +108,7 @@ fn is_caller_like(pattern: &CallerPattern, from: &Caller<'_>) -> bool {
 
 fn is_callee_like(pattern: &CalleePattern, to: &Callee<'_>) -> bool {
     match pattern {
-        CalleePattern::AnyVm { .. } | CalleePattern::Vm { .. } | CalleePattern::Group { .. } => {
-            matches!(to, Callee::Vm { .. })
-        }
+        CalleePattern::Vms(_) => matches!(to, Callee::Vm { .. }),
         CalleePattern::Service { .. } => matches!(to, Callee::Service { .. }),
         CalleePattern::Listeners => *to == Callee::Listener,
         CalleePattern::Network(_) | CalleePattern::Name(_) => matches!(to, Callee::Address { .. }),
@@ -118,17 +118,20 @@ fn is_callee_like(pattern: &CalleePattern, to: &Callee<'_>) -> bool {
 /// Whether a rule names the caller or the callee, rather than all of their kind.
 fn names_an_end(rule: &Rule, from: &Caller<'_>, to: &Callee<'_>) -> bool {
     let names_caller = |pattern: &CallerPattern| {
-        let is_all = matches!(pattern, CallerPattern::AnyVm { .. } | CallerPattern::Host);
+        let is_all = matches!(
+            pattern,
+            CallerPattern::Vms(VmPattern::Any { .. }) | CallerPattern::Host
+        );
         !is_all && pattern.covers(from)
     };
     let names_callee = |pattern: &CalleePattern| {
         let is_all = match pattern {
-            CalleePattern::AnyVm { .. } | CalleePattern::Listeners => true,
+            CalleePattern::Vms(VmPattern::Any { .. }) | CalleePattern::Listeners => true,
             CalleePattern::Service { name, .. } | CalleePattern::Name(name) => {
                 *name == NamePattern::Any
             }
             CalleePattern::Network(network) => !is_network(network.prefix_len()),
-            CalleePattern::Vm { .. } | CalleePattern::Group { .. } => false,
+            CalleePattern::Vms(_) => false,
         };
         !is_all && pattern.covers(to)
     };

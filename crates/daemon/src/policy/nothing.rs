@@ -3,7 +3,9 @@
 
 use api::{Finding, FindingKind};
 use config::{LineSpec, full_name};
-use policy::{CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, is_own_port};
+use policy::{
+    CalleePattern, CallerPattern, NamePattern, Redirect, Rule, Verdict, VmPattern, is_own_port,
+};
 
 use super::Rulebook;
 use super::findings::Found;
@@ -68,17 +70,10 @@ impl Rulebook {
                 return Some((nothing, remedy.to_owned()));
             }
         }
-        let is_vm = |to: &CalleePattern| {
-            matches!(
-                to,
-                CalleePattern::AnyVm { .. }
-                    | CalleePattern::Vm { .. }
-                    | CalleePattern::Group { .. }
-            )
-        };
+        let is_vm = |to: &CalleePattern| matches!(to, CalleePattern::Vms(_));
         let calls_vms = !rule.to.is_empty() && rule.to.iter().all(is_vm);
         let from = rule.from.iter().filter_map(|from| match from {
-            CallerPattern::Vm { domain, name } => self.plan.find(domain, name),
+            CallerPattern::Vms(VmPattern::One { domain, name }) => self.plan.find(domain, name),
             _ => None,
         });
         let host_only = from
@@ -96,7 +91,7 @@ impl Rulebook {
             return None;
         }
         let mut to = rule.to.iter().filter_map(|to| match to {
-            CalleePattern::Vm { domain, name } => self.plan.find(domain, name),
+            CalleePattern::Vms(VmPattern::One { domain, name }) => self.plan.find(domain, name),
             _ => None,
         });
         let line = to.find(|line| line.serial.is_some() && !opens_the_agent(rule))?;
@@ -173,7 +168,7 @@ fn opens_the_agent(rule: &Rule) -> bool {
 
 /// The VM of a rule that is about its calls to itself and nothing else.
 fn calls_itself(rule: &Rule) -> Option<String> {
-    let [CallerPattern::Vm { domain, name }] = rule.from.as_slice() else {
+    let [CallerPattern::Vms(VmPattern::One { domain, name })] = rule.from.as_slice() else {
         return None;
     };
     let is_itself = |of: &String, called: &String| (of, called) == (domain, name);
@@ -181,7 +176,7 @@ fn calls_itself(rule: &Rule) -> Option<String> {
         Verdict::Redirect(Redirect::Vm { domain, name, .. }) => is_itself(domain, name),
         Verdict::Allow => !rule.to.is_empty()
             && rule.to.iter().all(
-                |to| matches!(to, CalleePattern::Vm { domain, name } if is_itself(domain, name)),
+                |to| matches!(to, CalleePattern::Vms(VmPattern::One { domain, name }) if is_itself(domain, name)),
             ),
         _ => false,
     };

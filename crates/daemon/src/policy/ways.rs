@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
-use policy::{Callee, CalleePattern, Caller, Decision, Redirect, Rule, Verdict, is_own_port};
+use policy::{
+    Callee, CalleePattern, Caller, Decision, Redirect, Rule, Verdict, VmPattern, is_own_port,
+};
 use vsock::{OfferedPorts, Reason};
 
 use super::Rulebook;
@@ -216,7 +218,8 @@ fn vmm_path(line: &LineSpec, port: u32) -> Option<PathBuf> {
 
 /// Whether a rule is a denial that names the host, rather than all callees.
 fn denies_the_host(rule: &Rule) -> bool {
-    let is_any = |pattern: &CalleePattern| matches!(pattern, CalleePattern::AnyVm { .. });
+    let is_any =
+        |pattern: &CalleePattern| matches!(pattern, CalleePattern::Vms(VmPattern::Any { .. }));
     let mut to = rule.to.iter();
     rule.verdict == Verdict::Deny
         && to.any(|pattern| pattern.covers(&Callee::Listener))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use device::{AgentSecret, CallAnswer, PublishedTo};
-use policy::{CalleePattern, CallerPattern, Redirect, Rule, Verdict};
+use policy::{CalleePattern, CallerPattern, Redirect, Rule, Verdict, VmPattern};
 use vsock::Reason;
 use wire::agent::{CONNECTION_CHANNEL, Frame, Secret};
 
@@ -57,10 +57,10 @@ fn all(mut far: UnixStream) -> Vec<u8> {
 }
 
 fn db() -> CalleePattern {
-    CalleePattern::Vm {
+    CalleePattern::Vms(VmPattern::One {
         domain: policy::DEFAULT_DOMAIN.to_owned(),
         name: "db".to_owned(),
-    }
+    })
 }
 
 #[test]
@@ -223,9 +223,9 @@ fn the_daemon_calls_an_agent_for_a_published_port_as_a_program_would() {
         ports: vec![AGENT..=AGENT],
         ..rule(
             "fc",
-            CalleePattern::AnyVm {
+            CalleePattern::Vms(VmPattern::Any {
                 domain: policy::DEFAULT_DOMAIN.to_owned(),
-            },
+            }),
             verdict,
         )
     };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use device::{Change, Fabric, HybridConfig, NewLine, PublishedTo};
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Rule, ServiceEntry,
-    ServiceId, Verdict,
+    ServiceId, Verdict, VmPattern,
 };
 use vsock::Limits;
 
@@ -49,9 +49,9 @@ fn denied(from: &str) -> Rule {
 }
 
 fn everybody() -> Rule {
-    let from = vec![CallerPattern::AnyVm {
+    let from = vec![CallerPattern::Vms(VmPattern::Any {
         domain: DEFAULT_DOMAIN.to_owned(),
-    }];
+    })];
     let to = vec![CalleePattern::Service {
         domain: DEFAULT_DOMAIN.to_owned(),
         name: NamePattern::Any,

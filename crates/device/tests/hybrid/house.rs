@@ -18,7 +18,7 @@ use device::{
 };
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
-    RuleLimits, ServiceEntry, ServiceId, Verdict,
+    RuleLimits, ServiceEntry, ServiceId, Verdict, VmPattern,
 };
 use tempfile::TempDir;
 use vsock::{Limits, Reason};
@@ -284,10 +284,10 @@ impl Drop for House {
 // ---- Rules ----
 
 pub fn vm(name: &str) -> CallerPattern {
-    CallerPattern::Vm {
+    CallerPattern::Vms(VmPattern::One {
         domain: DEFAULT_DOMAIN.to_owned(),
         name: name.to_owned(),
-    }
+    })
 }
 
 pub fn rule(from: &str, to: CalleePattern, verdict: Verdict) -> Rule {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use device::{CallAnswer, Cut, PublishedCall, PublishedTo, Reply};
-use policy::{CalleePattern, ServiceId, Verdict};
+use policy::{CalleePattern, ServiceId, Verdict, VmPattern};
 use vsock::Reason;
 
 use wire::vsock::SocketType;
@@ -79,7 +79,11 @@ fn a_program_is_told_why_the_guest_cannot_be_had() {
     drop(dials.recv_timeout(PATIENCE).unwrap());
     assert_eq!(line(&mut near), format!("ERR {}", Reason::HostFailed));
     let domain = policy::DEFAULT_DOMAIN.to_owned();
-    let denied = rule("old", CalleePattern::AnyVm { domain }, Verdict::Deny);
+    let denied = rule(
+        "old",
+        CalleePattern::Vms(VmPattern::Any { domain }),
+        Verdict::Deny,
+    );
     let denied = policy::Rule {
         from: vec![policy::CallerPattern::Host],
         ..denied

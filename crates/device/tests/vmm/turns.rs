@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, LineSnapshot};
-use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict};
+use policy::{
+    CalleePattern, CallerPattern, DEFAULT_DOMAIN, Policy, Rule, RuleLimits, Verdict, VmPattern,
+};
 use rustix::io::write;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType as Kind, accept, bind, listen,
@@ -227,8 +229,8 @@ fn a_fabric_that_stops_has_cut_every_circuit() {
 pub fn allow_everyone(fabric: &mut Fabric) {
     let domain = || DEFAULT_DOMAIN.to_owned();
     let anyone = Rule {
-        from: vec![CallerPattern::AnyVm { domain: domain() }],
-        to: vec![CalleePattern::AnyVm { domain: domain() }],
+        from: vec![CallerPattern::Vms(VmPattern::Any { domain: domain() })],
+        to: vec![CalleePattern::Vms(VmPattern::Any { domain: domain() })],
         ports: Vec::new(),
         verdict: Verdict::Allow,
         limits: RuleLimits::default(),

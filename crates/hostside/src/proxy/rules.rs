@@ -258,7 +258,7 @@ impl Drop for Seated {
 mod tests {
     use super::*;
     use crate::offers::Groups;
-    use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy};
+    use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy, VmPattern};
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -312,10 +312,10 @@ mod tests {
     /// A rule about nobody, so that those behind it stand elsewhere.
     fn about_nobody() -> Rule {
         Rule {
-            from: vec![CallerPattern::Vm {
+            from: vec![CallerPattern::Vms(VmPattern::One {
                 domain: DEFAULT_DOMAIN.to_owned(),
                 name: "nobody".to_owned(),
-            }],
+            })],
             ..rule("nobody", at_most(0))
         }
     }
@@ -366,10 +366,10 @@ mod tests {
     #[test]
     fn a_circuit_counts_by_the_groups_that_its_vm_is_in_now() {
         let of_group = Rule {
-            from: vec![CallerPattern::Group {
+            from: vec![CallerPattern::Vms(VmPattern::Group {
                 domain: DEFAULT_DOMAIN.to_owned(),
                 name: "ci".to_owned(),
-            }],
+            })],
             ..rule("ci", at_most(1))
         };
         let policy = vec![of_group, rule("others", RuleLimits::default())];

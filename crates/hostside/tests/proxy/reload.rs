@@ -9,7 +9,7 @@ use config::{Hosts, ListedAddress, ServiceTarget};
 use device::{Called, Hold};
 use hostside::offers::Groups;
 use hostside::proxy::{Lookup, Resolver};
-use policy::{CallerPattern, Policy, Rule};
+use policy::{CallerPattern, Policy, Rule, VmPattern};
 use wire::vsock::SocketType;
 
 use crate::egress::{Egress, read_head, socks_request};
@@ -18,10 +18,10 @@ use crate::support::*;
 /// Lets the VMs of a group reach the host's own addresses.
 fn group_out(group: &str) -> Rule {
     Rule {
-        from: vec![CallerPattern::Group {
+        from: vec![CallerPattern::Vms(VmPattern::Group {
             domain: "default".to_owned(),
             name: group.to_owned(),
-        }],
+        })],
         ..allow(to_loopback())
     }
 }

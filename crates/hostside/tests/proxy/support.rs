@@ -16,7 +16,7 @@ use hostside::offers::Groups;
 use hostside::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use policy::{
     Address, CalleePattern, CallerPattern, NamePattern, Network, Policy, Rule, RuleLimits,
-    ServiceId, Verdict,
+    ServiceId, Verdict, VmPattern,
 };
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::set_socket_linger;
@@ -335,10 +335,10 @@ pub fn write(mut stream: impl Write, bytes: &[u8]) {
 
 pub fn allow(to: CalleePattern) -> Rule {
     Rule {
-        from: vec![CallerPattern::Vm {
+        from: vec![CallerPattern::Vms(VmPattern::One {
             domain: "default".to_owned(),
             name: "web".to_owned(),
-        }],
+        })],
         to: vec![to],
         ports: Vec::new(),
         verdict: Verdict::Allow,

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::slice::from_ref;
 
 use super::*;
-use crate::{CalleePattern, CallerPattern, NamePattern, Network, PortRange};
+use crate::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, VmPattern};
 
 fn rule(from: Vec<CallerPattern>, to: Vec<CalleePattern>, ports: &[PortRange]) -> Rule {
     Rule {
@@ -72,20 +72,20 @@ fn network(text: &str) -> CalleePattern {
 #[test]
 fn callers_cover_callers() {
     let patterns = [
-        CallerPattern::AnyVm {
+        CallerPattern::Vms(VmPattern::Any {
             domain: domain("red"),
-        },
-        CallerPattern::Vm {
-            domain: domain("red"),
-            name: "a".to_owned(),
-        },
-        CallerPattern::Group {
+        }),
+        CallerPattern::Vms(VmPattern::One {
             domain: domain("red"),
             name: "a".to_owned(),
-        },
-        CallerPattern::AnyVm {
+        }),
+        CallerPattern::Vms(VmPattern::Group {
+            domain: domain("red"),
+            name: "a".to_owned(),
+        }),
+        CallerPattern::Vms(VmPattern::Any {
             domain: domain("blue"),
-        },
+        }),
         CallerPattern::Host,
         CallerPattern::User(1),
         CallerPattern::UserGroup(1),
@@ -117,17 +117,17 @@ fn callees_cover_callees() {
         name,
     };
     let patterns = [
-        CalleePattern::AnyVm {
+        CalleePattern::Vms(VmPattern::Any {
             domain: domain("red"),
-        },
-        CalleePattern::Vm {
-            domain: domain("red"),
-            name: "a".to_owned(),
-        },
-        CalleePattern::Group {
+        }),
+        CalleePattern::Vms(VmPattern::One {
             domain: domain("red"),
             name: "a".to_owned(),
-        },
+        }),
+        CalleePattern::Vms(VmPattern::Group {
+            domain: domain("red"),
+            name: "a".to_owned(),
+        }),
         service("red", NamePattern::Any),
         service("red", NamePattern::Exact("a".to_owned())),
         service("blue", NamePattern::Exact("a".to_owned())),
@@ -280,9 +280,11 @@ fn one_rule_that_covers_is_found_however_many_stand_before_it() {
 
 #[test]
 fn rules_that_match_apart_do_not_cover_together() {
-    let vm = |name: &str| CallerPattern::Vm {
-        domain: domain("red"),
-        name: name.to_owned(),
+    let vm = |name: &str| {
+        CallerPattern::Vms(VmPattern::One {
+            domain: domain("red"),
+            name: name.to_owned(),
+        })
     };
     let listeners = || vec![CalleePattern::Listeners];
     let both = rule(vec![vm("a"), vm("b")], listeners(), &[]);

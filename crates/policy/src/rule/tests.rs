@@ -32,48 +32,48 @@ fn vms_are_covered_within_their_domain_only() {
     // Pattern; covers red/db, which is in both groups; covers red/web, which is in none; covers blue/db, which is in both.
     for (from, to, db, web, blue) in [
         (
-            CallerPattern::AnyVm { domain: domain() },
-            CalleePattern::AnyVm { domain: domain() },
+            CallerPattern::Vms(VmPattern::Any { domain: domain() }),
+            CalleePattern::Vms(VmPattern::Any { domain: domain() }),
             true,
             true,
             false,
         ),
         (
-            CallerPattern::Vm {
+            CallerPattern::Vms(VmPattern::One {
                 domain: domain(),
                 name: name("db"),
-            },
-            CalleePattern::Vm {
+            }),
+            CalleePattern::Vms(VmPattern::One {
                 domain: domain(),
                 name: name("db"),
-            },
+            }),
             true,
             false,
             false,
         ),
         (
-            CallerPattern::Group {
+            CallerPattern::Vms(VmPattern::Group {
                 domain: domain(),
                 name: name("fast"),
-            },
-            CalleePattern::Group {
+            }),
+            CalleePattern::Vms(VmPattern::Group {
                 domain: domain(),
                 name: name("fast"),
-            },
+            }),
             true,
             false,
             false,
         ),
         // A group is not a VM of the same name.
         (
-            CallerPattern::Group {
+            CallerPattern::Vms(VmPattern::Group {
                 domain: domain(),
                 name: name("db"),
-            },
-            CalleePattern::Vm {
+            }),
+            CalleePattern::Vms(VmPattern::One {
                 domain: domain(),
                 name: name("fast"),
-            },
+            }),
             false,
             false,
             false,
@@ -102,16 +102,16 @@ fn programs_are_covered_by_user_and_by_each_of_their_groups() {
         (CallerPattern::UserGroup(60), true),
         (CallerPattern::UserGroup(1000), false),
         (
-            CallerPattern::AnyVm {
+            CallerPattern::Vms(VmPattern::Any {
                 domain: DEFAULT_DOMAIN.to_owned(),
-            },
+            }),
             false,
         ),
     ] {
         assert_eq!(pattern.covers(&program), covers, "{pattern:?}");
         let host = pattern == CallerPattern::Host;
         assert_eq!(pattern.covers(&Caller::Published), host, "{pattern:?}");
-        let vm = matches!(pattern, CallerPattern::AnyVm { .. });
+        let vm = matches!(pattern, CallerPattern::Vms(VmPattern::Any { .. }));
         assert_eq!(pattern.covers(&vm_caller(DEFAULT_DOMAIN, "a", &[])), vm);
     }
 }
@@ -119,9 +119,9 @@ fn programs_are_covered_by_user_and_by_each_of_their_groups() {
 #[test]
 fn what_is_called_is_covered_by_patterns_of_its_kind_only() {
     let kinds = [
-        CalleePattern::AnyVm {
+        CalleePattern::Vms(VmPattern::Any {
             domain: "red".to_owned(),
-        },
+        }),
         CalleePattern::Service {
             domain: "red".to_owned(),
             name: NamePattern::Any,

@@ -2,7 +2,7 @@
 
 use crate::{
     Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, Decision, MAX_NEAR, Policy,
-    PortRange, Rule, RuleId, RuleSet, Verdict,
+    PortRange, Rule, RuleId, RuleSet, Verdict, VmPattern,
 };
 
 const WEB: Caller<'_> = Caller::Vm {
@@ -173,13 +173,13 @@ fn an_explanation_says_what_matched_and_what_nearly_did() {
     rules.push(Rule {
         from: vec![
             CallerPattern::Host,
-            CallerPattern::Vm {
+            CallerPattern::Vms(VmPattern::One {
                 domain: DEFAULT_DOMAIN.to_owned(),
                 name: "web".to_owned(),
-            },
-            CallerPattern::AnyVm {
+            }),
+            CallerPattern::Vms(VmPattern::Any {
                 domain: DEFAULT_DOMAIN.to_owned(),
-            },
+            }),
         ],
         ports: vec![1..=2, 5..=9, 7..=7],
         ..Rule::allow_any()

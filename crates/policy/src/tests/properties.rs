@@ -11,7 +11,7 @@ use proptest::sample::{select, subsequence};
 
 use crate::{
     Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Policy, PortRange, Rule,
-    RuleId, RuleLimits, Verdict,
+    RuleId, RuleLimits, Verdict, VmPattern,
 };
 
 const DOMAINS: [&str; 2] = ["red", "blue"];
@@ -121,9 +121,11 @@ fn caller_pattern() -> impl Strategy<Value = CallerPattern> {
     let domain = || select(&DOMAINS[..]).prop_map(str::to_owned);
     let name = || select(&NAMES[..]).prop_map(str::to_owned);
     prop_oneof![
-        domain().prop_map(|domain| CallerPattern::AnyVm { domain }),
-        (domain(), name()).prop_map(|(domain, name)| CallerPattern::Vm { domain, name }),
-        (domain(), name()).prop_map(|(domain, name)| CallerPattern::Group { domain, name }),
+        domain().prop_map(|domain| CallerPattern::Vms(VmPattern::Any { domain })),
+        (domain(), name())
+            .prop_map(|(domain, name)| CallerPattern::Vms(VmPattern::One { domain, name })),
+        (domain(), name())
+            .prop_map(|(domain, name)| CallerPattern::Vms(VmPattern::Group { domain, name })),
         Just(CallerPattern::Host),
         select(&IDS[..]).prop_map(CallerPattern::User),
         select(&IDS[..]).prop_map(CallerPattern::UserGroup),
@@ -149,9 +151,9 @@ fn callee_pattern() -> impl Strategy<Value = CalleePattern> {
     let domain = || select(&DOMAINS[..]).prop_map(str::to_owned);
     let name = || select(&NAMES[..]).prop_map(str::to_owned);
     prop_oneof![
-        1 => domain().prop_map(|domain| CalleePattern::AnyVm { domain }),
-        1 => (domain(), name()).prop_map(|(domain, name)| CalleePattern::Vm { domain, name }),
-        1 => (domain(), name()).prop_map(|(domain, name)| CalleePattern::Group { domain, name }),
+        1 => domain().prop_map(|domain| CalleePattern::Vms(VmPattern::Any { domain })),
+        1 => (domain(), name()).prop_map(|(domain, name)| CalleePattern::Vms(VmPattern::One { domain, name })),
+        1 => (domain(), name()).prop_map(|(domain, name)| CalleePattern::Vms(VmPattern::Group { domain, name })),
         2 => (domain(), name_pattern())
             .prop_map(|(domain, name)| CalleePattern::Service { domain, name }),
         1 => Just(CalleePattern::Listeners),
@@ -195,8 +197,8 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     (idle, vec(rule(), 0..24)).prop_map(|(idle, rules)| {
         let nowhere = || "nowhere".to_owned();
         let idler = Rule {
-            from: vec![CallerPattern::AnyVm { domain: nowhere() }],
-            to: vec![CalleePattern::AnyVm { domain: nowhere() }],
+            from: vec![CallerPattern::Vms(VmPattern::Any { domain: nowhere() })],
+            to: vec![CalleePattern::Vms(VmPattern::Any { domain: nowhere() })],
             ..Rule::allow_any()
         };
         let mut all = vec![idler; idle];

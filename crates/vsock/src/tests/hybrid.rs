@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, LineId, NamePattern, Policy, Redirect,
-    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Time, Verdict,
+    Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Time, Verdict, VmPattern,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
@@ -25,17 +25,17 @@ struct Scene {
 const PORT_OF_WEB: u32 = 1025;
 
 fn vm(name: &str) -> CallerPattern {
-    CallerPattern::Vm {
+    CallerPattern::Vms(VmPattern::One {
         domain: DEFAULT_DOMAIN.to_owned(),
         name: name.to_owned(),
-    }
+    })
 }
 
 fn called(name: &str) -> CalleePattern {
-    CalleePattern::Vm {
+    CalleePattern::Vms(VmPattern::One {
         domain: DEFAULT_DOMAIN.to_owned(),
         name: name.to_owned(),
-    }
+    })
 }
 
 fn rule(from: CallerPattern, to: CalleePattern, verdict: Verdict) -> Rule {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, LineId, NamePattern, Redirect, Rule,
-    RuleLimits, Verdict,
+    RuleLimits, Verdict, VmPattern,
 };
 use wire::vsock::SocketType;
 
@@ -38,13 +38,13 @@ fn caller(text: &str) -> CallerPattern {
     let (domain, name) = parts(text);
     match name.as_str() {
         "host" => CallerPattern::Host,
-        "*" => CallerPattern::AnyVm { domain },
+        "*" => CallerPattern::Vms(VmPattern::Any { domain }),
         _ => match name.strip_prefix('@') {
-            Some(group) => CallerPattern::Group {
+            Some(group) => CallerPattern::Vms(VmPattern::Group {
                 domain,
                 name: group.to_owned(),
-            },
-            None => CallerPattern::Vm { domain, name },
+            }),
+            None => CallerPattern::Vms(VmPattern::One { domain, name }),
         },
     }
 }
@@ -63,13 +63,13 @@ fn callee(text: &str) -> CalleePattern {
     let (domain, name) = parts(text);
     match name.as_str() {
         "listeners" => CalleePattern::Listeners,
-        "*" => CalleePattern::AnyVm { domain },
+        "*" => CalleePattern::Vms(VmPattern::Any { domain }),
         _ => match name.strip_prefix('@') {
-            Some(group) => CalleePattern::Group {
+            Some(group) => CalleePattern::Vms(VmPattern::Group {
                 domain,
                 name: group.to_owned(),
-            },
-            None => CalleePattern::Vm { domain, name },
+            }),
+            None => CalleePattern::Vms(VmPattern::One { domain, name }),
         },
     }
 }

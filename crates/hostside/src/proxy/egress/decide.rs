@@ -248,7 +248,7 @@ pub fn means_name(rule: &Rule, name: &str) -> bool {
 mod tests {
     use super::*;
     use config::ListedAddress;
-    use policy::{CallerPattern, Network};
+    use policy::{CallerPattern, Network, VmPattern};
     use std::sync::LazyLock;
 
     /// What `web` may do on a host to which nothing is near but `9.9.9.9`, which has no way to `8.8.8.8`, and knows nothing of `7.7.7.7`.
@@ -271,10 +271,10 @@ mod tests {
 
     fn rule(to: CalleePattern, verdict: Verdict) -> Rule {
         Rule {
-            from: vec![CallerPattern::Vm {
+            from: vec![CallerPattern::Vms(VmPattern::One {
                 domain: "default".to_owned(),
                 name: "web".to_owned(),
-            }],
+            })],
             to: vec![to],
             ports: vec![443..=443],
             verdict,

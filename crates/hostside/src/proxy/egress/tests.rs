@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use config::{DEFAULT_CONNECT_TIMEOUT, ServiceTarget};
-use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule};
+use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Rule, VmPattern};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -101,9 +101,9 @@ fn a_guest_has_so_long_to_say_where_it_wants_to_go() {
 #[test]
 fn a_name_that_nobody_answers_for_is_given_up() {
     let policy = Policy::new(vec![Rule {
-        from: vec![CallerPattern::AnyVm {
+        from: vec![CallerPattern::Vms(VmPattern::Any {
             domain: DEFAULT_DOMAIN.to_owned(),
-        }],
+        })],
         to: vec![CalleePattern::Name(NamePattern::Any)],
         ..Rule::allow_any()
     }]);
