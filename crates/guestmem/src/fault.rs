@@ -50,9 +50,6 @@ pub const MAX_MAPPINGS: usize = 4096;
 ///
 /// Mapping a region does this by itself, so a daemon needs to call it only to learn of a failure early. The handler that is there is called for whatever
 /// is not ours. A program that installs its own handler afterwards takes this one's place, and should do the same.
-///
-/// # Errors
-/// What `sigaction(2)` reported.
 pub fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {

@@ -25,239 +25,45 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
 
-/// Data that leaves: guest memory and private bytes, in the order in which they were pushed.
+/// Pieces of guest memory and private `Bytes`, in the order in which they were pushed.
 ///
 /// It allocates nothing up to 64 pieces. Pieces that follow each other in memory count as one.
-#[derive(Debug, Default)]
-pub struct Gather<'m> {
-    segments: Segments,
-    borrowed: PhantomData<(&'m GuestMemory, &'m [u8])>,
+#[derive(Debug)]
+pub struct Pieces<'m, Bytes> {
+    list: SmallVec<[libc::iovec; 64]>,
+    bytes: usize,
+    borrowed: PhantomData<(&'m GuestMemory, Bytes)>,
 }
 
-impl<'m> Gather<'m> {
+/// Data that leaves.
+pub type Gather<'m> = Pieces<'m, &'m [u8]>;
+
+/// Room for data that arrives.
+pub type Scatter<'m> = Pieces<'m, &'m mut [u8]>;
+
+impl<Bytes> Default for Pieces<'_, Bytes> {
+    fn default() -> Self {
+        Pieces {
+            list: SmallVec::new(),
+            bytes: 0,
+            borrowed: PhantomData,
+        }
+    }
+}
+
+impl<'m, Bytes> Pieces<'m, Bytes> {
     /// The most pieces that one call takes: `UIO_MAXIOV` of Linux.
     pub const MAX_SEGMENTS: usize = 1024;
 
     /// An empty list.
     pub fn new() -> Self {
-        Gather::default()
+        Pieces::default()
     }
 
-    /// Adds `len` bytes of guest memory, from `offset` bytes into the ranges on.
-    ///
-    /// # Errors
-    /// [`MemoryError::RangesTooShort`], [`MemoryError::NotMapped`] or [`MemoryError::TooManySegments`]; nothing was added then.
+    /// Adds `len` bytes of guest memory, from `offset` bytes into the ranges on. Adds nothing when it fails.
     pub fn push(
         &mut self,
         memory: &'m GuestMemory,
-        ranges: &[Range],
-        offset: usize,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        self.segments.push_ranges(memory, ranges, offset, len)
-    }
-
-    /// Adds private bytes.
-    ///
-    /// # Errors
-    /// [`MemoryError::TooManySegments`]; nothing was added then.
-    pub fn push_bytes(&mut self, bytes: &'m [u8]) -> Result<(), MemoryError> {
-        self.segments.push(bytes.as_ptr().cast_mut(), bytes.len())
-    }
-
-    /// Adds memory that something else than a guest shares, such as a ring.
-    ///
-    /// # Errors
-    /// [`MemoryError::TooManySegments`]; nothing was added then.
-    ///
-    /// # Safety
-    /// The `len` bytes are mapped for reading for as long as `'m`. They may change at any time.
-    pub unsafe fn push_mapped(
-        &mut self,
-        start: NonNull<u8>,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        self.segments.push(start.as_ptr(), len)
-    }
-
-    /// How many bytes there are.
-    pub fn len(&self) -> usize {
-        self.segments.bytes
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.segments.bytes == 0
-    }
-
-    /// How many pieces there are.
-    pub fn segments(&self) -> usize {
-        self.segments.list.len()
-    }
-
-    /// Sends what a socket takes at once, and says how many bytes that was. `end_of_record` marks the end of a message
-    /// (`MSG_EOR`), on the sockets that know of it.
-    ///
-    /// On a socket of records (SOCK_SEQPACKET) all is one record, and an empty list is an empty record.
-    ///
-    /// # Errors
-    /// `WouldBlock` when it takes nothing now; otherwise what `sendmsg(2)` reports. It never blocks, and never raises SIGPIPE.
-    /// See [`is_memory_fault`].
-    pub fn send(&self, socket: BorrowedFd<'_>, end_of_record: bool) -> io::Result<usize> {
-        let message = self.segments.message();
-        let mut flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        if end_of_record {
-            flags |= libc::MSG_EOR;
-        }
-        // SAFETY: the message points at a list of pieces, each of which is mapped or borrowed for the life of `self`; the kernel
-        // only reads them.
-        uninterrupted(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
-    }
-
-    /// Writes everything in one call, as a tap device or a packet socket takes a frame.
-    ///
-    /// # Errors
-    /// What `writev(2)` reports: `WouldBlock` when there is no room now, if the descriptor does not block. See [`is_memory_fault`].
-    pub fn write(&self, descriptor: BorrowedFd<'_>) -> io::Result<usize> {
-        let list = &self.segments.list;
-        // SAFETY: each piece of the list is mapped or borrowed for the life of `self`; the kernel only reads them. There are
-        // MAX_SEGMENTS at most.
-        uninterrupted(|| unsafe {
-            libc::writev(descriptor.as_raw_fd(), list.as_ptr(), list.len() as _)
-        })
-    }
-}
-
-/// Room for data that arrives: guest memory and private bytes, filled in the order in which they were pushed.
-///
-/// It allocates nothing up to 64 pieces. Pieces that follow each other in memory count as one.
-#[derive(Debug, Default)]
-pub struct Scatter<'m> {
-    segments: Segments,
-    borrowed: PhantomData<(&'m GuestMemory, &'m mut [u8])>,
-}
-
-/// What one call of [`Scatter::receive_record`] brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
-    /// How many bytes were written.
-    pub len: usize,
-    /// The record had more bytes than there was room for, and they are lost (`MSG_TRUNC`).
-    pub truncated: bool,
-    /// The sender marked the end of a message (`MSG_EOR`). UNIX sockets do not pass this on: there a record is a message.
-    pub end_of_record: bool,
-    /// The sender sent descriptors or the like along, which were thrown away (`MSG_CTRUNC`). They also end what one call
-    /// reads, so that there may be more however short it was.
-    pub control_dropped: bool,
-}
-
-impl<'m> Scatter<'m> {
-    /// The most pieces that one call takes: `UIO_MAXIOV` of Linux.
-    pub const MAX_SEGMENTS: usize = Gather::MAX_SEGMENTS;
-
-    /// An empty list.
-    pub fn new() -> Self {
-        Scatter::default()
-    }
-
-    /// Adds `len` bytes of guest memory, from `offset` bytes into the ranges on.
-    ///
-    /// # Errors
-    /// [`MemoryError::RangesTooShort`], [`MemoryError::NotMapped`] or [`MemoryError::TooManySegments`]; nothing was added then.
-    pub fn push(
-        &mut self,
-        memory: &'m GuestMemory,
-        ranges: &[Range],
-        offset: usize,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        self.segments.push_ranges(memory, ranges, offset, len)
-    }
-
-    /// Adds private bytes.
-    ///
-    /// # Errors
-    /// [`MemoryError::TooManySegments`]; nothing was added then.
-    pub fn push_bytes(&mut self, bytes: &'m mut [u8]) -> Result<(), MemoryError> {
-        self.segments.push(bytes.as_mut_ptr(), bytes.len())
-    }
-
-    /// Adds room in memory that something else than a guest shares, such as a ring.
-    ///
-    /// # Errors
-    /// [`MemoryError::TooManySegments`]; nothing was added then.
-    ///
-    /// # Safety
-    /// The `len` bytes are mapped for writing for as long as `'m`, and no reference to them exists.
-    pub unsafe fn push_mapped(
-        &mut self,
-        start: NonNull<u8>,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        self.segments.push(start.as_ptr(), len)
-    }
-
-    /// How many bytes there is room for.
-    pub fn len(&self) -> usize {
-        self.segments.bytes
-    }
-
-    /// Whether there is no room.
-    pub fn is_empty(&self) -> bool {
-        self.segments.bytes == 0
-    }
-
-    /// How many pieces there are.
-    pub fn segments(&self) -> usize {
-        self.segments.list.len()
-    }
-
-    /// Takes from a socket what it has at once, and says how many bytes that was. Zero is the end of the stream.
-    ///
-    /// # Errors
-    /// `WouldBlock` when there is nothing now; `InvalidInput` without room, where zero bytes would look like the end of the
-    /// stream; otherwise what `recvmsg(2)` reports. It never blocks. See [`is_memory_fault`].
-    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        self.receive_record(socket).map(|received| received.len)
-    }
-
-    /// As [`receive`](Self::receive), for a socket of records: says also whether the record fitted.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    pub fn receive_record(&mut self, socket: BorrowedFd<'_>) -> io::Result<Received> {
-        if self.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "there is no room to receive into",
-            ));
-        }
-        let mut message = self.segments.message();
-        // SAFETY: the message points at a list of pieces, each of which is mapped, or exclusively borrowed, for the life of `self`; guest memory may
-        // be written to by others at any time.
-        let len = uninterrupted(|| unsafe {
-            libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT)
-        })?;
-        Ok(Received {
-            len,
-            truncated: message.msg_flags & libc::MSG_TRUNC != 0,
-            end_of_record: message.msg_flags & libc::MSG_EOR != 0,
-            control_dropped: message.msg_flags & libc::MSG_CTRUNC != 0,
-        })
-    }
-}
-
-/// A list of pieces in the form that the kernel takes.
-#[derive(Debug, Default)]
-struct Segments {
-    list: SmallVec<[libc::iovec; 64]>,
-    bytes: usize,
-}
-
-impl Segments {
-    fn push_ranges(
-        &mut self,
-        memory: &GuestMemory,
         ranges: &[Range],
         offset: usize,
         len: usize,
@@ -268,7 +74,7 @@ impl Segments {
         while left > 0 {
             let pushed = walk.here().and_then(|(place, available)| {
                 let step = available.min(left);
-                self.push(place.as_ptr(), step).map(|()| step)
+                self.push_place(place.as_ptr(), step).map(|()| step)
             });
             match pushed {
                 Ok(step) => {
@@ -284,11 +90,39 @@ impl Segments {
         Ok(())
     }
 
-    fn push(&mut self, start: *mut u8, len: usize) -> Result<(), MemoryError> {
+    /// Adds memory that something else than a guest shares, such as a ring.
+    ///
+    /// # Safety
+    /// The `len` bytes are mapped for as long as `'m`, for reading, and for writing in a [`Scatter`], where no reference to them may
+    /// exist. They may change at any time.
+    pub unsafe fn push_mapped(
+        &mut self,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> Result<(), MemoryError> {
+        self.push_place(start.as_ptr(), len)
+    }
+
+    /// How many bytes there are, or fit.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// How many pieces there are.
+    pub fn segments(&self) -> usize {
+        self.list.len()
+    }
+
+    fn push_place(&mut self, start: *mut u8, len: usize) -> Result<(), MemoryError> {
         if len == 0 {
             return Ok(());
         }
-        let full = self.list.len() == Gather::MAX_SEGMENTS;
+        let full = self.list.len() == Self::MAX_SEGMENTS;
         match self.list.last_mut() {
             // The two are one piece for the kernel, also if they belong to different owners: it sees addresses only.
             Some(last) if last.iov_base.addr() + last.iov_len == start.addr() => {
@@ -296,7 +130,7 @@ impl Segments {
             }
             _ if full => {
                 return Err(MemoryError::TooManySegments {
-                    max: Gather::MAX_SEGMENTS,
+                    max: Self::MAX_SEGMENTS,
                 });
             }
             _ => self.list.push(libc::iovec {
@@ -336,6 +170,97 @@ impl Segments {
             msg_controllen: 0,
             msg_flags: 0,
         }
+    }
+}
+
+impl<'m> Gather<'m> {
+    /// Adds private bytes.
+    pub fn push_bytes(&mut self, bytes: &'m [u8]) -> Result<(), MemoryError> {
+        self.push_place(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Sends what a socket takes at once, and says how many bytes that was. `end_of_record` marks the end of a message
+    /// (`MSG_EOR`), on the sockets that know of it.
+    ///
+    /// On a socket of records (SOCK_SEQPACKET) all is one record, and an empty list is an empty record.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing now; otherwise what `sendmsg(2)` reports. It never blocks, and never raises SIGPIPE.
+    /// See [`is_memory_fault`].
+    pub fn send(&self, socket: BorrowedFd<'_>, end_of_record: bool) -> io::Result<usize> {
+        let message = self.message();
+        let mut flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        if end_of_record {
+            flags |= libc::MSG_EOR;
+        }
+        // SAFETY: the message points at a list of pieces, each of which is mapped or borrowed for the life of `self`; the kernel
+        // only reads them.
+        uninterrupted(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
+    }
+
+    /// Writes everything in one call, as a tap device or a packet socket takes a frame.
+    ///
+    /// # Errors
+    /// What `writev(2)` reports: `WouldBlock` when there is no room now, if the descriptor does not block. See [`is_memory_fault`].
+    pub fn write(&self, descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+        let list = &self.list;
+        // SAFETY: each piece of the list is mapped or borrowed for the life of `self`; the kernel only reads them. There are
+        // MAX_SEGMENTS at most.
+        uninterrupted(|| unsafe {
+            libc::writev(descriptor.as_raw_fd(), list.as_ptr(), list.len() as _)
+        })
+    }
+}
+
+/// What one call of [`Scatter::receive_record`] brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// How many bytes were written.
+    pub len: usize,
+    /// The record had more bytes than there was room for, and they are lost (`MSG_TRUNC`).
+    pub truncated: bool,
+    /// The sender marked the end of a message (`MSG_EOR`). UNIX sockets do not pass this on: there a record is a message.
+    pub end_of_record: bool,
+    /// The sender sent descriptors or the like along, which were thrown away (`MSG_CTRUNC`). They also end what one call
+    /// reads, so that there may be more however short it was.
+    pub control_dropped: bool,
+}
+
+impl<'m> Scatter<'m> {
+    /// Adds private bytes.
+    pub fn push_bytes(&mut self, bytes: &'m mut [u8]) -> Result<(), MemoryError> {
+        self.push_place(bytes.as_mut_ptr(), bytes.len())
+    }
+
+    /// Takes from a socket what it has at once, and says how many bytes that was. Zero is the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is nothing now; `InvalidInput` without room, where zero bytes would look like the end of the
+    /// stream; otherwise what `recvmsg(2)` reports. It never blocks. See [`is_memory_fault`].
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.receive_record(socket).map(|received| received.len)
+    }
+
+    /// As [`receive`](Self::receive), for a socket of records: says also whether the record fitted.
+    pub fn receive_record(&mut self, socket: BorrowedFd<'_>) -> io::Result<Received> {
+        if self.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "there is no room to receive into",
+            ));
+        }
+        let mut message = self.message();
+        // SAFETY: the message points at a list of pieces, each of which is mapped, or exclusively borrowed, for the life of `self`; guest memory may
+        // be written to by others at any time.
+        let len = uninterrupted(|| unsafe {
+            libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT)
+        })?;
+        Ok(Received {
+            len,
+            truncated: message.msg_flags & libc::MSG_TRUNC != 0,
+            end_of_record: message.msg_flags & libc::MSG_EOR != 0,
+            control_dropped: message.msg_flags & libc::MSG_CTRUNC != 0,
+        })
     }
 }
 

@@ -201,9 +201,6 @@ impl Queue {
     }
 
     /// Whether a chain is available right now.
-    ///
-    /// # Errors
-    /// [`QueueError::AvailableIndexJump`].
     pub fn pending(&self) -> Result<bool, QueueError> {
         either!(self, ring => ring.pending())
     }

@@ -47,9 +47,6 @@ impl GuardedSpan {
 
     /// Shows `len` bytes of a file from `offset` on, at `at` bytes into the span. They are left out of core dumps.
     ///
-    /// # Errors
-    /// What the system reports.
-    ///
     /// # Panics
     /// For a place that is not inside the span, in whole pages.
     ///

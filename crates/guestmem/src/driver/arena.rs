@@ -43,9 +43,6 @@ pub struct Arena {
 
 impl Arena {
     /// An arena of `size` bytes, all zero.
-    ///
-    /// # Errors
-    /// What the system reports when it makes or maps the memfd; `InvalidInput` for a size of zero.
     pub fn new(size: usize) -> io::Result<Arena> {
         if size == 0 {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -56,9 +53,6 @@ impl Arena {
 
     /// An arena of one huge page, which lies in one piece in the machine's memory and stays where it is: a device of this machine can be given its
     /// [physical address](Arena::physical_address). The system must have a huge page to spare (`/proc/sys/vm/nr_hugepages`).
-    ///
-    /// # Errors
-    /// What the system reports, `OutOfMemory` when it has none.
     #[cfg(not(miri))]
     pub fn huge_page() -> io::Result<Arena> {
         let (file, frontend_address) = backing::create_huge(HUGE_PAGE_LEN)?;
@@ -113,17 +107,11 @@ impl Arena {
     }
 
     /// The whole arena as a region, for a device: with a descriptor of its own, and the mapping here as the front end's.
-    ///
-    /// # Errors
-    /// What the system reports when it duplicates the descriptor.
     pub fn region(&self, guest_address: u64) -> io::Result<RegionSpec> {
         self.part(guest_address, 0, self.size())
     }
 
     /// A part of the arena as a region: `len` bytes from `offset` on, which must be a multiple of the page size.
-    ///
-    /// # Errors
-    /// What the system reports when it duplicates the descriptor.
     pub fn part(&self, guest_address: u64, offset: usize, len: usize) -> io::Result<RegionSpec> {
         Ok(RegionSpec {
             guest_address,

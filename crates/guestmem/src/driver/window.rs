@@ -44,9 +44,6 @@ macro_rules! accessors {
 
 impl Window {
     /// Maps `len` bytes of the file, from its beginning on.
-    ///
-    /// # Errors
-    /// What the system reports; `InvalidInput` for a length of zero.
     pub fn map(file: &File, len: usize) -> io::Result<Window> {
         if len == 0 {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
