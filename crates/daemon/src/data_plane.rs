@@ -126,20 +126,7 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
 
 /// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the one who is called.
 fn is_denial(reason: Reason) -> bool {
-    matches!(
-        reason,
-        Reason::Denied
-            | Reason::OwnPort
-            | Reason::RuleCircuits
-            | Reason::RuleRate
-            | Reason::CircuitLimit
-            | Reason::HalfOpenLimit
-            | Reason::CircuitShare
-            | Reason::HalfOpenShare
-            | Reason::ConnectRate
-            | Reason::ServiceLimit
-            | Reason::ServiceShare
-    )
+    matches!(reason, Reason::Denied | Reason::OwnPort) || reason.is_limit()
 }
 
 fn callee(callee: DecisionCallee<'_>) -> AuditCallee {

@@ -27,9 +27,6 @@ pub struct SerialLine {
 
 impl SerialLine {
     /// Begins to meet the VMM, as the VM of this full name.
-    ///
-    /// # Errors
-    /// The socket cannot be made, or the system has no thread left.
     pub fn start(
         vm: &str,
         chardev: &Chardev,
@@ -236,16 +233,8 @@ fn refusal(reason: Reason) -> Refusal {
     let kind = match reason {
         Reason::NoListener | Reason::UnknownCid => RefusalKind::NobodyListens,
         Reason::Denied | Reason::OwnPort => RefusalKind::Forbidden,
-        Reason::RuleCircuits
-        | Reason::RuleRate
-        | Reason::CircuitLimit
-        | Reason::HalfOpenLimit
-        | Reason::CircuitShare
-        | Reason::HalfOpenShare
-        | Reason::ConnectRate
-        | Reason::ServiceLimit
-        | Reason::ServiceShare
-        | Reason::BacklogFull => RefusalKind::Busy,
+        Reason::BacklogFull => RefusalKind::Busy,
+        limit if limit.is_limit() => RefusalKind::Busy,
         _ => RefusalKind::Failed,
     };
     Refusal::new(kind, reason.to_string())

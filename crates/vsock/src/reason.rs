@@ -217,6 +217,22 @@ impl Reason {
         }
     }
 
+    /// Whether a limit of the policy, of a VM or of a service stands in the way.
+    pub fn is_limit(self) -> bool {
+        matches!(
+            self,
+            Reason::RuleCircuits
+                | Reason::RuleRate
+                | Reason::CircuitLimit
+                | Reason::HalfOpenLimit
+                | Reason::CircuitShare
+                | Reason::HalfOpenShare
+                | Reason::ConnectRate
+                | Reason::ServiceLimit
+                | Reason::ServiceShare
+        )
+    }
+
     /// A small number, for tables of counters.
     pub fn index(self) -> usize {
         self as usize

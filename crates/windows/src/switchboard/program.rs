@@ -326,17 +326,8 @@ fn code_of(reason: Reason) -> ErrorCode {
         | Reason::NoListener
         | Reason::WrongType
         | Reason::Unsupported => ErrorCode::Refused,
-        Reason::RuleCircuits
-        | Reason::RuleRate
-        | Reason::CircuitLimit
-        | Reason::HalfOpenLimit
-        | Reason::CircuitShare
-        | Reason::HalfOpenShare
-        | Reason::ConnectRate
-        | Reason::ServiceLimit
-        | Reason::ServiceShare
-        | Reason::PortsInUse
-        | Reason::BacklogFull => ErrorCode::Busy,
+        Reason::PortsInUse | Reason::BacklogFull => ErrorCode::Busy,
+        limit if limit.is_limit() => ErrorCode::Busy,
         _ => ErrorCode::Unreachable,
     }
 }
