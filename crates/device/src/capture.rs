@@ -21,9 +21,6 @@ const MAX_DESCRIBED_LEN: usize = 1 << 20;
 /// Where the blocks of a capture go. The capture ends when it is dropped.
 pub trait CaptureSink: Send {
     /// Takes whole blocks of pcapng, without waiting for anybody.
-    ///
-    /// # Errors
-    /// When it does not take them.
     fn offer(&mut self, blocks: Vec<u8>) -> Result<(), NotTaken>;
 
     /// Whether it may have room, so that it is worth copying anything for it. Once it is gone it says so, too, so that it is found out.

@@ -205,9 +205,6 @@ pub struct Fabric {
 
 impl Fabric {
     /// A fabric without lines. `limits` are those of each line that is opened without its own. Guests that dial `agent_port` of the host are handed to `arrivals`.
-    ///
-    /// # Errors
-    /// When the system has no descriptors left.
     pub fn new(limits: Limits, agent_port: u32, arrivals: ArrivalSink) -> io::Result<Fabric> {
         guestmem::fault::install()?;
         let reactor = Reactor::new()?;
@@ -503,9 +500,6 @@ impl Fabric {
     }
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
-    ///
-    /// # Errors
-    /// When the system's means of waiting fail, which leaves nothing to go on with.
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let mut happened = std::mem::take(&mut self.happened);
         self.wait(limit, &mut happened)?;

@@ -161,9 +161,6 @@ impl Nap {
     }
 
     /// Naps.
-    ///
-    /// # Errors
-    /// When the system's means of waiting fail.
     pub(crate) fn take(&mut self, reactor: &Reactor) -> io::Result<()> {
         if !std::mem::replace(&mut self.is_precise, true) {
             // Without it a nap takes up to twice as long: a worse nap, but one.

@@ -258,9 +258,6 @@ pub struct NetFabric {
 
 impl NetFabric {
     /// A fabric without networks.
-    ///
-    /// # Errors
-    /// When the system has no descriptors left.
     pub fn new() -> io::Result<NetFabric> {
         guestmem::fault::install()?;
         let reactor = Reactor::new()?;
@@ -314,9 +311,6 @@ impl NetFabric {
     }
 
     /// Makes a network without ports.
-    ///
-    /// # Errors
-    /// [`NetError::NetworkTaken`].
     pub fn add_network(&mut self, name: &str, limits: BridgeLimits) -> Result<(), NetError> {
         if self.network_named(name).is_ok() {
             return Err(NetError::NetworkTaken(name.to_owned()));
@@ -334,9 +328,6 @@ impl NetFabric {
     }
 
     /// Removes a network with all its ports.
-    ///
-    /// # Errors
-    /// [`NetError::NoNetwork`].
     pub fn remove_network(&mut self, name: &str) -> Result<(), NetError> {
         let network = self.network_named(name)?;
         let ports: Vec<usize> = self.ports_of(network).collect();
@@ -387,9 +378,6 @@ impl NetFabric {
     }
 
     /// Holds a port to something else from now on. Its guest notices nothing.
-    ///
-    /// # Errors
-    /// When there is no such port, or the bridge refuses what is asked.
     pub fn configure_port(
         &mut self,
         network: &str,
@@ -407,9 +395,6 @@ impl NetFabric {
     }
 
     /// Closes a port.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn remove_port(&mut self, network: &str, vm: &str) -> Result<(), NetError> {
         let (_, number) = self.port_named(network, vm)?;
         self.close_port(number);
@@ -418,9 +403,6 @@ impl NetFabric {
 
     /// Takes a port's link down, or up again. While it is down no frame passes, and nobody listens at the port's socket, so that its VMM
     /// shows the guest that the cable is out.
-    ///
-    /// # Errors
-    /// When there is no such port, or its socket cannot be had again.
     pub fn set_link(&mut self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (network, number) = self.port_named(network, vm)?;
         let port = &self.ports[number];
@@ -506,9 +488,6 @@ impl NetFabric {
     }
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
-    ///
-    /// # Errors
-    /// When the system's means of waiting fail, which leaves nothing to go on with.
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let mut happened = std::mem::take(&mut self.happened);
         self.wait(limit, &mut happened)?;

@@ -24,9 +24,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// What one thread owns and turns.
 pub trait Turns: 'static {
     /// One turn, until something has happened.
-    ///
-    /// # Errors
-    /// When it cannot go on.
     fn turn(&mut self) -> io::Result<()>;
 
     /// Whether it has been stopped for good.
@@ -87,9 +84,6 @@ impl<F> Clone for Orders<F> {
 
 impl<F: Turns> Orders<F> {
     /// Has a thread of this name turn the fabric, until it is stopped or there is no way to it any more.
-    ///
-    /// # Errors
-    /// When the system has no threads left.
     pub fn start(name: &str, mut fabric: F) -> io::Result<(Orders<F>, JoinHandle<()>)>
     where
         F: Send,

@@ -133,9 +133,6 @@ pub(crate) fn listen_for(
 }
 
 /// Listens at `path`, with room for [`BACKLOG`] who wait. No descriptors can be sent to what it accepts.
-///
-/// # Errors
-/// What the system says.
 pub fn listen_without_descriptors(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
@@ -161,9 +158,6 @@ fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<L
 }
 
 /// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
-///
-/// # Errors
-/// What the system says.
 pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     let file = format!("/proc/self/fd/{}", found.as_raw_fd());
     fs::set_permissions(file, fs::Permissions::from_mode(mode))

@@ -93,9 +93,6 @@ impl WindowFile {
     }
 
     /// A sealed one of `len` bytes.
-    ///
-    /// # Errors
-    /// `len` cannot be, or what the system reports.
     pub fn sealed(uuid: [u8; 16], len: u64) -> io::Result<WindowFile> {
         check_len(len)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -172,9 +169,6 @@ impl WindowFile {
     }
 
     /// Writes the header of a circuit's window, for one life of it. It is renewed before.
-    ///
-    /// # Errors
-    /// There is no room for such rings, or what the system reports.
     pub fn format(&self, life: &Life) -> Result<(), WindowError> {
         let spec = WindowSpec {
             identity: Identity {
@@ -213,9 +207,6 @@ impl WindowFile {
 
     /// The file, open for reading and writing, for another process. It is opened anew: flags such as `O_APPEND` belong to an open file description, and a
     /// copy's would be this one's.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         let ours = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let theirs = OpenOptions::new().read(true).write(true).open(ours)?;

@@ -79,9 +79,6 @@ struct Opened {
 
 impl Channels {
     /// Starts the thread.
-    ///
-    /// # Errors
-    /// When the system has no threads or descriptors left.
     pub fn start() -> io::Result<Channels> {
         let running = watch::Sender::new(0);
         let mut left = running.subscribe();

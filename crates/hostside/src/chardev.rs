@@ -74,9 +74,6 @@ impl AsFd for PrivateListener {
 
 impl Meeting {
     /// Begins to listen, if it is us who listen.
-    ///
-    /// # Errors
-    /// The socket cannot be made.
     pub(crate) fn prepare(chardev: &Chardev) -> Result<Meeting, OpenError> {
         match chardev {
             Chardev::Listen(path) => Ok(Meeting::Listening(Box::new(PrivateListener::bind(path)?))),
@@ -85,9 +82,6 @@ impl Meeting {
     }
 
     /// A connection to the VMM.
-    ///
-    /// # Errors
-    /// There is none yet, or none can be had.
     pub(crate) fn meet(&self) -> io::Result<OwnedFd> {
         match self {
             Meeting::Listening(listener) => listener.accept(),

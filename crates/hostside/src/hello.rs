@@ -55,9 +55,6 @@ pub enum HelloError {
 
 /// Says hello to an agent and reads its hello; and where callers of the agent have to prove themselves, the secret that it gives for that. The
 /// caller sets the deadline.
-///
-/// # Errors
-/// [`HelloError`] when the other side is not an agent that this daemon understands.
 pub async fn greet<S>(
     stream: &mut S,
     callers_prove: bool,

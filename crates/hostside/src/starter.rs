@@ -126,9 +126,6 @@ pub struct Starter {
 
 impl Starter {
     /// Starts this very program once more, with these arguments, as the starter of these commands.
-    ///
-    /// # Errors
-    /// When it cannot be started, or ends at once.
     pub fn launch(commands: BTreeSet<Vec<String>>, arguments: &[String]) -> io::Result<Starter> {
         let commands: Vec<Vec<String>> = commands.into_iter().collect();
         let (socket, theirs) = pair()?;

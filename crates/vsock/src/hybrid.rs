@@ -87,9 +87,6 @@ impl OfferedPorts {
 impl Switch {
     /// Adds a line for a VM whose VMM has a vsock device of its own. It is always up, takes streams only, and is told of by
     /// [`Event::HybridDial`](crate::Event::HybridDial) instead of packets.
-    ///
-    /// # Errors
-    /// As [`Switch::add_line_at`].
     pub fn add_hybrid_line(
         &mut self,
         address: Address,
@@ -101,9 +98,6 @@ impl Switch {
     /// Adds a line for a VM whose guest is reached by streams of another kind than vsock's, such as those over a serial port. It is a hybrid
     /// line without a VMM that decides anything: its guest can be called between [`Event::LineUp`](crate::Event::LineUp) and
     /// [`Event::LineDown`](crate::Event::LineDown), and reaches listeners of the host by us alone.
-    ///
-    /// # Errors
-    /// As [`Switch::add_line_at`].
     pub fn add_serial_line(
         &mut self,
         address: Address,

@@ -119,17 +119,11 @@ impl Switch {
     }
 
     /// Adds a line for a VM of the default domain, with the limits of every line that has none of its own.
-    ///
-    /// # Errors
-    /// As [`Switch::add_line_at`].
     pub fn add_line(&mut self, name: &str, cid: u32) -> Result<LineId, AddLineError> {
         self.add_line_at(Address::new(name, cid), self.limits)
     }
 
     /// Adds a line for a VM, with limits of its own.
-    ///
-    /// # Errors
-    /// When the identifier is reserved, or it or the name is taken in its domain.
     pub fn add_line_at(
         &mut self,
         address: Address,

@@ -129,9 +129,6 @@ struct Window {
 
 impl Windows {
     /// No windows yet. `runtime_dir` is locked.
-    ///
-    /// # Errors
-    /// What is remembered of windows is broken.
     pub fn new(runtime_dir: &Path) -> Result<Windows, WindowsError> {
         let directory = directory(runtime_dir);
         let record = record::load(&directory)?;

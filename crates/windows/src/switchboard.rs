@@ -103,9 +103,6 @@ pub struct SwitchboardReport {
 /// What the control plane asks about circuits. Its methods may wait for the data plane.
 pub trait Circuits: Send + Sync + 'static {
     /// Serves programs of the host at this socket.
-    ///
-    /// # Errors
-    /// The socket cannot be watched.
     fn serve(&self, listener: UnixListener) -> io::Result<()>;
 
     /// Circuits that pass the filter.
@@ -167,9 +164,6 @@ struct State {
 
 impl Switchboard {
     /// Starts a switchboard with these windows.
-    ///
-    /// # Errors
-    /// When the system has no threads or descriptors left.
     pub fn start(pool: Arc<dyn WindowPool>) -> io::Result<Switchboard> {
         let shared = Arc::new(Shared {
             pool,

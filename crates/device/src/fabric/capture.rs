@@ -164,9 +164,6 @@ impl Payload<'_> {
 impl Fabric {
     /// Shows what passes the lines to a sink, until nobody reads there, the line of the one VM that it is about is closed, or as many packets as
     /// wanted were taken.
-    ///
-    /// # Errors
-    /// When there is no such VM, or there are [`MAX_CAPTURES`] already.
     pub fn capture(
         &mut self,
         filter: &CaptureFilter,

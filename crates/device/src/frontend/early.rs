@@ -38,9 +38,6 @@ pub(super) struct Enable {
 }
 
 /// Waits for the beginning of the next message. If it enables a ring, the message is taken and returned; else it stays where it is.
-///
-/// # Errors
-/// When the VMM is gone, or the message is not formed as the protocol has it.
 pub(super) fn take(mut stream: &UnixStream) -> ProtocolResult<Option<Enable>> {
     let mut header = [0; HEADER_LEN];
     loop {

@@ -180,9 +180,6 @@ impl Drop for Watch<'_> {
 impl NetFabric {
     /// Shows the frames of a network, or of one VM's port, to a sink, until nobody reads there, the network or the port is removed, or as
     /// many frames as wanted were taken.
-    ///
-    /// # Errors
-    /// When there is no such network or port, or there are [`MAX_CAPTURES`] already.
     pub fn capture(
         &mut self,
         network: &str,

@@ -23,9 +23,6 @@ pub(super) struct NetStation {
 
 impl NetFabric {
     /// Has a network answer as this says from now on, from this port. Hosts have to be named again; addresses of a pool are given anew.
-    ///
-    /// # Errors
-    /// When there is no such network, or the configuration contradicts itself or what ports were given.
     pub fn set_station(
         &mut self,
         network: &str,
@@ -50,9 +47,6 @@ impl NetFabric {
     }
 
     /// Replaces the hosts that a network gives addresses to, and whose names it knows.
-    ///
-    /// # Errors
-    /// When there is no such network, it does not answer, or two hosts would be the same.
     pub fn set_hosts(&mut self, network: &str, hosts: Vec<Host>) -> Result<(), NetError> {
         let index = self.network_named(network)?;
         let Some(known) = &mut self.networks[index].station else {

@@ -148,9 +148,6 @@ impl Uplink {
     }
 
     /// Takes what the host has for the network into this room.
-    ///
-    /// # Errors
-    /// When the device is gone.
     fn take(&mut self, number: usize) -> io::Result<Taken> {
         let room = &mut self.rooms[number];
         let most = room.bytes.len() - TAG_LEN;
@@ -340,9 +337,6 @@ impl NetFabric {
     }
 
     /// Opens the device of a network's uplink again if it was removed. Its port has stayed.
-    ///
-    /// # Errors
-    /// When there is no such network, or the device cannot be had.
     pub fn restore_uplink(&mut self, network: &str) -> Result<(), NetError> {
         let index = self.network_named(network)?;
         let uplink = self.networks[index].uplink.as_ref();

@@ -84,9 +84,6 @@ pub(super) struct Run {
 
 impl Run {
     /// A channel that is about to be served. It is called inside of the runtime.
-    ///
-    /// # Errors
-    /// The system has no descriptors left.
     pub(super) fn new(
         purpose: Purpose,
         meeting: &Meeting,

@@ -25,9 +25,6 @@ struct Running {
 }
 
 /// Is the starter until the daemon is gone. `daemon` is the starter's end of the socket pair.
-///
-/// # Errors
-/// That the daemon does not speak as it should.
 pub fn run(daemon: impl AsFd) -> io::Result<()> {
     let daemon = daemon.as_fd();
     let Some((_, descriptors)) = receive(daemon)? else {

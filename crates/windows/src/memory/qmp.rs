@@ -96,9 +96,6 @@ pub struct Qmp {
 
 impl Qmp {
     /// Connects, and waits for the greeting.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn connect(path: &Path) -> Result<Qmp, QmpError> {
         Qmp::connect_within(path, TIMEOUT)
     }
@@ -129,9 +126,6 @@ impl Qmp {
     }
 
     /// The windows that this VMM has the memory of, by the names they were added under.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn windows(&mut self) -> Result<BTreeSet<String>, QmpError> {
         let objects = self.execute("qom-list", json!({ "path": "/objects" }))?;
         let Some(objects) = objects.as_array() else {
@@ -143,9 +137,6 @@ impl Qmp {
     }
 
     /// Adds a device with this memory: to one of `ports` ports, or where the machine will. What was done when a step fails is undone.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn add_window(
         &mut self,
         window: &str,
@@ -158,9 +149,6 @@ impl Qmp {
     }
 
     /// The first half of [`Qmp::add_window`], which [`Qmp::remove_memory`] undoes. The guest sees nothing of it.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn add_memory(
         &mut self,
         window: &str,
@@ -188,9 +176,6 @@ impl Qmp {
     }
 
     /// The second half of [`Qmp::add_window`]: nothing undoes it. If it fails, the memory is removed.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn add_device(&mut self, window: &str, ports: u32) -> Result<(), QmpError> {
         let plugged = self.plug(&memory_name(window), ports);
         if plugged.is_err() {
@@ -202,9 +187,6 @@ impl Qmp {
     }
 
     /// Removes memory that has no device.
-    ///
-    /// # Errors
-    /// [`QmpError`].
     pub fn remove_memory(&mut self, window: &str) -> Result<(), QmpError> {
         let removed = self.execute("object-del", json!({ "id": memory_name(window) }));
         removed.map(drop)

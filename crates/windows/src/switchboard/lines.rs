@@ -9,9 +9,6 @@ use tokio::net::UnixStream;
 use wire::switchboard::Lines;
 
 /// The next line, or nothing at the end of the stream.
-///
-/// # Errors
-/// What the system says; a line that is too long, or that is cut off.
 pub(super) async fn next(
     lines: &mut Lines,
     stream: &mut (impl AsyncRead + Unpin),
@@ -37,9 +34,6 @@ pub(super) fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> 
 }
 
 /// Sends a line, as one message, with descriptors.
-///
-/// # Errors
-/// What the system says, or that the socket took a part only.
 pub(super) async fn send(
     stream: &UnixStream,
     line: &str,

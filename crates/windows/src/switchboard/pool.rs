@@ -147,9 +147,6 @@ pub trait WindowPool: Send + Sync + 'static {
 
     /// A free window for a circuit of this pair. `max_ring` is the most that both sides want, in bytes. May block for as long as it takes to add a
     /// device to a VM and for its agent to see it; in that time other methods must go on to work.
-    ///
-    /// # Errors
-    /// There is none now.
     fn take(&self, pair: &Pair, kind: Kind, max_ring: u64) -> Result<Lent, NoWindow>;
 
     /// This party has let go of the window: the host's program has ended its lease, or the VM's agent says that nobody has it mapped any more. When
@@ -161,9 +158,6 @@ pub trait WindowPool: Send + Sync + 'static {
     fn quarantine(&self, uuid: WindowId, generation: u64, by: &Party);
 
     /// The window's file, open for reading and writing: for the host's program that has the circuit.
-    ///
-    /// # Errors
-    /// There is no such window, or the system refuses.
     fn file(&self, uuid: WindowId) -> io::Result<OwnedFd>;
 
     /// All windows.
