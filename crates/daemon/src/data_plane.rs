@@ -95,10 +95,13 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
         },
         DecisionCaller::Unknown => return None,
     };
-    let to = decision.dialled.map(callee).unwrap_or(AuditCallee::Nobody {
-        cid: decision.dialled_cid,
-        port: decision.dialled_port,
-    });
+    let to = decision
+        .dialled
+        .map(callee)
+        .unwrap_or(AuditCallee::UnknownCid {
+            cid: decision.dialled_cid,
+            port: decision.dialled_port,
+        });
     let redirected_to = decision
         .reached
         .map(callee)

@@ -29,25 +29,25 @@ pub(crate) enum Who {
         name: Arc<str>,
         /// Whether the daemon calls the guest's agent for the caller.
         to_agent: bool,
-        /// What is told what has become of the call.
+        /// What gets the outcome of the call.
         answer: CallAnswer,
     },
-    /// The VMM of a hybrid line, for its guest: whom it wants is told by where it calls.
+    /// The VMM of a hybrid line, for its guest: whom it wants follows from where it calls.
     Vmm,
     /// A guest that has opened a channel of its serial port.
     Channel {
-        /// Why it was refused, for whoever has brought the call.
+        /// Why it was refused, for the one that has brought the call.
         refusal: Arc<OnceLock<Reason>>,
     },
 }
 
 impl Who {
-    /// Whether it says whom it wants, and is told what has become of its call, by the words of [`wire::connect`].
+    /// Whether it says whom it wants, and gets the outcome of its call, by the words of [`wire::connect`].
     pub(crate) fn speaks(&self) -> bool {
         matches!(self, Who::Program(_))
     }
 
-    /// Takes note of a refusal, if it can be told otherwise than in words on the socket.
+    /// Takes note of a refusal, if there is another way than words on the socket.
     pub(crate) fn refused(&self, reason: Reason) {
         match self {
             Who::Channel { refusal } => {
@@ -69,11 +69,11 @@ impl Who {
     }
 }
 
-/// A program for which somebody else has called.
+/// A program for which another one has called.
 #[derive(Debug, Clone)]
 pub(crate) struct Represented {
     pub(crate) credentials: Credentials,
-    /// By what whoever called for it knows the call.
+    /// By what the caller knows the call.
     pub(crate) ticket: u64,
     pub(crate) answer: CallAnswer,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Represented {
 /// Takes what has become of a call.
 type TakeAnswer = Box<dyn FnOnce(Result<CircuitId, Reason>) + Send>;
 
-/// What is told what has become of a call, once. If nobody ever says, it is dropped.
+/// What gets the outcome of a call, once. Without one, it is dropped.
 #[derive(Clone)]
 pub struct CallAnswer(Arc<Mutex<Option<TakeAnswer>>>);
 
@@ -118,7 +118,7 @@ pub(crate) struct Caller {
     pub(crate) deadline: Time,
     /// How much of what is in the socket is the request, in bytes, once it is whole.
     pub(crate) request_len: usize,
-    /// Whether an end of the socket is one, if it can be told.
+    /// Whether an end of the socket is one, if that can be known.
     pub(crate) cut: Option<Cut>,
     /// The call's place in a count of those that wait, until there is a circuit or the socket is closed.
     pub(crate) place: Option<Hold>,
@@ -188,7 +188,7 @@ pub(crate) fn end_on_close(socket: &OwnedFd) {
 pub(crate) fn take_request(socket: &OwnedFd, len: usize) {
     let mut bytes = [0; MAX_REQUEST_LEN];
     let len = len.min(MAX_REQUEST_LEN);
-    // If they are not there any more, nobody is.
+    // If they are not there any more, there is no one.
     let _ = recv(socket, &mut bytes[..len], RecvFlags::DONTWAIT);
 }
 

@@ -1,7 +1,7 @@
-//! Captures: copies of what passes, as blocks of pcapng, for somebody who looks. Here is what those of networks and those of lines have in common.
+//! Captures: copies of what passes, as blocks of pcapng, for a reader. Here is what those of networks and those of lines have in common.
 //!
 //! What is seen is an *interface* of the capture: a port of a network, or a VM's line. Packets are gathered and offered to the reader's
-//! [`CaptureSink`] at the end of each batch. A sink that has no room loses them: it is counted, by interface, and nobody waits.
+//! [`CaptureSink`] at the end of each batch. A sink that has no room loses them: it is counted, by interface, and no one waits.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,7 +20,7 @@ const MAX_DESCRIBED_LEN: usize = 1 << 20;
 
 /// Where the blocks of a capture go. The capture ends when it is dropped.
 pub trait CaptureSink: Send {
-    /// Takes whole blocks of pcapng, without waiting for anybody.
+    /// Takes whole blocks of pcapng, without blocking.
     fn offer(&mut self, blocks: Vec<u8>) -> Result<(), NotTaken>;
 
     /// Whether it may have room, so that it is worth copying anything for it. Once it is gone it says so, too, so that it is found out.
@@ -29,7 +29,7 @@ pub trait CaptureSink: Send {
     /// So many more packets are lost to it, as it had no room when they came.
     fn lose(&mut self, packets: u64);
 
-    /// Nobody reads what it takes any more.
+    /// Its reader is gone.
     fn is_gone(&self) -> bool;
 }
 
@@ -38,7 +38,7 @@ pub trait CaptureSink: Send {
 pub enum NotTaken {
     /// It has no room for them now. Here they are.
     Full(Vec<u8>),
-    /// Nobody wants them any more.
+    /// The reader is gone.
     Gone,
 }
 
@@ -84,9 +84,9 @@ struct Interface {
     id: u32,
     /// Packets that have not been offered yet.
     gathered: u64,
-    /// Packets that were not taken, and how many of them the reader was told of.
+    /// Packets that were not taken, and how many of them were reported.
     lost: u64,
-    told: u64,
+    reported: u64,
 }
 
 /// What is said of a packet that is seen, beside its bytes.
@@ -118,7 +118,7 @@ impl Capture {
         capture
     }
 
-    /// Whether nothing more is to be captured, or nobody reads it.
+    /// Whether it has ended or its reader is gone.
     pub(crate) fn is_over(&self) -> bool {
         self.has_ended || self.sink.is_gone()
     }
@@ -139,7 +139,7 @@ impl Capture {
             id: self.next_interface,
             gathered: 0,
             lost: 0,
-            told: 0,
+            reported: 0,
         });
         self.next_interface += 1;
         self.interfaces.len() - 1
@@ -153,12 +153,12 @@ impl Capture {
         // What was gathered of it is taken or lost by then.
         self.offer(now_ns());
         let interface = self.interfaces.swap_remove(place);
-        if interface.lost > interface.told {
+        if interface.lost > interface.reported {
             pcapng::statistics(&mut self.described, interface.id, now_ns(), interface.lost);
         }
     }
 
-    /// Takes a packet of the interface at this place, of which `fill` copies the beginning to where it is told. If it cannot be read any more,
+    /// Takes a packet of the interface at this place, of which `fill` copies the beginning. If it cannot be read any more,
     /// it was not seen.
     pub(crate) fn record<E>(
         &mut self,
@@ -203,7 +203,7 @@ impl Capture {
         for interface in self
             .interfaces
             .iter()
-            .filter(|known| known.lost > known.told)
+            .filter(|known| known.lost > known.reported)
         {
             pcapng::statistics(&mut blocks, interface.id, time_ns, interface.lost);
         }
@@ -211,7 +211,7 @@ impl Capture {
         match self.sink.offer(blocks) {
             Ok(()) => {
                 for interface in &mut self.interfaces {
-                    interface.told = interface.lost;
+                    interface.reported = interface.lost;
                     interface.gathered = 0;
                 }
                 // With the last one it has said everything.

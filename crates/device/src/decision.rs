@@ -1,4 +1,4 @@
-//! What the operator decided, with the names of everybody concerned: for whoever keeps the audit.
+//! What the operator decided, with the names of both ends, for the audit.
 
 use policy::{Address, RuleId, ServiceEntry};
 use vsock::{CircuitId, Reason};
@@ -10,7 +10,7 @@ use crate::snapshot::{CircuitSnapshot, Credentials};
 pub struct Decision<'a> {
     /// Who called.
     pub caller: DecisionCaller<'a>,
-    /// The circuit that it has become. That of a hybrid VM's caller is not told.
+    /// The circuit that it has become. That of a hybrid VM's caller is not given.
     pub circuit: Option<CircuitId>,
     /// The context identifier that was called.
     pub dialled_cid: u32,
@@ -18,7 +18,7 @@ pub struct Decision<'a> {
     pub dialled_port: u32,
     /// Whom the caller meant, if there is such.
     pub dialled: Option<DecisionCallee<'a>>,
-    /// Who had the call, if it came so far: by a redirection somebody else.
+    /// Who had the call, if it came so far: by a redirection another one.
     pub reached: Option<DecisionCallee<'a>>,
     /// The rule that decided, and what a person finds it by.
     pub rule: Option<(RuleId, &'a str)>,

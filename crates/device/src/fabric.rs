@@ -190,7 +190,7 @@ pub struct Fabric {
     closer: Closer,
     /// Circuits of peers that are too slow, to be cut.
     to_be_cut: VecDeque<CircuitId>,
-    /// Lines whose guests are to be told by then that packets they sent have left, in order of time.
+    /// Lines whose guests are to be notified by then that packets they sent have left, in order of time.
     owed_interrupts: VecDeque<(Time, LineId)>,
     /// Lines with circuits that are short of room for a message.
     short_lines: VecDeque<LineId>,
@@ -328,7 +328,7 @@ impl Fabric {
         } else {
             tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
         }
-        // Whoever can connect there is the VM.
+        // What can connect there is the VM.
         let vhost =
             listen_for_vmm(&config.vhost_user).map_err(refused_at(config.vhost_user.clone()))?;
         let refused = |error| OpenLineError::Socket {
@@ -431,17 +431,17 @@ impl Fabric {
         self.offer_ports();
     }
 
-    /// Has calls to services and to the directory put through by somebody. Until then they are refused.
+    /// Sets what puts calls to services and to the directory through. Until then they are refused.
     pub fn set_dialer(&mut self, dialer: Dialer) {
         self.dialer = Some(dialer);
     }
 
-    /// Has somebody take note of what becomes of calls.
+    /// Sets what is called with the outcome of calls.
     pub fn set_decision_sink(&mut self, sink: DecisionSink) {
         self.decisions = Some(sink);
     }
 
-    /// Has somebody take note of lines that come and go, and of circuits that end.
+    /// Sets what is called when lines come and go, and when circuits end.
     pub fn set_observer(&mut self, observer: Observer) {
         self.switch.keep_ended();
         self.observer = Some(observer);
@@ -458,7 +458,7 @@ impl Fabric {
         self.switch.resolve_service(self.line_named(vm)?, name)
     }
 
-    /// The full name of the VM that somebody on the host means: by its name, which may begin with a domain, by an alias, or by its CID in the default
+    /// The full name of the VM that a word on the host means: by its name, which may begin with a domain, by an alias, or by its CID in the default
     /// domain.
     pub fn vm_named(&self, name: &str) -> Option<String> {
         let by_cid = || self.switch.line_by_cid(name.parse().ok()?);
@@ -571,7 +571,7 @@ impl Fabric {
         self.look_at_stopped();
     }
 
-    /// Tells the switch, and does what it says.
+    /// Gives the switch an event, and carries out its actions.
     fn tell(&mut self, event: Event) {
         if self.captures.are_wanted() {
             self.show_event(&event);

@@ -1,6 +1,6 @@
 //! The control protocol of one device: vhost-user, spoken with the VMM on a thread of its own.
 //!
-//! The thread blocks where the protocol blocks, so that a VMM that stops in the middle of a message holds up nobody but
+//! The thread blocks where the protocol blocks, so that a VMM that stops in the middle of a message holds up none but
 //! itself. It keeps what the VMM has said so far, and hands rings to the fabric's thread when they are complete; each
 //! change is answered by the fabric before the VMM is.
 

@@ -39,7 +39,7 @@ pub(crate) struct HostSocket {
     pub(crate) broken: bool,
     /// What is to last as long as the socket.
     pub(crate) hold: Option<Hold>,
-    /// Whether an end of the socket is one, if it can be told.
+    /// Whether an end of the socket is one, if that can be known.
     pub(crate) cut: Option<Cut>,
 }
 

@@ -7,7 +7,7 @@
 //! the data path is the same for every packet:
 //!
 //! 1. **Drain** what a guest has sent, up to a batch. The header is copied out once; the payload stays where it is.
-//! 2. **Decide**: the switch is told of each header and says which circuit the payload belongs to.
+//! 2. **Decide**: the switch gets each header and says which circuit the payload belongs to.
 //! 3. **Carry out**, grouped by destination. For a program on the host, the packets of one circuit become one `sendmsg`
 //!    straight from guest memory. For another guest they wait, *parked* in the sender's own descriptors, until its ring has
 //!    room, and are then copied once, from memory to memory.

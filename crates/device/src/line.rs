@@ -55,7 +55,7 @@ pub(crate) struct LineIo {
     pub(crate) stopped: [Option<StoppedRing>; RINGS],
     /// The driver has been set up afresh since packets last flowed: the guest knows of no circuit.
     pub(crate) starts_anew: bool,
-    /// The guest lives on with circuits that are not known here, as after a restart of the daemon, and has yet to be told.
+    /// The guest lives on with circuits that are not known here, as after a restart of the daemon, and has yet to be notified.
     pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
     pub(crate) seqpacket: bool,
@@ -71,7 +71,7 @@ pub(crate) struct LineIo {
     pub(crate) leaving: Option<Leaving>,
     /// Programs that have yet to say whom they want.
     pub(crate) callers: usize,
-    /// When the log was last told that the guest sends too many packets without payload.
+    /// When the log last said that the guest sends too many packets without payload.
     pub(crate) rest_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
     /// [`Limits::kept_messages`](vsock::Limits::kept_messages) at most.

@@ -34,7 +34,7 @@ const ENOUGH_CREDIT: usize = 768 * 1024;
 /// falling asleep and waking up take their time, too.
 const MOST_BYTES_PER_MS: u64 = 400 * 1024 * 1000 / 80;
 
-/// How long a stream is watched for its speed, and when there was a gap in it so that it tells nothing.
+/// How long a stream is watched for its speed, and when a gap in it makes that useless.
 const PERIOD: Duration = Duration::from_millis(4);
 const GAP: Duration = Duration::from_millis(12);
 
@@ -75,7 +75,7 @@ pub(crate) struct Nap {
     without: Pace,
     /// How many periods the next failure of naps puts them off.
     put_off: u32,
-    /// The thread's timers have been told to be precise.
+    /// The thread's timers have been set to be precise.
     is_precise: bool,
 }
 

@@ -127,7 +127,7 @@ pub enum NetError {
     /// The hosts that the network is to know contradict each other.
     #[error(transparent)]
     Hosts(#[from] l2::HostError),
-    /// Nobody else can look.
+    /// No more captures fit.
     #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
     TooManyCaptures,
     /// The port's socket cannot be listened on.
@@ -401,7 +401,7 @@ impl NetFabric {
         Ok(())
     }
 
-    /// Takes a port's link down, or up again. While it is down no frame passes, and nobody listens at the port's socket, so that its VMM
+    /// Takes a port's link down, or up again. While it is down no frame passes, and the port's socket is closed, so that its VMM
     /// shows the guest that the cable is out.
     pub fn set_link(&mut self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (network, number) = self.port_named(network, vm)?;

@@ -132,7 +132,7 @@ impl<F: Turns> Orders<F> {
     ) -> Option<T> {
         let (answer, wait) = channel();
         let job: Job<F> = Box::new(move |fabric| {
-            // Whoever asked is waiting; if not, nobody wants to know.
+            // The asker waits; if not, the answer is not needed.
             let _ = answer.send(job(fabric));
         });
         self.jobs.send(job).ok()?;

@@ -22,7 +22,7 @@ pub(crate) enum Token {
     Wake,
     /// A guest kicked this ring.
     Ring { line: LineId, index: u8 },
-    /// Programs call on a line's host socket; which of its listeners is told by the index.
+    /// Programs call on a line's host socket; the index says at which of its listeners.
     Listener { line: LineId, index: u8 },
     /// A program that has called and not yet said whom.
     Caller { slot: u32 },

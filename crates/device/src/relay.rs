@@ -38,9 +38,9 @@ struct Leg {
     /// What it has sent and the other has not taken, from `taken` on.
     kept: Vec<u8>,
     taken: usize,
-    /// Nothing more passes from this socket to the other: it has ended and the other has been told, or the other is gone.
+    /// Nothing more passes from this socket to the other: it has ended and that was passed on, or the other is gone.
     over: bool,
-    /// Whether an end of the socket is one, if it can be told.
+    /// Whether an end of the socket is one, if that can be known.
     cut: Option<Cut>,
     /// Bytes in the socket that are not for the other, and stay there as long as nothing else comes: see [`HostSocket::request_len`].
     unread: usize,
@@ -57,7 +57,7 @@ pub(crate) enum Step {
     Took(usize),
     /// There is nothing to do until one of the sockets changes.
     Waits,
-    /// One of the sockets is broken off: nothing true can be told any more.
+    /// One of the sockets is broken off: its state is no longer known.
     Broken,
 }
 
@@ -220,7 +220,7 @@ impl Relay {
             Ok(0) => {
                 sender.over = true;
                 slow.timed(receiver.party, Some(id), || {
-                    // It fails only when the receiver is gone, and then nobody waits for the end.
+                    // It fails only when the receiver is gone, and then the end does not matter.
                     let _ = shutdown(&receiver.socket, Shutdown::Write);
                 });
                 return Step::Waits;
@@ -252,7 +252,7 @@ impl Relay {
         self.give_up(id, from, slow);
     }
 
-    /// Whoever receives what `from` sends is gone: the sender hears of it, and what was kept is dropped.
+    /// The receiver of what `from` sends is gone: the sender is notified, and what was kept is dropped.
     fn give_up(&mut self, id: CircuitId, from: Side, slow: &mut Slow) {
         let [sender, _] = self.legs_from(from);
         if !sender.over {
@@ -306,7 +306,7 @@ impl Leg {
 enum Failure {
     /// Its peer receives no more.
     Gone,
-    /// It has been reset. The system says so once: whoever is told must not take the end that it shows then for the peer's word.
+    /// It has been reset. The system says so once, and shows an end after that, which is not the peer's.
     Broken,
 }
 

@@ -41,7 +41,7 @@ enum Sight {
     Unknown,
     /// It has, and there is nothing but zeros, in any of the device's rings.
     Nothing,
-    /// It is, or it cannot be told.
+    /// It is, or it is not known.
     Something,
 }
 
@@ -71,12 +71,12 @@ impl RingCounts {
 /// What became of an interrupt that could wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lazily {
-    /// None is owed, or when it will be sent has been settled before.
+    /// None is due, or when it will be sent has been settled before.
     Quiet,
     /// It was sent.
     Interrupted,
     /// It must be sent in a while, and there is no deadline yet for that.
-    Owes,
+    Due,
 }
 
 impl Ring {
@@ -130,7 +130,7 @@ impl Ring {
         if is_due && self.pay_interrupt() {
             Lazily::Interrupted
         } else if self.owes_interrupt && !std::mem::replace(&mut self.has_deadline, true) {
-            Lazily::Owes
+            Lazily::Due
         } else {
             Lazily::Quiet
         }

@@ -147,7 +147,7 @@ fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<L
         tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
     }
     let file = SocketFile::bind(&socket, entry)?;
-    // Nobody connects before somebody listens: the group is the right one from the first connection on.
+    // No one connects before `listen`: the group is the right one from the first connection on.
     if let Some(gid) = group {
         file.give_to(gid)?;
     }
@@ -163,8 +163,8 @@ pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     fs::set_permissions(file, fs::Permissions::from_mode(mode))
 }
 
-/// Removes a socket file with nobody behind it. Somebody who is there does not notice: the probe is of another type
-/// than whoever listens, so that it is refused for that (`EPROTOTYPE`) and not accepted.
+/// Removes a socket file without a listener. A listener does not notice: the probe is of another type
+/// than the listener, so that it is refused for that (`EPROTOTYPE`) and not accepted.
 fn remove_stale(entry: &Entry) -> io::Result<bool> {
     let Ok(found) = entry.stat() else {
         return Ok(false);

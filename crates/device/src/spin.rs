@@ -1,11 +1,11 @@
 //! Looking again for a moment before going to sleep.
 //!
 //! To be woken on another processor costs a sleeper tens of microseconds, several times what it takes to handle a small
-//! packet; whoever is still looking when the next one comes saves that time, and the guest saves its notification. But a
+//! packet; a poll that is still running when the next one comes saves that time, and the guest saves its notification. But a
 //! processor that looks in vain is taken from others. So we look only while the last things came in quick succession,
 //! not much longer than they let us wait, and never longer than a limit; after two vain looks we sleep at once, until a few
 //! sleeps in a row turn out to have been so short that looking would have been the better choice. Where it never is, because
-//! whoever should answer needs the very processor that we look on, ever more of them are needed.
+//! the one that should answer needs the very processor that we look on, ever more of them are needed.
 
 use std::time::Duration;
 

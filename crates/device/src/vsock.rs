@@ -1,4 +1,4 @@
-//! What a VMM is told about the vsock device of a line (virtio 1.2, section 5.10).
+//! What a VMM learns about the vsock device of a line (virtio 1.2, section 5.10).
 
 use crate::frontend::Model;
 

@@ -14,8 +14,8 @@
 //!                                   ^ /dev/daxN.0 and the circuit's window begin here
 //! ```
 //!
-//! There are two kinds of files. A *sealed* one is a memfd that can neither shrink nor grow: it can be handed to anybody. An *ordinary* one has a path,
-//! so that a VMM can be started with it; whoever has it open can truncate it, and memory that is gone when a guest touches it ends that guest's VMM.
+//! There are two kinds of files. A *sealed* one is a memfd that can neither shrink nor grow: it can be handed to any program. An *ordinary* one has a path,
+//! so that a VMM can be started with it; a program that has it open can truncate it, and memory that is gone when a guest touches it ends that guest's VMM.
 //! So it is for programs only that could end the VMM anyhow.
 //!
 //! # Who trusts what
@@ -40,7 +40,7 @@ mod tests;
 pub const DATA_OFFSET: u64 = PAGE_LEN;
 
 /// The longest file that a guest has with another one, or with programs of the host that could not end its VMM anyhow: less than a section of Linux's memory,
-/// which is 128 MiB on x86-64. Whoever else has the window can write the info block that the guest's kernel goes by, and so tell it to keep its descriptions
+/// which is 128 MiB on x86-64. Every holder of the window can write the info block that the guest's kernel goes by, and so make it keep its descriptions
 /// of the pages in the window, where they could be forged. Linux does so for whole sections only.
 pub const MAX_LEN_BETWEEN_STRANGERS: u64 = 64 << 20;
 
@@ -200,7 +200,7 @@ impl WindowFile {
         self.len - DATA_OFFSET
     }
 
-    /// Whether it can be handed to anybody.
+    /// Whether it can be handed to any program.
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
     }

@@ -100,7 +100,7 @@ impl ArrivalSender {
     }
 
     /// Hands a connection over, without waiting. `false` refuses it: it comes from a port that any program of the guest can call from, too many of the VM
-    /// wait already, or nobody looks any more.
+    /// wait already, or the receiver is gone.
     pub fn offer(&self, arrival: AgentArrival) -> bool {
         let AgentArrival {
             vm, source_port, ..
@@ -203,6 +203,6 @@ mod tests {
         assert!(sender.offer(arrival("web", FIRST_UNPRIVILEGED_PORT - 1)));
         assert!(arrivals.next().await.is_some());
         drop(arrivals);
-        assert!(!sender.offer(arrival("web", 1)), "nobody looks");
+        assert!(!sender.offer(arrival("web", 1)), "the receiver is gone");
     }
 }

@@ -34,7 +34,7 @@ pub enum AuditDecision {
     Allowed,
     /// The policy, or a limit of a rule, does not allow it.
     Denied,
-    /// The policy allows it, and it came to nothing: nobody listens, or nobody answers.
+    /// The policy allows it, and it came to nothing: without a listener, or an answer.
     Failed,
 }
 
@@ -60,7 +60,7 @@ pub enum AuditCaller {
         /// Its process, if the system said so.
         pid: Option<u32>,
     },
-    /// Somebody who came in by a published port.
+    /// A caller at a published port.
     Published {
         /// The name of the published port.
         published: String,
@@ -119,8 +119,8 @@ pub enum AuditCallee {
         /// The port there.
         port: u16,
     },
-    /// A context identifier that nobody has.
-    Nobody {
+    /// A context identifier of no VM.
+    UnknownCid {
         /// The identifier.
         cid: u32,
         /// The port that was called.

@@ -2,13 +2,13 @@
 //!
 //! # Theory of operation
 //!
-//! A virtio-serial port knows no connections: its guest opens a device, and bytes go to whoever has it open. What the daemon can see is
+//! A virtio-serial port knows no connections: its guest opens a device, and bytes go to the program that has it open. What the daemon can see is
 //! the VMM's end, a socket that is there or is not. So a channel is a loop: meet the VMM; while it is there, have something at the other
 //! end (dial the program, accept one, start one, or open the file); pass bytes both ways until one of the two is gone.
 //!
-//! Nothing is taken from the guest while nobody takes it from us: the guest's writes wait, as they do when its VMM is not read from. What
+//! Nothing is taken from the guest while it is not taken from us: the guest's writes wait, as they do when its VMM is not read from. What
 //! has been taken and could not be given to a program is kept for the next one, a piece at most. What is lost nevertheless is
-//! counted: bytes for a guest whose VMM has gone, and those of a channel that ends. What QEMU itself drops between socket and guest nobody
+//! counted: bytes for a guest whose VMM has gone, and those of a channel that ends. What QEMU itself drops between socket and guest no one
 //! can see from here; the agent's port heals that (see the `serial` room), and other ports cannot.
 //!
 //! One thread serves the channels of all VMs, and is there only when some VM has one. A file is written elsewhere, so that a slow disk

@@ -49,7 +49,7 @@ impl PrivateListener {
         })
     }
 
-    /// Removes the socket's file. Nobody new can connect then.
+    /// Removes the socket's file. No new program can connect then.
     pub(crate) fn remove(&self) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         drop(file.take());

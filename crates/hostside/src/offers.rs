@@ -51,7 +51,7 @@ pub trait Offers: Send + Sync + 'static {
     fn prepare(&self, offer: Offer) -> Result<Commit, OfferError>;
 }
 
-/// Offers nothing, and says so to whoever wants something offered.
+/// Offers nothing, and refuses what is to be offered.
 #[derive(Debug)]
 pub struct NoOffers;
 

@@ -57,7 +57,7 @@ impl SerialLine {
         Carrier::new(move |port, reply| dial(&handle, port, reply))
     }
 
-    /// Tells the fabric whether the guest answers.
+    /// Reports to the fabric whether the guest answers.
     pub fn tell_of_guest(&self) {
         self.guest.orders.order(self.guest.news());
     }
@@ -105,7 +105,7 @@ fn pair() -> io::Result<(OwnedFd, Stream)> {
     Ok((ours.into(), carried.into()))
 }
 
-/// A guest, as the fabric is told of it.
+/// A guest, as it is reported to the fabric.
 #[derive(Clone)]
 struct Guest {
     vm: String,
@@ -114,7 +114,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// What the fabric has to hear. It is looked at when the fabric hears it, so that what it heard last is always what is so.
+    /// What is to be reported to the fabric. It is read when it is reported, so that the last report is always true.
     fn news(&self) -> impl FnOnce(&mut Fabric) + Send + 'static {
         let (vm, answers) = (self.vm.clone(), self.answers.clone());
         move |fabric| fabric.set_guest(&vm, answers.load(Ordering::Acquire))
@@ -137,7 +137,7 @@ impl Drop for VmPort {
 impl Port for VmPort {
     fn open(&mut self, _now: Instant) -> io::Result<OwnedFd> {
         self.meeting.meet().map_err(|error| match error.kind() {
-            // The VMM has yet to come, which is nothing to tell anybody.
+            // The VMM has yet to come, which is not reported.
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 io::ErrorKind::WouldBlock.into()
             }
@@ -183,7 +183,7 @@ impl Port for VmPort {
             }
             PeerEvent::Ended(_) => {
                 self.guest.answers.store(false, Ordering::Release);
-                // Waited for, so that nobody is put through to a guest that has gone.
+                // Waited for, so that no call is put through to a guest that has gone.
                 orders.ask(self.guest.news());
             }
             PeerEvent::Disconnected
@@ -196,7 +196,7 @@ impl Port for VmPort {
     }
 }
 
-/// Tells the log what has happened. What may repeat the guest's words is in quotes.
+/// Logs what has happened. What may repeat the guest's words is in quotes.
 fn tell(vm: &str, event: &PeerEvent) {
     match event {
         PeerEvent::Came => tracing::info!(vm, "the guest answers at its serial port"),
@@ -228,7 +228,7 @@ fn tell(vm: &str, event: &PeerEvent) {
     }
 }
 
-/// What a guest is told when its call is refused.
+/// What a guest gets when its call is refused.
 fn refusal(reason: Reason) -> Refusal {
     let kind = match reason {
         Reason::NoListener | Reason::UnknownCid => RefusalKind::NobodyListens,
@@ -240,7 +240,7 @@ fn refusal(reason: Reason) -> Refusal {
     Refusal::new(kind, reason.to_string())
 }
 
-/// What a program of the host is told when the guest refuses.
+/// What a program of the host gets when the guest refuses.
 fn reason(refusal: &Refusal) -> Reason {
     match refusal.kind {
         RefusalKind::NotConnected => Reason::NotRunning,

@@ -43,7 +43,7 @@ const MAX_REQUEST_LEN: usize = 32 * 1024;
 /// The most descriptors that come with one.
 const MAX_DESCRIPTORS: usize = 3;
 
-/// What a program's environment may be told: names that begin with this.
+/// What a program's environment may contain: names that begin with this.
 const ENVIRONMENT_PREFIX: &str = "RINGDOWN_";
 
 static IN_FORCE: OnceLock<Option<Starter>> = OnceLock::new();
@@ -147,7 +147,7 @@ impl Starter {
         Starter::of(socket, commands)
     }
 
-    /// Tells a starter its commands, once.
+    /// Gives a starter its commands, once.
     fn of(socket: OwnedFd, commands: Vec<Vec<String>>) -> io::Result<Starter> {
         let mut list = File::from(rustix::fs::memfd_create("commands", MemfdFlags::CLOEXEC)?);
         list.write_all(&serde_json::to_vec(&commands)?)?;

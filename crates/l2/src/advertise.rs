@@ -2,8 +2,8 @@
 //!
 //! A guest that comes up asks (RFC 4861, 6.3.7; three times, and Linux goes on until it is answered), and it gets an answer of its own. There are no
 //! periodic advertisements, although RFC 4861, 6.2.4 has routers send them: their purpose is to renew lifetimes, and to reach hosts that
-//! were answered by nobody. Here nothing runs out (a lifetime of 2³²-1 seconds is "for ever", for a prefix in RFC 4861, 4.6.2, for a resolver and a search
-//! domain in RFC 8106, 5.1 and 5.2), and a network without wake-ups is worth more. What changes is told once, to all.
+//! were answered by no one. Here nothing runs out (a lifetime of 2³²-1 seconds is "for ever", for a prefix in RFC 4861, 4.6.2, for a resolver and a search
+//! domain in RFC 8106, 5.1 and 5.2), and a network without wake-ups is worth more. What changes is advertised once, to all.
 //!
 //! The *router lifetime* is zero: the station leads nowhere, so no guest makes a default route of it (RFC 4861, 4.2), and takes the rest all the same. If
 //! there is an uplink with a router of IPv6, that one advertises itself.

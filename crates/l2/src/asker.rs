@@ -16,7 +16,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Whether the one behind the port is told of a host: no guest of another one, where the switch keeps one of the two apart.
+    /// Whether the one behind the port learns of a host: no guest of another one, where the switch keeps one of the two apart.
     pub(crate) fn may_know(&self, host: &Host) -> bool {
         let is_apart = |guest| guest != host.mac && (self.isolated || host.isolated);
         !self.guest.is_some_and(is_apart)

@@ -14,7 +14,7 @@
 //! which VLAN is it; do the filters let it pass (`filter.rs`); and then where it goes. A frame that was refused has taught nothing. For the common
 //! case there is a shorter way to the same answer (`shortcut.rs`).
 //!
-//! A frame to an address that nobody is known to have goes only where addresses are learned: any other port has one address, which is known.
+//! A frame to an unknown address goes only where addresses are learned: any other port has one address, which is known.
 //!
 //! A port's rates are kept by waiting, not by loss: [`rests_until`](Bridge::rests_until). Only what goes to many ports at once is thrown away
 //! beyond its rate.
@@ -119,7 +119,7 @@ pub struct Bridge {
     flooded: Vec<(PortId, Tagging)>,
 }
 
-/// For so long the MAC address of a gateway behind an uplink is nobody else's, however silent it is.
+/// For so long the MAC address of a gateway behind an uplink is no other port's, however silent it is.
 const RESERVED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn learned_key(vlan: VlanId, mac: MacAddress) -> u64 {
@@ -390,7 +390,7 @@ impl Bridge {
         vlan.ok_or(Refusal::WrongVlan)
     }
 
-    /// Whether a frame's source may be learned: it is nobody's. Between uplinks an address moves at once, as when the world outside changes its
+    /// Whether a frame's source may be learned: it is free. Between uplinks an address moves at once, as when the world outside changes its
     /// ways; otherwise it stays with the port that had it first.
     fn may_learn(&self, arrival: &Arrival<'_>) -> bool {
         let mac = arrival.head.source;

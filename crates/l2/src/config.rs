@@ -47,7 +47,7 @@ impl Ipv4Settings {
     }
 }
 
-/// What the station is told when it is made.
+/// What the station is made of.
 #[derive(Clone, Debug)]
 pub struct StationConfig {
     /// The station's own MAC address.
@@ -64,7 +64,7 @@ pub struct StationConfig {
     pub dhcp: bool,
     /// Whether it advertises its prefix to those who ask for routers.
     pub advertise: bool,
-    /// Whether it answers DNS, and tells guests so.
+    /// Whether it answers DNS, and advertises that.
     pub dns: bool,
     /// How long a guest may use an address before it asks again. `Duration::MAX` is for ever.
     pub lease: Duration,
@@ -157,7 +157,7 @@ pub struct Host {
     pub ipv4: Option<Ipv4Addr>,
     /// Its likely IPv6 address, [`slaac_address`] for most. DNS names the one that it is heard to use.
     pub ipv6: Option<Ipv6Addr>,
-    /// The switch keeps it apart from other guests: neither is told of the other.
+    /// The switch keeps it apart from other guests: neither learns of the other.
     pub isolated: bool,
 }
 

@@ -3,8 +3,8 @@
 //! # Theory of operation
 //!
 //! An address on the list belongs to its guest, whether it asks or not: there is nothing to remember, to lose in a restart, or to be exhausted. Only
-//! the pool has leases ([`pool`]). Whoever is neither on the list nor served by a pool gets no answer at all, not even a refusal, as RFC 2131, 4.3.2 has
-//! it: somebody else may serve it.
+//! the pool has leases ([`pool`]). A client that is neither on the list nor served by a pool gets no answer at all, not even a refusal, as RFC 2131, 4.3.2 has
+//! it: another server may serve it.
 //!
 //! A guest is known by its MAC address, which has to be the frame's too; the client identifier is a guest's own affair and is only sent back (RFC 6842). No
 //! relay agent stands between a guest and its network, so a message from one is ignored.
@@ -108,7 +108,7 @@ impl Server {
             DhcpMessageType::Request => self.requested(now, request, host, hosts),
             DhcpMessageType::Inform => self.informed(request, host),
             DhcpMessageType::Decline if request.server == Some(self.ipv4.address) => {
-                // An address on the list stays what it is: somebody else has taken it, and the operator sees that this was counted.
+                // An address on the list stays what it is: another host has taken it, and the operator sees that this was counted.
                 if let (None, Some(pool), Some(address)) =
                     (assigned, &mut self.pool, request.wanted)
                 {

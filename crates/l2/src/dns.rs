@@ -55,7 +55,7 @@ enum Subject<'a> {
     Address(OwnedName),
     /// There is no such name.
     Nothing,
-    /// A name for which somebody else is responsible.
+    /// A name for which another server is responsible.
     Foreign,
 }
 

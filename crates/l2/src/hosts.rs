@@ -1,8 +1,8 @@
 //! The operator's list of hosts, found by MAC address, address or name, and which IPv6 addresses they were heard to use.
 //!
 //! IPv6 addresses are the guests' own choice: most make one of their MAC address, some a random one that stays (RFC 7217), and some have none. A name
-//! that leads to an address that nobody has is worse than none, as IPv6 is what programs try first. So the operator's list says what is likely, and the
-//! guest itself what is so: before it uses an address it asks whether somebody has it (RFC 4862, 5.4), and that the station hears. Only a host without an
+//! that leads to an unused address is worse than none, as IPv6 is what programs try first. So the operator's list says what is likely, and the
+//! guest itself what is so: before it uses an address it asks whether it is taken (RFC 4862, 5.4), and the station sees that. Only a host without an
 //! IPv4 address is believed to have the likely one before it was heard.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -29,7 +29,7 @@ pub(crate) fn answer_arp(packet: &[u8], path: Path, own: Ipv4Addr) -> Option<Vec
     else {
         return None;
     };
-    // The answer goes to who sent the frame; an ARP packet that says it is from another is a lie, or a proxy's, which nobody needs here.
+    // The answer goes to who sent the frame; an ARP packet that says it is from another is a lie, or a proxy's, which is not needed here.
     let is_honest = source_hardware_addr.0 == path.destination.0 && source_protocol_addr != own;
     if operation != ArpOperation::Request || target_protocol_addr != own || !is_honest {
         return None;
@@ -49,9 +49,9 @@ pub(crate) fn answer_arp(packet: &[u8], path: Path, own: Ipv4Addr) -> Option<Vec
 /// A message of neighbour discovery that concerns the station.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Solicitation {
-    /// Somebody asks for routers.
+    /// A solicitation of routers.
     Router { source: Ipv6Addr },
-    /// Somebody asks for the owner of an address.
+    /// A solicitation of the owner of an address.
     Neighbour { source: Ipv6Addr, target: Ipv6Addr },
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn advertise(
     let is_probe = source.is_unspecified();
     let mut flags = NdiscNeighborFlags::OVERRIDE;
     flags.set(NdiscNeighborFlags::SOLICITED, !is_probe);
-    // Guests forget what a router told them when it says that it is none any more.
+    // Guests forget what a router advertised when it says that it is none any more.
     flags.set(NdiscNeighborFlags::ROUTER, is_router);
     let advertisement = NdiscRepr::NeighborAdvert {
         flags,
@@ -118,7 +118,7 @@ pub(crate) fn advertise(
     };
     let mut bytes = vec![0; advertisement.buffer_len()];
     advertisement.emit(&mut Icmpv6Packet::new_unchecked(&mut bytes[..]));
-    // Who probes has no address to which the answer could go. The frame goes to that guest alone all the same (RFC 6085): nobody else asked.
+    // Who probes has no address to which the answer could go. The frame goes to that guest alone all the same (RFC 6085): no other asked.
     let destination = if is_probe { ALL_NODES } else { source };
     frame::neighbour_discovery(path, target, destination, &bytes)
 }

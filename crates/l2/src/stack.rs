@@ -59,7 +59,7 @@ pub(crate) struct Stack {
     /// Whose packet is at hand.
     sender: Option<Sender>,
     out: VecDeque<(MacAddress, Vec<u8>)>,
-    /// The first time that was told: the zero of smoltcp's clock.
+    /// The first time: the zero of smoltcp's clock.
     epoch: Option<Instant>,
     poll_at: Option<Instant>,
 }

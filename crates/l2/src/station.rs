@@ -4,9 +4,9 @@
 //!
 //! | protocol | what the station does |
 //! | --- | --- |
-//! | ARP, neighbour discovery | answers for its own addresses, also when somebody probes whether they are free |
+//! | ARP, neighbour discovery | answers for its own addresses, also to probes whether they are free |
 //! | DHCPv4 | gives every guest the address that its operator wrote down, or one of a pool |
-//! | router advertisement | tells the prefix, the MTU, the resolver and the search domain to whoever asks |
+//! | router advertisement | answers solicitations with the prefix, the MTU, the resolver and the search domain |
 //! | DNS, over UDP and TCP | knows the names of the network's guests, and nothing else |
 //! | ping | answers |
 //!
@@ -22,8 +22,8 @@
 //!   looked up, so no guest can make the station wait for another's silence, and there is no neighbour cache to fill. Only TCP, whose answers
 //!   may be repeated later, remembers where a peer is, in a small table.
 //! - *It keeps no state for what can be computed.* An address from the operator's list is a look-up; only addresses from the pool are leases.
-//! - *It never speaks first.* No periodic router advertisement, no gratuitous ARP: what it tells does not expire, and who joins later asks. With quiet
-//!   guests [`Station::poll_at`] is `None`. (The one exception is [`Station::link_up`], which the owner calls when what the station tells has changed.)
+//! - *It never speaks first.* No periodic router advertisement, no gratuitous ARP: what it advertises does not expire, and who joins later asks. With quiet
+//!   guests [`Station::poll_at`] is `None`. (The one exception is [`Station::link_up`], which the owner calls when what it advertises has changed.)
 //!
 //! The formats, and the IP stack behind DNS and ping, are `smoltcp`'s; the DNS messages are `domain`'s.
 //!
@@ -74,7 +74,7 @@ pub struct StationCounters {
     pub frames_sent: u64,
     /// Frames that were not for it, or said nothing that it answers.
     pub frames_ignored: u64,
-    /// Answers that were lost because nobody fetched them.
+    /// Answers that were lost because they were not fetched.
     pub frames_dropped: u64,
     /// Answers to ARP and neighbour solicitations.
     pub neighbour_answers: u64,
@@ -86,7 +86,7 @@ pub struct StationCounters {
     pub dhcp_acknowledgements: u64,
     /// Addresses that were refused.
     pub dhcp_refusals: u64,
-    /// Messages of DHCP that got no answer: nonsense, or from somebody who is not on the list.
+    /// Messages of DHCP that got no answer: nonsense, or from a client that is not on the list.
     pub dhcp_ignored: u64,
     /// Addresses that a guest found in use by another.
     pub dhcp_declined: u64,
@@ -95,7 +95,7 @@ pub struct StationCounters {
 }
 
 impl Station {
-    /// A station that nobody has spoken to yet.
+    /// A station before its first frame.
     pub fn new(config: StationConfig) -> Result<Self, StationConfigError> {
         config.check()?;
         let dhcp = match (config.dhcp, config.ipv4) {
@@ -128,7 +128,7 @@ impl Station {
         Ok(())
     }
 
-    /// Tells all guests once what a router advertisement says: for when the network has just come up, or its configuration has changed.
+    /// Advertises to all guests once: for when the network has just come up, or its configuration has changed.
     pub fn link_up(&mut self) {
         if let Some(own) = self.advertised() {
             self.advertise(ALL_NODES, neighbour::group_mac(ALL_NODES), own);
@@ -159,7 +159,7 @@ impl Station {
         Some(frame)
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called: only while somebody has a connection to the station.
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called: only while there is a connection to the station.
     pub fn poll_at(&self) -> Option<Instant> {
         self.stack.poll_at()
     }
@@ -176,7 +176,7 @@ impl Station {
             .map_or_else(Vec::new, |dhcp| dhcp.leases(now))
     }
 
-    /// `None` if nobody was interested in the frame.
+    /// `None` if the frame was ignored.
     fn sort(&mut self, now: Instant, asker: &Asker, bytes: &[u8]) -> Option<()> {
         let frame = EthernetFrame::new_checked(bytes).ok()?;
         let (source, destination) = (

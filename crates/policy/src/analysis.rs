@@ -2,7 +2,7 @@
 //!
 //! A rule matches a caller, a callee and a port that it is about. So an earlier rule covers it if it is about all its
 //! callers, all its callees and all its ports, each for itself. Which rules are about all that a pattern is about, the
-//! index of the patterns tells; who the VMs are, and which groups they are in, does not matter, so that the answer holds for
+//! index of the patterns says; who the VMs are, and which groups they are in, does not matter, so that the answer holds for
 //! VMs that are yet to come.
 
 use crate::compiled::Policy;
@@ -29,11 +29,11 @@ impl Policy {
     /// The rules that can never match, in order, because earlier rules cover them. Every rule that is named can indeed never
     /// match. Of those that cannot, every one is named that
     ///
-    /// - one earlier rule covers (a rule about a service or DNS name is covered by patterns of names one by one: nobody
+    /// - one earlier rule covers (a rule about a service or DNS name is covered by patterns of names one by one: no one
     ///   counts whether all names are covered by patterns that each leave some out), or
     /// - the first 1,024 earlier rules about all its callers and callees cover together, each some of its ports.
     ///
-    /// A rule that is about nobody, or has ranges of ports with no port in them, is not covered by others, and not named.
+    /// A rule without callers, callees or ports is not covered by others, and not named.
     ///
     /// For `n` rules this takes `n * n / 2` steps at worst, when all are about the same callers and callees: under a second for
     /// 10,000, in memory of a few bits a rule. It is meant for people, not for every start.

@@ -17,7 +17,7 @@ pub struct Decision<'a> {
 /// Rules in order. Where none matches, calls between VMs and to services and addresses are refused, and calls to sockets that
 /// a program of the host has made for the caller, and of programs of the host to guests, are put through.
 ///
-/// The policy itself takes any number of rules. Whoever reads them from a person's file limits them: time and memory below
+/// The policy itself takes any number of rules. The parser of the configuration limits them: time and memory below
 /// are stated for 16,384, which is as many as the daemon takes.
 ///
 /// *Time*, for `n` rules: [`Policy::decide`] is a binary search for the port and at most `n / 64` steps over three words,

@@ -1,7 +1,7 @@
 //! Who is where: the domains, each with names, context identifiers and services of its own.
 //!
 //! A guest knows others by numbers of its own domain only. A VM of another domain gets one there, an *alias*, when a rule
-//! brings the two together; it is made from the VM's name, so that it is the same each time as long as nobody else has it.
+//! brings the two together; it is made from the VM's name, so that it is the same each time as long as it is free.
 
 use std::collections::HashMap;
 
@@ -98,7 +98,7 @@ impl Directory {
         };
         let domain = &self.domains[id.0];
         match domain.by_cid.get(&address.cid) {
-            // An alias gives way: it is nobody's own.
+            // An alias gives way: it is no VM's own.
             Some(line) if !domain.aliases.contains_key(line) => return Err(Taken::Cid(*line)),
             _ => {}
         }

@@ -11,7 +11,7 @@
 //! # Theory of operation: decisions
 //!
 //! A decision has to cost less than the dial it is made for, however many rules there are, and whatever they say. So it
-//! never goes from rule to rule. Each of caller, callee and port alone tells which rules are about it, as one bit a rule,
+//! never goes from rule to rule. Each of caller, callee and port alone says which rules are about it, as one bit a rule,
 //! and the first rule that all three have is the one that decides (the bit vectors of Lakshman and Stiliadis, "High-speed
 //! policy-based packet forwarding using efficient multi-dimensional range matching", SIGCOMM 1998).
 //!
@@ -22,7 +22,7 @@
 //! - [`Policy::decide`] reads the three side by side, 512 rules at a time, up to the first bit in common.
 //!
 //! The same index answers what is about *all* that a pattern is about. So [`Policy::unreachable`] finds rules that can never
-//! match; [`Policy::explain`] tells a person why a call is decided as it is.
+//! match; [`Policy::explain`] says why a call is decided as it is.
 
 mod address;
 mod analysis;

@@ -40,7 +40,7 @@ pub enum Verdict {
     Allow,
     /// It is refused.
     Deny,
-    /// It is put through to somebody else. The caller does not see that.
+    /// It is put through to another callee. The caller does not see that.
     Redirect(Redirect),
 }
 
@@ -105,7 +105,7 @@ pub enum VmPattern {
 pub enum CallerPattern {
     /// VMs.
     Vms(VmPattern),
-    /// Every program of the host, and whoever comes in by a published port.
+    /// Every program of the host, and callers at published ports.
     Host,
     /// Programs of the host that run as this user.
     User(u32),

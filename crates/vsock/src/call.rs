@@ -39,7 +39,7 @@ impl Call {
     }
 }
 
-/// What others are told of whom a call is meant for.
+/// What others learn of whom a call is meant for.
 pub(crate) fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
     match destination {
         Destination::Line(line) => Some(CalleeId::Guest { line, port }),

@@ -26,7 +26,7 @@ pub(crate) struct Circuit {
     pub(crate) socket_type: SocketType,
     /// One way or the other.
     pub(crate) answered: bool,
-    /// The callee has accepted, and it was told.
+    /// The callee has accepted, and that was announced.
     pub(crate) put_through: bool,
     pub(crate) ends: [End; 2],
     /// By the side that sends.
@@ -42,7 +42,7 @@ pub(crate) struct Circuit {
     pub(crate) passed: [u64; 2],
     /// Those of them that its rule's figures have in them already.
     pub(crate) accounted: [u64; 2],
-    /// Why it was cut short, if it was: what the log and the host program are told.
+    /// Why it was cut short, if it was: what the log and the host program get.
     pub(crate) reason: Option<Reason>,
 }
 
@@ -91,7 +91,7 @@ impl Circuit {
         &mut self.flows[side.other().index()]
     }
 
-    /// Whether `side` should be told of new room for what it sends.
+    /// Whether new room should be announced to `side` for what it sends.
     pub(crate) fn starves(&self, side: Side) -> bool {
         // Its own buffer is what it announces for the other direction.
         let buffer = match self.end(side).is_host() {
@@ -101,7 +101,7 @@ impl Circuit {
         self.flows[side.index()].update_is_due(buffer)
     }
 
-    /// Bytes that its rule's figures have yet to be told of, by the side that sent them.
+    /// Bytes that its rule's figures do not contain yet, by the side that sent them.
     pub(crate) fn unaccounted(&self) -> [u64; 2] {
         [0, 1].map(|side| self.passed[side] - self.accounted[side])
     }

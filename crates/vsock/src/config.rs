@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// What one VM may use. Everything that a guest or a host program can make grow has its limit here, and so has how often it
-/// may make somebody work. Each line has its own.
+/// may cause work. Each line has its own.
 ///
 /// # What a line can cost in memory
 ///
@@ -17,24 +17,24 @@ use std::time::Duration;
 /// *Who dials pays.* A guest's dials, to the host or to another guest, are taken from its own `connects_per_second`; the
 /// guest that is called is protected by its `half_open` and `circuits`, and loses nothing of its own budget by being
 /// called. Of these two, and of `line_grant_bytes`, one other VM has a quarter of the called guest's at most, and at least one; all other VMs and published
-/// ports together leave it a quarter, which is for its own dials and for programs of its host. Host programs have a budget of their own for each guest, `host_connects_per_second`: whoever may open
+/// ports together leave it a quarter, which is for its own dials and for programs of its host. Host programs have a budget of their own for each guest, `host_connects_per_second`: a program that may open
 /// the socket of one VM can neither use up what its guest may dial nor keep the worker busy. A dial too many is
-/// refused at once. What is refused for another reason that is known at once (nobody has the identifier, no rule allows
-/// it, a limit is reached) troubles nobody else and is not taken from these budgets: it is a packet without payload like others.
+/// refused at once. What is refused for another reason that is known at once (no VM has the identifier, no rule allows
+/// it, a limit is reached) costs no other VM anything and is not taken from these budgets: it is a packet without payload like others.
 ///
 /// *Packets without payload* cost the sender no credit, so nothing else bounds them. Each takes one of
 /// `controls_per_second`: announcements and questions of credit, dials and answers, shutdowns, resets, and whatever makes no
 /// sense. None of them may be dropped: an announcement that is lost may be the one that the other side waits for, a
 /// shutdown that is lost is an end of data that never comes. So a guest that sends too many is not heard for a
 /// moment, the time in which its debt is paid ([`Switch::rests_until`](crate::Switch::rests_until)): its packets wait
-/// in its own ring, which is the back-pressure that every driver knows. Nothing is lost, and nobody but that guest is
+/// in its own ring, which is the back-pressure that every driver knows. Nothing is lost, and only that guest is
 /// slower. A call pays for two such packets of the guest that it is sent to, the answer and the confirmation of the end; as many of
 /// them are kept paid as `half_open` answers. Data waits with the rest, as the ring has one order; a packet of data by itself costs nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Circuits that one line may have at once, in any state. With 0 it has none.
     pub circuits: u32,
-    /// Dials of one line that have not been answered yet. With 0 nobody can call or be called.
+    /// Dials of one line that have not been answered yet. With 0 there are no calls.
     pub half_open: u32,
     /// Dials that the guest may make in a second, as many at once after a second of quiet. With 0 it cannot call.
     pub connects_per_second: u32,

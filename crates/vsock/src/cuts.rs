@@ -1,4 +1,4 @@
-//! Cutting many circuits short, some at a time: a guest with thousands of them holds up nobody when it goes.
+//! Cutting many circuits short, some at a time: a guest with thousands of them holds up no other when it goes.
 //!
 //! A line that goes down is down at once: its guest is not heard, no call reaches it, and nothing is sent to it. Its ends are *lost* from
 //! then on. The line begins another epoch, by which a lost end is known; the list of its ends is taken, and cut in slices, one now and one at each tick,

@@ -157,18 +157,18 @@ impl Switch {
             (Operation::CreditRequest, 0)
         } else if std::mem::take(&mut outbox.credit_update) {
             (Operation::CreditUpdate, 0)
-        } else if outbox.shutdown & !end.told != 0 {
+        } else if outbox.shutdown & !end.announced != 0 {
             // That no more is received may be said at once; that no more is sent, only behind the last byte.
             let sayable = if nothing_waits {
                 outbox.shutdown
             } else {
                 outbox.shutdown & !SHUTDOWN_SEND
             };
-            let flags = sayable & !end.told;
+            let flags = sayable & !end.announced;
             if flags == 0 {
                 return None;
             }
-            end.told |= flags;
+            end.announced |= flags;
             outbox.shutdown &= !flags;
             self.linger(now, index, side);
             (

@@ -1,4 +1,4 @@
-//! One end of a circuit, and what a guest there has yet to be told.
+//! One end of a circuit, and what is still to be sent to a guest there.
 
 use policy::LineId;
 
@@ -39,14 +39,14 @@ pub(crate) struct End {
     pub(crate) party: Party,
     pub(crate) port: u32,
     /// The context identifier and the port by which the other end knows this one. They differ from its own when it is of another
-    /// domain, or when the call was meant for somebody else.
+    /// domain, or when the call was meant for another one.
     pub(crate) seen: (u32, u32),
     /// Nothing comes from or goes to this end any more.
     pub(crate) gone: bool,
     /// Shutdown flags that the guest has sent.
     pub(crate) heard: u32,
     /// Shutdown flags that the guest has been sent.
-    pub(crate) told: u32,
+    pub(crate) announced: u32,
     /// The guest has asked for an announcement of room that it has not had yet.
     pub(crate) wants_credit: bool,
     pub(crate) outbox: Outbox,
@@ -60,7 +60,7 @@ pub(crate) struct End {
     pub(crate) readable: bool,
 }
 
-/// What a guest has to be told, as flags: each at most once, in a fixed order, with numbers taken when it is sent.
+/// What is to be sent to a guest, as flags: each at most once, in a fixed order, with numbers taken when it is sent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Outbox {
     pub(crate) request: bool,
@@ -80,7 +80,7 @@ impl End {
             seen: (party.cid(), port),
             gone: false,
             heard: 0,
-            told: 0,
+            announced: 0,
             wants_credit: false,
             outbox: Outbox::default(),
             epoch: 0,

@@ -137,7 +137,7 @@ impl Switch {
                         },
                     });
                 }
-                // A guest that has not been told of the call need not be told of its end.
+                // A guest to which the call was not announced needs no end of it.
                 Party::Guest { .. } if side == Side::Callee && end.outbox.request => {
                     self.detach(index, side)
                 }
@@ -218,8 +218,8 @@ impl Switch {
         let to = from.other();
         let unwanted = circuit.end(to).heard & SHUTDOWN_RECEIVE != 0;
         let flow = &mut circuit.flows[from.index()];
-        // Whoever shut down its reading still gets what is kept for it, should it read on; but no more is wanted, and
-        // the source hears of that at once.
+        // An end that shut down its reading still gets what is kept for it, should it read on; but no more is wanted, and
+        // the source is notified of that at once.
         flow.refused |= unwanted && flow.kept() == 0;
         let ending = flow.end;
         let passes_end = flow.kept() == 0 && matches!(ending, Ending::Finishing | Ending::Aborting);
@@ -293,7 +293,7 @@ impl Switch {
                     end.outbox.reset = true;
                     self.enqueue(index, side, actions);
                 } else {
-                    end.outbox.shutdown |= SHUTDOWN_BOTH & !end.told;
+                    end.outbox.shutdown |= SHUTDOWN_BOTH & !end.announced;
                     self.linger(now, index, side);
                     self.enqueue(index, side, actions);
                 }
@@ -302,13 +302,14 @@ impl Switch {
         }
     }
 
-    /// The guest at `side` has been told that the circuit is over, and has some time to confirm it. A guest whose ring
-    /// had no room for that news has not been told.
+    /// The end of the circuit was announced to the guest at `side`, and has some time to confirm it. A guest whose ring
+    /// had no room for that does not know.
     pub(crate) fn linger(&mut self, now: Time, index: usize, side: Side) {
         let circuit = &self.circuits[index];
-        let told = circuit.end(side.other()).gone && circuit.end(side).told == SHUTDOWN_BOTH;
+        let announced =
+            circuit.end(side.other()).gone && circuit.end(side).announced == SHUTDOWN_BOTH;
         let lingers = |deadline: Deadline| deadline.kind == DeadlineKind::Linger;
-        if told && !circuit.deadline.is_some_and(lingers) {
+        if announced && !circuit.deadline.is_some_and(lingers) {
             let at = now + self.limits_at(index, side).linger;
             let kind = DeadlineKind::Linger;
             self.set_deadline(index, Some(Deadline { at, kind }));

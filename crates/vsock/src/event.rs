@@ -1,4 +1,4 @@
-//! What the switch is told, and what it answers.
+//! Events of the switch, and its actions.
 
 use policy::{LineId, RuleId, ServiceId};
 use wire::vsock::{Header, SocketType};
@@ -111,12 +111,12 @@ pub enum Event {
     Tick,
 }
 
-/// Somebody on the host's side who calls a guest.
+/// A caller on the host's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostCaller {
     /// A program of the host, by what [`Switch::program`](crate::Switch::program) said.
     Program(ProgramId),
-    /// Whoever has come in by a published port.
+    /// A caller at a published port.
     Published,
     /// The daemon itself: the guest's agent is to connect a caller of a published port.
     ForPublished,
@@ -133,7 +133,7 @@ pub struct Decided {
     pub dialled_port: u32,
     /// Whom the caller meant, if there is such.
     pub dialled: Option<CalleeId>,
-    /// Who had the call, if it came so far: by a redirection somebody else.
+    /// Who had the call, if it came so far: by a redirection another one.
     pub reached: Option<CalleeId>,
     /// The rule that decided, of the policy in force; without one, what holds without a rule.
     pub rule: Option<RuleId>,
@@ -151,12 +151,12 @@ pub enum CallerId {
         /// Its port. Of a hybrid line, the one that stands for it; 0 if it was refused before it had one.
         port: u32,
     },
-    /// Somebody on the host's side who was refused at once.
+    /// A caller on the host's side was refused at once.
     HostAttempt {
         /// The caller's own name for the attempt.
         token: u64,
     },
-    /// Somebody on the host's side whose call has become this circuit.
+    /// The call of a caller on the host's side has become this circuit.
     HostCircuit {
         /// The circuit.
         circuit: CircuitId,
@@ -323,7 +323,7 @@ pub enum Action {
 pub enum Transmit {
     /// This header, without payload. It counts as sent.
     Control(Header),
-    /// Data of this circuit. Afterwards [`Switch::transmitted`](crate::Switch::transmitted) must be told how much.
+    /// Data of this circuit. Afterwards [`Switch::transmitted`](crate::Switch::transmitted) must be called with how much.
     Data {
         /// The circuit.
         circuit: CircuitId,

@@ -11,11 +11,11 @@ mod modulo;
 pub(crate) enum Ending {
     /// More may come.
     Open,
-    /// The source has sent its last byte; once all is delivered, the destination is told so.
+    /// The source has sent its last byte; once all is delivered, the destination is notified.
     Finishing,
     /// The source was cut off; once all is delivered, the destination sees a reset, never an end of data.
     Aborting,
-    /// The destination has been told.
+    /// The destination was notified.
     Done,
 }
 
@@ -48,9 +48,9 @@ pub(crate) struct Flow {
     window: u32,
     /// The most that may be in our keeping and in the destination's buffer together, in bytes.
     grant: u32,
-    /// `acknowledged` as the source was last told.
+    /// `acknowledged` as last announced to the source.
     shown_acknowledged: u32,
-    /// The window as the source was last told.
+    /// The window as last announced to the source.
     shown_window: u32,
     /// The count up to which the source has ever been allowed to send.
     edge: u32,
@@ -279,7 +279,7 @@ impl Flow {
         (self.shown_window, self.shown_acknowledged)
     }
 
-    /// Whether the source should be told of new room before it runs dry (the rule of Linux 5.4: not on every read).
+    /// Whether new room should be announced to the source before it runs dry (the rule of Linux 5.4: not on every read).
     /// `source_buffer` is the source's own buffer: Linux since 6.12.92 has no more in flight than that.
     pub(crate) fn update_is_due(&self, source_buffer: u32) -> bool {
         if !self.has_news() {

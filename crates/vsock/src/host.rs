@@ -149,7 +149,7 @@ impl Switch {
         let id = circuit.id;
         let flow = circuit.flow_from(host);
         if flow.refused || flow.end != Ending::Open {
-            // It was read before the device heard that nobody takes it.
+            // It was read before the device knew that it is not taken.
             actions.push(Action::Discard {
                 circuit: id,
                 from: host,
@@ -183,7 +183,7 @@ impl Switch {
         self.settle(now, index, actions);
     }
 
-    /// The host program went away before the guest answered: the guest's answer will find nobody.
+    /// The host program went away before the guest answered: the guest's answer is for no one.
     pub(crate) fn host_gone(&mut self, now: Time, id: CircuitId, actions: &mut Actions) {
         let Some(index) = self.find(id) else { return };
         if self.circuits[index].answered {
@@ -227,7 +227,7 @@ impl Switch {
         }
     }
 
-    /// Some bytes of the guest at `from` have reached its program. `update_is_due`: the guest is about to be told.
+    /// Some bytes of the guest at `from` have reached its program. `update_is_due`: the guest is about to be notified.
     pub(crate) fn tune(&mut self, index: usize, from: Side, update_is_due: bool) {
         let circuit = &self.circuits[index];
         let Some(line) = circuit.end(from).line() else {
@@ -268,7 +268,7 @@ impl Switch {
     }
 
     /// The number of a user of the host with these groups, in any order. It is good for a call that is made before the next number is asked for,
-    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be told apart;
+    /// and for that call's circuit. There is none when the circuits that exist are of so many others that they can no longer be distinguished;
     /// then the call has to be refused.
     pub fn program(&mut self, uid: u32, gids: &[u32]) -> Option<ProgramId> {
         self.programs.number(uid, gids, &self.policy)

@@ -1,14 +1,13 @@
 //! VMs whose VMM has a vsock device of its own and stands between them and us: what is known of them, and their calls.
 //!
-//! Such a VMM (Firecracker, Cloud Hypervisor, libkrun, vhost-device-vsock) speaks the *hybrid* convention. Whoever wants to
+//! Such a VMM (Firecracker, Cloud Hypervisor, libkrun, vhost-device-vsock) speaks the *hybrid* convention. A program that wants to
 //! reach a port of its guest connects to the VMM's UNIX socket and names the port. When the guest dials the host, the VMM
-//! connects to the UNIX socket that stands for the port. So a hybrid line has no rings, its guest can dial nobody but the
+//! connects to the UNIX socket that stands for the port. So a hybrid line has no rings, its guest can dial none but the
 //! host, and both directions are sockets of the host's to us. All the rest is as with other VMs: name, identifier, rules, limits.
 //!
 //! A circuit between a hybrid VM and a guest with rings is one between a program of the host and that guest. One between
 //! a hybrid VM and anything else has two sockets of the host's and nothing to decide about once it is set up: they are joined,
-//!
-//! and the switch hears only how much has passed, and when it is over.
+//! and the switch learns only how much has passed, and when it is over.
 
 use std::collections::BTreeSet;
 
@@ -85,7 +84,7 @@ impl OfferedPorts {
 }
 
 impl Switch {
-    /// Adds a line for a VM whose VMM has a vsock device of its own. It is always up, takes streams only, and is told of by
+    /// Adds a line for a VM whose VMM has a vsock device of its own. It is always up, takes streams only, and has
     /// [`Event::HybridDial`](crate::Event::HybridDial) instead of packets.
     pub fn add_hybrid_line(
         &mut self,
@@ -251,7 +250,7 @@ impl Switch {
     }
 }
 
-/// Whether a rule sends elsewhere what this VM calls of the host and nobody offers there.
+/// Whether a rule sends elsewhere what this VM calls of the host and no one offers there.
 fn redirects_listeners(rule: &Rule, caller: &Caller<'_>) -> bool {
     matches!(rule.verdict, Verdict::Redirect(_))
         && rule.from.iter().any(|pattern| pattern.covers(caller))

@@ -20,17 +20,17 @@
 //! they are never more than the flow's *grant*, which is reserved when the circuit is set up and never exceeded by
 //! the credit that the source is shown. So memory is bounded before the first byte is sent, not after the last.
 //!
-//! Packets towards a guest are not queued: what a guest has to be told is a set of flags, and the number in a header is
+//! Packets towards a guest are not queued: what is to be sent to a guest is a set of flags, and the number in a header is
 //! taken when the header is written. [`Switch::next_for`] asks what to send next to a line that has room. A thousand
 //! credit updates that find no room are one flag.
 //!
 //! Between two guests the credit runs end to end: the numbers that one guest announces are shown to the other,
 //! capped by the grant. The switch adds no acknowledgement of its own.
-//! A sender is told of new room when it asks, along with data that goes its way, and before it runs dry, not whenever
+//! New room is announced to a sender when it asks, along with data that goes its way, and before it runs dry, not whenever
 //! its receiver has read something.
 //!
-//! Credit counts bytes; a Linux receiver since 6.12.92 counts packets too, and resets the connection of whoever sends
-//! it too many. So the packets in flight are counted and bounded, and a receiver that has room for bytes but perhaps
+//! Credit counts bytes; a Linux receiver since 6.12.92 counts packets too, and resets the connection of a sender that
+//! sends too many. So the packets in flight are counted and bounded, and a receiver that has room for bytes but perhaps
 //! not for packets is asked what it has consumed. Of messages a receiver consumes only whole ones: none is begun that
 //! could not be finished.
 //!

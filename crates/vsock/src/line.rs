@@ -37,7 +37,7 @@ pub(crate) struct Line {
     pub(crate) domain: DomainId,
     /// The VM's VMM has a vsock device of its own, so that there are no rings: see [`Switch::add_hybrid_line`](crate::Switch::add_hybrid_line).
     pub(crate) hybrid: bool,
-    /// A hybrid line with nobody between the guest and us, so that it is known when the guest is there, and it reaches listeners of
+    /// A hybrid line with no VMM between the guest and us, so that it is known when the guest is there, and it reaches listeners of
     /// the host by us: see [`Switch::add_serial_line`](crate::Switch::add_serial_line).
     pub(crate) serial: bool,
     pub(crate) limits: Limits,

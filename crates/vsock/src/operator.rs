@@ -145,7 +145,7 @@ impl Switch {
     }
 
     /// The identifier by which the guest of this line can call the VM of this name, which may begin with a domain. None
-    /// is told that no rule would ever let it call.
+    /// gets that no rule would ever let it call.
     pub fn resolve(&mut self, from: LineId, name: &str) -> Option<u32> {
         let caller = self.lines.get(from.0 as usize)?;
         let (domain, name) = name
@@ -336,7 +336,7 @@ impl Switch {
         }))
     }
 
-    /// Judges the dial of a host program or of somebody who has come in by a published port. Returns the line that has the
+    /// Judges the dial of a host program or of a caller at a published port. Returns the line that has the
     /// call, the port there, and what to remember.
     pub(crate) fn route_from_host(
         &mut self,
@@ -494,7 +494,7 @@ impl Switch {
         }
     }
 
-    /// What the rules in force say to a circuit that exists, unless they would refuse it or give it to somebody else.
+    /// What the rules in force say to a circuit that exists, unless they would refuse it or redirect it.
     fn judge_again(&self, index: usize) -> Option<Judgement> {
         let circuit = &self.circuits[index];
         let call = circuit.call;

@@ -183,7 +183,7 @@ impl Switch {
             Some(Operation::Shutdown) if answered => {
                 self.shutdown(now, index, side, header.flags, actions)
             }
-            // A caller that hears of credit before it has its answer gives up.
+            // A caller that gets credit before its answer gives up.
             Some(Operation::CreditUpdate | Operation::CreditRequest) if !answered => {}
             Some(Operation::CreditUpdate) => self.pass_credit(index, side, actions),
             Some(Operation::CreditRequest) => self.credit_wanted(index, side, actions),
@@ -441,7 +441,7 @@ impl Switch {
             return false;
         }
         if flow.refused {
-            // The sender has been told, and sent before it heard.
+            // The sender was notified, and sent before that arrived.
             flow.discard();
             flow.acknowledge_all();
             return true;
@@ -454,7 +454,7 @@ impl Switch {
             used.charge(now, header.len);
         }
         let circuit = &self.circuits[index];
-        // Room of which the source was not told while it had plenty may be all that is left to it now.
+        // Room that was not announced to the source while it had plenty may be all that is left to it now.
         let source_starves = circuit.starves(side);
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.bytes_from_guest += u64::from(header.len);
@@ -488,7 +488,7 @@ impl Switch {
     }
 
     /// The receiver at `side` announced room and nothing else. Linux does so whenever it has read everything, which
-    /// the sender need not know each time: it is told when it has asked, or is about to run out.
+    /// the sender need not know each time: it is notified when it has asked, or is about to run out.
     fn pass_credit(&mut self, index: usize, side: Side, actions: &mut Actions) {
         let circuit = &mut self.circuits[index];
         let asked = std::mem::take(&mut circuit.end_mut(side.other()).wants_credit);

@@ -62,7 +62,7 @@ pub struct Switch {
     pub(crate) figures: RuleFigures,
     /// The rules that can match when a guest calls a socket that was made for it.
     pub(crate) listener_callees: RuleSet,
-    /// The rules that can match when somebody comes in by a published port.
+    /// The rules that can match for calls at a published port.
     pub(crate) published_callers: RuleSet,
     pub(crate) programs: Programs,
     /// Circuits that rest until then, as more has passed than their rule lets pass.
@@ -73,7 +73,7 @@ pub struct Switch {
     /// Circuits that are to be cut, in the order of what cuts them.
     pub(crate) cuts: VecDeque<Cut>,
     pub(crate) cuts_at_once: usize,
-    /// What is known of circuits that are over, in order, if anybody wants to know. Each is asked for before the next event is handled
+    /// What is known of circuits that are over, in order, if they are kept. Each is asked for before the next event is handled
     /// but for those that its carrying out makes, so there are at most as many as circuits.
     pub(crate) ended: Option<VecDeque<EndedCircuit>>,
 }
@@ -104,7 +104,7 @@ impl Switch {
         }
     }
 
-    /// Keeps what is known of circuits that end until [`Switch::take_ended`] asks for it. Nobody need ask while this is off.
+    /// Keeps what is known of circuits that end until [`Switch::take_ended`] asks for it. While this is off no one need ask.
     pub fn keep_ended(&mut self) {
         self.ended.get_or_insert_default();
     }

@@ -1,6 +1,6 @@
 //! How much credit a guest has towards a program on the host.
 //!
-//! A guest that has used its credit up waits until it is told of more, and a wake-up later goes on. The more it may have
+//! A guest that has used its credit up waits until it gets more, and a wake-up later goes on. The more it may have
 //! ahead of the program, the less often that happens; so the credit of a flow whose program keeps up is doubled, as TCP does
 //! with its receive window. What a program does not take at once has to be stored, which costs a second copy: once that is
 //! more than three quarters of the credit, its flow gets the usual credit again, and has to show for longer that things have changed. Less

@@ -6,7 +6,7 @@
 //! to the first user that got it, since a program of that user may keep it mapped for ever. So whatever was in a window that is used again, only
 //! the two who could have read it then can read it now; and it is cleaned all the same (`standing.rs` has the states).
 //!
-//! What a VM says is not believed further than it has to be: a window is named by a UUID that was made here, words about a window of somebody else
+//! What a VM says is not believed further than it has to be: a window is named by a UUID that was made here, words about another's window
 //! change nothing, and nothing is read from the memory that guests can write.
 //!
 //! How a guest comes to its windows:
@@ -14,7 +14,7 @@
 //! - *With `qmp`* each is a sealed memfd, and is added to the running QEMU: those with the host when the session of the guest's agent begins, one between
 //!   two VMs when they first need it. What an earlier daemon has added is lost with that daemon: it is of no use until QEMU is started anew.
 //! - *Without* there are only windows with the host, as files that the VMM is started with. They outlive the daemon: `windows.json` beside
-//!   them says which is which. Whoever has such a file open could truncate it and so end the VMM; so they are for programs of root and of
+//!   them says which is which. A program that has such a file open could truncate it and so end the VMM; so they are for programs of root and of
 //!   the daemon's own user, and the others are carried as streams.
 //!
 //! # Limits
@@ -71,7 +71,7 @@ pub enum WindowsError {
     },
 }
 
-/// Who is told that a window is in use or free from now on, and of which VMs it is: one, or two with a comma between them.
+/// The program that is run when a window is in use or free from now on, and of which VMs it is: one, or two with a comma between them.
 pub type Observer = Box<dyn Fn(WindowState, String) + Send + Sync>;
 
 /// The windows of a daemon.
@@ -82,7 +82,7 @@ pub struct Windows {
     state: Mutex<State>,
     /// Something has been shown, or let go of.
     changed: Condvar,
-    /// Where it is told who gets one.
+    /// The program that is run when a window is given away.
     observer: OnceLock<Observer>,
 }
 
@@ -121,7 +121,7 @@ struct Window {
     standing: Standing,
     /// Its number among those of its VM that have a path.
     index: Option<u32>,
-    /// Somebody is cleaning it.
+    /// It is being cleaned.
     is_being_cleaned: bool,
     /// Cleaning it has failed.
     is_broken: bool,
@@ -150,7 +150,7 @@ impl Windows {
         })
     }
 
-    /// Has it told there, from now on, who gets a window.
+    /// Sets the program that is run when a window is given away.
     pub fn set_observer(&self, observer: Observer) {
         // The first is meant to be the only one.
         let _ = self.observer.set(observer);

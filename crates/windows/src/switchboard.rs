@@ -11,7 +11,7 @@
 //! - Windows are the [`pool`]'s: which there are, whose they are, and when one may be used again.
 //!
 //! One thread does this, with a runtime of its own, as taking a window may have to wait for a VMM. While nothing happens it sleeps: there are timers only for halves that wait for
-//! the other and for holders that have been told to let go.
+//! the other and for holders that were asked to let go.
 
 mod board;
 mod effects;
@@ -51,7 +51,7 @@ const MAX_WAITING_CALLS: usize = 1024;
 /// comes, beside those that take windows.
 const MAX_BLOCKING_THREADS: usize = 512;
 
-/// Windows that are being taken at once, each of which may have to wait for a VMM and two guests; more wait. The other threads are for what nobody holds up.
+/// Windows that are being taken at once, each of which may have to wait for a VMM and two guests; more wait. The other threads are for what never waits.
 const MAX_TAKEN_AT_ONCE: usize = 48;
 
 /// Of those, such for circuits of one VM; more get streams. No VM has as many windows of one sort.
@@ -60,7 +60,7 @@ const MAX_TAKEN_AT_ONCE_PER_VM: usize = 8;
 /// How long one half of a circuit waits for the other.
 pub const PAIRING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a holder that has been told to let go of a window may take.
+/// How long a holder that was asked to let go of a window may take.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most circuits that are listed at once.
@@ -205,7 +205,7 @@ impl Switchboard {
         })
     }
 
-    /// Tells the data plane, once. Until then nobody gets a circuit.
+    /// Sets the data plane, once. Until then there are no circuits.
     pub fn set_plane(&self, plane: Arc<dyn DataPlane>) {
         // A second one is the first one's own mistake, and changes nothing.
         let _ = self.shared.plane.set(plane);
@@ -305,7 +305,7 @@ impl Circuits for Switchboard {
             windowed.chain(state.board.waiting()).collect()
         };
         for id in known {
-            // Of one whose stream is over nobody can say any more whether it is allowed.
+            // Whether one whose stream is over is allowed is no longer known.
             let is_allowed = plane
                 .show_circuit(id)
                 .is_some_and(|known| known.state != CircuitState::Closing);

@@ -19,7 +19,7 @@ fn call(vm: &str, decision: AuditDecision) -> AuditRecord {
             cid: 3,
             port: 1024,
         },
-        to: AuditCallee::Nobody { cid: 9, port: 22 },
+        to: AuditCallee::UnknownCid { cid: 9, port: 22 },
         redirected_to: None,
         rule: None,
         reason: Some("no VM has this context identifier".into()),

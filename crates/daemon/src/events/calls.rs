@@ -202,7 +202,7 @@ fn callee_words(callee: &AuditCallee) -> String {
             ..
         } => format!("{address}:{port}"),
         AuditCallee::Address { port, .. } => format!("(nowhere):{port}"),
-        AuditCallee::Nobody { cid, port } => format!("(CID {cid}):{port}"),
+        AuditCallee::UnknownCid { cid, port } => format!("(CID {cid}):{port}"),
     }
 }
 
@@ -240,7 +240,7 @@ fn callee_asked(callee: &AuditCallee) -> (String, u32) {
                 u32::from(*port),
             )
         }
-        AuditCallee::Nobody { cid, port } => (format!("cid:{cid}"), *port),
+        AuditCallee::UnknownCid { cid, port } => (format!("cid:{cid}"), *port),
     }
 }
 

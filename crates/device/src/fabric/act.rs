@@ -153,7 +153,7 @@ impl Fabric {
                 Direction::Write => Shutdown::Write,
             };
             self.slow.timed(host.party, Some(id), || {
-                // It fails only when the program is gone, which its socket tells us too.
+                // It fails only when the program is gone, which its socket reports too.
                 let _ = rustix::net::shutdown(&host.socket, how);
             });
         }

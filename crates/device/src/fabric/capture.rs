@@ -1,13 +1,13 @@
-//! Captures: the packets of all lines or of one, copied for somebody who looks.
+//! Captures: the packets of all lines or of one, copied for a reader.
 //!
 //! A packet is seen at a guest's rings: as the guest has handed it over, before anything is decided about it, and as the guest was given it,
-//! whoever made it, a guest or we. So what goes from guest to guest is seen twice in a capture of all lines, each time with the identifiers that
+//! by whichever side it was made. So what goes from guest to guest is seen twice in a capture of all lines, each time with the identifiers that
 //! hold on that line.
 //!
-//! Of hybrid and serial lines nobody here sees packets. What is shown of them is what must be on the guest's side of the socket: calls and their
+//! The packets of hybrid and serial lines are not seen here. What is shown of them is what must be on the guest's side of the socket: calls and their
 //! answers, bytes in the pieces in which they pass, and ends; without a header of virtio's.
 //!
-//! While nobody looks, this costs a look at an empty list for each packet and for each action.
+//! Without a capture, this costs a look at an empty list for each packet and for each action.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub enum CaptureError {
 #[derive(Default)]
 pub(super) struct Captures {
     under_way: Vec<LineCapture>,
-    /// Circuits of guests whose packets nobody sees, as far as they have been shown: no more than there are.
+    /// Circuits of guests whose packets are not seen, as far as they have been shown: no more than there are.
     shown: BTreeMap<(CircuitId, Side), Shown>,
 }
 
@@ -62,7 +62,7 @@ struct LineCapture {
 #[derive(Debug, Clone, Copy)]
 struct Shown {
     view: HybridView,
-    /// The guest has said, and been told, that no more comes.
+    /// Both the guest and its peer have ended this direction.
     ended: [bool; 2],
 }
 
@@ -88,7 +88,7 @@ impl LineCapture {
 }
 
 impl Captures {
-    /// Whether anybody looks.
+    /// Whether there is a capture.
     #[inline]
     pub(super) fn are_wanted(&self) -> bool {
         !self.under_way.is_empty()
@@ -162,7 +162,7 @@ impl Payload<'_> {
 }
 
 impl Fabric {
-    /// Shows what passes the lines to a sink, until nobody reads there, the line of the one VM that it is about is closed, or as many packets as
+    /// Shows what passes the lines to a sink, until its reader is gone, the line of the one VM that it is about is closed, or as many packets as
     /// wanted were taken.
     pub fn capture(
         &mut self,
@@ -189,7 +189,7 @@ impl Fabric {
                 capture.interface(number, &io.name);
             }
         }
-        // At once, so that whoever reads sees that it has begun.
+        // At once, so that the reader sees that it has begun.
         capture.offer(now_ns());
         if !capture.has_ended() {
             self.captures.under_way.push(LineCapture {
@@ -252,7 +252,7 @@ impl Fabric {
         self.show(line, direction, ports, &virtio_headers(header), &payload);
     }
 
-    // ---- Guests whose packets nobody sees ----
+    // ---- Guests whose packets are not seen ----
 
     fn shown(&mut self, circuit: CircuitId, side: Side) -> Option<&mut Shown> {
         use std::collections::btree_map::Entry;
@@ -304,11 +304,12 @@ impl Fabric {
             return;
         };
         let view = shown.view;
-        let told = std::mem::replace(&mut shown.ended[usize::from(is_outbound(direction))], true);
+        let was_ended =
+            std::mem::replace(&mut shown.ended[usize::from(is_outbound(direction))], true);
         if of_both {
             shown.ended = [true; 2];
         }
-        if !told {
+        if !was_ended {
             self.show_plain(&view, direction, Purpose::Disconnect, &Payload::None);
         }
     }
@@ -379,7 +380,7 @@ impl Fabric {
         self.show_end(circuit, from.other(), Direction::Outbound, false);
     }
 
-    /// What the switch is told of circuits with a guest without rings.
+    /// Events of circuits with a guest without rings.
     #[cold]
     pub(super) fn show_event(&mut self, event: &Event) {
         match *event {

@@ -38,7 +38,7 @@ pub enum NewLine {
     Rings(LineConfig),
     /// One of a VM whose VMM has a vsock device of its own.
     Hybrid(HybridConfig),
-    /// One whose streams somebody else carries.
+    /// One whose streams a carrier passes on.
     Serial(SerialConfig, Carrier),
 }
 

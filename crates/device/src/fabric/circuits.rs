@@ -1,4 +1,4 @@
-//! Circuits, for whoever asks: which there are, which one a guest means, and the end of one.
+//! Circuits, for queries: which there are, which one a guest means, and the end of one.
 
 use std::ops::Range;
 

@@ -219,7 +219,7 @@ impl Fabric {
         self.wake(id);
     }
 
-    /// Tells the guest that its circuits are gone, if that is due (virtio 1.2, section 5.10.6.7). Without an event ring, which QEMU
+    /// Notifies the guest that its circuits are gone, if that is due (virtio 1.2, section 5.10.6.7). Without an event ring, which QEMU
     /// keeps to itself, it learns it from the answer to its next packet.
     pub(super) fn send_events(&mut self, id: LineId) {
         let mut chain = Chain::default();

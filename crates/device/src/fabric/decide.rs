@@ -1,4 +1,4 @@
-//! Telling who keeps the audit what became of a call, with the names of everybody concerned.
+//! Reports to the audit: what became of a call, with the names of both ends.
 
 use policy::LineId;
 use vsock::{CalleeId, CallerId, CircuitId, Decided, Event};
@@ -46,7 +46,7 @@ impl Fabric {
         }
     }
 
-    /// Tells whoever takes note that a circuit is over.
+    /// Reports to the observer that a circuit is over.
     pub(super) fn observe_end(&mut self, id: CircuitId) {
         let Some(ended) = self.switch.take_ended(id) else {
             return;
@@ -57,7 +57,7 @@ impl Fabric {
         self.observe(&Observation::CircuitEnded { circuit, reason });
     }
 
-    /// Tells the switch that a line comes or goes, and whoever takes note if that is news.
+    /// Reports to the switch that a line comes or goes, and to the observer if that is news.
     pub(super) fn tell_of_line(&mut self, line: LineId, event: Event) {
         let was_up = self.switch.is_up(line);
         self.tell(event);
@@ -66,7 +66,7 @@ impl Fabric {
             return;
         };
         let vm = vm.as_str();
-        // A driver that starts anew has been away, even if nobody saw it go.
+        // A driver that starts anew has been away, even if it was not seen to go.
         match (was_up, is_up) {
             (_, true) => self.observe(&Observation::LineUp { vm }),
             (true, false) => self.observe(&Observation::LineDown { vm }),

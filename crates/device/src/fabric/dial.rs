@@ -18,7 +18,7 @@ use crate::slow::Party;
 use crate::socket::port_path;
 
 /// How long a guest's dial may wait for room in a listener's backlog: a little less than the two seconds that Linux
-/// gives a connect, so that the guest hears the reason and does not just time out.
+/// gives a connect, so that the guest gets the reason and does not just time out.
 const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Dials that are tried again in one turn, before everything else has its turn.
@@ -90,7 +90,7 @@ impl Fabric {
     }
 
     /// Has calls of guests to this port of the host, of one VM by its full name or of all, put through by the dialer, or no longer. What is
-    /// offered as a service there stays a service, and a program that listens at the port's path stays before it: whoever may make that path is
+    /// offered as a service there stays a service, and a program that listens at the port's path stays before it: the one who may make that path is
     /// nearer to the daemon than a member of its group.
     pub fn set_listening(&mut self, port: u32, vm: Option<String>, listens: bool) {
         let listeners = self.listening.entry(port).or_default();
@@ -103,7 +103,7 @@ impl Fabric {
         }
     }
 
-    /// Has the VMM of a hybrid line put a call through to its guest, or whoever carries the streams of a serial line.
+    /// Has the VMM of a hybrid line put a call through to its guest; of a serial line, the carrier.
     pub(super) fn dial_hybrid(&mut self, circuit: CircuitId, line: LineId, port: u32) {
         if let Err(reason) = self.vouch(circuit, line, port) {
             return self.tell(Event::HostDialed {
@@ -176,7 +176,7 @@ impl Fabric {
         }
     }
 
-    /// The way back to a circuit for somebody who puts its call through.
+    /// The way back to a circuit for the one that puts its call through.
     pub(super) fn reply_to(&mut self, circuit: CircuitId) -> Reply {
         let answers = self.dialled_by.clone();
         let waker = self.reactor.waker();

@@ -35,7 +35,7 @@ pub struct HybridConfig {
 
 impl Fabric {
     /// Opens a line for a VM whose VMM has a vsock device of its own. The sockets for its calls listen when this returns, but for
-    /// those whose path somebody else listens at: these are left to whoever it is.
+    /// those whose path another program listens at, which are left alone.
     ///
     /// # Errors
     /// When its name or identifier cannot be had, or sockets cannot be made beside the VMM's. Nothing is left behind then.
@@ -68,7 +68,7 @@ impl Fabric {
         }
     }
 
-    /// Returns the first error of those that are not somebody else's listener; all others are listened at nevertheless.
+    /// Returns the first error of those that are not another program's listener; all others are listened at nevertheless.
     fn offer_line_ports(&mut self, id: LineId) -> Result<(), OpenLineError> {
         let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return Ok(());

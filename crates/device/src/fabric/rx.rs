@@ -89,7 +89,7 @@ impl Fabric {
         })
     }
 
-    /// Takes buffers from the guest until at least `count` are held. Without enough, it asks to be told of new ones.
+    /// Takes buffers from the guest until at least `count` are held. Without enough, it asks for a notification of new ones.
     fn has_buffers(&mut self, id: LineId, count: usize) -> bool {
         let turn = self.turn;
         loop {

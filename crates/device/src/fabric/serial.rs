@@ -1,4 +1,4 @@
-//! VMs whose guests have no vsock, and are reached by streams that somebody else carries: over a serial port, for instance.
+//! VMs whose guests have no vsock, and are reached by streams of a carrier: over a serial port, for instance.
 //!
 //! To the switch such a line is a hybrid one: an end of a circuit that is a socket of the host's. Where a hybrid line has a VMM that is
 //! called at its socket and calls at ours, this one has a [`Carrier`], which is asked for a stream to a port of the guest and answers with

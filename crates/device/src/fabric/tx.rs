@@ -93,7 +93,7 @@ impl Fabric {
             return true;
         };
         if let Some(ring) = line.rings[TX].as_mut() {
-            // It would only be told again that there is something.
+            // Another notification would say nothing new.
             ring.queue.disable_notifications();
         }
         if line
@@ -109,7 +109,7 @@ impl Fabric {
         true
     }
 
-    /// Hears those guests again that have rested long enough.
+    /// Drains again the guests that have rested long enough.
     pub(super) fn end_rests(&mut self) {
         while let Some((until, id)) = self.resting_lines.first().copied() {
             if until > self.now {

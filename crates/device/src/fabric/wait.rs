@@ -11,7 +11,7 @@ use crate::reactor::{EventFlags, Token};
 use crate::ring::{Lazily, Ring};
 use crate::vsock::TX;
 
-/// How long a guest may have to wait until it hears that packets it sent have left, unless it is so many that it may want the
+/// How long a guest may have to wait until it is notified that packets it sent have left, unless it is so many that it may want the
 /// descriptors.
 const INTERRUPT_DELAY: Duration = Duration::from_millis(1);
 
@@ -168,7 +168,7 @@ impl Fabric {
             };
             if index != TX {
                 ring.publish();
-            } else if ring.publish_lazily(false) == Lazily::Owes {
+            } else if ring.publish_lazily(false) == Lazily::Due {
                 self.owed_interrupts
                     .push_back((self.now + INTERRUPT_DELAY, id));
             }

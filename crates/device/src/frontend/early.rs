@@ -74,7 +74,7 @@ pub(super) fn take(mut stream: &UnixStream) -> ProtocolResult<Option<Enable>> {
 }
 
 impl Enable {
-    /// Tells the VMM what became of it, if it wants to know.
+    /// Answers the VMM, if it asked for that.
     ///
     /// # Errors
     /// When the VMM is gone, and what became of it when that was an error.

@@ -29,7 +29,7 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     }
 }
 
-/// Makes an eventfd fit for interrupts: whoever does not take them must not block us.
+/// Makes an eventfd fit for interrupts: a full one must not block.
 pub(super) fn prepare_call(call: &File) -> io::Result<()> {
     check(call)?;
     Ok(rustix::io::ioctl_fionbio(call.as_fd(), true)?)

@@ -1,10 +1,10 @@
-//! Captures: the frames of a network or of one of its ports, copied for somebody who looks.
+//! Captures: the frames of a network or of one of its ports, copied for a reader.
 //!
 //! A frame is seen at a port: as the guest has handed it over, also when it goes nowhere, and as the guest was given it. So a frame from
 //! guest to guest is seen twice in the capture of a network, as on any host with an interface for each guest.
 //!
-//! While nobody looks, this costs one look at an empty list for each batch from a guest and for each destination of a batch, and for each frame
-//! given a branch on what was found. While somebody does, frames are copied once more ([`crate::capture`]).
+//! Without a capture, this costs one look at an empty list for each batch from a guest and for each destination of a batch, and for each frame
+//! given a branch on what was found. With one, frames are copied once more ([`crate::capture`]).
 
 use guestmem::guest::MemoryError;
 use wire::net_header::NET_HEADER_LEN;
@@ -29,14 +29,14 @@ struct NetCapture {
     capture: Capture,
 }
 
-/// Somebody looks at what passes a port at the moment.
+/// A capture of a port is under way.
 pub(super) struct Watch<'a> {
     captures: &'a mut Captures,
     time_ns: u64,
 }
 
 impl Captures {
-    /// Whether somebody looks at this port, with what passes it from now on.
+    /// Whether a capture sees this port.
     #[inline]
     pub(super) fn watch(&mut self, network: usize, port: usize, name: &str) -> Option<Watch<'_>> {
         match self.0.is_empty() {
@@ -178,7 +178,7 @@ impl Drop for Watch<'_> {
 }
 
 impl NetFabric {
-    /// Shows the frames of a network, or of one VM's port, to a sink, until nobody reads there, the network or the port is removed, or as
+    /// Shows the frames of a network, or of one VM's port, to a sink, until its reader is gone, the network or the port is removed, or as
     /// many frames as wanted were taken.
     pub fn capture(
         &mut self,
@@ -205,7 +205,7 @@ impl NetFabric {
         for port in ports {
             capture.interface(port, &self.ports[port].vm);
         }
-        // At once, so that whoever reads sees that it has begun.
+        // At once, so that the reader sees that it has begun.
         capture.offer(now_ns());
         if !capture.has_ended() {
             self.captures.0.push(NetCapture {

@@ -98,7 +98,7 @@ pub(super) enum Undelivered {
 }
 
 impl NetFabric {
-    /// Copies frames of the batch to a guest, and tells it.
+    /// Copies frames of the batch to a guest, and interrupts it.
     pub(super) fn deliver(&mut self, number: usize, list: &[Routed], source: &Source<'_>) {
         let mut first = 0;
         while first < list.len() {
@@ -156,7 +156,7 @@ impl NetFabric {
                     port.counters.dropped_without_buffers += left as u64;
                     break;
                 }
-                // The sender is at fault, and nobody else has to do with it.
+                // The sender alone is at fault.
                 Err(Undelivered::Frame(_)) => self.batch.spoiled += 1,
                 Err(error) => {
                     failure = Some(error);

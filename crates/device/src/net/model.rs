@@ -1,4 +1,4 @@
-//! What a VMM is told about a port's network device (virtio 1.2, section 5.1).
+//! What a VMM learns about a port's network device (virtio 1.2, section 5.1).
 
 use wire::net_header::Offloads;
 

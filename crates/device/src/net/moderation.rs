@@ -5,7 +5,7 @@
 //! An interrupt costs a guest thousands of cycles, more than it needs for dozens of frames, and a guest that is interrupted for each
 //! frame does nothing else (Rizzo, Lettieri, Maffione: "Speeding Up Packet I/O in Virtual Machines", 2013). So as with the
 //! moderation of a network card, the first frame into an idle ring interrupts at once, and after that there is at most one interrupt
-//! in a *window* of time. Nobody waits longer than a window, and a guest that answers each frame with one of its own waits for none,
+//! in a *window* of time. No guest waits longer than a window, and a guest that answers each frame with one of its own waits for none,
 //! as its round takes longer than the shortest window.
 //!
 //! The window adapts: while each interrupt is for many frames it doubles, since the guest lives on throughput; as soon as one is for

@@ -9,12 +9,12 @@ use super::{NetFabric, cost};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::Lazily;
 
-/// How long a guest may have to wait until it hears that frames it sent have left, unless it is so many that it may want the
+/// How long a guest may have to wait until it is notified that frames it sent have left, unless it is so many that it may want the
 /// descriptors, or so much that its TCP may.
 const SENT_DELAY: Duration = Duration::from_micros(100);
 
 /// So many bytes that have left are news at once. Linux gives its card no more of a flow than two of the longest frames, or what the flow sends in a millisecond, until
-/// it hears that they have left ("TCP small queues", `tcp_small_queue_check`).
+/// it is notified that they have left ("TCP small queues", `tcp_small_queue_check`).
 const SENT_BYTES: usize = 128 << 10;
 
 /// Looks at the rings between two looks at the descriptors, when there is nothing else to do.
@@ -195,7 +195,7 @@ impl NetFabric {
                 ring.sent_bytes = 0;
                 port.counters.interrupts += 1;
             }
-            Lazily::Owes => {
+            Lazily::Due => {
                 self.owed.insert((at, number, index));
             }
         }

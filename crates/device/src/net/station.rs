@@ -30,7 +30,7 @@ impl NetFabric {
     ) -> Result<(), NetError> {
         let index = self.network_named(network)?;
         let mut station = Station::new(config)?;
-        // What guests were told before may not hold any more.
+        // What was advertised before may not hold any more.
         station.link_up();
         let network = &mut self.networks[index];
         let id = match &network.station {

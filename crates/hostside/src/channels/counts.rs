@@ -1,4 +1,4 @@
-//! What has happened on a channel, written by its task and read by whoever asks.
+//! What has happened on a channel, written by its task and read by queries.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(super) struct Counts {
     pub(super) bytes_from_guest: Count,
     /// Bytes that were given to the VMM for the guest.
     pub(super) bytes_to_guest: Count,
-    /// Bytes that the guest has written and that nobody will get.
+    /// Bytes that the guest has written and that are lost.
     pub(super) lost_from_guest: Count,
     /// Bytes for the guest that it will not get.
     pub(super) lost_to_guest: Count,

@@ -31,7 +31,7 @@ impl GrowingFile {
         &self.path
     }
 
-    /// Appends these bytes, of which there are not more than fit into one file. If somebody has moved the file away, a new one begins.
+    /// Appends these bytes, of which there are not more than fit into one file. If the file was moved away, a new one begins.
     ///
     /// # Errors
     /// What the system says, and how many of the bytes have been written.

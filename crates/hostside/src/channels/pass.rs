@@ -16,7 +16,7 @@ use runtime::sockets::watch_descriptor;
 /// What is in our keeping of one direction at most, in bytes.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
-/// What is looked at, at most, of bytes that nobody will get, to count them: more than a socket holds.
+/// What is looked at, at most, of lost bytes, to count them: more than a socket holds.
 const MAX_DRAINED_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long a program may take for the last that a guest has written, when its VMM has gone.
@@ -41,7 +41,7 @@ pub(super) struct Device(Watched);
 /// The host's end.
 pub(super) struct Taker(Watched);
 
-/// What the guest has written and nobody has taken yet.
+/// What the guest has written and was not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     bytes: Vec<u8>,
@@ -68,7 +68,7 @@ impl Kept {
 
 impl Watched {
     fn new(stream: UnixStream) -> Option<Watched> {
-        // It fails only when there are no descriptors left: then whoever it is comes again.
+        // It fails only when there are no descriptors left: then the program connects again.
         let hangs_up = watch_without_holding(&stream).and_then(watch_descriptor);
         Some(Watched {
             stream,
@@ -109,7 +109,7 @@ impl Watched {
         }
     }
 
-    /// Counts what is there and nobody will get.
+    /// Counts what is there and will be lost.
     fn drain(&self) -> usize {
         let (mut drained, mut room) = (0, Vec::new());
         while drained < MAX_DRAINED_BYTES {

@@ -27,14 +27,14 @@ const WORKED: Duration = Duration::from_secs(5);
 /// How long the channel rests between two VMMs, so that one that comes and goes without end fills no log.
 const REST: Duration = Duration::from_millis(50);
 
-/// How long the channel rests when its file could not be written, so that a full disk keeps nobody busy.
+/// How long the channel rests when its file could not be written, so that a full disk costs little.
 const FILE_REST: Duration = Duration::from_millis(200);
 
 /// What is to be at the host's end.
 pub(super) enum Far {
     /// A socket that is dialled.
     Dial(PathBuf),
-    /// Whoever connects, one at a time.
+    /// Programs that connect, one at a time.
     Accept(Arc<PrivateListener>),
     /// A program that is started.
     Start(Vec<String>),
@@ -78,7 +78,7 @@ pub(super) struct Run {
     stop: watch::Receiver<bool>,
     /// Programs that run, and channels.
     running: watch::Sender<usize>,
-    /// What the guest has written and nobody has taken yet.
+    /// What the guest has written and was not taken yet.
     kept: Kept,
 }
 
@@ -113,12 +113,12 @@ impl Run {
         })
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until it is stopped.
     pub(super) async fn run(mut self) {
         let mut stop = self.stop.clone();
         tokio::select! {
             () = self.serve() => {}
-            // Nobody who could say so is left, which says the same.
+            // The sender is gone, which means the same.
             _ = stop.wait_for(|stop| *stop) => {}
         }
         self.counts.set_attached(false);
@@ -258,7 +258,7 @@ async fn reach_far(
     from_descriptor(socket).ok().and_then(Taker::new)
 }
 
-/// Somebody at the other end, or nobody after a rest.
+/// The other end, or none after a rest.
 async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<UnixStream> {
     let reached = match way {
         Way::Listen(listener) => listener.accept().await.map(|(stream, _)| stream),
@@ -273,7 +273,7 @@ async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<Un
             Some(stream)
         }
         Err(error) => {
-            // That nobody is there yet is nothing to tell; of the rest, each time that it begins.
+            // That the other end is not there yet is not logged; the rest is, each time that it begins.
             let awaited = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
             if backoff.is_fresh() && !awaited.contains(&error.kind()) {
                 let (vm, channel) = (purpose.vm.as_str(), purpose.name.as_str());
@@ -293,7 +293,7 @@ fn from_descriptor(descriptor: std::os::fd::OwnedFd) -> io::Result<UnixStream> {
 /// A wait that doubles as long as nothing works.
 struct Backoff {
     wait: Duration,
-    /// Since when somebody has been there.
+    /// Since when the other end has been there.
     begun: Option<Instant>,
 }
 
@@ -310,7 +310,7 @@ impl Backoff {
         self.wait == BACKOFF.0
     }
 
-    /// Somebody is there: whether that lasts is yet to be seen.
+    /// The other end is there: whether that lasts is yet to be seen.
     fn begun(&mut self) {
         self.begun = Some(Instant::now());
     }

@@ -34,7 +34,7 @@ pub fn run(daemon: impl AsFd) -> io::Result<()> {
     let mut running: Vec<Running> = Vec::new();
     loop {
         let [of_daemon, of_programs] = look(daemon, &running)?;
-        // From behind, so that what is taken out moves nobody who is still to be looked at.
+        // From behind, so that what is taken out moves no entry that is still to come.
         for number in (0..running.len()).rev() {
             if of_programs.contains(&number) && !running[number].attend() {
                 running.swap_remove(number);
@@ -134,14 +134,14 @@ fn spawn(
     let inherited = INHERITED
         .iter()
         .filter_map(|name| Some((name, std::env::var_os(name)?)));
-    let told = environment
+    let passed = environment
         .into_iter()
         .filter(|(name, _)| name.starts_with(ENVIRONMENT_PREFIX));
     let mut child = Command::new(program)
         .args(arguments)
         .env_clear()
         .envs(inherited)
-        .envs(told)
+        .envs(passed)
         .current_dir("/")
         .process_group(0)
         .stdin(circuit.try_clone()?)
@@ -166,7 +166,7 @@ fn watch(child: &Child) -> io::Result<(Pid, OwnedFd)> {
     Ok((pid, ended))
 }
 
-/// A word is a few bytes in an empty socket, so it never waits; whoever does not listen any more misses it.
+/// A word is a few bytes in an empty socket, so it never waits; a receiver that is gone misses it.
 fn say(leash: &OwnedFd, word: Word) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let _ = rustix::net::send(leash, &word.encode(), flags);

@@ -55,7 +55,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Gives a port what its configuration says, which was checked. Whoever has learned or taken any of it until now loses it.
+    /// Gives a port what its configuration says, which was checked. Another port that has learned or taken any of it loses it.
     pub(super) fn assign(&mut self, id: PortId, config: &PortConfig) {
         self.reserved += config.reserved();
         if let Some(mac) = config.mac {

@@ -54,7 +54,7 @@ pub enum PortKind {
 pub struct PortConfig {
     /// What is behind it.
     pub kind: PortKind,
-    /// Its address: it may use no other, and nobody else may use this one, in any VLAN.
+    /// Its address: it may use no other, and no other may use this one, in any VLAN.
     pub mac: Option<MacAddress>,
     /// How many addresses may be learned behind it. None are where it has an address of its own.
     pub learned_max: u16,
@@ -62,7 +62,7 @@ pub struct PortConfig {
     pub vlan: Vlan,
     /// Whether it reaches only uplinks and stations.
     pub isolated: bool,
-    /// Its IPv4 address: a guest may use no other, and nobody else may use it in the VLAN of this port's frames without a tag.
+    /// Its IPv4 address: a guest may use no other, and no other may use it in the VLAN of this port's frames without a tag.
     pub ipv4: Option<Ipv4Addr>,
     /// Further addresses that no other port may use in that VLAN, up to [`PortConfig::ADDRESSES_MAX`]. Those behind an uplink that also is in
     /// [`VlanId::DEFAULT`] are addresses there.
@@ -161,7 +161,7 @@ impl PortConfig {
     }
 }
 
-/// Which IPv6 addresses a guest may use: link-local ones and those of some prefixes, each for whoever was first to use it (in the spirit of RFC 6620).
+/// Which IPv6 addresses a guest may use: link-local ones and those of some prefixes, each for the first to use it (in the spirit of RFC 6620).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ipv6Guard {
     /// The network's prefixes, up to [`Ipv6Guard::PREFIXES_MAX`]. One of length 0 stands for those that routers behind uplinks advertise,
@@ -226,11 +226,11 @@ pub struct Rates {
     pub frames_per_second: Option<u32>,
     /// Bytes of frames.
     pub bytes_per_second: Option<u64>,
-    /// Frames to everybody.
+    /// Broadcast frames.
     pub broadcasts_per_second: u32,
     /// Frames to groups.
     pub multicasts_per_second: u32,
-    /// Frames to addresses that nobody is known to have.
+    /// Frames to unknown addresses.
     pub unknown_per_second: u32,
 }
 

@@ -170,7 +170,7 @@ impl Bridge {
             _ => None,
         };
         if ip.source.is_unspecified() {
-            // Before it has an address, a host asks whether anybody has it, for routers, and says which groups it is in.
+            // Before it has an address, a host asks whether it is taken, for routers, and says which groups it is in.
             if !matches!(kind, Some(131 | 132 | 133 | 135 | 143)) {
                 return Err(Refusal::Ipv6Source);
             }

@@ -1,4 +1,4 @@
-//! Who uses which address: whoever was first, until it falls silent.
+//! Who uses which address: the first one, until it falls silent.
 //!
 //! Learned MAC addresses and IPv6 addresses that guests have given themselves are the same to a switch. An address is the port's that
 //! used it first; another gets it only when the first has not used it for the ageing time, or is gone.
@@ -219,7 +219,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
     }
 
-    /// `port` gets an address, whoever had it, or uses it once more.
+    /// `port` gets an address, also from another port, or uses it once more.
     #[inline]
     pub(super) fn take(&mut self, now: Time, key: K, port: PortId, bound: Bound) {
         let Some(index) = self.by_key.get(&key).copied() else {
@@ -302,7 +302,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         oldest.map(|oldest| self.remove(oldest)).is_some()
     }
 
-    /// Forgets the addresses that are meant, whoever has them. Takes time in proportion to all there are.
+    /// Forgets the addresses that are meant, of every port. Takes time in proportion to all there are.
     pub(super) fn forget_keys(&mut self, is_meant: impl Fn(&K) -> bool) {
         let meant: Vec<u32> = self
             .by_key

@@ -63,13 +63,13 @@ pub enum Refusal {
     /// A router's advertisement or redirect from a port that is none.
     #[error("a router's advertisement or redirect, from a port that may not be one")]
     RogueRouter,
-    /// Too many frames to everybody.
+    /// Too many broadcast frames.
     #[error("more broadcasts than the port's rate allows")]
     BroadcastRate,
     /// Too many frames to groups.
     #[error("more multicasts than the port's rate allows")]
     MulticastRate,
-    /// Too many frames to addresses that nobody has.
+    /// Too many frames to unknown addresses.
     #[error("more frames to unknown addresses than the port's rate allows")]
     UnknownRate,
     /// To the port it came from.

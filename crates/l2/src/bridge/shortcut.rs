@@ -37,7 +37,7 @@ impl Bridge {
         if !plain || !self.passes(gate, header, frame_len) {
             return None;
         }
-        // No group is anybody's assigned address, nor is one that is for the next switch only.
+        // No group is an assigned address, nor is one that is for the next switch only.
         let to = *self.stations.get(&number_at::<0>(header))?;
         let target = &self.gates[usize::from(to.0)];
         let reached = gate.access.is_some()

@@ -87,7 +87,7 @@ impl fmt::Debug for VlanSet {
 pub enum Vlan {
     /// In one VLAN, without tags in either direction. A tag that carries only a priority is accepted and taken off.
     Access(VlanId),
-    /// In several, told apart by tags.
+    /// In several, distinguished by tags.
     Trunk {
         /// Whose frames have no tag. Without one such frames are refused.
         native: Option<VlanId>,

@@ -59,7 +59,7 @@ pub(crate) struct Request {
     pub wanted: Option<Ipv4Addr>,
     /// The server that it has chosen.
     pub server: Option<Ipv4Addr>,
-    /// What it would like to be told; everything, if it does not say.
+    /// The options it asks for; everything, if it does not say.
     pub parameters: Option<Vec<u8>>,
     pub identifier: Option<Vec<u8>>,
     pub max_packet_len: u16,
@@ -142,7 +142,7 @@ impl Request {
 /// What is the same in every answer.
 pub(super) struct Facts {
     own: Ipv4Addr,
-    /// Options that are the same for everybody, in the order of their importance.
+    /// Options that are the same for every client, in the order of their importance.
     network: Vec<(u8, Vec<u8>)>,
     lease_seconds: u32,
     mtu: u16,
@@ -176,7 +176,7 @@ impl Facts {
         }
     }
 
-    /// An offer, or an acknowledgement. Without an address the client has one already, and is told no times.
+    /// An offer, or an acknowledgement. Without an address the client has one already, and gets no times.
     pub fn message(
         &self,
         kind: DhcpMessageType,

@@ -2,7 +2,7 @@
 //!
 //! One slot for each address, so the pool cannot grow. A guest gets the address that it had, else the one that it asks for, else a free one, searched
 //! from a place that its MAC address names: so it mostly gets the same again also when the server has forgotten everything. Leases run out by
-//! themselves, when somebody else needs the slot; there is no timer.
+//! themselves, when another guest needs the slot; there is no timer.
 
 use core::net::Ipv4Addr;
 use std::collections::{BTreeSet, HashMap};
@@ -147,7 +147,7 @@ impl Pool {
         self.end(now, mac, |entry| entry.state == State::Offered);
     }
 
-    /// The guest does not need its address any more. It is remembered, so that the guest gets it again if nobody else took it meanwhile.
+    /// The guest does not need its address any more. It is remembered, so that the guest gets it again if no other took it meanwhile.
     pub fn release(&mut self, now: Instant, mac: MacAddress, address: Option<Ipv4Addr>) {
         let slot = address.and_then(|address| self.slot(address));
         if slot.is_some() && self.by_mac.get(&mac).copied() == slot {
@@ -190,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// A slot that nobody has; if every one was used before, the one that has been free for longest.
+    /// A free slot; if every one was used before, the one that has been free for longest.
     fn find(
         &mut self,
         now: Instant,

@@ -221,7 +221,7 @@ impl Window {
         }
     }
 
-    /// Its file, if it is time to clean it and nobody else does. It is not free until that is done.
+    /// Its file, if it is time to clean it and that is not under way. It is not free until that is done.
     fn begin_cleaning(&mut self) -> Option<Arc<WindowFile>> {
         if self.is_being_cleaned || !self.standing.is_to_be_cleaned() {
             return None;

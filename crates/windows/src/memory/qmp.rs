@@ -46,7 +46,7 @@ fn memory_name(window: &str) -> String {
 /// Why a VMM did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody is there, or too many are.
+    /// There is no QMP server, or it is busy.
     #[error(
         "cannot connect to QEMU's control socket {}: {error}; start QEMU with `-qmp unix:{},server=on,wait=off`, and leave it to this daemon alone",
         path.display(), path.display()

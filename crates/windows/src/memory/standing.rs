@@ -89,7 +89,7 @@ impl Standing {
         }
     }
 
-    /// A VM's agent shows the device, which nobody has mapped.
+    /// A VM's agent shows the device, which is not mapped.
     pub(super) fn show(&mut self, vm: &Party) {
         let Some(side) = self.side(vm) else { return };
         side.is_present = true;
@@ -106,7 +106,7 @@ impl Standing {
         side.is_late = side.holds;
     }
 
-    /// Nobody has it, and its memory has yet to be cleaned.
+    /// It is not held, and its memory has yet to be cleaned.
     pub(super) fn is_to_be_cleaned(&self) -> bool {
         self.is_unclean && !self.sides.iter().any(|side| side.holds)
     }

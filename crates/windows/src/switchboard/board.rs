@@ -2,9 +2,9 @@
 //!
 //! # Theory of operation
 //!
-//! A circuit gets a window when both its programs asked for one. Each asks somebody else, a guest's its agent and a host's this daemon, at a moment of its own;
+//! A circuit gets a window when both its programs asked for one. Each asks another one, a guest's its agent and a host's this daemon, at a moment of its own;
 //! so a circuit has two *halves*, the caller's and the callee's, which come in any order. A half is only believed as far as the data plane carries the very circuit that it is about,
-//! and whoever claims it is that circuit's end there: the ports that an agent says are looked up in the tables of its own VM's line.
+//! and its claimer is that circuit's end there: the ports that an agent says are looked up in the tables of its own VM's line.
 //!
 //! The first half to come waits for the other only if there is reason to expect it:
 //!
@@ -13,9 +13,9 @@
 //!   words come by another socket than the other agent's: so what it has said until now is read up first ([`Effect::Settle`]).
 //!
 //! What is not expected, does not come in time or does not fit gets a *stream*: the connection that is there anyhow. With both halves there, a window is taken from the pool. From then on each of the two holds it
-//! until it says that it has let go, or does not in time after it was told to.
+//! until it says that it has let go, or does not in time after it was asked to.
 //!
-//! Nothing in here waits, locks or does I/O: it is told what happened, and answers with what is to be done.
+//! Nothing in here waits, locks or does I/O: it takes events, and answers with effects.
 
 mod halves;
 mod names;
@@ -78,7 +78,7 @@ pub(crate) enum Effect {
     },
     /// A host's program is to let go: end the lease that this side holds.
     EndLease { ticket: u64 },
-    /// Report [`Board::release_overdue`] when whoever has been told to let go has had its time.
+    /// Report [`Board::release_overdue`] when the holder that was asked to let go has had its time.
     WaitForRelease { uuid: WindowId, generation: u64 },
 }
 
@@ -152,7 +152,7 @@ impl Session {
 
 #[derive(Debug)]
 struct Waiting {
-    /// Tells one use of a circuit's number from the next.
+    /// Distinguishes one use of a circuit's number from the next.
     serial: u64,
     snapshot: CircuitSnapshot,
     /// The VM whose half came first, if a VM's did.

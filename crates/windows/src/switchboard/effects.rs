@@ -18,7 +18,7 @@ use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT
 pub(super) type BoardEvent = Box<dyn FnOnce(&mut Board) -> Vec<Effect>>;
 
 impl Shared {
-    /// Does what the board says. Returns what the board is to be told of it at once.
+    /// Does what the board says. Returns what the board is to learn of it at once.
     pub(super) fn perform(self: &Arc<Self>, effect: Effect) -> Option<BoardEvent> {
         match effect {
             Effect::Tell { vm, words } => {

@@ -1,7 +1,7 @@
 //! What the switchboard asks of the pool of windows, and what the pool answers.
 //!
 //! The pool knows which windows there are, whose they are, and in which state each is. The switchboard knows circuits: it *takes* a window
-//! for one, hears from both parties that they have let go of it, and says so. It never looks into a window itself.
+//! for one, learns from both parties that they have let go of it, and says so. It never looks into a window itself.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -82,7 +82,7 @@ pub enum WindowState {
     Free,
     /// A circuit has it, or had it and not both parties have let go of it.
     InUse,
-    /// A party has not let go of it in time: nobody gets it until that party's agent confirms that it has.
+    /// A party has not let go of it in time: it is not given away until that party's agent confirms that it has.
     Quarantined,
 }
 
@@ -138,7 +138,7 @@ pub trait WindowPool: Send + Sync + 'static {
     /// running VM are added now.
     fn arrived(&self, vm: &str);
 
-    /// The agent has a device of this window, of which it knows that nobody has it mapped: it counts as released by this VM, also if it was
+    /// The agent has a device of this window, which is not mapped in the guest: it counts as released by this VM, also if it was
     /// quarantined because of it. `len` is the size of the device. Returns whether it is a window of this VM, of this size.
     fn seen(&self, vm: &str, uuid: WindowId, len: u64) -> bool;
 
@@ -149,8 +149,8 @@ pub trait WindowPool: Send + Sync + 'static {
     /// device to a VM and for its agent to see it; in that time other methods must go on to work.
     fn take(&self, pair: &Pair, kind: Kind, max_ring: u64) -> Result<Lent, NoWindow>;
 
-    /// This party has let go of the window: the host's program has ended its lease, or the VM's agent says that nobody has it mapped any more. When
-    /// both have, it is zeroed and free again. Words about another generation, or of somebody who is not party to it, change nothing: returns whether
+    /// This party has let go of the window: the host's program has ended its lease, or the VM's agent says that it is no longer mapped. When
+    /// both have, it is zeroed and free again. Words about another generation, or of another than a party, change nothing: returns whether
     /// this did.
     fn released(&self, uuid: WindowId, generation: u64, by: &Party) -> bool;
 

@@ -37,7 +37,7 @@ const MAX_BACKLOG: usize = 64;
 /// Of those, such of one VM, so that it keeps no others out by calls whose other half never comes.
 const MAX_BACKLOG_OF_VM: usize = 16;
 
-/// How long a program may take for its request, and to read what it is told.
+/// How long a program may take for its request, and to read the answers.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long one that is refused may take to ask.
@@ -351,7 +351,7 @@ impl Drop for Registered {
         if let Some(runtime) = self.shared.runtime.get() {
             let shared = self.shared.clone();
             runtime.spawn_blocking(move || {
-                // Somebody else may listen there by now.
+                // Another program may listen there by now.
                 let is_free =
                     |shared: &Shared| !shared.state().listeners.contains_key(&(port, vm.clone()));
                 if let Some(plane) = plane.filter(|_| is_free(&shared)) {
@@ -417,8 +417,8 @@ async fn register(
         key,
         calls,
     };
-    let told = ask(shared, move |plane| plane.set_listening(port, vm, true)).await;
-    told.ok_or_else(starting)?;
+    let listening = ask(shared, move |plane| plane.set_listening(port, vm, true)).await;
+    listening.ok_or_else(starting)?;
     Ok(registered)
 }
 

@@ -1,4 +1,4 @@
-//! The sessions of agents: what the agent of a VM says about circuits, and what it is told.
+//! The sessions of agents: what the agent of a VM says about circuits, and the answers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,7 +30,7 @@ const MAX_WAITING_LINES: usize = 4096;
 /// Questions that wait for an agent's words to be read up.
 const MAX_QUESTIONS: usize = 1024;
 
-/// How long an agent may take for its first line, and to read what it is told.
+/// How long an agent may take for its first line, and to read the answers.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lines of one agent that are heard in a second, and as many at once; more have to wait.
@@ -69,7 +69,7 @@ impl SessionHandle {
         }
     }
 
-    /// Asks whether all that was said has been heard. `false` if nobody answers.
+    /// Asks whether all that was said has arrived. `false` without an answer.
     pub(super) fn settle(&self, circuit: CircuitId) -> bool {
         self.settle.try_send(circuit).is_ok()
     }
@@ -81,7 +81,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
     if call.socket_type != SocketType::Stream {
         return call.reply.failed(Reason::WrongType);
     }
-    // Nobody vouches for the source port 0 of a guest whose VMM has a vsock device of its own.
+    // A guest whose VMM has a vsock device of its own has the source port 0, for which no kernel vouches.
     if !(1..FIRST_UNPRIVILEGED_PORT).contains(&call.source_port) {
         tracing::debug!(
             vm,
@@ -139,11 +139,11 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         // A VM has one thread for arrivals, however often its agent comes while its VMM does not answer.
         session.arrived().await;
         let name = vm.clone();
-        if let Some(told) = shared.with_pool(move |pool| pool.gone(&name)) {
+        if let Some(done) = shared.with_pool(move |pool| pool.gone(&name)) {
             // It fails only when the daemon ends.
-            let _ = told.await;
+            let _ = done.await;
         }
-        // Only now may the next one begin: the pool hears of one after the other.
+        // Only now may the next one begin: the pool gets one after the other.
         shared.state().sessions.remove(&vm);
     });
 }
@@ -247,9 +247,9 @@ impl Session {
     }
 
     async fn tell_pool(&self, job: impl FnOnce(&dyn super::pool::WindowPool) + Send + 'static) {
-        if let Some(told) = self.shared.with_pool(job) {
+        if let Some(done) = self.shared.with_pool(job) {
             // It fails only when the daemon ends.
-            let _ = told.await;
+            let _ = done.await;
         }
     }
 

@@ -180,7 +180,7 @@ impl Board {
         effects.extend(waiting.halves.into_iter().flatten().map(stream_for));
     }
 
-    /// Whoever has announced this call will be told so when it is taken.
+    /// The announcer of this call is notified when it is taken.
     pub(super) fn caller_gets_stream(&mut self, caller: &Endpoint) {
         match caller {
             Endpoint::Vm { domain, name, port } => {
@@ -201,7 +201,7 @@ impl Board {
         }
     }
 
-    /// Whoever asked for one half is gone. The other gets a stream, once no window is being taken any more.
+    /// The asker of one half is gone. The other gets a stream, once no window is being taken any more.
     pub(super) fn half_lost(
         &mut self,
         circuit: CircuitId,

@@ -1,10 +1,10 @@
-//! Who is at the other side, as somebody may name it.
+//! Who is at the other side, as a party may name it.
 
 use device::Endpoint;
 use policy::{DEFAULT_DOMAIN, full_name};
 use wire::switchboard::Place;
 
-/// How somebody may name an end of its circuit: a VM of its own domain by its name alone. The host itself names VMs in full.
+/// How a party may name an end of its circuit: a VM of its own domain by its name alone. The host itself names VMs in full.
 pub(super) fn place(end: &Endpoint, viewer_domain: Option<&str>, port: u32) -> Place {
     let name = match end {
         Endpoint::Vm { domain, name, .. } => match viewer_domain {
@@ -22,7 +22,7 @@ pub(crate) fn caller_name(vm: &policy::Address, port: u32) -> Place {
     named(&vm.full_name(), port)
 }
 
-/// Somebody of whom an agent has said a number only.
+/// A party of which an agent has said a number only.
 pub(super) fn fallback((cid, port): (u32, u32)) -> Place {
     match cid {
         wire::vsock::HOST_CID => named("host", port),

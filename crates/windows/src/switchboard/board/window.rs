@@ -11,7 +11,7 @@ use crate::switchboard::pool::{Lent, NoWindow, Party, WindowId};
 use device::{CircuitSnapshot, Endpoint};
 
 impl Board {
-    /// An agent says that nobody in its guest has this window. Whether it is so, and of which window it may say so, is the pool's to know.
+    /// An agent says that no program of its guest has this window. Whether it is so, and of which window it may say so, is the pool's to know.
     pub(crate) fn released(&mut self, vm: &str, uuid: WindowId, generation: u64) -> Effects {
         let of_it =
             |windowed: &&mut Windowed| windowed.uuid == uuid && windowed.generation == generation;
@@ -63,13 +63,13 @@ impl Board {
             ..
         }) = waiting
         else {
-            // Only whoever takes a window for it removes it then.
+            // Only the taker of a window for it removes it then.
             return effects;
         };
         let (first, second) = match halves {
             [Some(first), Some(second)] if is_open && !is_ended => (first, second),
             halves => {
-                // Nobody has seen it, so both have let go of it. The parties are those of the circuit, also of one whose program has gone.
+                // Neither has seen it, so both have let go of it. The parties are those of the circuit, also of one whose program has gone.
                 for by in parties(&snapshot) {
                     let (uuid, generation) = (lent.uuid, lent.generation);
                     effects.push(Effect::Release {
@@ -129,7 +129,7 @@ impl Board {
         effects
     }
 
-    /// Whoever was told to let go has had its time.
+    /// The holder that was asked to let go has had its time.
     pub(crate) fn release_overdue(&mut self, uuid: WindowId, generation: u64) -> Effects {
         let of_it =
             |windowed: &&Windowed| windowed.uuid == uuid && windowed.generation == generation;
@@ -148,7 +148,7 @@ impl Board {
         effects
     }
 
-    /// A VM has been removed: nobody goes on with a window that was its.
+    /// A VM has been removed: no window that was its is used on.
     pub(crate) fn removed(&mut self, vm: &str) -> Effects {
         let of_vm = |windowed: &Windowed| {
             let mut holders = windowed.holders.iter();
